@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -41,6 +44,7 @@ GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
+    "rope_freqs": "rope_freqs",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -69,14 +73,8 @@ GGUF_NAMES = {
 }
 
 
-NEVER_QUANTISED = frozenset(
-    ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "Q1_0", "NVFP4")
-)
-"""Types whose random weights are random blocks, as those of the IQ types are; gguf cannot make
-most of them, only read them."""
-
 RANDOM_VALUE = 0.04
-"""Root mean square of random weights in these formats."""
+"""Root mean square of random weights in formats that gguf cannot make."""
 QUANTISED_TYPES = frozenset(
     GGMLQuantizationType[type.name] for type in GGUF_TYPES if type.cpu_bits is not None
 )
@@ -85,6 +83,28 @@ QUANTISED_TYPES = frozenset(
 @pytest.fixture
 def tiny_directory(tmp_path: Path) -> Path:
     return save_directory(tmp_path / "tiny", "llama")
+
+
+@pytest.fixture
+def tiny_weights(tiny_directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(tiny_directory / "model.safetensors")
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path, tiny_weights: dict[str, torch.Tensor]) -> Path:
+    """The tiny model as GGUF."""
+    return save_gguf(tmp_path / "tiny.gguf", tiny_weights)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(directory: Path, changes: Mapping[str, torch.Tensor | None]) -> None:
+    """``None`` takes a tensor out."""
+    (path,) = directory.glob("*.safetensors")
+    tensors = load_file(path) | changes
+    save_file({k: v for k, v in tensors.items() if v is not None}, path, {"format": "pt"})
 
 
 def save_directory(directory: Path, model_type: str, **overrides: Any) -> Path:
@@ -102,6 +122,21 @@ def save_directory(directory: Path, model_type: str, **overrides: Any) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory
+
+
+def saved_gguf(
+    folder: Path,
+    model_type: str = "llama",
+    *,
+    types: dict[str, GGMLQuantizationType] | None = None,
+    **overrides: Any,
+) -> Path:
+    """A random model's GGUF file; that model lies beside it, in ``hf``."""
+    weights = load_file(
+        save_directory(folder / "hf", model_type, **overrides) / "model.safetensors"
+    )
+    path = folder / f"{model_type}.gguf"
+    return save_gguf(path, weights, model_type, types=types, sizes=SIZES | overrides)
 
 
 def save_gguf(
@@ -129,10 +164,12 @@ def save_gguf(
         tiny_gguf.add_key(writer, key, value)
     for name, weight in weights.items():
         values = weight.float().numpy()
-        if architecture == "llama" and (heads := _rotary_heads(name)):
+        heads = NUM_HEADS if "q_proj" in name else NUM_KV_HEADS if "k_proj" in name else None
+        if architecture == "llama" and heads is not None:
             values = _interleaved(values, heads)
         type = (types or {}).get(name, GGMLQuantizationType.F32)
-        _add_tensor(writer, architecture, name, values, type)
+        blocks = blocks_of(values, type)
+        writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
     return tiny_gguf.close(writer, path)
 
 
@@ -147,22 +184,12 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(2)
 
 
-def _add_tensor(
-    writer: gguf.GGUFWriter,
-    architecture: str,
-    name: str,
-    values: np.ndarray,
-    type: GGMLQuantizationType,
-) -> None:
-    if type == GGMLQuantizationType.F32:
-        writer.add_tensor(gguf_name(name, architecture), values)
-        return
-    if type.name in NEVER_QUANTISED or type.name.startswith("IQ"):
-        generator = np.random.default_rng(len(name))
-        blocks = random_blocks(generator, type, values.shape, RANDOM_VALUE)
-    else:
-        blocks = gguf.quantize(values, type)
-    writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
+def blocks_of(values: np.ndarray, type: GGMLQuantizationType) -> np.ndarray:
+    """The values in a format, or random blocks of as many where gguf cannot make it."""
+    try:
+        return gguf.quantize(values, type)
+    except NotImplementedError:
+        return random_blocks(np.random.default_rng(3), type, values.shape, RANDOM_VALUE)
 
 
 GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}
@@ -177,21 +204,15 @@ def gguf_name(name: str, architecture: str = "llama") -> str:
     return f"blk.{index}.{own[layer_stem]}.{kind}"
 
 
-def _rotary_heads(name: str) -> int | None:
-    if "q_proj" in name:
-        return NUM_HEADS
-    return NUM_KV_HEADS if "k_proj" in name else None
-
-
 def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
-def opened(source: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
+def opened(path: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
     """``changes``: of the load spec."""
-    given: dict[str, Any] = {"devices": ["cpu"]} | changes
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", **given)
+    given: dict[str, Any] = {"devices": ["cpu"], "source": f"path:{path}"} | changes
+    spec = LoadSpec(job_id="1", model="tiny", **given)
     found = open_model(spec, cache_dir, lambda progress: None)
     assert isinstance(found, OpenedModel)
     return found

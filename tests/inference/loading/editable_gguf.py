@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import gguf
 
 from inference.loading.gguf.header import ARRAY, SCALAR_FORMATS, STRING
 
@@ -40,17 +43,25 @@ class EditableGGUF:
     alignment: int = 32
     num_pairs: int | None = None
     num_infos: int | None = None
-    version: int = 3
 
     @classmethod
     def read(cls, path: Path) -> EditableGGUF:
-        reader = _Reader(path.read_bytes())
-        reader.take("4s")
-        version, num_infos, num_pairs = (reader.take(format) for format in ("I", "Q", "Q"))
-        pairs = [reader.pair() for _ in range(num_pairs)]
-        infos = [reader.info() for _ in range(num_infos)]
-        begin = -(-reader.at // 32) * 32
-        return cls(pairs, infos, reader.content[begin:], version=version)
+        reader = gguf.GGUFReader(path)
+        pairs = [
+            Pair(key, field.types[0], field.contents(), field.types[-1])
+            for key, field in reader.fields.items()
+            if not key.startswith("GGUF.")
+        ]
+        infos = [
+            Info(
+                tensor.name,
+                tensor.shape.tolist(),
+                int(tensor.tensor_type),
+                int(tensor.data_offset - reader.data_offset),
+            )
+            for tensor in reader.tensors
+        ]
+        return cls(pairs, infos, path.read_bytes()[reader.data_offset :])
 
     def pair(self, key: str) -> Pair:
         return next(pair for pair in self.pairs if pair.key == key)
@@ -66,7 +77,7 @@ class EditableGGUF:
     def content(self) -> bytes:
         num_infos = len(self.infos) if self.num_infos is None else self.num_infos
         num_pairs = len(self.pairs) if self.num_pairs is None else self.num_pairs
-        header = struct.pack("<4sIQQ", b"GGUF", self.version, num_infos, num_pairs)
+        header = struct.pack("<4sIQQ", b"GGUF", 3, num_infos, num_pairs)
         header += b"".join(map(_pair_bytes, self.pairs))
         header += b"".join(map(_info_bytes, self.infos))
         return header + b"\0" * (-len(header) % self.alignment) + self.data
@@ -76,64 +87,36 @@ class EditableGGUF:
         return path
 
 
-class _Reader:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.at = 0
-
-    def take(self, format: str) -> Any:
-        (value,) = struct.unpack_from(f"<{format}", self.content, self.at)
-        self.at += struct.calcsize(f"<{format}")
-        return value
-
-    def text(self) -> str:
-        return bytes(self.take(f"{self.take('Q')}s")).decode()
-
-    def pair(self) -> Pair:
-        key, kind = self.text(), self.take("I")
-        if kind == STRING:
-            return Pair(key, kind, self.text())
-        if kind != ARRAY:
-            return Pair(key, kind, self.take(SCALAR_FORMATS[kind]))
-        item_kind, length = self.take("I"), self.take("Q")
-        if item_kind == STRING:
-            return Pair(key, kind, [self.text() for _ in range(length)], item_kind)
-        return Pair(
-            key, kind, [self.take(SCALAR_FORMATS[item_kind]) for _ in range(length)], item_kind
-        )
-
-    def info(self) -> Info:
-        name, num_axes = self.text(), self.take("I")
-        sizes = [self.take("Q") for _ in range(num_axes)]
-        return Info(name, sizes, self.take("I"), self.take("Q"))
-
-
 def _text_bytes(text: str, length: int | None = None) -> bytes:
     encoded = text.encode(errors="surrogateescape")
-    return struct.pack("<Q", len(encoded) if length is None else length) + encoded
+    return struct.pack("<Q", len(encoded) if length is None else length & (2**64 - 1)) + encoded
 
 
 def _pair_bytes(pair: Pair) -> bytes:
-    head = _text_bytes(pair.key) + struct.pack("<I", pair.kind)
+    head = _text_bytes(pair.key) + struct.pack("<I", pair.kind & (2**32 - 1))
     if pair.kind == STRING:
         return head + _text_bytes(str(pair.value), pair.length)
     if pair.kind != ARRAY:
         return head + _scalar_bytes(pair.kind, pair.value)
-    length = len(pair.value) if pair.length is None else pair.length
+    values = pair.value if isinstance(pair.value, list) else [pair.value]
+    length = len(values) if pair.length is None else pair.length & (2**64 - 1)
     items = (
         _text_bytes(str(item)) if pair.item_kind == STRING else _scalar_bytes(pair.item_kind, item)
-        for item in pair.value
+        for item in values
     )
-    return head + struct.pack("<IQ", pair.item_kind, length) + b"".join(items)
+    item_kind = pair.item_kind & (2**32 - 1)
+    return head + struct.pack("<IQ", item_kind, length) + b"".join(items)
 
 
 def _scalar_bytes(kind: int, value: Any) -> bytes:
-    """Encodes a value in the kind's format; integers wrap around."""
-    format = SCALAR_FORMATS.get(kind, "I")
+    """Encodes a value in the kind's format; integers wrap around, other values are 0."""
+    format = SCALAR_FORMATS.get(kind, "I").replace("?", "B")
+    if not isinstance(value, int | float):
+        value = 0
     if format in "fd":
         return struct.pack(f"<{format}", float(value))
-    if format == "?":
-        return bytes([int(value) & 255])
+    if not math.isfinite(value):
+        value = 0
     size = struct.calcsize(f"<{format}")
     return (int(value) & (256**size - 1)).to_bytes(size, "little")
 

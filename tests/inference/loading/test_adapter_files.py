@@ -3,14 +3,12 @@ with the name of the unsupported part."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from inference.loading.adapter_files import open_adapter, read_adapter_config
 from inference.models.config import ModelConfig
@@ -25,22 +23,19 @@ from inference.protocol.load_errors import (
 )
 from tests.cases import each_case
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
+from tests.inference.loading.conftest import edit_json, edit_tensors
 from tests.inference.models.dense_weights import TINY
 
 CONFIG = replace(TINY, hidden_size=32, intermediate_size=48, head_dim=8, max_positions=64)
-SHAPES = {
-    "self_attn.q_proj": (32, 32),
-    "self_attn.k_proj": (16, 32),
-    "self_attn.v_proj": (16, 32),
-    "self_attn.o_proj": (32, 32),
-    "mlp.gate_proj": (48, 32),
-    "mlp.up_proj": (48, 32),
-    "mlp.down_proj": (32, 48),
-}
 BASE = {
     f"model.layers.{layer}.{name}.weight": torch.zeros(shape)
     for layer in range(2)
-    for name, shape in SHAPES.items()
+    for name, shape in {
+        **{f"self_attn.{name}_proj": (32, 32) for name in "qo"},
+        **{f"self_attn.{name}_proj": (16, 32) for name in "kv"},
+        **{f"mlp.{name}_proj": (48, 32) for name in ("gate", "up")},
+        "mlp.down_proj": (32, 48),
+    }.items()
 }
 MINIMAL: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q"]}
 
@@ -48,11 +43,6 @@ MINIMAL: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target
 def opened(directory: Path, config: ModelConfig = CONFIG, **changes: Any):  # type: ignore[no-untyped-def]
     spec = AdapterSpec(**{"name": "one", "source": f"path:{directory}", **changes})
     return open_adapter(spec, config, Path("/nowhere"), lambda _: None)
-
-
-def edit(directory: Path, **fields: Any) -> None:
-    path = directory / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def test_every_target_is_read_with_its_own_rank_and_scale(tmp_path: Path) -> None:
@@ -82,7 +72,7 @@ def test_rank_stabilized_scale() -> None:
 @each_case("targets", ["all-linear", ["all-linear"], r".*\.(q|v)_proj"])
 def test_targets_as_one_word_or_an_expression(tmp_path: Path, targets: Any) -> None:
     write_adapter(tmp_path, BASE, seed=1, targets=("q_proj", "v_proj"))
-    edit(tmp_path, target_modules=targets)
+    edit_json(tmp_path / "adapter_config.json", target_modules=targets)
     assert len(opened(tmp_path).weights.modules) == 4
 
 
@@ -111,65 +101,40 @@ def test_what_is_not_computed_is_refused_by_name(field: str, value: Any, words: 
         read_adapter_config(MINIMAL | {field: value})
 
 
-def change(directory: Path, **tensors: torch.Tensor | None) -> None:
-    """Names are those of layer 0, ``None`` takes one out."""
-    path = directory / "adapter_model.safetensors"
-    held = load_file(path)
-    for name, tensor in tensors.items():
-        full = f"base_model.model.{name.replace('__', '.')}"
-        if tensor is None:
-            del held[full]
-        else:
-            held[full] = tensor
-    save_file(held, path)
+LAYER = "model.layers.0."
+QUERIES = f"{LAYER}self_attn.q_proj"
+DEEP = "model.layers.9.mlp.up_proj"
 
 
-LAYER = "model__layers__0__"
+def pair(name: str, features: int, outputs: int) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.lora_A.weight": torch.zeros(4, features),
+        f"{name}.lora_B.weight": torch.zeros(outputs, 4),
+    }
 
 
 @each_case(
     ("tensors", "words"),
     [
-        ({f"{LAYER}self_attn__q_proj__lora_A__weight": torch.zeros(4, 31)}, "4 x 31 and should be"),
-        ({f"{LAYER}self_attn__q_proj__lora_B__weight": torch.zeros(32, 5)}, "rank 4"),
-        ({f"{LAYER}self_attn__q_proj__lora_B__weight": None}, "lacks lora_B"),
+        ({f"{QUERIES}.lora_A.weight": torch.zeros(4, 31)}, "4 x 31 and should be"),
+        ({f"{QUERIES}.lora_B.weight": torch.zeros(32, 5)}, "rank 4"),
+        ({f"{QUERIES}.lora_B.weight": None}, "lacks lora_B"),
+        (dict.fromkeys(pair(QUERIES, 32, 32)), "lacks model.layers.0.self_attn.q_proj"),
+        (pair("lm_head", 32, 64), "output head"),
         (
-            {
-                f"{LAYER}self_attn__q_proj__lora_A__weight": None,
-                f"{LAYER}self_attn__q_proj__lora_B__weight": None,
-            },
-            "lacks model.layers.0.self_attn.q_proj",
-        ),
-        (
-            {
-                "lm_head__lora_A__weight": torch.zeros(4, 32),
-                "lm_head__lora_B__weight": torch.zeros(64, 4),
-            },
-            "output head",
-        ),
-        (
-            {"model__embed_tokens__lora_embedding_A": torch.zeros(4, 64)},
+            {"model.embed_tokens.lora_embedding_A": torch.zeros(4, 64)},
             "embed_tokens.lora_embedding_A, which is no part",
         ),
-        (
-            {
-                "model__layers__9__mlp__up_proj__lora_A__weight": torch.zeros(4, 32),
-                "model__layers__9__mlp__up_proj__lora_B__weight": torch.zeros(48, 4),
-            },
-            "no projection of the base model",
-        ),
-        (
-            {f"{LAYER}self_attn__q_proj__lora_A__weight": torch.full((4, 32), float("nan"))},
-            "not all numbers",
-        ),
-        ({f"{LAYER}self_attn__q_proj__lora_magnitude_vector": torch.zeros(32)}, "no part of a"),
+        (pair(DEEP, 32, 48), "no projection of the base model"),
+        ({f"{QUERIES}.lora_A.weight": torch.full((4, 32), float("nan"))}, "not all numbers"),
+        ({f"{QUERIES}.lora_magnitude_vector": torch.zeros(32)}, "no part of a"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
     tmp_path: Path, tensors: dict[str, torch.Tensor | None], words: str
 ) -> None:
     write_adapter(tmp_path, BASE, seed=1)
-    change(tmp_path, **tensors)
+    edit_tensors(tmp_path, {f"base_model.model.{name}": t for name, t in tensors.items()})
     with pytest.raises(BadAdapterError, match=words):
         opened(tmp_path)
 
@@ -182,16 +147,25 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
         opened(tmp_path, sparse)
 
 
-def test_sources(tmp_path: Path) -> None:
+@each_case(
+    ("changes", "error", "words"),
+    [
+        ({"sha256": "0" * 64}, HashMismatchError, "0000"),
+        ({"revision": "main"}, BadSourceError, "revision"),
+        ({"source": "pypi:some-adapter"}, BadSourceError, "a hub or path:"),
+        ({"source": "path:/nowhere"}, MissingFileError, "nowhere"),
+    ],
+)
+def test_sources(
+    tmp_path: Path, changes: dict[str, str], error: type[LoadError], words: str
+) -> None:
     write_adapter(tmp_path, BASE, seed=1)
-    with pytest.raises(HashMismatchError):
-        opened(tmp_path, sha256="0" * 64)
-    with pytest.raises(BadSourceError, match="revision"):
-        opened(tmp_path, revision="main")
-    with pytest.raises(BadSourceError, match="a hub or path:"):
-        opened(tmp_path, source="pypi:some-adapter")
-    with pytest.raises(MissingFileError):
-        opened(tmp_path / "nowhere")
+    with pytest.raises(error, match=words):
+        opened(tmp_path, **changes)
+
+
+def test_a_config_that_is_no_json_or_is_not_there(tmp_path: Path) -> None:
+    write_adapter(tmp_path, BASE, seed=1)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(BadAdapterError, match="not JSON"):
         opened(tmp_path)
@@ -205,6 +179,6 @@ def test_a_fingerprint_is_of_the_files(tmp_path: Path) -> None:
         write_adapter(tmp_path / name, BASE, seed=seed)
     a, same, b = (opened(tmp_path / name).fingerprint for name in ("a", "same", "b"))
     assert a == same != b
-    edit(tmp_path / "same", lora_alpha=9)
+    edit_json(tmp_path / "same" / "adapter_config.json", lora_alpha=9)
     assert opened(tmp_path / "same").fingerprint != a
     assert spec_of(tmp_path / "a").name == "a"

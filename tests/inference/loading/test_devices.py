@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -43,33 +44,34 @@ def test_automatic_on_torch_is_what_it_computes_in() -> None:
     assert planned_kv_format(spec(dtype="float16"), CUDA, is_native=False) == "fp16"
 
 
-@each_case("kv_dtype", ["fp32", "bf16", "int8"])
-def test_what_the_native_decoder_has_is_had(kv_dtype: KVDtype) -> None:
-    assert planned_kv_format(spec(kv_dtype), CPU, is_native=True) == kv_dtype
+NOT_NATIVE = "kv_dtype {} is not built for the native decoder .* fp32, bf16, int8"
+NO_FP8 = (
+    r"kv_dtype fp8 needs a card of compute capability 8\.9 or more, and this one has 8\.6; set it "
+    "to int8"
+)
 
 
-@each_case("kv_dtype", ["fp8", "fp16"])
-def test_what_it_has_not_is_refused_by_name(kv_dtype: KVDtype) -> None:
-    words = f"kv_dtype {kv_dtype} is not built for the native decoder .* fp32, bf16, int8"
-    with pytest.raises(BadSourceError, match=words):
-        planned_kv_format(spec(kv_dtype), CPU, is_native=True)
-
-
-@each_case("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
-@each_case("kv_dtype", get_args(KVFormat))
-def test_fp8_is_for_cards_that_convert_it(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kv_dtype: KVFormat
+@each_case(
+    ("device", "kv_dtype", "capability", "refusal"),
+    [
+        *((CPU, kv_dtype, None, None) for kv_dtype in ("fp32", "bf16", "int8")),
+        *((CPU, kv_dtype, None, NOT_NATIVE.format(kv_dtype)) for kv_dtype in ("fp8", "fp16")),
+        *((CUDA, kv_dtype, (8, 6), None) for kv_dtype in set(get_args(KVFormat)) - {"fp8"}),
+        (CUDA, "fp8", (8, 6), NO_FP8),
+        (CUDA, "fp8", (8, 9), None),
+        (CUDA, "fp8", (9, 0), None),
+    ],
+)
+def test_a_format_is_had_or_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    kv_dtype: KVDtype,
+    capability: tuple[int, int] | None,
+    refusal: str | None,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    if kv_dtype != "fp8" or capability >= (8, 9):
-        assert planned_kv_format(spec(kv_dtype), CUDA, is_native=False) == kv_dtype
-        return
-    words = (
-        r"kv_dtype fp8 needs a card of compute capability 8\.9 or more, and this one has "
-        rf"{capability[0]}\.{capability[1]}; set it to int8"
-    )
-    with pytest.raises(BadSourceError, match=words):
-        planned_kv_format(spec(kv_dtype), CUDA, is_native=False)
+    with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
+        assert planned_kv_format(spec(kv_dtype), device, is_native=device is CPU) == kv_dtype
 
 
 def test_it_is_refused_before_anything_is_fetched(

@@ -23,11 +23,8 @@ def _slow_tokenizer(tmp_path: Path, **config: str) -> Path:
     vocabulary = {chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "ab": 95, "<|end|>": 96}
     (model / "vocab.json").write_text(json.dumps(vocabulary))
     (model / "merges.txt").write_text("#version: 0.2\na b\n")
-    (model / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": None} | config
-        )
-    )
+    own = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": None} | config
+    (model / "tokenizer_config.json").write_text(json.dumps(own))
     return model
 
 

@@ -3,14 +3,13 @@ refuses it, and passed where the load passes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from inference.loading.file_check import FileCheckOrder, check
 from inference.loading.loader import open_model
@@ -18,13 +17,8 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.conftest import edit_json, edit_tensors, save_gguf
 from tests.inference.models.vision.tiny_qwen import QWEN3_VL
-
-
-def _with_config(directory: Path, **changes: object) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def _cut_off(directory: Path) -> None:
@@ -32,34 +26,17 @@ def _cut_off(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-64])
 
 
-def _with_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    path = directory / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, {"format": "pt"})
-
-
-def _without_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["model.layers.0.mlp.down_proj.weight"]
-
-
-def _with_a_cut_tensor(tensors: dict[str, torch.Tensor]) -> None:
-    name = "model.layers.0.mlp.down_proj.weight"
-    tensors[name] = tensors[name][:-1].clone()
-
-
-BREAKS: dict[str, Callable[[Path], None]] = {
-    "unknown_architecture": lambda directory: _with_config(directory, model_type="lama"),
-    "bad_file: a number": lambda directory: _with_config(directory, num_key_value_heads=3),
-    "bad_file: no JSON": lambda directory: (directory / "config.json").write_text("{") and None,
+DOWN = "model.layers.0.mlp.down_proj.weight"
+BREAKS: dict[str, Callable[[Path], object]] = {
+    "unknown_architecture": lambda folder: edit_json(folder / "config.json", model_type="lama"),
+    "bad_file: a number": lambda folder: edit_json(folder / "config.json", num_key_value_heads=3),
+    "bad_file: no JSON": lambda folder: (folder / "config.json").write_text("{"),
     "bad_file: weights that end early": _cut_off,
-    "bad_file: a tensor that is not there": lambda directory: _with_tensors(
-        directory, _without_a_tensor
+    "bad_file: a tensor that is not there": lambda folder: edit_tensors(folder, {DOWN: None}),
+    "bad_file: a tensor of another shape": lambda folder: edit_tensors(
+        folder, {DOWN: torch.zeros(63, 96)}
     ),
-    "bad_file: a tensor of another shape": lambda directory: _with_tensors(
-        directory, _with_a_cut_tensor
-    ),
-    "missing_file": lambda directory: (directory / "config.json").unlink(),
+    "missing_file": lambda folder: (folder / "config.json").unlink(),
 }
 
 
@@ -101,9 +78,9 @@ def test_a_setting_that_the_model_contradicts_is_refused_as_by_its_load(
     assert failure.message.startswith("HELEXA_VISION_MAX_PIXELS is 1, and")
 
 
-def _gguf(tiny_directory: Path, name: str, architecture: str = "llama") -> Path:
-    weights: dict[str, torch.Tensor] = load_file(tiny_directory / "model.safetensors")
-    return save_gguf(tiny_directory.parent / name, weights, architecture)
+def _gguf(tiny_directory: Path, name: str) -> Path:
+    weights = load_file(tiny_directory / "model.safetensors")
+    return save_gguf(tiny_directory.parent / name, weights)
 
 
 def test_a_gguf_file_is_refused_as_by_its_load(tiny_directory: Path, tmp_path: Path) -> None:
@@ -114,9 +91,8 @@ def test_a_gguf_file_is_refused_as_by_its_load(tiny_directory: Path, tmp_path: P
     assert failure == _refused_by_load(path, tmp_path) and failure.code == "unknown_architecture"
     path.write_bytes(b"GGUF")
     assert _checked(path) == _refused_by_load(path, tmp_path)
-    weights = load_file(tiny_directory / "model.safetensors")
-    _without_a_tensor(weights)
-    lacking = save_gguf(tmp_path / "lacking.gguf", weights, "llama")
+    edit_tensors(tiny_directory, {DOWN: None})
+    lacking = _gguf(tiny_directory, "lacking.gguf")
     failure = _checked(lacking)
     assert failure is not None and "down_proj" in failure.message
     assert failure == _refused_by_load(lacking, tmp_path)
@@ -147,6 +123,6 @@ def test_a_draft_model_s_files_are_read_where_its_drafts_can_be_used(tiny_direct
     for named in (drafting | {"source": hub}, local | {"source": hub}):
         failure = _checked(own, (own, draft), **named)
         assert failure is not None and failure.code == "bad_file" and "draft" in failure.message
-    _with_config(tiny_directory, model_type="mistral", sliding_window=16)
+    edit_json(tiny_directory / "config.json", model_type="mistral", sliding_window=16)
     safetensors = tiny_directory / "model.safetensors"
     assert _checked(own, (safetensors, draft), source=hub, **drafting) is None

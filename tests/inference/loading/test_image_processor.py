@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,66 +43,99 @@ def config_of(processor: dict[str, Any]) -> ModelConfig:
     return with_pixels(parse_config(QWEN3_VL_8B, {}), processor)
 
 
-def test_images_are_bounded_on_a_cpu() -> None:
-    config = config_of(PROCESSOR)
-    on_cpu = with_bounded_pixels(config, "cpu", {}).vision
-    assert on_cpu is not None and on_cpu.max_pixels == MOST_PIXELS_ON_CPU
-    assert with_bounded_pixels(config, "cuda", {}) == config
+def bounded(
+    config: ModelConfig, device: str, least: int | None = None, most: int | None = None
+) -> VisionConfig | None:
+    given = {"HELEXA_VISION_MIN_PIXELS": least, "HELEXA_VISION_MAX_PIXELS": most}
+    environment = {name: str(pixels) for name, pixels in given.items() if pixels is not None}
+    return with_bounded_pixels(config, device, environment).vision
 
 
-def test_the_operator_bounds_images() -> None:
-    environment = {"HELEXA_VISION_MAX_PIXELS": "4096"}
-    vision = with_bounded_pixels(config_of(PROCESSOR), "cuda", environment).vision
-    assert vision is not None and (vision.min_pixels, vision.max_pixels) == (4096, 4096)
+@each_case(
+    ("device", "least", "most", "expected"),
+    [
+        ("cpu", None, None, (None, MOST_PIXELS_ON_CPU)),
+        ("cuda", None, None, (None, None)),
+        ("cuda", None, 4096, (4096, 4096)),
+        ("cpu", None, 1024, (1024, 1024)),
+        ("cpu", 100_352, None, (100_352, MOST_PIXELS_ON_CPU)),
+        ("cuda", 100_352, None, (100_352, None)),
+    ],
+)
+def test_images_are_bounded_on_a_cpu_and_by_the_operator(
+    device: str, least: int | None, most: int | None, expected: tuple[int | None, int | None]
+) -> None:
+    own = config_of(PROCESSOR).vision
+    vision = bounded(config_of(PROCESSOR), device, least, most)
+    assert own is not None and vision is not None
+    assert vision.min_pixels == (expected[0] or own.min_pixels)
+    assert vision.max_pixels == (expected[1] or own.max_pixels)
+    _, height, width = image_grid(64, 64, vision)
+    assert height * width * vision.patch_px**2 >= vision.min_pixels
+
+
+def test_no_pixels_make_a_text_model() -> None:
     text = replace(config_of(PROCESSOR), vision=None)
-    assert with_bounded_pixels(text, "cuda", environment) == text
     none = {"HELEXA_VISION_MAX_PIXELS": "0"}
     assert with_bounded_pixels(config_of(PROCESSOR), "cpu", none) == text
-    with pytest.raises(BadSettingError, match="is 1000, and an image of one token has 1024 pixels"):
-        with_bounded_pixels(config_of(PROCESSOR), "cpu", {"HELEXA_VISION_MAX_PIXELS": "1000"})
+    assert with_bounded_pixels(text, "cuda", {"HELEXA_VISION_MAX_PIXELS": "4096"}) == text
+
+
+def tiled() -> ModelConfig:
+    declared = tiny_idefics3.PROCESSOR
+    return with_pixels(parse_config(tiny_idefics3.idefics3().config.to_dict(), {}), declared)
+
+
+@each_case(
+    ("make", "least", "most", "words"),
+    [
+        (lambda: config_of(PROCESSOR), None, 1000, "is 1000, and an image of one token has 1024"),
+        (lambda: config_of(PROCESSOR), 100_352, 65_536, r"MIN_PIXELS is 100352, above .* 65536"),
+        (tiled, None, 15, "15, and an image of one token has 16"),
+    ],
+)
+def test_bounds_that_no_image_has_are_refused(
+    make: Callable[[], ModelConfig], least: int | None, most: int, words: str
+) -> None:
+    with pytest.raises(BadSettingError, match=words):
+        bounded(make(), "cpu", least, most)
 
 
 def test_images_of_one_size_are_not_bounded() -> None:
     config = parse_config(tiny_gemma3.gemma3().config.to_dict(), {})
     config = with_pixels(config, tiny_gemma3.PROCESSOR)
-    bounds = {"HELEXA_VISION_MIN_PIXELS": "100", "HELEXA_VISION_MAX_PIXELS": "100"}
     for device in ("cpu", "cuda"):
-        assert with_bounded_pixels(config, device, bounds) == config
-    none = with_bounded_pixels(config, "cpu", {"HELEXA_VISION_MAX_PIXELS": "0"})
-    assert none == replace(config, vision=None)
+        assert bounded(config, device, 100, 100) == config.vision
+    assert bounded(config, "cpu", most=0) is None
 
 
 def test_the_longest_side_of_images_in_tiles_is_bounded() -> None:
     """Each is scaled to it, so that no smallest size changes anything."""
-    declared = tiny_idefics3.PROCESSOR
-    config = with_pixels(parse_config(tiny_idefics3.idefics3().config.to_dict(), {}), declared)
-    environment = {"HELEXA_VISION_MIN_PIXELS": "1000", "HELEXA_VISION_MAX_PIXELS": "784"}
-    vision = with_bounded_pixels(config, "cpu", environment).vision
-    assert vision is not None and config.vision is not None
-    assert (vision.min_pixels, vision.max_pixels) == (0, 784)
-    assert image_layout(100, 100, config.vision).columns == 3
-    assert image_layout(100, 100, vision).columns == 3
-    small = {"HELEXA_VISION_MAX_PIXELS": "200"}
-    vision = with_bounded_pixels(config, "cuda", small).vision
-    assert vision is not None and image_layout(100, 100, vision).columns == 2
-    with pytest.raises(BadSettingError, match="15, and an image of one token has 16"):
-        with_bounded_pixels(config, "cpu", {"HELEXA_VISION_MAX_PIXELS": "15"})
-
-
-def test_the_operator_sets_the_least_pixels() -> None:
-    environment = {"HELEXA_VISION_MIN_PIXELS": "100352"}
-    for device in ("cpu", "cuda"):
-        vision = with_bounded_pixels(config_of(PROCESSOR), device, environment).vision
-        assert vision is not None and vision.min_pixels == 100_352
-        _, height, width = image_grid(64, 64, vision)
-        assert height * width * vision.patch_px**2 >= 100_352
-    crossed = environment | {"HELEXA_VISION_MAX_PIXELS": "65536"}
-    with pytest.raises(BadSettingError, match=r"MIN_PIXELS is 100352, above .* 65536"):
-        with_bounded_pixels(config_of(PROCESSOR), "cpu", crossed)
+    for most, columns in ((784, 3), (200, 2)):
+        vision = bounded(tiled(), "cpu", 1000, most)
+        assert vision is not None and (vision.min_pixels, vision.max_pixels) == (0, most)
+        assert image_layout(100, 100, vision).columns == columns
 
 
 def test_a_text_model_has_no_processor(tmp_path: Path) -> None:
     assert open_image_processor(tmp_path, replace(config_of(SMALL), vision=None)) == (None, "")
+
+
+PIXTRAL_SIZE = {"size": {"longest_edge": 600}, "patch_size": {"height": 4, "width": 4}}
+WHOLE = {"do_image_splitting": False}
+PEERS = [
+    ("Gemma3", tiny_gemma3.PROCESSOR, tiny_gemma3.gemma3, {}, {1: (0, 2), 2: (2, 0), 4: (0, 4)}),
+    ("Idefics3", tiny_idefics3.PROCESSOR, tiny_idefics3.idefics3, WHOLE, {-1: (10, 10)}),
+    ("Idefics3", tiny_idefics3.PROCESSOR | WHOLE, tiny_idefics3.idefics3, {}, {-1: (10, 10)}),
+    (
+        "Pixtral",
+        tiny_pixtral.PROCESSOR | PIXTRAL_SIZE,
+        tiny_pixtral.mistral3,
+        {"size": {"longest_edge": 512}},
+        {1: (0, 2), -1: (-2, -2)},
+    ),
+]
+"""What differs for transformers in low detail; (top, left) of some patches of two by two pixels."""
 
 
 class TestFiles:
@@ -110,139 +145,69 @@ class TestFiles:
 
     @pytest.fixture
     def processor(self, pillow: Any, tmp_path: Path) -> ImageFileProcessor:
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(SMALL))
-        found, _ = open_image_processor(tmp_path, config_of(SMALL))
-        assert found is not None
-        return found
+        return opened(SMALL, QWEN3_VL_8B, tmp_path)[0]
 
-    @pytest.mark.parametrize(
-        ("size", "file_format"),
+    @each_case(
+        ("declared", "size", "file_format", "is_low_detail"),
         [
-            ((200, 120), "PNG"),
-            ((7, 300), "WEBP"),
-            ((1000, 900), "PNG"),
-            ((32, 32), "GIF"),
-            ((90, 70), "BMP"),
+            (SMALL, (200, 120), "PNG", False),
+            (SMALL, (7, 300), "WEBP", False),
+            (SMALL, (1000, 900), "PNG", False),
+            (SMALL, (32, 32), "GIF", False),
+            (SMALL, (90, 70), "BMP", False),
+            (PROCESSOR, (800, 600), "PNG", True),
         ],
-        ids=str,
     )
     def test_as_transformers(
-        self, pillow: Any, processor: ImageFileProcessor, size: tuple[int, int], file_format: str
-    ) -> None:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil,
-        )
-
-        data = encoded(noise_image(pillow, size), file_format)
-        vision = config_of(SMALL).vision
-        assert vision is not None
-        grid = image_grid(*size, vision)
-        wanted = Qwen2VLImageProcessorPil(**SMALL)(
-            images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np"
-        )
-        assert wanted["image_grid_thw"].tolist() == [list(grid)]
-        assert np.array_equal(processor.patches(data, grid), wanted["pixel_values"])
-
-    @each_case("size", [(200, 120), (7, 300), (12, 12), (1000, 3)], ids=str)
-    @each_case("is_low_detail", [False, True])
-    def test_squares_as_transformers(
-        self, pillow: Any, tmp_path: Path, size: tuple[int, int], is_low_detail: bool
-    ) -> None:
-        """Gemma 3's images: one size, also in low detail; the patches that its tower averages to
-        one row follow each other."""
-        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-        declared = tiny_gemma3.PROCESSOR
-        processor, vision = opened(declared, tiny_gemma3.gemma3(), tmp_path)
-        data = encoded(noise_image(pillow, size), "PNG")
-        grid = image_grid(*size, vision, is_low_detail=is_low_detail)
-        (wanted,) = Gemma3ImageProcessorPil(**declared)(
-            images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np"
-        )["pixel_values"]
-        found = processor.patches(data, grid)
-        assert grid == (1, 6, 6) and found.shape == (36, 12)
-        assert np.array_equal(found[0].reshape(3, 2, 2), wanted[:, :2, :2])
-        assert np.array_equal(found[1].reshape(3, 2, 2), wanted[:, :2, 2:4])
-        assert np.array_equal(found[2].reshape(3, 2, 2), wanted[:, 2:4, :2])
-        assert np.array_equal(found[4].reshape(3, 2, 2), wanted[:, :2, 4:6])
-        assert np.array_equal(found[-1].reshape(3, 2, 2), wanted[:, -2:, -2:])
-
-    @each_case("size", [(200, 120), (7, 300), (12, 12), (33, 34)], ids=str)
-    @each_case("is_low_detail", [False, True])
-    @each_case("is_cut", [False, True])
-    def test_tiles_as_transformers(
         self,
         pillow: Any,
         tmp_path: Path,
+        declared: dict[str, Any],
         size: tuple[int, int],
+        file_format: str,
         is_low_detail: bool,
-        is_cut: bool,
     ) -> None:
-        """Idefics3's: tile after tile, and the whole image last; in low detail that alone."""
-        from transformers.models.idefics3.image_processing_pil_idefics3 import (
-            Idefics3ImageProcessorPil,
-        )
-
-        declared = tiny_idefics3.PROCESSOR | {"do_image_splitting": is_cut}
-        processor, vision = opened(declared, tiny_idefics3.idefics3(), tmp_path)
-        data = encoded(noise_image(pillow, size), "PNG")
+        """Larger images are reduced in low detail as transformers does that is given that bound."""
+        processor, vision = opened(declared, QWEN3_VL_8B, tmp_path)
+        data = encoded(noise_image(pillow, size), file_format)
         grid = image_grid(*size, vision, is_low_detail=is_low_detail)
-        found = processor.patches(data, grid)
-        low = {"do_image_splitting": is_cut and not is_low_detail}
-        (tiles,) = Idefics3ImageProcessorPil(**declared | low)(
-            images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np"
-        )["pixel_values"]
-        assert len(tiles) == grid[0]
-        by_tile = found.reshape(len(tiles), -1, 12)
-        for patches, tile in zip(by_tile, tiles, strict=True):
-            assert np.array_equal(patches[0].reshape(3, 2, 2), tile[:, :2, :2])
-            assert np.array_equal(patches[-1].reshape(3, 2, 2), tile[:, 10:12, 10:12])
-
-    @each_case("size", [(20, 12), (7, 300), (1, 1), (600, 700)], ids=str)
-    @each_case("is_low_detail", [False, True])
-    def test_rows_as_transformers(
-        self, pillow: Any, tmp_path: Path, size: tuple[int, int], is_low_detail: bool
-    ) -> None:
-        """Pixtral's: reduced to a longest side, which is smaller in low detail."""
-        from transformers.models.pixtral.image_processing_pil_pixtral import (
-            PixtralImageProcessorPil,
-        )
-
-        declared = tiny_pixtral.PROCESSOR | {"size": {"longest_edge": 600}}
-        processor, vision = opened(declared, tiny_pixtral.mistral3(), tmp_path)
-        data = encoded(noise_image(pillow, size), "PNG")
-        grid = image_grid(*size, vision, is_low_detail=is_low_detail)
-        found = processor.patches(data, grid)
-        changes = {"patch_size": {"height": 4, "width": 4}}
-        if is_low_detail:
-            changes["size"] = {"longest_edge": 512}
-        (pixels,) = PixtralImageProcessorPil(**declared | changes)(
-            images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np"
-        )["pixel_values"]
-        assert pixels.shape == (3, grid[1] * 2, grid[2] * 2)
-        assert np.array_equal(found[0].reshape(3, 2, 2), pixels[:, :2, :2])
-        assert np.array_equal(found[1].reshape(3, 2, 2), pixels[:, :2, 2:4])
-        assert np.array_equal(found[-1].reshape(3, 2, 2), pixels[:, -2:, -2:])
-
-    def test_low_detail(self, pillow: Any, tmp_path: Path) -> None:
-        """Larger images are reduced as transformers does that is given that bound."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil,
-        )
-
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-        processor, _ = open_image_processor(tmp_path, config_of(PROCESSOR))
-        vision = config_of(PROCESSOR).vision
-        assert processor is not None and vision is not None
-        data = encoded(noise_image(pillow, (800, 600)), "PNG")
-        grid = image_grid(800, 600, vision, is_low_detail=True)
-        assert grid != image_grid(800, 600, vision)
         bounds = {"shortest_edge": vision.min_pixels, "longest_edge": LOW_DETAIL_PIXELS}
-        wanted = Qwen2VLImageProcessorPil(**(PROCESSOR | {"size": bounds}))(
-            images=[pillow.open(io.BytesIO(data))], return_tensors="np"
-        )
+        wanted = theirs(
+            "qwen2_vl", "Qwen2VL", declared | ({"size": bounds} if is_low_detail else {})
+        )(images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np")
         assert wanted["image_grid_thw"].tolist() == [list(grid)]
         assert np.array_equal(processor.patches(data, grid), wanted["pixel_values"])
+        assert not is_low_detail or grid != image_grid(*size, vision)
+
+    @each_case("is_low_detail", [False, True])
+    @each_case("size", [(200, 120), (7, 300), (12, 12), (1, 1), (600, 700)], ids=str)
+    @each_case(("name", "declared", "model", "low", "places"), PEERS)
+    def test_patches_as_transformers(
+        self,
+        pillow: Any,
+        tmp_path: Path,
+        name: str,
+        declared: dict[str, Any],
+        model: Callable[[], PreTrainedModel],
+        low: dict[str, Any],
+        places: dict[int, tuple[int, int]],
+        size: tuple[int, int],
+        is_low_detail: bool,
+    ) -> None:
+        """Tile after tile; the patches that a tower averages to one row follow each other."""
+        processor, vision = opened(declared, model().config.to_dict(), tmp_path)
+        data = encoded(noise_image(pillow, size), "PNG")
+        grid = image_grid(*size, vision, is_low_detail=is_low_detail)
+        (pixels,) = theirs(name.lower(), name, declared | (low if is_low_detail else {}))(
+            images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np"
+        )["pixel_values"]
+        tiles = pixels.reshape(-1, *pixels.shape[-3:])
+        assert (len(tiles), tiles.shape[2] // 2, tiles.shape[3] // 2) == grid
+        found = processor.patches(data, grid).reshape(len(tiles), grid[1] * grid[2], 12)
+        for patches, tile in zip(found, tiles, strict=True):
+            for index, (y, x) in ({0: (0, 0)} | places).items():
+                patch = tile[:, y:, x:][:, :2, :2]
+                assert np.array_equal(patches[index].reshape(3, 2, 2), patch), index
 
     def test_an_image_that_lies_on_its_side(
         self, pillow: Any, processor: ImageFileProcessor
@@ -256,36 +221,43 @@ class TestFiles:
         wanted = processor.patches(encoded(upright, "PNG"), (1, 10, 6))
         assert np.array_equal(processor.patches(file.getvalue(), (1, 10, 6)), wanted)
 
-    @pytest.mark.parametrize(
-        ("cut", "grid"),
-        [(-200, (1, 8, 12)), (20, (1, 8, 12)), (None, (1, 10, 12)), (None, (1, 2, 200))],
-        ids=["its end is missing", "only a header", "counted as larger", "counted as another"],
+    @each_case(
+        ("file_format", "cut", "grid"),
+        [
+            pytest.param("PNG", -200, (1, 8, 12), id="its end is missing"),
+            pytest.param("PNG", 20, (1, 8, 12), id="only a header"),
+            pytest.param("PNG", None, (1, 10, 12), id="counted as larger"),
+            pytest.param("PNG", None, (1, 2, 200), id="counted as another"),
+            pytest.param("TIFF", None, (1, 8, 12), id="another kind of file"),
+        ],
     )
     def test_what_cannot_be_read(
         self,
         pillow: Any,
         processor: ImageFileProcessor,
+        file_format: str,
         cut: int | None,
         grid: tuple[int, int, int],
     ) -> None:
-        data = encoded(noise_image(pillow, (192, 128)), "PNG")
+        data = encoded(noise_image(pillow, (192, 128)), file_format)
         with pytest.raises(InvalidImageError):
             processor.patches(data[:cut], grid)
 
-    def test_another_kind_of_file(self, pillow: Any, processor: ImageFileProcessor) -> None:
-        with pytest.raises(InvalidImageError, match="cannot be decoded"):
-            processor.patches(encoded(noise_image(pillow, (192, 128)), "TIFF"), (1, 8, 12))
-
 
 def opened(
-    declared: dict[str, Any], model: PreTrainedModel, folder: Path
+    declared: dict[str, Any], config: dict[str, Any], folder: Path
 ) -> tuple[ImageFileProcessor, VisionConfig]:
     """``declared``: preprocessor_config.json."""
     (folder / "preprocessor_config.json").write_text(json.dumps(declared))
-    config = with_pixels(parse_config(model.config.to_dict(), {}), declared)
-    processor, _ = open_image_processor(folder, config)
-    assert processor is not None and config.vision is not None
-    return processor, config.vision
+    parsed = with_pixels(parse_config(config, {}), declared)
+    processor, _ = open_image_processor(folder, parsed)
+    assert processor is not None and parsed.vision is not None
+    return processor, parsed.vision
+
+
+def theirs(module: str, name: str, declared: dict[str, Any]) -> Any:
+    found = import_module(f"transformers.models.{module}.image_processing_pil_{module}")
+    return getattr(found, f"{name}ImageProcessorPil")(**declared)
 
 
 def noise_image(pillow: Any, size: tuple[int, int]) -> Any:

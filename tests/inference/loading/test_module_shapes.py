@@ -3,47 +3,33 @@ shapes are compared with what the module or the format wants before weights are 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from inference.protocol.load_errors import BadFileError, WrongShapeError
 from tests.cases import each_case
-from tests.inference.loading.conftest import opened
+from tests.inference.loading.conftest import edit_json, edit_tensors, opened
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.loading.mutations.subjects import SUBJECTS
 
 
-def changed(subject: str, name: str, tensor: torch.Tensor, folder: Path) -> Path:
-    source = SUBJECTS[subject].save(folder)
-    tensors = load_file(source / "model.safetensors")
-    assert name in tensors
-    save_file(tensors | {name: tensor}, source / "model.safetensors")
-    return source
-
-
-UNFIT = [
-    ("bert", "embeddings.word_embeddings.weight", (63, 32), "63 x 32 and should be 64 x 32"),
-    ("bert", "encoder.layer.1.output.dense.weight", (32, 63), "32 x 63 and should be 32 x 64"),
-    (
-        "a transformers module",
-        "gpt_neox.embed_in.weight",
-        (60, 64),
-        "60 x 64 and should be 64 x 64",
-    ),
-    ("mxfp4", "model.layers.0.mlp.experts.down_proj_bias", (2, 64), "and should be 2 x 64"),
-]
-
-
-@each_case(("subject", "name", "shape", "words"), UNFIT)
+@each_case(
+    ("subject", "name", "shape", "words"),
+    [
+        ("bert", "embeddings.word_embeddings.weight", (63, 32), "63 x 32 and should be 64 x 32"),
+        ("bert", "encoder.layer.1.output.dense.weight", (32, 63), "32 x 63 and should be 32 x 64"),
+        ("a transformers module", "gpt_neox.embed_in.weight", (60, 64), "should be 64 x 64"),
+        ("mxfp4", "model.layers.0.mlp.experts.down_proj_bias", (2, 64), "and should be 2 x 64"),
+    ],
+)
 def test_a_tensor_of_another_size_is_named(
     subject: str, name: str, shape: tuple[int, ...], words: str, tmp_path: Path
 ) -> None:
-    source = changed(subject, name, torch.zeros(shape), tmp_path)
+    source = SUBJECTS[subject].save(tmp_path)
+    edit_tensors(source, {name: torch.zeros(shape)})
     with pytest.raises(WrongShapeError, match=words):
         opened(source, tmp_path)
 
@@ -69,14 +55,13 @@ def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
 )
 def test_an_embedding_models_config(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     source = SUBJECTS["bert"].save(tmp_path)
-    path = source / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    edit_json(source / "config.json", **changes)
     with pytest.raises(BadFileError, match=words):
         opened(source, tmp_path)
 
 
-def test_merges_that_merge_nothing(tmp_path: Path) -> None:
-    file = EditableGGUF.read(SUBJECTS["llama.gguf"].save(tmp_path))
+def test_merges_that_merge_nothing(tiny_file: Path, tmp_path: Path) -> None:
+    file = EditableGGUF.read(tiny_file)
     file.pair("tokenizer.ggml.merges").value = ["ab"]
     with pytest.raises(BadFileError, match="makes no tokenizer"):
         opened(file.write(tmp_path / "y.gguf"), tmp_path)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
-import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file
 
+from inference.loading.config.checked_shapes import expected_tensors
 from inference.loading.loader import OpenedModel
 from inference.models.backend import AnyModel
 from inference.models.native.build import find_compiler
@@ -22,13 +20,12 @@ from tests.cases import each_case
 from tests.inference.loading.conftest import (
     NUM_HEADS,
     NUM_KV_HEADS,
-    NUM_LAYERS,
     SIZES,
     gguf_name,
     opened,
     save_directory,
+    save_gguf,
 )
-from tests.inference.loading.conftest import save_gguf as save
 from tests.inference.models.dense_weights import DenseWeights
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -62,7 +59,7 @@ def mixed_file(tmp_path: Path, mix: str) -> Path:
     directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True, **WIDE)
     weights = load_file(directory / "model.safetensors")
     types = {name: _format(mix, name) for name, w in weights.items() if w.dim() == 2}
-    return save(tmp_path / "x.gguf", weights, types=types, sizes=SIZES | WIDE)
+    return save_gguf(tmp_path / "x.gguf", weights, types=types, sizes=SIZES | WIDE)
 
 
 def _format(mix: str, name: str) -> GGMLQuantizationType:
@@ -76,13 +73,8 @@ def _format(mix: str, name: str) -> GGMLQuantizationType:
 def reference(file: Path, model: OpenedModel) -> AnyModel:
     """torch in float32 over what gguf itself makes of the file."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
-    names = ["model.embed_tokens", "model.norm"]
-    for index in range(NUM_LAYERS):
-        layer = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-        layer += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-        layer += ("input_layernorm", "post_attention_layernorm")
-        names += [f"model.layers.{index}.{name}" for name in layer]
-    weights = {f"{n}.weight": _values(tensors[gguf_name(f"{n}.weight")]) for n in names}
+    names = expected_tensors(model.config)
+    weights = {name: _values(tensors[gguf_name(name)]) for name in names}
     return build_model(
         model.config, DenseWeights(weights, torch.float32, torch.device("cpu")), CONTEXT_TOKENS
     )
@@ -107,53 +99,26 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    file: Path
-    logits: torch.Tensor
-    """The reference's."""
-
-
-Saver = Callable[[str], Mixed]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saver:
-    """Makes a mix's file once for both decoders."""
-    known: dict[str, Mixed] = {}
-
-    def save_mix(mix: str) -> Mixed:
-        if mix not in known:
-            folder = tmp_path_factory.mktemp(mix)
-            file = mixed_file(folder, mix)
-            known[mix] = Mixed(file, logits(reference(file, opened(file, folder))))
-        return known[mix]
-
-    return save_mix
-
-
 @each_case("mix", MIXES)
-def test_a_mixed_file_stays_packed_in_the_native_decoder(
-    saved: Saver, tmp_path: Path, mix: str, native_cache_dir: Path
+def test_a_mixed_file_has_ggufs_values_in_both_decoders(
+    tmp_path: Path, mix: str, native_cache_dir: Path
 ) -> None:
+    file = mixed_file(tmp_path, mix)
+    model = opened(file, tmp_path, dtype="float32")
+    expected = logits(reference(file, model))
+    exact = build_model(model.config, model.weights, CONTEXT_TOKENS)
+    assert relative_error(logits(exact), expected) < EXACT
     if find_compiler() is None:
-        pytest.skip("no C++ compiler")
-    model = opened(saved(mix).file, tmp_path)
+        return
+    model = opened(file, tmp_path)
     native, execution = build_fastest_model(
         model.config, model.weights, CONTEXT_TOKENS, native_cache_dir
     )
     assert execution.startswith("native")
-    assert relative_error(logits(native), saved(mix).logits) < TOLERANCE
+    assert relative_error(logits(native), expected) < TOLERANCE
     report = model.weights.report()
     assert report.count(" kept in ") == len(set(MIXES[mix])) and report.count(" MB)") > 0
     assert "dense" not in report and "dequantised" not in report
-
-
-@each_case("mix", MIXES)
-def test_torch_computes_with_the_same_values(saved: Saver, tmp_path: Path, mix: str) -> None:
-    model = opened(saved(mix).file, tmp_path, dtype="float32")
-    exact = build_model(model.config, model.weights, CONTEXT_TOKENS)
-    assert relative_error(logits(exact), saved(mix).logits) < EXACT
 
 
 def test_the_load_report_has_the_bytes(tmp_path: Path) -> None:

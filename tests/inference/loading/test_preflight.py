@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from gguf.constants import GGMLQuantizationType
 
 from inference.loading import loader
 from inference.loading.devices import (
@@ -17,6 +17,7 @@ from inference.loading.devices import (
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
+from inference.models.layers.kernels import has_fast_bfloat16
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_errors import (
     BadSourceError,
@@ -25,54 +26,51 @@ from inference.protocol.load_errors import (
     UnknownArchitectureError,
 )
 from tests.cases import each_case
-from tests.inference.loading.conftest import opened, save_directory, save_gguf
+from tests.inference.loading.conftest import opened, save_directory, saved_gguf
 from tests.inference.models.dense_weights import TINY
 
 CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
 
 
-def test_the_need_counts_formats_and_a_short_context() -> None:
-    need = memory_need(
-        CONFIG, [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 100), ("F32", 10)], 4, kv_format="fp32"
-    )
+def test_the_need_counts_copies_and_a_short_context() -> None:
+    tensors = [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 100), ("F32", 10)]
+    need = memory_need(CONFIG, tensors, 4, kv_format="fp32")
     assert need.weight_bytes == 2000 + 3600 + 4 * 110
     assert need.copy_bytes == 2 * 6400
     assert need.kv_bytes == 2 * 2 * 2 * 16 * 256 * 4
 
 
-def test_the_native_decoder_packs_every_format() -> None:
-    tensors = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
-    need = memory_need(CONFIG, tensors, 4, kv_format="fp32", is_native=True)
-    assert need.weight_bytes == 14800 + 21000 + 40
-    while_loading = [("q5", 3200), ("q6", 3200)]
-    need = memory_need(CONFIG, while_loading, 4, kv_format="fp32", is_native=True)
-    assert need.weight_bytes == 2200 + 2600
-    assert memory_need(CONFIG, while_loading, 4, kv_format="fp32").weight_bytes == 2 * 3600
-    assert memory_need(CONFIG, tensors, 4, kv_format="fp32").weight_bytes == 16000 + 4 * 25600 + 40
+CARD: dict[str, Any] = {"has_packed_kernels": True}
 
 
 @each_case(
-    ("format", "num_bytes"),
-    [("Q5_K", 2800), ("Q6_K", 2800), ("q5", 2600), ("q6", 2600), ("Q4_K", 2000), ("Q8_0", 3600)],
+    ("tensors", "element_bytes", "runs", "weight_bytes"),
+    [
+        # The native decoder packs every format, and torch some.
+        ([("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)], 4, {"is_native": True}, 35840),
+        ([("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)], 4, {}, 16000 + 4 * 25600 + 40),
+        ([("q5", 3200), ("q6", 3200)], 4, {"is_native": True}, 2200 + 2600),
+        ([("q5", 3200), ("q6", 3200)], 4, {}, 2 * 3600),
+        # A card keeps projections packed, those of 5 and 6 bits not in 8. Where torch has a kernel
+        # too, the larger of the two counts: the faster one is chosen later.
+        *(
+            ([(format, 3200), ("F16", 10)], 2, CARD, num_bytes + 20)
+            for format, num_bytes in [
+                *(("Q5_K", 2800), ("Q6_K", 2800), ("q5", 2600), ("q6", 2600)),
+                *(("Q4_K", 2000), ("Q8_0", 3600)),
+            ]
+        ),
+        # What only experts are packed in is dense elsewhere.
+        ([("F8_E4M3", 3200)], 2, CARD, 6400),
+        # A table's rows are looked up: they are not packed.
+        ([], 2, {"tables": [("Q4_K", 3200)]}, 3600),
+    ],
 )
-def test_a_card_keeps_projections_packed(format: str, num_bytes: int) -> None:
-    """They are not dense, and those of 5 and 6 bits not in 8. Where torch has a kernel too, the
-    larger of the two counts: the faster one is chosen later."""
-    tensors = [(format, 3200), ("F16", 10)]
-    need = memory_need(CONFIG, tensors, 2, kv_format="bf16", has_packed_kernels=True)
-    assert need.weight_bytes == num_bytes + 20
-
-
-def test_what_only_experts_are_packed_in_is_dense_elsewhere() -> None:
-    tensors = [("F8_E4M3", 3200)]
-    need = memory_need(CONFIG, tensors, 2, kv_format="bf16", has_packed_kernels=True)
-    assert need.weight_bytes == 6400
-
-
-def test_a_quantised_table_takes_a_byte_for_each_code() -> None:
-    """Its rows are looked up: they are not packed."""
-    need = memory_need(CONFIG, [], 2, kv_format="bf16", tables=[("Q4_K", 3200)])
-    assert need.weight_bytes == 3600
+def test_what_weights_take(
+    tensors: list[tuple[str, int]], element_bytes: int, runs: dict[str, Any], weight_bytes: int
+) -> None:
+    need = memory_need(CONFIG, tensors, element_bytes, kv_format="bf16", **runs)
+    assert need.weight_bytes == weight_bytes
 
 
 def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> None:
@@ -114,37 +112,34 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
         check_fits(need, 8 * 10**9, "cuda:0")
 
 
-def test_open_model_measures_before_it_allocates(
-    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 100_000)
-    with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
-        opened(tiny_directory, tmp_path)
-
-
-def test_memory_that_other_models_may_still_take_is_not_free(
-    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@each_case(
+    ("free_bytes", "asked", "words"),
+    [
+        (100_000, {}, r"0\.00 GB are free"),
+        # Memory that other models may still take is not free.
+        (10**10, {"promised_bytes": 10**10}, r"0\.00 GB are free"),
+        # Refused before anything is fetched.
+        (
+            23 * 10**9,
+            {"kv_memory_bytes": 900 * 10**9, "source": "path:/nowhere"},
+            r"900\.00 GB of memory .* 23\.00 GB are free",
+        ),
+        (10**9, {"kv_memory_bytes": 10**9}, r"1\.00 GB for keys and values"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(
+    tiny_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_bytes: int,
+    asked: dict[str, Any],
+    words: str,
 ) -> None:
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**10)
-    opened(tiny_directory, tmp_path, promised_bytes=10**9)
-    with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
-        opened(tiny_directory, tmp_path, promised_bytes=10**10)
-
-
-def test_kv_memory_that_is_not_there_is_refused_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 23 * 10**9)
-    with pytest.raises(DoesNotFitError, match=r"900\.00 GB of memory .* 23\.00 GB are free"):
-        opened(tmp_path / "missing", tmp_path, kv_memory_bytes=900 * 10**9)
-
-
-def test_kv_memory_that_was_asked_for_must_fit_beside_the_weights(
-    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)
-    with pytest.raises(DoesNotFitError, match=r"1\.00 GB for keys and values"):
-        opened(tiny_directory, tmp_path, kv_memory_bytes=10**9)
+    opened(tiny_directory, tmp_path, promised_bytes=10**9).close()
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: free_bytes)
+    with pytest.raises(DoesNotFitError, match=words):
+        opened(tiny_directory, tmp_path, **asked)
 
 
 def test_more_than_one_device_is_refused_by_name(tiny_directory: Path, tmp_path: Path) -> None:
@@ -160,16 +155,10 @@ def test_the_architecture_is_known_before_the_tokenizer_is_read(tmp_path: Path) 
 
 
 def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
-    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gguf.constants import GGMLQuantizationType
-
-    from inference.models.layers.kernels import has_fast_bfloat16
-
-    weights = load_file(tiny_directory / "model.safetensors")
     name = "model.layers.0.mlp.down_proj"
-    types = {f"{name}.weight": GGMLQuantizationType.Q4_1}
-    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    file = saved_gguf(tmp_path, types={f"{name}.weight": GGMLQuantizationType.Q4_1})
 
     model = opened(file, tmp_path)
     copied = model.weights.linear(name)
@@ -219,46 +208,33 @@ def test_the_dtype_on_a_cpu() -> None:
     assert choose_dtype(LoadSpec(job_id="1", model="m", source="path:x"), cpu) == torch.float32
 
 
-NUM_EXPERTS, INNER, HIDDEN, NUM_LAYERS = 4, 32, 64, 2
+NUM_LAYERS, NUM_EXPERTS, INNER, HIDDEN = 2, 4, 32, 64
 NUM_WEIGHTS = NUM_LAYERS * NUM_EXPERTS * 3 * INNER * HIDDEN
 
 
-def required_bytes(
-    directory: Path,
-    cache_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    **changes: Any,
-) -> int:
-    """What a card of this capability must have for it, by the refusal of one that has nothing."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(loader, "use_device", lambda device: None)
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 0)
-    asked = {"devices": ["cuda:0"], "dtype": "bfloat16", "quantization": "q4"} | changes
-    with pytest.raises(DoesNotFitError) as refused:
-        opened(directory, cache_dir, **asked)
-    assert refused.value.needed_bytes is not None
-    return refused.value.needed_bytes
-
-
-def test_a_card_with_the_kernel_keeps_them_packed(
+def test_a_card_with_the_kernel_keeps_experts_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = save_directory(
-        tmp_path / "mixture",
-        "qwen3_moe",
-        hidden_size=HIDDEN,
-        num_hidden_layers=NUM_LAYERS,
-        num_experts=NUM_EXPERTS,
-        num_experts_per_tok=2,
-        moe_intermediate_size=INNER,
-    )
+    experts = {
+        "num_experts": NUM_EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": INNER,
+    }
+    directory = save_directory(tmp_path / "mixture", "qwen3_moe", **experts)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(loader, "use_device", lambda device: None)
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 0)
 
-    def needed(capability: tuple[int, int], **changes: Any) -> int:
-        return required_bytes(directory, tmp_path, monkeypatch, capability, **changes)
+    def needed(capability: tuple[int, int], quantization: str) -> int:
+        """What a card of this capability must have for it, as one that has nothing refuses it."""
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        asked = {"devices": ["cuda:0"], "dtype": "bfloat16", "quantization": quantization}
+        with pytest.raises(DoesNotFitError) as refused:
+            opened(directory, tmp_path, **asked)
+        assert refused.value.needed_bytes is not None
+        return refused.value.needed_bytes
 
-    assert needed((7, 5)) - needed((8, 0)) == NUM_WEIGHTS * (2 - 0.625)
-    more_bits = needed((8, 0), quantization="q8") - needed((8, 0))
-    of_others = needed((7, 5), quantization="q8") - needed((7, 5))
+    assert needed((7, 5), "q4") - needed((8, 0), "q4") == NUM_WEIGHTS * (2 - 0.625)
+    more_bits = needed((8, 0), "q8") - needed((8, 0), "q4")
+    of_others = needed((7, 5), "q8") - needed((7, 5), "q4")
     assert more_bits - of_others == NUM_WEIGHTS * (1.0625 - 0.625)

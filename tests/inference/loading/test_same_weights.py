@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import expected_tensors
@@ -17,16 +17,23 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import MissingTensorError
 from inference.protocol.load_progress import LoadStage
 from tests.cases import each_case
-from tests.inference.loading.conftest import opened, save_directory, save_gguf
+from tests.inference.loading.conftest import (
+    edit_tensors,
+    opened,
+    save_directory,
+    save_gguf,
+    saved_gguf,
+)
 
 
-@each_case("model_type", ["llama", "qwen2", "qwen3"])
-def test_gguf_and_safetensors_agree(tmp_path: Path, model_type: str) -> None:
-    directory = save_directory(tmp_path / "hf", model_type)
-    weights = load_file(directory / "model.safetensors")
-    file = save_gguf(tmp_path / "x.gguf", weights, model_type)
-
-    dense, packed = opened(directory, tmp_path), opened(file, tmp_path)
+@each_case(
+    ("model_type", "is_tied"),
+    [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", False)],
+)
+def test_gguf_and_safetensors_agree(tmp_path: Path, model_type: str, is_tied: bool) -> None:
+    packed = opened(saved_gguf(tmp_path, model_type, tie_word_embeddings=is_tied), tmp_path)
+    dense = opened(tmp_path / "hf", tmp_path)
+    assert dense.config.tie_embeddings is is_tied
 
     for name in expected_tensors(dense.config):
         if not name.endswith("norm.weight") and name.endswith(".weight"):
@@ -36,36 +43,24 @@ def test_gguf_and_safetensors_agree(tmp_path: Path, model_type: str) -> None:
             assert (ours.bias is None) == (theirs.bias is None)
         else:
             assert torch.equal(packed.weights.tensor(name), dense.weights.tensor(name)), name
-    ours, theirs = dataclasses.asdict(packed.config), dataclasses.asdict(dense.config)
-    assert {k: v for k, v in ours.items() if k != "rms_norm_eps"} == {
-        k: v for k, v in theirs.items() if k != "rms_norm_eps"
-    }
-    assert ours["rms_norm_eps"] == pytest.approx(theirs["rms_norm_eps"])
+    # GGUF has the epsilon in float32.
+    assert packed.config.rms_norm_eps == pytest.approx(dense.config.rms_norm_eps)
+    same_eps = dataclasses.replace(packed.config, rms_norm_eps=dense.config.rms_norm_eps)
+    assert same_eps == dense.config
     assert packed.num_parameters == dense.num_parameters
     assert packed.weight_bytes == dense.weight_bytes == 4 * dense.num_parameters
 
 
 def test_rotary_rows_are_put_back_in_quantised_form(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "llama")
-    weights = load_file(directory / "model.safetensors")
     name = "model.layers.1.self_attn.q_proj"
-    types = {f"{name}.weight": GGMLQuantizationType.Q8_0}
-    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    file = saved_gguf(tmp_path, types={f"{name}.weight": Type.Q8_0})
 
     stored = opened(file, tmp_path).weights.stored(name)
 
     assert isinstance(stored, GroupedWeight)
+    weight = load_file(tmp_path / "hf" / "model.safetensors")[f"{name}.weight"]
     # Half a step of each group's scale, which is its largest value / 127.
-    assert torch.allclose(stored.dequantize(), weights[f"{name}.weight"], atol=0.01)
-
-
-def test_tied_embeddings_show_in_both(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True)
-    weights = load_file(directory / "model.safetensors")
-    assert "lm_head.weight" not in weights
-    file = save_gguf(tmp_path / "x.gguf", weights)
-    assert opened(directory, tmp_path).config.tie_embeddings
-    assert opened(file, tmp_path).config.tie_embeddings
+    assert torch.allclose(stored.dequantize(), weight, atol=0.01)
 
 
 @each_case("dtype", [torch.bfloat16, torch.float16])
@@ -74,7 +69,7 @@ def test_half_precision_files_come_in_the_activation_dtype(
 ) -> None:
     directory = save_directory(tmp_path / "hf", "llama")
     weights = {k: v.to(dtype) for k, v in load_file(directory / "model.safetensors").items()}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(directory, weights)
     model = opened(directory, tmp_path, dtype="float32")
     norm = model.weights.tensor("model.norm.weight")
     assert norm.dtype == torch.float32
@@ -84,25 +79,22 @@ def test_half_precision_files_come_in_the_activation_dtype(
     assert torch.allclose(model.weights.linear("lm_head").decode(x), expected, atol=1e-5)
 
 
-def test_sharded_safetensors(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "llama")
-    weights = load_file(directory / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    names = sorted(weights)
+def test_sharded_safetensors(
+    tiny_directory: Path, tiny_weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    (tiny_directory / "model.safetensors").unlink()
+    names = sorted(tiny_weights)
     for index, part in enumerate((names[:5], names[5:]), start=1):
-        shard = directory / f"model-{index:05d}-of-00002.safetensors"
-        save_file({name: weights[name] for name in part}, shard)
-    model = opened(directory, tmp_path)
-    assert torch.equal(model.weights.stored("lm_head").weight, weights["lm_head.weight"])
+        shard = tiny_directory / f"model-{index:05d}-of-00002.safetensors"
+        save_file({name: tiny_weights[name] for name in part}, shard)
+    model = opened(tiny_directory, tmp_path)
+    assert torch.equal(model.weights.stored("lm_head").weight, tiny_weights["lm_head.weight"])
 
 
-def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "llama")
-    weights = load_file(directory / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, directory / "model.safetensors")
+def test_a_tensor_that_is_not_there_is_named(tiny_directory: Path, tmp_path: Path) -> None:
+    edit_tensors(tiny_directory, {"model.layers.1.mlp.up_proj.weight": None})
     with pytest.raises(MissingTensorError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        opened(directory, tmp_path)
+        opened(tiny_directory, tmp_path)
 
 
 def test_progress_counts_the_tensors(tmp_path: Path, tiny_directory: Path) -> None:
@@ -116,16 +108,13 @@ def test_progress_counts_the_tensors(tmp_path: Path, tiny_directory: Path) -> No
     model.close()
 
 
-def test_mixed_formats_stay_packed_side_by_side(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "llama")
-    weights = load_file(directory / "model.safetensors")
+def test_mixed_formats_stay_packed_side_by_side(
+    tiny_weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     layer = "model.layers.0.self_attn"
-    types = {
-        f"{layer}.q_proj.weight": GGMLQuantizationType.Q4_1,
-        f"{layer}.k_proj.weight": GGMLQuantizationType.Q4_0,
-        f"{layer}.v_proj.weight": GGMLQuantizationType.Q8_0,
-    }
-    model = opened(save_gguf(tmp_path / "x.gguf", weights, types=types), tmp_path)
+    formats = {"q": Type.Q4_1, "k": Type.Q4_0, "v": Type.Q8_0}
+    types = {f"{layer}.{name}_proj.weight": type for name, type in formats.items()}
+    model = opened(save_gguf(tmp_path / "x.gguf", tiny_weights, types=types), tmp_path)
     names = [f"{layer}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
 
     fused = model.weights.linear(*names)

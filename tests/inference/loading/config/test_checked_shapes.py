@@ -2,129 +2,87 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import copytree
+from shutil import copy, copytree
 
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig, MambaConfig
 from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
 from tests.cases import each_case
-from tests.inference.loading.conftest import opened, save_directory, save_gguf
-from tests.inference.loading.editable_gguf import EditableGGUF
+from tests.inference.loading.conftest import (
+    edit_json,
+    edit_tensors,
+    opened,
+    save_directory,
+    save_gguf,
+)
 from tests.inference.models.dense_weights import TINY
 
 LAYER = "model.layers.0."
-Weights = dict[str, torch.Tensor]
 
 
-def in_safetensors(weights: Weights, directory: Path, tmp_path: Path) -> Path:
-    save_file(weights, directory / "model.safetensors")
-    return directory
-
-
-def in_gguf(weights: Weights, directory: Path, tmp_path: Path) -> Path:
-    return save_gguf(tmp_path / "x.gguf", weights)
-
-
-WRONG = [
-    ("self_attn.q_proj.weight", (48, 64), "48 x 64 and should be 64 x 64"),
-    ("self_attn.k_proj.weight", (16, 64), "16 x 64 and should be 32 x 64"),
-    ("self_attn.v_proj.weight", (32, 32), "32 x 32 and should be 32 x 64"),
-    ("self_attn.o_proj.weight", (64, 32), "64 x 32 and should be 64 x 64"),
-    ("mlp.gate_proj.weight", (64, 64), "64 x 64 and should be 96 x 64"),
-    ("mlp.down_proj.weight", (64, 64), "64 x 64 and should be 64 x 96"),
-    ("input_layernorm.weight", (63,), "63 and should be 64"),
-]
-
-
-@each_case("save", [in_safetensors, in_gguf])
-@each_case(("name", "shape", "words"), WRONG)
+@each_case(
+    ("name", "shape", "words"),
+    [
+        (f"{LAYER}self_attn.q_proj.weight", (48, 64), "48 x 64 and should be 64 x 64"),
+        (f"{LAYER}self_attn.k_proj.weight", (16, 64), "16 x 64 and should be 32 x 64"),
+        (f"{LAYER}self_attn.v_proj.weight", (32, 32), "32 x 32 and should be 32 x 64"),
+        (f"{LAYER}self_attn.o_proj.weight", (64, 32), "64 x 32 and should be 64 x 64"),
+        (f"{LAYER}mlp.gate_proj.weight", (64, 64), "64 x 64 and should be 96 x 64"),
+        (f"{LAYER}mlp.down_proj.weight", (64, 64), "64 x 64 and should be 64 x 96"),
+        (f"{LAYER}input_layernorm.weight", (63,), "63 and should be 64"),
+        ("lm_head.weight", (60, 64), "60 x 64 and should be 64 x 64"),
+        # No family declares it; it is checked because it is read.
+        (f"{LAYER}self_attn.q_proj.bias", (48,), "48 and should be 64"),
+    ],
+)
 def test_a_tensor_of_another_shape_is_named(
-    save: Callable[[Weights, Path, Path], Path],
-    name: str,
-    shape: tuple[int, ...],
-    words: str,
-    tiny_directory: Path,
-    tmp_path: Path,
+    name: str, shape: tuple[int, ...], words: str, tiny_directory: Path, tmp_path: Path
 ) -> None:
     directory = copytree(tiny_directory, tmp_path / "model")
-    weights = load_file(directory / "model.safetensors")
-    weights[LAYER + name] = torch.zeros(shape)
-    with pytest.raises(WrongShapeError, match=f"{LAYER}{name} is {words}") as caught:
-        opened(save(weights, directory, tmp_path), tmp_path)
-    assert caught.value.failure.code == "bad_file"
-
-
-def test_a_table_of_fewer_rows_is_named(tiny_directory: Path, tmp_path: Path) -> None:
-    weights = load_file(tiny_directory / "model.safetensors")
-    weights["lm_head.weight"] = torch.zeros(60, 64)
-    save_file(weights, tiny_directory / "model.safetensors")
-    with pytest.raises(WrongShapeError, match=r"lm_head.weight is 60 x 64 and should be 64 x 64"):
-        opened(tiny_directory, tmp_path)
-
-
-def test_a_bias_that_no_family_declares_is_checked_because_it_is_read(
-    tiny_directory: Path, tmp_path: Path
-) -> None:
-    weights = load_file(tiny_directory / "model.safetensors")
-    weights[LAYER + "self_attn.q_proj.bias"] = torch.zeros(48)
-    save_file(weights, tiny_directory / "model.safetensors")
-    with pytest.raises(WrongShapeError, match=r"q_proj\.bias is 48 and should be 64"):
-        opened(tiny_directory, tmp_path)
+    edit_tensors(directory, {name: torch.zeros(shape)})
+    sources = [directory]
+    if not name.endswith("bias"):
+        weights = load_file(directory / "model.safetensors")
+        sources.append(save_gguf(tmp_path / "x.gguf", weights))
+    for source in sources:
+        with pytest.raises(BadFileError, match=f"{name} is {words}") as caught:
+            opened(source, tmp_path)
+        assert caught.value.failure.code == "bad_file"
 
 
 def test_a_config_of_another_width_is_refused_by_the_first_tensor(
     tiny_directory: Path, tmp_path: Path
 ) -> None:
-    path = tiny_directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 128}))
+    edit_json(tiny_directory / "config.json", hidden_size=128)
     with pytest.raises(WrongShapeError, match=r"embed_tokens\.weight is 64 x 64 and .* 64 x 128"):
         opened(tiny_directory, tmp_path)
 
 
-def test_a_gguf_of_another_width_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
-    weights = load_file(tiny_directory / "model.safetensors")
-    file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", weights))
-    file.set("llama.embedding_length", 128)
-    with pytest.raises(BadFileError, match=r"is 64 x 64 and should be"):
-        opened(file.write(tmp_path / "y.gguf"), tmp_path)
-
-
-def test_a_norm_may_be_stored_in_blocks_but_not_cut(tiny_directory: Path, tmp_path: Path) -> None:
-    weights = load_file(tiny_directory / "model.safetensors")
-    types = {f"{LAYER}mlp.up_proj.weight": GGMLQuantizationType.Q8_0}
-    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
-    opened(file, tmp_path).close()
-
-
 def test_the_same_name_in_two_shards_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
-    weights = load_file(tiny_directory / "model.safetensors")
-    (tiny_directory / "model.safetensors").unlink()
-    for number in (1, 2):
-        save_file(weights, tiny_directory / f"model-{number:05d}-of-00002.safetensors")
+    file = tiny_directory / "model.safetensors"
+    copy(file, tiny_directory / "model-00001-of-00002.safetensors")
+    file.rename(tiny_directory / "model-00002-of-00002.safetensors")
     with pytest.raises(BadFileError, match="both hold"):
         opened(tiny_directory, tmp_path)
 
 
+@dataclass(frozen=True, slots=True)
 class Declared:
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._shapes = shapes
+    shapes: dict[str, tuple[int, ...]]
 
     @property
     def names(self) -> set[str]:
-        return set(self._shapes)
+        return set(self.shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
+        return self.shapes[name]
 
 
 EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32)

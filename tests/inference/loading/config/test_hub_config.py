@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -15,17 +13,18 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from inference.engine.load.load_engine import sampling_warnings
 from inference.loading.config.hub_config import parse_config, read_directory_config, with_model_type
 from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import MetadataValue, read_header
+from inference.loading.gguf.header import read_header
 from inference.models.config import RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
 from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
 from tests.cases import each_case
 from tests.inference.loading.conftest import SIZES, save_gguf
-from tests.inference.models.families import tiny_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
 SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}
+WINDOW = {"sliding_window": 32}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
 
 
@@ -54,26 +53,11 @@ def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
     assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
 
 
-def test_yarn_reaches_further_than_declared() -> None:
-    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
-    assert parse_config(LLAMA | {"rope_scaling": scaling}, {}).max_positions == 400
-
-
 def test_generation_config_gives_ends_and_defaults() -> None:
-    generation = {
-        "eos_token_id": [2, 7],
-        "temperature": 0.6,
-        "top_k": 20,
-        "repetition_penalty": 1.1,
-        "max_new_tokens": 5,
-    }
-    config = parse_config(LLAMA, generation)
+    defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    config = parse_config(LLAMA, {"eos_token_id": [2, 7], "max_new_tokens": 5} | defaults)
     assert config.eos_token_ids == (2, 7)
-    assert config.generation_defaults == {
-        "temperature": 0.6,
-        "top_k": 20,
-        "repetition_penalty": 1.1,
-    }
+    assert config.generation_defaults == defaults
 
 
 @each_case(
@@ -94,18 +78,11 @@ def test_defaults_as_files_write_them(written: dict[str, object], read: dict[str
 @each_case(
     ("name", "value"),
     [
-        ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("temperature", "0.7"),
-        ("top_p", 1.1),
-        ("top_p", True),
-        ("top_k", 2.5),
-        ("top_k", 2**31),
+        *(("temperature", value) for value in (-0.1, math.nan, math.inf, "0.7")),
+        *(("top_p", value) for value in (1.1, True)),
+        *(("top_k", value) for value in (2.5, 2**31)),
         ("min_p", -1),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", 1e-39),
-        ("repetition_penalty", [1.1]),
+        *(("repetition_penalty", value) for value in (0, 1e-39, [1.1])),
     ],
 )
 def test_defaults_that_no_sampler_computes_with_are_refused(name: str, value: object) -> None:
@@ -115,19 +92,16 @@ def test_defaults_that_no_sampler_computes_with_are_refused(name: str, value: ob
         text_facts({SPELT_IN_GGUF[name]: value})
 
 
+GENERAL = "general.sampling."
+
+
 @each_case(
     ("written", "unused"),
     [
-        (
-            {"general.sampling.sequence": "penalties;xtc"},
-            ("general.sampling.sequence 'penalties;xtc'",),
-        ),
-        (
-            {"general.sampling.mirostat": 2, "general.sampling.mirostat_tau": 5.0},
-            ("general.sampling.mirostat 2",),
-        ),
-        ({"general.sampling.xtc_probability": 0.0, "general.sampling.xtc_threshold": 0.1}, ()),
-        ({"general.sampling.temp": 0.6}, ()),
+        ({f"{GENERAL}sequence": "penalties;xtc"}, (f"{GENERAL}sequence 'penalties;xtc'",)),
+        ({f"{GENERAL}mirostat": 2, f"{GENERAL}mirostat_tau": 5.0}, (f"{GENERAL}mirostat 2",)),
+        ({f"{GENERAL}xtc_probability": 0.0, f"{GENERAL}xtc_threshold": 0.1}, ()),
+        ({f"{GENERAL}temp": 0.6}, ()),
         ({"typical_p": 0.95, "num_beams": 4}, ("typical_p 0.95", "num_beams 4")),
         ({"typical_p": 1.0, "num_beams": 1, "epsilon_cutoff": 0.0}, ()),
     ],
@@ -137,18 +111,21 @@ def test_defaults_that_no_sampler_computes_are_reported(
 ) -> None:
     assert text_facts(written)["unused_defaults"] == unused
     assert parse_config(LLAMA, written).unused_defaults == unused
-    assert [
-        default in one for default, one in zip(unused, sampling_warnings(unused), strict=True)
-    ] == [True for _ in unused]
+    warnings = sampling_warnings(unused)
+    assert all(default in one for default, one in zip(unused, warnings, strict=True))
 
 
-def test_qwen2_declares_a_window_that_is_off() -> None:
-    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": False}
-    assert parse_config(qwen, {}).sliding_window is None
-    assert (
-        parse_config(LLAMA | {"model_type": "mistral", "sliding_window": 32}, {}).sliding_window
-        == 32
-    )
+@each_case(
+    ("change", "field", "expected"),
+    [
+        # Qwen 2 declares a window that is off.
+        ({"model_type": "qwen2", "use_sliding_window": False} | WINDOW, "sliding_window", None),
+        ({"model_type": "mistral"} | WINDOW, "sliding_window", 32),
+        ({"rope_scaling": YARN}, "max_positions", 400),
+    ],
+)
+def test_what_a_config_means(change: dict[str, Any], field: str, expected: object) -> None:
+    assert getattr(parse_config(LLAMA | change, {}), field) == expected
 
 
 @each_case(
@@ -161,12 +138,7 @@ def test_qwen2_declares_a_window_that_is_off() -> None:
         ({"hidden_size": "big"}, "hidden_size"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         (
-            {
-                "model_type": "qwen2",
-                "sliding_window": 32,
-                "use_sliding_window": True,
-                "max_window_layers": 1,
-            },
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1} | WINDOW,
             "some of the layers",
         ),
     ],
@@ -176,20 +148,18 @@ def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], named
         parse_config(LLAMA | change, {})
 
 
-def test_an_unknown_architecture_names_the_known_ones() -> None:
-    with pytest.raises(UnknownArchitectureError, match=r"'bert'.*docs/models\.md"):
-        parse_config(LLAMA | {"model_type": "bert"}, {})
-
-
 def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"config\.json"):
         read_directory_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(BadFileError, match="not JSON"):
-        read_directory_config(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps([1]))
-    with pytest.raises(BadFileError, match="JSON object"):
-        read_directory_config(tmp_path)
+    for content, words in (("{", "not JSON"), ("[" * 200_000, "not JSON"), ("[1]", "JSON object")):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(BadFileError, match=words):
+            read_directory_config(tmp_path)
+
+
+def with_divisors(folder: Path, divisors: torch.Tensor) -> Path:
+    sizes = SIZES | {"max_position_embeddings": 131_072}
+    return save_gguf(folder / "x.gguf", TABLE | {"rope_freqs.weight": divisors}, sizes=sizes)
 
 
 def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
@@ -204,69 +174,42 @@ def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
     hf = AutoConfig.for_model("llama", **(SIZES | {"rope_parameters": rope}))
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](hf, torch.device("cpu"))
     plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
-    path = _with_divisors(tmp_path / "x.gguf", (plain / scaled).numpy())
+    path = with_divisors(tmp_path, plain / scaled)
     assert read_gguf_config(read_header(path)).rope_scaling == RopeScaling(
         kind="llama3", factor=32.0
     )
 
 
 def test_gguf_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
-    path = _with_divisors(tmp_path / "x.gguf", np.linspace(1.0, 9.0, 8))
+    path = with_divisors(tmp_path, torch.linspace(1.0, 9.0, 8))
     with pytest.raises(BadFileError, match=r"rope_freqs\.weight"):
         read_gguf_config(read_header(path))
 
 
+CHANNELS = ("<|end|>", "<|return|>", "<|call|>", "<|channel|>")
+
+
 @each_case(
-    ("kind", "message"),
+    ("metadata", "named", "ends"),
     [
-        ("llama3", r"read from the tensor rope_freqs\.weight, which the file lacks"),
-        ("dynamic", r"'dynamic' is not supported; known: linear, yarn, and llama3 by the tensor"),
+        ({}, (), (2,)),
+        ({"tokenizer.ggml.eot_token_id": 5}, (), (2, 5)),
+        ({"tokenizer.ggml.eot_token_id": 5}, ("<|im_end|>",), (2, 5, 3)),
+        # With channels it ends with its answer, and not with its thought.
+        ({}, CHANNELS, (2, 4, 5)),
     ],
 )
-def test_gguf_rope_scaling_that_cannot_be_read_names_the_reason(
-    kind: str, message: str, tmp_path: Path
+def test_gguf_ends_turns_where_its_chat_template_does(
+    tmp_path: Path, metadata: dict[str, Any], named: tuple[str, ...], ends: tuple[int, ...]
 ) -> None:
-    metadata = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 8.0}
-    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata)
-    with pytest.raises(BadFileError, match=message) as refused:
-        read_gguf_config(read_header(path))
-    _, _, known = str(refused.value).partition("known:")
-    assert f" {kind}," not in known
+    header = read_header(save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata))
+    tokens = ["<unk>", "<s>", "</s>", *named, *(f"t{i}" for i in range(61 - len(named)))]
+    own: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
+    found = read_gguf_config(replace(header, metadata=dict(header.metadata) | own))
+    assert found.eos_token_ids == ends
 
 
-def _with_divisors(path: Path, divisors: np.ndarray) -> Path:
-    import gguf
-
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in {
-        "embedding_length": 64,
-        "feed_forward_length": 96,
-        "block_count": 2,
-        "context_length": 131072,
-        "attention.head_count": 4,
-    }.items():
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_tensor("token_embd.weight", np.zeros((64, 64), np.float32))
-    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
-    return tiny_gguf.close(writer, path)
-
-
-def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:
-    tokens = ["<unk>", "<s>", "</s>", "<|im_end|>", *(f"t{i}" for i in range(60))]
-    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata={"tokenizer.ggml.eot_token_id": 5})
-    header = read_header(path)
-    assert read_gguf_config(header).eos_token_ids == (2, 5)
-    metadata = dict(header.metadata) | {"tokenizer.ggml.tokens": tokens}
-    renamed = type(header)(path=path, metadata=metadata, tensors=header.tensors, data_offset=0)
-    assert read_gguf_config(renamed).eos_token_ids == (2, 5, 3)
-
-
-def test_a_gguf_with_channels_ends_with_its_answer_and_not_with_its_thought(tmp_path: Path) -> None:
-    named = ["<unk>", "<s>", "</s>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>"]
-    header = read_header(save_gguf(tmp_path / "x.gguf", TABLE))
-    tokens: list[MetadataValue] = [*named, *(f"t{i}" for i in range(57))]
-    metadata = dict(header.metadata) | {"tokenizer.ggml.tokens": tokens}
-    assert read_gguf_config(replace(header, metadata=metadata)).eos_token_ids == (2, 4, 5)
+SCALING = "llama.rope.scaling."
 
 
 @each_case(
@@ -275,7 +218,15 @@ def test_a_gguf_with_channels_ends_with_its_answer_and_not_with_its_thought(tmp_
         ({"llama.expert_count": 8}, r"llama\.expert_count"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8"),
         ({"llama.rope.scale_linear": math.nan}, "nan"),
-        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({f"{SCALING}type": "longrope"}, "longrope"),
+        (
+            {f"{SCALING}type": "llama3", f"{SCALING}factor": 8.0},
+            r"read from the tensor rope_freqs\.weight, which the file lacks",
+        ),
+        (
+            {f"{SCALING}type": "dynamic", f"{SCALING}factor": 8.0},
+            r"'dynamic' is not supported; known: linear, yarn, and llama3 by the tensor",
+        ),
     ],
 )
 def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
@@ -313,10 +264,12 @@ def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: 
         ({"architectures": "Llama"}, "neither model_type nor architectures"),
         ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
         ({"architectures": ["QwenThreeForCausalLM"]}, r"docs/models\.md"),
+        (LLAMA | {"model_type": "bert"}, r"'bert'.*docs/models\.md"),
     ],
 )
-def test_what_reports_no_architecture_is_refused_by_the_files_name(
+def test_an_architecture_that_is_not_known_or_not_named_is_refused(
     config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BadFileError, match=message):
+    error = UnknownArchitectureError if "model_type" in config else BadFileError
+    with pytest.raises(error, match=message):
         parse_config(config, {})

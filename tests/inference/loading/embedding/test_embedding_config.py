@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.loading.embedding.embedding_config import read_embedding_config
+from inference.loading.embedding.embedding_config import EmbeddingConfig, read_embedding_config
 from inference.protocol.load_errors import BadFileError, LoadError, UnknownArchitectureError
 from tests.cases import each_case
 
@@ -26,6 +26,13 @@ QWEN = BERT | {
     "architectures": ["Qwen3ForCausalLM"],
     "max_position_embeddings": 32768,
 }
+ROBERTA = BERT | {
+    "model_type": "xlm-roberta",
+    "architectures": ["XLMRobertaModel"],
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+}
+"""Its positions begin after the padding."""
 SCORER = BERT | {
     "architectures": ["BertForSequenceClassification"],
     "id2label": {"0": "LABEL_0"},
@@ -36,202 +43,131 @@ NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normal
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 
 
-def write(directory: Path, files: dict[str, Any]) -> Path:
-    for name, content in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
-    return directory
-
-
-def declared(config: dict[str, Any] = BERT, **files: Any) -> dict[str, Any]:
+def read(folder: Path, config: dict[str, Any] = BERT, **files: Any) -> EmbeddingConfig | None:
+    """``files``: beside config.json, by their names without the suffix."""
     names = {"sentence_bert": "sentence_bert_config.json", "pooling": "1_Pooling/config.json"}
-    return {
-        "config.json": config,
-        "modules.json": [TRANSFORMER, POOLING, NORMALIZE],
-        "1_Pooling/config.json": MEAN,
-    } | {names.get(name, f"{name}.json"): content for name, content in files.items()}
+    (folder / "1_Pooling").mkdir()
+    for name, content in ({"config": config} | files).items():
+        (folder / names.get(name, f"{name}.json")).write_text(json.dumps(content))
+    return read_embedding_config(folder)
 
 
-def test_a_model_that_generates_is_none(tmp_path: Path) -> None:
-    assert read_embedding_config(write(tmp_path, {"config.json": QWEN})) is None
-    nameless = {key: value for key, value in QWEN.items() if key != "architectures"}
-    assert read_embedding_config(write(tmp_path, {"config.json": nameless})) is None
-
-
-def test_a_bare_encoder(tmp_path: Path) -> None:
-    config = read_embedding_config(write(tmp_path, {"config.json": BERT}))
-    assert config is not None
-    assert (config.pooling, config.normalize) == ("mean", True)
-    assert (config.max_input_tokens, config.hidden_size, config.vocab_size) == (512, 32, 100)
-
-
-def test_a_bare_decoder(tmp_path: Path) -> None:
-    headless = QWEN | {"architectures": ["Qwen3Model"]}
-    config = read_embedding_config(write(tmp_path, {"config.json": headless}))
-    assert config is not None
-    assert (config.pooling, config.normalize) == ("last", True)
-
-
-def test_a_decoder_that_sentence_transformers_declares(tmp_path: Path) -> None:
-    files = declared(QWEN, modules=[TRANSFORMER, POOLING], pooling={"pooling_mode_lasttoken": True})
-    config = read_embedding_config(write(tmp_path, files))
-    assert config is not None
-    assert (config.architecture, config.pooling, config.normalize) == ("qwen3", "last", False)
+MODULES = {"modules": [TRANSFORMER, POOLING, NORMALIZE], "pooling": MEAN}
+LAST = {"modules": [TRANSFORMER, POOLING], "pooling": {"pooling_mode_lasttoken": True}}
+LOWERED = MODULES | {"sentence_bert": {"do_lower_case": True}}
+LOWERS = {"type": "BertNormalizer", "lowercase": True}
+IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 @each_case(
-    ("pooling", "expected"),
+    ("config", "files", "expected"),
     [
-        ({"pooling_mode_cls_token": True}, "cls"),
-        ({"pooling_mode_max_tokens": True}, "max"),
-        ({"pooling_mode": "lasttoken"}, "last"),
-        (MEAN | {"pooling_mode": "mean", "include_prompt": True}, "mean"),
-    ],
-)
-def test_pooling(tmp_path: Path, pooling: dict[str, Any], expected: str) -> None:
-    config = read_embedding_config(write(tmp_path, declared(pooling=pooling)))
-    assert config is not None and config.pooling == expected
-
-
-@each_case(
-    "pooling",
-    [
-        {},
-        MEAN | {"pooling_mode_cls_token": True},
-        {"pooling_mode_weightedmean_tokens": True},
-        MEAN | {"pooling_mode_mean_sqrt_len_tokens": True},
-        {"pooling_mode": "weightedmean"},
-    ],
-)
-def test_pooling_that_is_not_done_is_refused(tmp_path: Path, pooling: dict[str, Any]) -> None:
-    with pytest.raises(BadFileError, match="pooling"):
-        read_embedding_config(write(tmp_path, declared(pooling=pooling)))
-
-
-def test_the_length_that_the_model_was_made_for(tmp_path: Path) -> None:
-    """Where sentence-transformers would cut, we know the limit to refuse at."""
-    files = declared(sentence_bert={"max_seq_length": 256})
-    config = read_embedding_config(write(tmp_path, files))
-    assert config is not None and config.max_input_tokens == 256
-
-
-@each_case(("declared_length", "expected"), [(300, 300), (int(1e30), 512)])
-def test_the_tokenizers_length(tmp_path: Path, declared_length: int, expected: int) -> None:
-    files = declared(tokenizer_config={"model_max_length": declared_length})
-    config = read_embedding_config(write(tmp_path, files))
-    assert config is not None and config.max_input_tokens == expected
-
-
-def test_positions_that_begin_after_the_padding(tmp_path: Path) -> None:
-    roberta = BERT | {
-        "model_type": "xlm-roberta",
-        "architectures": ["XLMRobertaModel"],
-        "max_position_embeddings": 514,
-        "pad_token_id": 1,
-    }
-    config = read_embedding_config(write(tmp_path, {"config.json": roberta}))
-    assert config is not None and config.max_input_tokens == 512
-
-
-def test_shorter_vectors_are_for_models_that_declare_them(tmp_path: Path) -> None:
-    config = read_embedding_config(write(tmp_path, {"config.json": BERT}))
-    assert config is not None and not config.is_matryoshka
-    some = {"config.json": BERT | {"matryoshka_dimensions": [16, 8]}}
-    config = read_embedding_config(write(tmp_path, some))
-    assert config is not None and config.is_matryoshka
-    assert config.matryoshka_dimensions == (8, 16)
-    config = read_embedding_config(write(tmp_path, {"config.json": BERT | {"is_matryoshka": True}}))
-    assert config is not None and config.is_matryoshka and not config.matryoshka_dimensions
-
-
-@each_case(
-    ("declared_fields", "activation"),
-    [
-        ({}, "sigmoid"),
-        (
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
-            "identity",
+        (BERT, {}, {"pooling": "mean", "normalize": True, "max_input_tokens": 512}),
+        (BERT, {}, {"hidden_size": 32, "vocab_size": 100, "is_matryoshka": False}),
+        (QWEN | {"architectures": ["Qwen3Model"]}, {}, {"pooling": "last", "normalize": True}),
+        (QWEN, LAST, {"architecture": "qwen3", "pooling": "last", "normalize": False}),
+        *(
+            (BERT, MODULES | {"pooling": declared}, {"pooling": pooling})
+            for declared, pooling in (
+                ({"pooling_mode_cls_token": True}, "cls"),
+                ({"pooling_mode_max_tokens": True}, "max"),
+                ({"pooling_mode": "lasttoken"}, "last"),
+                (MEAN | {"pooling_mode": "mean", "include_prompt": True}, "mean"),
+            )
         ),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+        # Where sentence-transformers would cut, we know the limit to refuse at.
+        (BERT, MODULES | {"sentence_bert": {"max_seq_length": 256}}, {"max_input_tokens": 256}),
+        *(
+            (BERT, MODULES | {"tokenizer_config": {"model_max_length": length}}, expected)
+            for length, expected in (
+                (300, {"max_input_tokens": 300}),
+                (10**30, {"max_input_tokens": 512}),
+            )
+        ),
+        (ROBERTA, {}, {"max_input_tokens": 512}),
+        # Shorter vectors are for models that declare them.
+        (
+            BERT | {"matryoshka_dimensions": [16, 8]},
+            {},
+            {"is_matryoshka": True, "matryoshka_dimensions": (8, 16)},
+        ),
+        (BERT | {"is_matryoshka": True}, {}, {"is_matryoshka": True, "matryoshka_dimensions": ()}),
+        # Cross encoders.
+        (SCORER, {}, {"activation": "sigmoid", "dimensions": 1}),
+        *(
+            (SCORER | declared, {}, {"activation": activation})
+            for declared, activation in (
+                ({"sentence_transformers": {"activation_fn": IDENTITY}}, "identity"),
+                ({"sbert_ce_default_activation_function": IDENTITY}, "identity"),
+                ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+            )
+        ),
+        (BERT, LOWERED | {"tokenizer": {"normalizer": LOWERS}}, {"pooling": "mean"}),
     ],
 )
-def test_a_cross_encoder(tmp_path: Path, declared_fields: dict[str, Any], activation: str) -> None:
-    config = read_embedding_config(write(tmp_path, {"config.json": SCORER | declared_fields}))
-    assert config is not None
-    assert (config.activation, config.dimensions) == (activation, 1)
-    assert "score" in config.describe()
+def test_what_a_directory_declares(
+    tmp_path: Path, config: dict[str, Any], files: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = read(tmp_path, config, **files)
+    assert found is not None
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert ("score" in found.describe()) is (config["architectures"] == SCORER["architectures"])
+
+
+@each_case("config", [QWEN, {key: QWEN[key] for key in QWEN if key != "architectures"}])
+def test_a_model_that_generates_is_none(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert read(tmp_path, config) is None
 
 
 def test_prompts_are_reported_and_not_applied(tmp_path: Path) -> None:
-    files = declared(config_sentence_transformers={"prompts": {"query": "query: ", "document": ""}})
-    config = read_embedding_config(write(tmp_path, files))
+    prompts = {"prompts": {"query": "query: ", "document": ""}}
+    config = read(tmp_path, **MODULES, config_sentence_transformers=prompts)
     assert config is not None and config.prompt_names == ("query",)
     assert "query" in config.describe()
 
 
+CLASSIFIER = BERT | {"architectures": ["BertForSequenceClassification"]}
+ANSWERER = BERT | {"architectures": ["BertForQuestionAnswering"]}
+TANH = {"sentence_transformers": {"activation_fn": "x.Tanh"}}
+REMOTE = {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}
+DENSE = {"path": "2_Dense", "type": "x.Dense"}
+ELSEWHERE = TRANSFORMER | {"path": "0_Transformer"}
+UNKNOWN, BAD = UnknownArchitectureError, BadFileError
+
+
 @each_case(
-    ("files", "error", "message"),
+    ("config", "files", "error", "message"),
     [
-        (
-            {"config.json": BERT | {"architectures": ["BertForSequenceClassification"]}},
-            UnknownArchitectureError,
-            "classifies, by 2 labels",
-        ),
-        (
-            {"config.json": BERT | {"architectures": ["BertForQuestionAnswering"]}},
-            UnknownArchitectureError,
-            "classifies",
-        ),
-        (
-            {"config.json": SCORER | {"sentence_transformers": {"activation_fn": "x.Tanh"}}},
-            BadFileError,
-            "Tanh",
-        ),
-        (
-            {"config.json": SCORER | {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}},
-            UnknownArchitectureError,
-            "never run",
-        ),
-        (
-            {"config.json": BERT | {"auto_map": {"AutoModel": "modeling.Model"}}},
-            UnknownArchitectureError,
-            "never run",
-        ),
-        (declared(BERT | {"model_type": "t5"}), UnknownArchitectureError, "'t5'"),
-        (
-            {"config.json": BERT | {"quantization_config": {"quant_method": "awq"}}},
-            BadFileError,
-            "awq",
-        ),
-        (declared(modules=[TRANSFORMER]), BadFileError, "lists Transformer"),
-        (
-            declared(modules=[TRANSFORMER, POOLING, {"path": "2_Dense", "type": "x.Dense"}]),
-            BadFileError,
-            "Dense",
-        ),
-        (
-            declared(modules=[TRANSFORMER | {"path": "0_Transformer"}, POOLING]),
-            BadFileError,
-            "0_Transformer",
-        ),
-        (declared(modules={}), BadFileError, "list of modules"),
-        (
-            declared(sentence_bert={"do_lower_case": True}, tokenizer={"normalizer": None}),
-            BadFileError,
-            "lower case",
+        (CLASSIFIER, {}, UNKNOWN, "classifies, by 2 labels"),
+        (ANSWERER, {}, UNKNOWN, "classifies"),
+        (SCORER | TANH, {}, BAD, "Tanh"),
+        (SCORER | REMOTE, {}, UNKNOWN, "never run"),
+        (BERT | {"auto_map": {"AutoModel": "m.M"}}, {}, UNKNOWN, "never run"),
+        (BERT | {"model_type": "t5"}, MODULES, UNKNOWN, "'t5'"),
+        (BERT | {"quantization_config": {"quant_method": "awq"}}, {}, BAD, "awq"),
+        (BERT, {"modules": [TRANSFORMER]}, BAD, "lists Transformer"),
+        (BERT, MODULES | {"modules": [TRANSFORMER, POOLING, DENSE]}, BAD, "Dense"),
+        (BERT, MODULES | {"modules": [ELSEWHERE, POOLING]}, BAD, "0_Transformer"),
+        (BERT, {"modules": {}}, BAD, "list of modules"),
+        (BERT, LOWERED | {"tokenizer": {"normalizer": None}}, BAD, "lower case"),
+        *(
+            (BERT, MODULES | {"pooling": pooling}, BAD, "pooling")
+            for pooling in (
+                {},
+                MEAN | {"pooling_mode_cls_token": True},
+                {"pooling_mode_weightedmean_tokens": True},
+                MEAN | {"pooling_mode_mean_sqrt_len_tokens": True},
+                {"pooling_mode": "weightedmean"},
+            )
         ),
     ],
 )
 def test_refusals(
-    tmp_path: Path, files: dict[str, Any], error: type[LoadError], message: str
+    tmp_path: Path,
+    config: dict[str, Any],
+    files: dict[str, Any],
+    error: type[LoadError],
+    message: str,
 ) -> None:
     with pytest.raises(error, match=message):
-        read_embedding_config(write(tmp_path, files))
-
-
-def test_a_tokenizer_that_lowers_case_itself(tmp_path: Path) -> None:
-    tokenizer = {"normalizer": {"type": "BertNormalizer", "lowercase": True}}
-    files = declared(sentence_bert={"do_lower_case": True}, tokenizer=tokenizer)
-    assert read_embedding_config(write(tmp_path, files)) is not None
+        read(tmp_path, config, **files)

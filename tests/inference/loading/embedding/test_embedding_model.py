@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from inference.models.embedding import EmbeddingModel
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_errors import BadSourceError, DoesNotFitError
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 
 TEXTS = [
     "A man is eating food.",
@@ -27,18 +29,9 @@ TEXTS = [
 ]
 
 
-def spec(directory: Path, **fields: object) -> LoadSpec:
-    return LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        **fields,  # type: ignore[arg-type]
-    )
-
-
-def opened(directory: Path, cache: Path, **fields: object) -> OpenedEmbeddingModel:
-    found = open_model(spec(directory, **fields), cache, lambda progress: None)
+def opened(directory: Path, cache: Path, **fields: Any) -> OpenedEmbeddingModel:
+    spec = LoadSpec(job_id="1", model="m", source=f"path:{directory}", devices=["cpu"], **fields)
+    found = open_model(spec, cache, lambda progress: None)
     assert isinstance(found, OpenedEmbeddingModel)
     return found
 
@@ -94,36 +87,31 @@ def test_a_batch_is_what_one_by_one_is(model: EmbeddingModel, inputs: list[torch
     torch.testing.assert_close(model.embed(inputs), alone, rtol=0, atol=2e-6)
 
 
-def test_the_operators_clamp(embedding_model_dir: Path, tmp_path: Path) -> None:
-    clamped = opened(embedding_model_dir, tmp_path, max_context_tokens=100)
-    assert clamped.config.max_input_tokens == 100
-    generous = opened(embedding_model_dir, tmp_path, max_context_tokens=1000)
-    assert generous.config.max_input_tokens == 256
+@each_case(("asked", "most"), [(100, 100), (1000, 256)])
+def test_the_operators_clamp(
+    embedding_model_dir: Path, tmp_path: Path, asked: int, most: int
+) -> None:
+    found = opened(embedding_model_dir, tmp_path, max_context_tokens=asked)
+    assert found.config.max_input_tokens == most
 
 
-@pytest.mark.parametrize(
-    "setting",
+@each_case(
+    ("setting", "value"),
     [
-        {"kv_memory_bytes": 1000},
-        {"chat_template": "x"},
-        {"max_output_tokens": 5},
-        {"kv_dtype": "bf16"},
-        {"speculation": "prompt_lookup"},
+        ("kv_memory_bytes", 1000),
+        ("chat_template", "x"),
+        ("max_output_tokens", 5),
+        ("kv_dtype", "bf16"),
+        ("speculation", "prompt_lookup"),
+        ("quantization", "q8"),
     ],
 )
 def test_settings_of_text_are_refused(
-    embedding_model_dir: Path, tmp_path: Path, setting: dict[str, object]
+    embedding_model_dir: Path, tmp_path: Path, setting: str, value: object
 ) -> None:
-    with pytest.raises(BadSourceError, match=next(iter(setting))):
-        opened(embedding_model_dir, tmp_path, **setting)
-
-
-def test_what_does_not_fit_is_refused(
-    embedding_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 100_000_000)
-    with pytest.raises(DoesNotFitError, match=r"0\.10 GB are free"):
-        open_model(spec(embedding_model_dir), tmp_path, lambda progress: None)
+    not_built = "q8 is not built for a model that makes embeddings"
+    with pytest.raises(BadSourceError, match=not_built if value == "q8" else setting):
+        opened(embedding_model_dir, tmp_path, **{setting: value})
 
 
 def test_what_earlier_loads_took_counts(minilm: OpenedEmbeddingModel) -> None:
@@ -138,7 +126,7 @@ def test_what_earlier_loads_took_counts(minilm: OpenedEmbeddingModel) -> None:
     check_embedding_fits(on_cuda, minilm.weight_bytes, nothing)
 
 
-def test_what_earlier_loads_took_reaches_the_preflight(
+def test_what_does_not_fit_is_refused(
     embedding_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)

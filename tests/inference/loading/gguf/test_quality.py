@@ -1,5 +1,5 @@
 """What packed weights, and keys and values in 8 bits, cost in quality stays within a bound.
-``test_gemma`` holds the float32 logits to be transformers'."""
+``test_published_models`` holds the float32 logits to be transformers'."""
 
 from __future__ import annotations
 

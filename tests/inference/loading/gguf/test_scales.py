@@ -11,9 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
-from benchmarks.weights.random_gguf import write
-from benchmarks.weights.shapes import MixtureShape
-from inference.loading.gguf.config import read_gguf_config
+from inference.loading.config.hub_config import parse_config
 from inference.loading.gguf.header import read_headers
 from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.weights.named_files import by_expert
@@ -42,7 +40,7 @@ def file(tmp_path: Path, scales: dict[str, float], type: GGMLQuantizationType = 
     """Writes the file of a model of two layers; ``scales`` of weights in the first."""
     directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True, **WIDE)
     weights = load_file(directory / "model.safetensors")
-    types = {name: type for name, weight in weights.items() if "_proj" in name}
+    types = {name: type for name in weights if "_proj" in name}
     for name, scale in scales.items():
         weights[f"{LAYER}.{name}.scale"] = torch.tensor([scale])
         weights[f"{LAYER}.{name}.input_scale"] = torch.tensor([1.0])
@@ -71,19 +69,8 @@ def test_a_tensors_scale_multiplies_its_weights(tmp_path: Path, native_cache_dir
 
 
 def test_each_expert_of_a_stack_has_its_scale(tmp_path: Path) -> None:
-    shape = MixtureShape(
-        vocab_size=256,
-        hidden_size=256,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-        num_experts=3,
-        experts_per_token=2,
-        expert_size=256,
-    )
-    write(shape, tmp_path / "config.gguf")
-    config = read_gguf_config(read_headers([tmp_path / "config.gguf"]))
+    sizes = {"hidden_size": 256, "num_experts": 3, "moe_intermediate_size": 256}
+    config = parse_config(SIZES | {"model_type": "qwen3_moe", "num_experts_per_tok": 2} | sizes, {})
     blocks = random_blocks(np.random.default_rng(1), NVFP4, (3 * 256, 256), 1.0)
     writer = gguf.GGUFWriter(tmp_path / "experts.gguf", "qwen3moe")
     writer.add_tensor("blk.0.ffn_up_exps.weight", blocks.reshape(3, 256, -1), raw_dtype=NVFP4)

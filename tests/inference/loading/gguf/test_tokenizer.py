@@ -47,55 +47,43 @@ def pieces(pre: str, text: str) -> list[str]:
 @each_case(
     ("pre", "expected"),
     [
-        ("gpt-2", "Don|'t| add| 12345|+|x|  | y|\n|\n|z"),
-        ("smollm", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z"),
-        ("llama-bpe", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
-        ("qwen2", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("tekken", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("qwen35", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("gpt-4o", "Don't| add| |123|45|+x|  | y|\n\n|z"),
-        ("llama4", "Don't| add| |123|45|+x|  | y|\n\n|z"),
-        ("hunyuan", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("hunyuan-dense", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
-        ("dbrx", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
-        ("command-r", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z"),
-        ("lfm2", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
-        ("exaone4", "Don|'t| add| 12345|+|x|  | y|\n|\n|z"),
-        ("exaone-moe", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("minimax-m2", "Don't| add| |123|45|+x|  | y|\n\n|z"),
-        ("seed-coder", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("kimi-k2", "Don't| add| |123|45|+x|  | y|\n\n|z"),
-        ("falcon", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z"),
-        ("default", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z"),
-        ("bloom", "Don't| add| 12345+x|  | y|\n\n|z"),
-        ("viking", "Don't| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
-        ("deepseek-llm", "Don|'|t| add| |12345|+|x|  | y|\n|\n|z"),
-        ("deepseek-coder", "Don|'|t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z"),
-        ("deepseek-v3", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
+        ("gpt-2", "Don|'t| add| 12345|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
+        ("smollm", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
+        ("llama-bpe", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("qwen2", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("tekken", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LLa|B世カc"),
+        ("qwen35", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("gpt-4o", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B世カc"),
+        ("llama4", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B世カc"),
+        ("hunyuan", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("hunyuan-dense", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LLaB|世カ|c"),
+        ("dbrx", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("command-r", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
+        ("lfm2", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("exaone4", "Don|'t| add| 12345|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
+        ("exaone-moe", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z I|'LL|aB世カc"),
+        ("minimax-m2", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B世カc"),
+        ("seed-coder", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
+        ("kimi-k2", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B|世|カc"),
+        ("falcon", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
+        ("default", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
+        ("bloom", "Don't| add| 12345+x|  | y|\n\n|z| I'LLaB世カc"),
+        ("viking", "Don't| add| |1|2|3|4|5|+x|  | y|\n\n|z| I'LLaB世カc"),
+        ("deepseek-llm", "Don|'|t| add| |12345|+|x|  | y|\n|\n|z| I|'|LLaB|世カ|c"),
+        ("deepseek-coder", "Don|'|t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z| I|'|LLaB|世カ|c"),
+        ("deepseek-v3", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LLaB|世カ|c"),
     ],
 )
 def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None:
-    assert pieces(pre, "Don't add 12345+x   y\n\nz") == expected.split("|")
-
-
-@each_case(
-    ("pre", "expected"),
-    [
-        ("hunyuan-dense", "a|世界カタ|bc| (|foo|)Bar"),
-        ("hunyuan", "a世界カタbc| (|foo|)Bar"),
-        ("deepseek-llm", "a|世界カタ|bc| (|foo|)|Bar"),
-        ("kimi-k2", "a|世界|カタbc| (|foo|)Bar"),
-    ],
-)
-def test_chinese_and_japanese_are_cut_off_where_the_rule_has_it(pre: str, expected: str) -> None:
-    assert pieces(pre, "a世界カタbc (foo)Bar") == expected.split("|")
+    assert pieces(pre, "Don't add 12345+x   y\n\nz I'LLaB世カc") == expected.split("|")
 
 
 def test_a_whole_word_comes_before_merges_where_the_rule_has_it() -> None:
-    unmerged = {"tokenizer.ggml.merges": []}
-    for pre, expected in (("glm4", ["ab"]), ("lfm2", ["ab"]), ("chatglm-bpe", ["a", "b"])):
-        tokenizer, _ = convert_tokenizer(byte_level(pre, **unmerged))
-        assert tokenizer.encode("ab", add_special_tokens=False).tokens == expected, pre
+    """ "abc" is in the vocabulary and no merge makes it."""
+    for pre in ("glm4", "lfm2", "llama-bpe", "chatglm-bpe", "smollm"):
+        tokenizer, _ = convert_tokenizer(byte_level(pre))
+        expected = ["ab", "c"] if pre in ("chatglm-bpe", "smollm") else ["abc"]
+        assert tokenizer.encode("abc", add_special_tokens=False).tokens == expected, pre
 
 
 def test_control_tokens_are_one_id_and_special_and_user_defined_ones_are_plain() -> None:
@@ -104,14 +92,6 @@ def test_control_tokens_are_one_id_and_special_and_user_defined_ones_are_plain()
     assert ids == [256, 258, BYTE_ALPHABET.index("c"), 259]
     assert tokenizer.decode(ids) == "abc<think>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "ab<|end|>c<think>"
-
-
-def test_llama3_takes_a_word_whole_when_it_has_it() -> None:
-    """ "abc" is in the vocabulary and no merge makes it."""
-    whole, _ = convert_tokenizer(byte_level("llama-bpe"))
-    merged, _ = convert_tokenizer(byte_level("smollm"))
-    assert whole.encode("abc", add_special_tokens=False).tokens == ["abc"]
-    assert merged.encode("abc").tokens == ["ab", "c"]
 
 
 @each_case(
@@ -194,16 +174,20 @@ def test_a_warning_about_the_vocabulary_stays_with_its_directory(tmp_path: Path)
     assert tokenizer_warnings(tmp_path) == []
 
 
-def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
-    with pytest.raises(BadFileError, match=r"'superbpe'.*smollm"):
-        convert_tokenizer(byte_level("superbpe"))
-    unnamed = {k: v for k, v in byte_level("qwen2").items() if not k.endswith(".pre")}
-    with pytest.raises(BadFileError, match=r"tokenizer\.ggml\.pre.*converted since"):
-        convert_tokenizer(unnamed)
-    with pytest.raises(BadFileError, match="'bert'"):
-        convert_tokenizer({"tokenizer.ggml.model": "bert"})
-    with pytest.raises(BadFileError, match=r"tokenizer\.ggml\.merges"):
-        convert_tokenizer({k: v for k, v in byte_level("qwen2").items() if "merges" not in k})
+@each_case(
+    ("metadata", "words"),
+    [
+        (byte_level("superbpe"), r"'superbpe'.*smollm"),
+        (byte_level("x", **{"tokenizer.ggml.pre": None}), r"tokenizer\.ggml\.pre.*converted since"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert'"),
+        (byte_level("qwen2", **{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),
+    ],
+)
+def test_unknown_rules_are_refused_and_the_fix_is_named(
+    metadata: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadFileError, match=words):
+        convert_tokenizer({key: value for key, value in metadata.items() if value is not None})
 
 
 SENTENCEPIECE = {
@@ -220,27 +204,24 @@ SENTENCEPIECE = {
 }  # fmt: skip
 
 
-def test_sentencepiece_merges_the_best_score_first() -> None:
-    tokenizer, config = convert_tokenizer(SENTENCEPIECE)
+@each_case(
+    ("text", "tokens", "changes"),
+    [
+        # bc (-1) before ab (-2): the space and the first a are left, and join.
+        ("abc", "<s> \u2581a bc", {}),
+        ("bcab abc", "<s> \u2581 bc ab \u2581a bc", {}),
+        ("a é\n", "<s> \u2581a \u2581 <0xC3> <0xA9> <0x0A>", {}),
+        ("ab", "<s> ab", {"tokenizer.ggml.add_space_prefix": False}),
+    ],
+)
+def test_sentencepiece_merges_the_best_score_first_and_spells_the_rest_in_bytes(
+    text: str, tokens: str, changes: dict[str, Any]
+) -> None:
+    tokenizer, config = convert_tokenizer(SENTENCEPIECE | changes)
     assert config["add_bos_token"] is True
-    # bc (-1) before ab (-2): the space and the first a are left, and join.
-    assert tokenizer.encode("abc").tokens == ["<s>", "\u2581a", "bc"]
-    assert tokenizer.encode("bcab abc").tokens == [
-        "<s>", "\u2581", "bc", "ab", "\u2581a", "bc",
-    ]  # fmt: skip
-
-
-def test_sentencepiece_spells_unknown_characters_in_bytes_and_back() -> None:
-    tokenizer, _ = convert_tokenizer(SENTENCEPIECE)
-    encoded = tokenizer.encode("a é\n")
-    assert "<0xC3>" in encoded.tokens and "<unk>" not in encoded.tokens
-    assert tokenizer.decode(encoded.ids) == "a é\n"
-
-
-def test_sentencepiece_without_a_space_in_front() -> None:
-    tokenizer, _ = convert_tokenizer(SENTENCEPIECE | {"tokenizer.ggml.add_space_prefix": False})
-    ids = tokenizer.encode("ab", add_special_tokens=False)
-    assert ids.tokens == ["ab"] and tokenizer.decode(ids.ids) == "ab"
+    encoded = tokenizer.encode(text)
+    assert encoded.tokens == tokens.split(" ")
+    assert tokenizer.decode(encoded.ids) == text
 
 
 @pytest.fixture(scope="module")

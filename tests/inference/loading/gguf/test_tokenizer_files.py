@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,9 @@ from inference.loading.gguf.tokenizer import convert_tokenizer
 from inference.loading.gguf.tokenizer_files import base_repositories, tokenizer_directory
 from inference.protocol.load_errors import BadFileError, DownloadFailedError
 from tests.cases import each_case
+from tests.inference.loading.gguf.test_tokenizer import BYTE_ALPHABET
 
-ALPHABET = [
-    *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),
-    *(chr(256 + i) for i in range(68)),
-]
-TOKENS = [*ALPHABET, "ab", "<|end|>"]
+TOKENS = [*BYTE_ALPHABET, "ab", "<|end|>"]
 REPO_URL = "https://huggingface.co/org/base"
 TEMPLATE = "{{ messages[0].content }}"
 
@@ -40,40 +35,41 @@ def metadata(pre: str, **changes: Any) -> dict[str, Any]:
 
 
 class Repositories:
-    """Folders by repository name; others cannot be had."""
+    """Has the base repository where that has a folder, and no others."""
 
-    def __init__(self, **folders: Path) -> None:
-        self.folders = folders
+    def __init__(self, base: Path | None = None) -> None:
+        self.base = base
         self.asked: list[str] = []
 
     def fetch(self, repo: str) -> Path:
         self.asked.append(repo)
-        if repo not in self.folders:
+        if repo != "org/base" or self.base is None:
             raise DownloadFailedError(f"{repo} cannot be had")
-        return self.folders[repo]
+        return self.base
+
+
+def header(folder: Path, contents: dict[str, Any]) -> GGUFHeader:
+    path = folder / "model.gguf"
+    path.write_bytes(json.dumps(contents).encode())
+    size = path.stat().st_size
+    return GGUFHeader(path=path, metadata=contents, tensors={}, data_offset=size)
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "tokenizer_config.json").read_text())
+    return found
 
 
 @pytest.fixture
-def header(tmp_path: Path) -> Callable[[dict[str, Any]], GGUFHeader]:
-    def make(contents: dict[str, Any]) -> GGUFHeader:
-        path = tmp_path / "model.gguf"
-        path.write_bytes(json.dumps(contents).encode())
-        size = path.stat().st_size
-        return GGUFHeader(path=path, metadata=contents, tensors={}, data_offset=size)
-
-    return make
-
-
-@pytest.fixture
-def base_folder(tmp_path: Path) -> Path:
-    """The base repository: a tokenizer with the file's vocabulary, by a rule of its own."""
+def base(tmp_path: Path) -> Repositories:
+    """Its tokenizer has the file's vocabulary, and a rule of its own."""
     folder = tmp_path / "base"
     folder.mkdir()
     tokenizer, config = convert_tokenizer(metadata("qwen2", **{"tokenizer.ggml.tokens": TOKENS}))
     tokenizer.save(str(folder / "tokenizer.json"))
     config |= {"chat_template": TEMPLATE, "model_max_length": 512}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+    return Repositories(folder)
 
 
 @each_case(
@@ -99,72 +95,65 @@ def test_repositories_that_the_metadata_names(given: dict[str, Any], expected: l
 
 
 def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
-    header: Any, base_folder: Path, tmp_path: Path
+    base: Repositories, tmp_path: Path
 ) -> None:
-    repositories = Repositories(**{"org/base": base_folder})
     contents = metadata("superbpe", **{"tokenizer.ggml.add_bos_token": False})
-    directory = tokenizer_directory(header(contents), tmp_path, repositories.fetch)
+    directory = tokenizer_directory(header(tmp_path, contents), tmp_path, base.fetch)
     written = Tokenizer.from_file(str(directory / "tokenizer.json"))
     assert written.encode("ab<|end|>").ids == [256, 257]
-    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config = config_of(directory)
     assert config["model_max_length"] == 512, "a key that the file lacks is the base's"
     assert (config["add_bos_token"], config["eos_token"]) == (False, "<|end|>")
     assert config["chat_template"] == TEMPLATE
-    repositories.asked.clear()
-    assert tokenizer_directory(header(contents), tmp_path, repositories.fetch) == directory
-    assert repositories.asked == [], "converted once"
+    base.asked.clear()
+    assert tokenizer_directory(header(tmp_path, contents), tmp_path, base.fetch) == directory
+    assert base.asked == [], "converted once"
 
 
 @pytest.mark.parametrize("lacking", ["a known rule", "a vocabulary"])
 def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
-    lacking: str, header: Any, base_folder: Path, tmp_path: Path
+    lacking: str, base: Repositories, tmp_path: Path
 ) -> None:
     contents = {} if lacking == "a vocabulary" else metadata("superbpe")
     contents.pop("general.base_model.count", None)
     snapshot = tmp_path / "models--org--base-GGUF" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    moved = header(contents).path.rename(snapshot / "model.gguf")
-    repositories = Repositories(**{"org/base": base_folder})
-    found = replace(header(contents), path=moved)
-    directory = tokenizer_directory(found, tmp_path / "cache", repositories.fetch)
-    assert repositories.asked[0] == "org/base"
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    assert config["chat_template"] == TEMPLATE
+    found = header(snapshot, contents)
+    directory = tokenizer_directory(found, tmp_path / "cache", base.fetch)
+    assert base.asked[0] == "org/base"
+    assert config_of(directory)["chat_template"] == TEMPLATE
 
 
-def test_the_files_own_template_wins(header: Any, base_folder: Path, tmp_path: Path) -> None:
-    contents = metadata("superbpe", **{"tokenizer.chat_template": "own"})
-    fetch = Repositories(**{"org/base": base_folder}).fetch
-    directory = tokenizer_directory(header(contents), tmp_path, fetch)
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    assert config["chat_template"] == "own"
-
-
-def test_another_vocabulary_is_refused_by_its_first_token(
-    header: Any, base_folder: Path, tmp_path: Path
+@each_case(
+    ("changes", "has_base", "words"),
+    [
+        (
+            {"tokenizer.ggml.tokens": [*BYTE_ALPHABET, "<|end|>", "ab", "[PAD258]"]},
+            True,
+            r"token 256 is '<\|end\|>', which there is 257.*beside",
+        ),
+        ({}, False, r"'superbpe'.*org/base cannot be had.*beside the file"),
+        ({"general.base_model.count": 0}, False, "names no repository"),
+    ],
+)
+def test_what_was_tried_is_reported(
+    base: Repositories, tmp_path: Path, changes: dict[str, Any], has_base: bool, words: str
 ) -> None:
-    tokens = [*ALPHABET, "<|end|>", "ab", "[PAD258]"]
-    contents = metadata("superbpe", **{"tokenizer.ggml.tokens": tokens})
-    fetch = Repositories(**{"org/base": base_folder}).fetch
-    with pytest.raises(BadFileError, match=r"token 256 is '<\|end\|>', which there is 257.*beside"):
-        tokenizer_directory(header(contents), tmp_path, fetch)
-
-
-def test_what_was_tried_is_reported(header: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadFileError, match=r"'superbpe'.*org/base cannot be had.*beside the file"):
-        tokenizer_directory(header(metadata("superbpe")), tmp_path, Repositories().fetch)
-    nameless = metadata("superbpe", **{"general.base_model.count": 0})
-    with pytest.raises(BadFileError, match="names no repository"):
-        tokenizer_directory(header(nameless), tmp_path, Repositories().fetch)
+    found = header(tmp_path, metadata("superbpe", **changes))
+    with pytest.raises(BadFileError, match=words):
+        tokenizer_directory(found, tmp_path, (base if has_base else Repositories()).fetch)
 
 
 def test_a_missing_template_is_the_bases_or_asked_for_again(
-    header: Any, base_folder: Path, tmp_path: Path
+    base: Repositories, tmp_path: Path
 ) -> None:
-    known = header(metadata("qwen2"))
+    known = header(tmp_path, metadata("qwen2"))
     without = tokenizer_directory(known, tmp_path, Repositories().fetch)
-    assert "chat_template" not in json.loads((without / "tokenizer_config.json").read_text())
-    fetch = Repositories(**{"org/base": base_folder}).fetch
-    directory = tokenizer_directory(known, tmp_path, fetch)
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    assert config["chat_template"] == TEMPLATE
+    assert "chat_template" not in config_of(without)
+    directory = tokenizer_directory(known, tmp_path, base.fetch)
+    assert config_of(directory)["chat_template"] == TEMPLATE
+
+
+def test_the_files_own_template_wins(base: Repositories, tmp_path: Path) -> None:
+    own = header(tmp_path, metadata("superbpe", **{"tokenizer.chat_template": "own"}))
+    assert config_of(tokenizer_directory(own, tmp_path, base.fetch))["chat_template"] == "own"

@@ -1,11 +1,13 @@
-"""One change of a model's files for each seed: of bits, values, types, sizes, names, counts."""
+"""A few changes of a model's files for each seed: of bits, values, types, sizes, names, counts."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,97 +15,179 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tests.inference.loading.mutations.gguf_changes import mutated_gguf
-from tests.inference.loading.mutations.odd_values import MOST_CHANGES, NUMBERS, damaged, json_value
+from inference.loading.gguf.header import STRING
+from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
 
-
-def mutate(kind: str, source: Path, target: Path, rng: random.Random) -> Path:
-    """Writes a changed copy of ``source`` under ``target``, and returns the source of a load."""
-    target.mkdir(parents=True, exist_ok=True)
-    if kind == "gguf":
-        if (tokenizer := source.parent / "tokenizer.json").is_file():
-            shutil.copy(tokenizer, target)
-        (target / "model.gguf").write_bytes(mutated_gguf(source.read_bytes(), source, rng))
-        return target / "model.gguf"
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    documents = sorted(path for path in target.glob("*.json") if path.name != "tokenizer.json")
-    for _ in range(rng.randint(1, MOST_CHANGES)):
-        if rng.random() < 0.5:
-            _mutate_document(rng.choice(documents), rng)
-        else:
-            _mutate_safetensors(next(target.glob("*.safetensors")), rng)
-    return target
-
-
-# config.json and its like
-
-
-def _mutate_document(path: Path, rng: random.Random) -> None:
-    if rng.random() < 0.1:
-        content = path.read_bytes()
-        path.write_bytes(damaged(content, len(content), rng))
-        return
-    try:
-        document = json.loads(path.read_bytes())
-    except ValueError:
-        return
-    if not isinstance(document, dict):
-        return
-    places = list(_places(document))
-    if rng.random() < 0.1 or not places:
-        document[rng.choice(ADDED_KEYS)] = json_value(None, rng)
-    else:
-        holder, key = rng.choice(places)
-        if rng.random() < 0.15:
-            del holder[key]
-        else:
-            holder[key] = json_value(holder[key], rng)
-    path.write_text(json.dumps(document))
-
-
+MOST_CHANGES = 3
+LONG = 8
+"""Lists of more items, which are vocabularies, change as a whole."""
+NUMBERS: tuple[Any, ...] = (
+    *(0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 48, 63, 64, 65, 96, 128, 255, 256, 257, 1000, 1025),
+    *(-1, -2, -64, 2**15, 2**16, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40),
+    *(2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)),
+)
+FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 1e-30, 0.5, 1.0, -1.0, 1e9, 1e38)
+TEXTS = (
+    *("", "llama", "qwen2", "gpt2", "yarn", "linear", "longrope", "full_attention", "\0"),
+    *("F32", "BF16", "I8", "U8", "F8_E4M3", "C64", "x" * 5000),
+)
+OTHERS = (None, True, False, [], {}, [[[]]], [None], {"a": 1}, "128", 1e300)
 ADDED_KEYS = (
     *("head_dim", "num_key_value_heads", "sliding_window", "rope_scaling", "rope_parameters"),
     *("partial_rotary_factor", "layer_types", "quantization_config", "eos_token_id", "num_experts"),
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "text_config", "vision_config"),
 )
+ADDED_PAIRS = (
+    *(("{}.rope.scaling.type", STRING, "yarn"), ("{}.rope.scaling.factor", 6, 2.0)),
+    *((f"{{}}.{name}", 4, 1) for name in ("rope.dimension_count", "attention.sliding_window")),
+    *((f"{{}}.{name}", 4, 1) for name in ("attention.key_length", "nextn_predict_layers")),
+    *((f"{{}}.{name}", 4, 1) for name in ("expert_count", "expert_used_count")),
+    ("{}.rope.scaling.original_context_length", 4, 1),
+    *(("general.alignment", 4, 1), ("general.base_model.count", 10, 1)),
+    *((f"tokenizer.ggml.{name}_token_id", 5, 1) for name in ("eos", "unknown")),
+)
 
 
-def _places(document: Any) -> Any:
+def mutate(kind: str, source: Path, target: Path, rng: random.Random) -> Path:
+    """Writes a changed copy of ``source`` under ``target``, and returns the source of a load."""
+    target.mkdir(parents=True, exist_ok=True)
+    num_changes = rng.randint(1, MOST_CHANGES)
+    if kind == "gguf":
+        if (tokenizer := source.parent / "tokenizer.json").is_file():
+            shutil.copy(tokenizer, target)
+        return _mutate_gguf(source, target / "model.gguf", num_changes, rng)
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    documents = sorted(path for path in target.glob("*.json") if path.name != "tokenizer.json")
+    weights = next(target.glob("*.safetensors"))
+    for _ in range(num_changes):
+        if rng.random() < 0.5:
+            path = rng.choice(documents)
+            document = json.loads(path.read_bytes())
+            _change(document, rng)
+            path.write_text(json.dumps(document))
+        elif rng.random() < 0.7 or not _resize(weights, rng):
+            _change_header(weights, rng)
+    if rng.random() < 0.15:
+        path = rng.choice([*documents, weights, weights])
+        header_bytes = _header(weights)[1] if path == weights else path.stat().st_size
+        _damage(path, path.read_bytes(), header_bytes, rng)
+    return target
+
+
+def _mutate_gguf(source: Path, target: Path, num_changes: int, rng: random.Random) -> Path:
+    file = EditableGGUF.read(source)
+    if rng.random() < 0.25:
+        content = source.read_bytes()
+        _damage(target, content, len(content) - len(file.data), rng)
+        return target
+    architecture, data = file.pair("general.architecture").value, bytearray(file.data)
+    pairs, infos = (list(map(dataclasses.asdict, records)) for records in (file.pairs, file.infos))
+    for _ in range(num_changes):
+        match rng.randrange(16):
+            case 0:
+                key, kind, value = rng.choice(ADDED_PAIRS)
+                pairs.append(dataclasses.asdict(Pair(key.format(architecture), kind, value)))
+            case 1:
+                del data[rng.randrange(len(data) or 1) :]
+            case 2:  # weights and scales become any bits
+                for at in rng.sample(range(len(data)), min(100, len(data))):
+                    data[at] = rng.choice((0, 0x7C, 0x7F, 0x80, 0xFF))
+            case 3:
+                number = rng.choice((*NUMBERS, len(infos) - 1, len(pairs) - 1)) & (2**64 - 1)
+                setattr(file, rng.choice(("num_pairs", "num_infos")), number)
+            case _:
+                _change(rng.choice((pairs, infos)), rng, is_record=True)
+    file.pairs, file.infos = [Pair(**pair) for pair in pairs], [Info(**info) for info in infos]
+    file.data = bytes(data)
+    return file.write(target)
+
+
+def _damage(path: Path, content: bytes, header_bytes: int, rng: random.Random) -> None:
+    """Bits and numbers anywhere in a header, or a file that ends early or late."""
+    changed = bytearray(content)
+    match rng.randrange(4):
+        case 0:
+            for _ in range(rng.randint(1, 8)):
+                changed[rng.randrange(min(header_bytes, len(changed)))] ^= 1 << rng.randrange(8)
+        case 1:
+            width = rng.choice((1, 2, 4, 8))
+            at = rng.randrange(max(1, header_bytes - width))
+            number = rng.choice(NUMBERS) & (256**width - 1)
+            changed[at : at + width] = number.to_bytes(width, "little")
+        case 2:
+            del changed[rng.randrange(len(changed)) :]
+        case _:
+            changed += bytes(rng.randrange(1, 100))
+    path.write_bytes(changed)
+
+
+def _change(document: Any, rng: random.Random, *, is_record: bool = False) -> None:
+    """One value, or what holds it. ``is_record``: the keys stay, and each value's type."""
+    holder, key = rng.choice(list(_places(document)))
+    others = [place for place in _places(document) if type(place[0][place[1]]) is type(holder[key])]
+    match rng.randrange(8):
+        case 0 if isinstance(holder, list) or not is_record:
+            del holder[key]
+        case 1 if isinstance(holder, list):
+            holder.append(holder[key])
+        case 1 if not is_record:
+            holder[key + rng.choice(("x", ".bias", "_scale"))] = holder.pop(key)
+        case 2:
+            other, other_key = rng.choice(others)
+            holder[key], other[other_key] = other[other_key], holder[key]
+        case 3 if not is_record:
+            document[rng.choice(ADDED_KEYS)] = _value(None, rng, is_record)
+        case _:
+            holder[key] = _value(holder[key], rng, is_record)
+
+
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
     """Every value by what holds it and its key."""
     items = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in list(items):
         yield document, key
-        if isinstance(value, dict | list):
+        is_short = isinstance(value, list) and (len(value) <= LONG or isinstance(value[0], dict))
+        if isinstance(value, dict) or is_short:
             yield from _places(value)
 
 
-# safetensors
+def _value(value: Any, rng: random.Random, is_record: bool) -> Any:
+    """Shapes have often as many elements as before, so that only the model is contradicted."""
+    near: tuple[Any, ...] = TEXTS if isinstance(value, str) else ()
+    if isinstance(value, int) and not isinstance(value, bool):
+        near = (value + 1, value - 1, value * 2, value // 2, -value, *NUMBERS)
+    elif isinstance(value, float):
+        near = (value / 2, -value, *FLOATS)
+    elif isinstance(value, dict):
+        near = (value,)
+    elif isinstance(value, list):
+        near = (value[:-1], value + value[:1], value[::-1], [*value, 1])
+        if value and all(isinstance(item, int) for item in value):
+            near += ([math.prod(value)], [value[0] * 2, *value[1:-1], value[-1] // 2])
+    elif is_record and not near:
+        near = NUMBERS
+    if near and (is_record or rng.random() < 0.5):
+        return rng.choice(near)
+    return rng.choice((*NUMBERS, *FLOATS, *TEXTS, *OTHERS))
 
 
-def _mutate_safetensors(path: Path, rng: random.Random) -> None:
-    if rng.random() < 0.3 and _resized(path, rng):
-        return
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Returns the header of safetensors, and where the tensors' bytes begin."""
     content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    try:
-        header = json.loads(content[8 : 8 + length])
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or rng.random() < 0.15:
-        path.write_bytes(damaged(content, min(len(content), 8 + length), rng))
-        return
-    names = [name for name in header if isinstance(header[name], dict) and name != "__metadata__"]
-    if not names:
-        return
-    data = content[8 + length :]
-    text = _changed_header(header, names, rng)
-    if rng.random() < 0.1:
-        data = data[: rng.randrange(len(data) + 1)]
-    written = text.encode()
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), end
+
+
+def _change_header(path: Path, rng: random.Random) -> None:
+    header, end = _header(path)
+    _change(header, rng)
+    written, data = json.dumps(header).encode(), path.read_bytes()[end:]
+    if rng.random() < 0.1:  # a name twice
+        written = written[:-1] + b"," + json.dumps({next(iter(header)): {}}).encode()[1:]
     path.write_bytes(len(written).to_bytes(8, "little") + written + data)
 
 
-def _resized(path: Path, rng: random.Random) -> bool:
+def _resize(path: Path, rng: random.Random) -> bool:
     """One tensor of another size, in a file that is right by itself; whether there was one."""
     try:
         tensors = load_file(path)
@@ -111,7 +195,7 @@ def _resized(path: Path, rng: random.Random) -> bool:
         return False
     name = rng.choice(sorted(tensors))
     tensor = tensors[name]
-    if not tensor.dim() or 0 in tensor.shape:
+    if not tensor.numel() or not tensor.dim():
         return False
     axis = rng.randrange(tensor.dim())
     size = tensor.shape[axis]
@@ -122,45 +206,3 @@ def _resized(path: Path, rng: random.Random) -> bool:
         tensors[name] = torch.cat((tensor, tensor), dim=axis)
     save_file(tensors, path)
     return True
-
-
-def _changed_header(header: dict[str, Any], names: list[str], rng: random.Random) -> str:
-    name, other = rng.choice(names), rng.choice(names)
-    entry = header[name]
-    match rng.randrange(8):
-        case 0 | 1 | 2:
-            entry["shape"] = _changed_shape(entry.get("shape"), rng)
-        case 3:
-            entry["dtype"] = rng.choice(("F32", "F16", "BF16", "I8", "U8", "I32", "F8_E4M3", "C64"))
-            entry["shape"] = _changed_shape(entry.get("shape"), rng)
-        case 4:
-            header[name], header[other] = header[other], header[name]
-        case 5:
-            entry["data_offsets"] = header[other].get("data_offsets")
-        case 6:
-            header[name + rng.choice(("x", ".bias", "_scale"))] = header.pop(name)
-        case _:
-            twice = json.dumps({name: header[other]})[1:-1]
-            return f"{json.dumps(header)[:-1]},{twice}}}"
-    return json.dumps(header)
-
-
-def _changed_shape(shape: Any, rng: random.Random) -> Any:
-    """Often with as many elements as before, so that nothing but the model is contradicted."""
-    if not isinstance(shape, list) or not shape:
-        return [rng.choice(NUMBERS)]
-    changed = list(shape)
-    at = rng.randrange(len(changed))
-    match rng.randrange(5):
-        case 0:
-            changed.reverse()
-        case 1:
-            return [math.prod(changed)]
-        case 2:
-            return [*changed, 1]
-        case 3 if isinstance(changed[at], int) and changed[at] % 2 == 0:
-            changed[at] //= 2
-            changed[at - 1] *= 2
-        case _:
-            changed[at] = rng.choice(NUMBERS)
-    return changed

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from gguf.constants import GGMLQuantizationType as Type
@@ -61,22 +61,9 @@ def _mixture_gguf(case: str, folder: Path) -> Path:
     return mixtures.written(found, folder / "dense", folder / "model.gguf")
 
 
-def _hybrid_gguf(folder: Path) -> Path:
+def _state_gguf(save: Callable[[Any, Path], Path], build: Callable[[], Any], folder: Path) -> Path:
     hybrids.save_tokenizer(folder)
-    return hybrid_gguf.save_gguf(
-        hybrids.qwen3_next(),
-        folder / "model.gguf",
-    )
-
-
-def _lfm2_gguf(folder: Path) -> Path:
-    hybrids.save_tokenizer(folder)
-    return state_gguf.save_lfm2(states.lfm2(), folder / "model.gguf")
-
-
-def _granite4_gguf(folder: Path) -> Path:
-    hybrids.save_tokenizer(folder)
-    return state_gguf.save_granite4(states.granite4(), folder / "model.gguf")
+    return save(build(), folder / "model.gguf")
 
 
 def _directory(model_type: str, folder: Path, **overrides: object) -> Path:
@@ -111,27 +98,23 @@ def _adapter(folder: Path) -> Path:
 
 
 ROPES = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SUBJECTS: dict[str, Subject] = {
     "llama.gguf": Subject("gguf", partial(_llama_gguf, types={})),
     "packed llama.gguf": Subject("gguf", _packed_llama),
     "qwen3moe.gguf": Subject("gguf", partial(_mixture_gguf, "qwen3_moe")),
     "glm4moe.gguf": Subject("gguf", partial(_mixture_gguf, "glm4_moe")),
-    "qwen3next.gguf": Subject("gguf", _hybrid_gguf),
-    "lfm2.gguf": Subject("gguf", _lfm2_gguf),
-    "granite4.gguf": Subject("gguf", _granite4_gguf),
+    "qwen3next.gguf": Subject(
+        "gguf", partial(_state_gguf, hybrid_gguf.save_gguf, hybrids.qwen3_next)
+    ),
+    "lfm2.gguf": Subject("gguf", partial(_state_gguf, state_gguf.save_lfm2, states.lfm2)),
+    "granite4.gguf": Subject(
+        "gguf", partial(_state_gguf, state_gguf.save_granite4, states.granite4)
+    ),
     "llama": Subject("safetensors", partial(_directory, "llama", **ROPES)),
     "gemma2": Subject("safetensors", partial(_directory, "gemma2", query_pre_attn_scalar=16)),
     "phi3": Subject("safetensors", partial(_directory, "phi3", pad_token_id=0)),
-    "qwen3_moe": Subject(
-        "safetensors",
-        partial(
-            _directory,
-            "qwen3_moe",
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=32,
-        ),
-    ),
+    "qwen3_moe": Subject("safetensors", partial(_directory, "qwen3_moe", **EXPERTS)),
     "qwen3_5": Subject(
         "safetensors", lambda folder: hybrids.save(hybrids.qwen3_5(), folder / MODEL)
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,40 +126,25 @@ def groups_of(format: str, type: str, bits: int) -> dict[str, Any]:
     }
 
 
+PACKED = groups_of("pack-quantized", "int", 4)
 Make = Callable[[int, int], tuple[Tensors, torch.Tensor]]
 CASES: dict[str, tuple[dict[str, Any], str, Make]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", awq),
-    "gptq of 4 bits": (
-        {"quant_method": "gptq", "bits": 4},
-        "INT4",
-        lambda rows, columns: gptq(4, rows, columns),
-    ),
-    "gptq of 8 bits": (
-        {"quant_method": "gptq", "bits": 8},
-        "INT8",
-        lambda rows, columns: gptq(8, rows, columns),
-    ),
+    "gptq of 4 bits": ({"quant_method": "gptq", "bits": 4}, "INT4", partial(gptq, 4)),
+    "gptq of 8 bits": ({"quant_method": "gptq", "bits": 8}, "INT8", partial(gptq, 8)),
     "gptq, ordered by activation": (
         {"quant_method": "gptq", "bits": 4, "desc_act": True},
         "BF16",
         gptq_by_activation,
     ),
-    "packed": (
-        groups_of("pack-quantized", "int", 4),
-        "INT4",
-        lambda rows, columns: compressed(rows, columns, has_zeros=False),
-    ),
-    "packed, with zeros": (
-        groups_of("pack-quantized", "int", 4),
-        "INT4",
-        lambda rows, columns: compressed(rows, columns, has_zeros=True),
-    ),
+    "packed": (PACKED, "INT4", partial(compressed, has_zeros=False)),
+    "packed, with zeros": (PACKED, "INT4", partial(compressed, has_zeros=True)),
     "int8": (groups_of("int-quantized", "int", 8), "INT8", int8_rows),
     "fp8 of rows": (groups_of("float-quantized", "float", 8), "F8_E4M3", fp8_rows),
     "fp8 of blocks": (
         {"quant_method": "fp8", "weight_block_size": [40, 48]},
         "F8_E4M3",
-        lambda rows, columns: fp8((40, 48), rows, columns),
+        partial(fp8, (40, 48)),
     ),
     "fp8 of all": ({"quant_method": "fp8", "weight_block_size": None}, "F8_E4M3", fp8_static),
 }

@@ -5,6 +5,7 @@ with those matrices."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,33 +27,47 @@ from tests.inference.loading.safetensors.packed_formats import CASES, Tensors, g
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
+NAME = "m.q_proj.weight"
+Change = Callable[[Tensors], object]
+
+
+def packed(path: Path, tensors: Tensors, quantization: Quantization) -> PackedFiles:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+
+
+def opened_packed(
+    case: str, folder: Path, change: Change = lambda _: None
+) -> tuple[PackedFiles, Tensors, torch.Tensor]:
+    """A matrix's files, the tensors in them, and the values that its format defines."""
+    declared, _, make = CASES[case]
+    quantization = read_quantization({"quantization_config": declared})
+    assert quantization is not None
+    tensors, expected = make(64, 96)
+    change(tensors)
+    named = {f"m.q_proj.{name}": tensor for name, tensor in tensors.items()}
+    return packed(folder / "x.safetensors", named, quantization), tensors, expected
+
 
 @each_case("case", CASES)
 def test_a_matrix_comes_out_as_the_format_defines_it(case: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    declared, format, make = CASES[case]
-    tensors, expected = make(64, 96)
-    path = tmp_path / "x.safetensors"
-    save_file({f"m.q_proj.{name}": tensor for name, tensor in tensors.items()}, path)
-    quantization = read_quantization({"quantization_config": declared})
-    assert quantization is not None
-    files = PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
-    name = "m.q_proj.weight"
-    assert set(files.names) == {name}
-    assert files.shape_of(name) == (64, 96)
-    assert files.format_of(name) == format
+    format = CASES[case][1]
+    files, tensors, expected = opened_packed(case, tmp_path)
+    assert set(files.names) == {NAME}
+    assert files.shape_of(NAME) == (64, 96)
+    assert files.format_of(NAME) == format
     # What a zero point takes away is kept in float16, where it is below 2.
-    torch.testing.assert_close(files.dense(name).float(), expected, rtol=0, atol=2**-11)
-    rows = files[name].stored_rows(8, 24)
+    torch.testing.assert_close(files.dense(NAME).float(), expected, rtol=0, atol=2**-11)
+    rows = files[NAME].stored_rows(8, 24)
     assert rows.shape == (16, 96)
     found = rows.weight if isinstance(rows, DenseWeight) else rows.dequantize()
-    assert torch.equal(found.float(), files.dense(name)[8:24].float())
-    kept = files.stored(name)
+    assert torch.equal(found.float(), files.dense(NAME)[8:24].float())
+    kept = files.stored(NAME)
     if format in ("INT4", "INT8"):
         assert isinstance(kept, GroupedWeight) and kept.bits == (4 if format == "INT4" else 8)
-    beside = {"activation_scale"} & tensors.keys()
-    assert files.bytes_of(name) <= sum(t.nbytes for t in tensors.values())
-    assert beside or files.bytes_of(name) == sum(t.nbytes for t in tensors.values())
+    read = {name: tensor for name, tensor in tensors.items() if name != "activation_scale"}
+    assert files.bytes_of(NAME) == sum(tensor.nbytes for tensor in read.values())
 
 
 QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -108,14 +123,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     "nvfp4-pack-quantized": groups_of("nvfp4-pack-quantized", "float", 4),
     "without its groups": {"quant_method": "compressed-tensors"},
     "'mxfp4'": {"quant_method": "mxfp4"},
+    "bits is 4.0, not a whole number": {"quant_method": "gptq", "bits": 4.0},
 }
 
 
 @each_case("words", REFUSED)
 def test_what_is_not_read_is_refused_by_name(words: str) -> None:
-    with pytest.raises(BadFileError, match="quantised with") as refusal:
+    with pytest.raises(BadFileError, match=re.escape(words)):
         read_quantization({"quantization_config": REFUSED[words]})
-    assert words in str(refusal.value)
 
 
 def test_a_text_model_beside_a_tower_is_quantised_as_the_outer_config_reports() -> None:
@@ -126,90 +141,76 @@ def test_a_text_model_beside_a_tower_is_quantised_as_the_outer_config_reports() 
     assert read_quantization({"text_config": {}}) is None
 
 
-def test_a_scaled_matrix_without_its_scale_is_refused(tmp_path: Path) -> None:
-    path, quantization = tmp_path / "x.safetensors", Quantization(method="fp8")
-    weight = {"m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}
-    save_file(weight, path)
-    with pytest.raises(BadFileError, match=r"m\.weight is quantised and has no scale"):
-        PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
-    save_file(weight | {"m.weight_scale_inv": torch.zeros(1, 1, dtype=torch.uint8)}, path)
-    with pytest.raises(BadFileError, match="stored as U8"):
-        PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+FLOATS = torch.zeros(64, 96).to(torch.float8_e4m3fn)
+UNSCALED = "no scales of rows, blocks or groups"
 
 
-def _opened_packed(case: str, change: Callable[[Tensors], None], path: Path) -> PackedFiles:
-    declared, _, make = CASES[case]
-    quantization = read_quantization({"quantization_config": declared})
-    assert quantization is not None
-    tensors, _ = make(64, 96)
-    change(tensors)
-    save_file({f"m.q_proj.{name}": t.contiguous() for name, t in tensors.items()}, path)
-    return PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
-
-
-def _cut(name: str, axis: int = 0) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[name] = tensors[name].narrow(axis, 0, tensors[name].shape[axis] - 1)
-
-    return change
-
-
-def _set(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[name] = tensor
-
-    return change
-
-
-UNFIT: list[tuple[str, Callable[[Tensors], None], str]] = [
-    ("awq", _cut("scales", 1), r"scales is 3 x 63 and should be 3 x 64"),
-    ("awq", _cut("qzeros"), r"qzeros is 2 x 8 and should be 3 x 8"),
-    ("awq", _set("scales", torch.ones(3, 64, dtype=torch.int32)), "scales is stored as I32"),
-    ("awq", _set("qweight", torch.ones(96, dtype=torch.int32)), "should be a matrix"),
-    ("gptq of 8 bits", _cut("g_idx"), r"g_idx is 95 and should be 96"),
-    ("gptq of 8 bits", _cut("scales"), r"scales is 2 x 64|qzeros is 3 x 16 and should be 2 x 16"),
-    ("packed", _cut("weight_packed"), "weight_packed has 63 rows"),
-    ("packed", _cut("weight_packed", 1), "weight_packed has 11 words a row"),
-    ("packed", _cut("weight_scale"), r"weight_scale is 63 x 3 and should be 64 x 3"),
-    ("packed", _set("weight_shape", torch.tensor([64, 2**40])), "weight_packed has 12 words a row"),
-    ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape is 64, and"),
-    ("packed, with zeros", _cut("weight_zero_point", 1), "weight_zero_point is 8 x 2"),
-]
-
-
-@each_case(("case", "change", "words"), UNFIT)
-def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(
-    case: str, change: Callable[[Tensors], None], words: str, tmp_path: Path
+@each_case(
+    ("tensors", "words"),
+    [
+        ({"m.weight": FLOATS}, r"m\.weight is quantised and has no scale"),
+        (
+            {"m.weight": FLOATS, "m.weight_scale_inv": torch.zeros(1, 1, dtype=torch.uint8)},
+            "stored as U8",
+        ),
+        *(
+            ({"m.weight": FLOATS, "m.weight_scale": torch.ones(shape)}, UNSCALED)
+            for shape in ((3, 1), (64, 2, 1), (64, 7), (65, 1))
+        ),
+        ({"m.weight": FLOATS.to(torch.int8), "m.weight_scale": torch.ones(2, 2)}, UNSCALED),
+    ],
+)
+def test_a_scaled_matrix_without_its_scales_is_refused(
+    tensors: Tensors, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadFileError, match=words):
-        _opened_packed(case, change, tmp_path / "x.safetensors")
+        packed(tmp_path / "x.safetensors", tensors, Quantization(method="fp8"))
+
+
+def _cut(name: str, axis: int = 0) -> Change:
+    return lambda tensors: tensors.update(
+        {name: tensors[name].narrow(axis, 0, tensors[name].shape[axis] - 1)}
+    )
+
+
+def _set(name: str, tensor: torch.Tensor) -> Change:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+@each_case(
+    ("case", "change", "words"),
+    [
+        ("awq", _cut("scales", 1), r"scales is 3 x 63 and should be 3 x 64"),
+        ("awq", _cut("qzeros"), r"qzeros is 2 x 8 and should be 3 x 8"),
+        ("awq", _set("scales", torch.ones(3, 64, dtype=torch.int32)), "scales is stored as I32"),
+        ("awq", _set("qweight", torch.ones(96, dtype=torch.int32)), "should be a matrix"),
+        ("gptq of 8 bits", _cut("g_idx"), r"g_idx is 95 and should be 96"),
+        (
+            "gptq of 8 bits",
+            _cut("scales"),
+            r"scales is 2 x 64|qzeros is 3 x 16 and should be 2 x 16",
+        ),
+        ("packed", _cut("weight_packed"), "weight_packed has 63 rows"),
+        ("packed", _cut("weight_packed", 1), "weight_packed has 11 words a row"),
+        ("packed", _cut("weight_scale"), r"weight_scale is 63 x 3 and should be 64 x 3"),
+        (
+            "packed",
+            _set("weight_shape", torch.tensor([64, 2**40])),
+            "weight_packed has 12 words a row",
+        ),
+        ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape is 64, and"),
+        ("packed, with zeros", _cut("weight_zero_point", 1), "weight_zero_point is 8 x 2"),
+    ],
+)
+def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(
+    case: str, change: Change, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFileError, match=words):
+        opened_packed(case, tmp_path, change)
 
 
 def test_a_group_that_has_no_scales_is_refused_when_it_is_read(tmp_path: Path) -> None:
     groups = _set("g_idx", torch.full((96,), 3, dtype=torch.int32))
-    files = _opened_packed("gptq of 8 bits", groups, tmp_path / "x.safetensors")
+    files, _, _ = opened_packed("gptq of 8 bits", tmp_path, groups)
     with pytest.raises(BadFileError, match="g_idx names the group 3 of 3"):
-        files.stored("m.q_proj.weight")
-
-
-@each_case(
-    ("scales", "dtype"),
-    [
-        *((scales, torch.float8_e4m3fn) for scales in ((3, 1), (64, 2, 1), (64, 7), (65, 1))),
-        ((2, 2), torch.int8),
-    ],
-)
-def test_scales_of_no_rows_blocks_or_groups_are_refused(
-    scales: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
-) -> None:
-    path = tmp_path / "x.safetensors"
-    weight = torch.zeros(64, 96).to(dtype)
-    save_file({"m.weight": weight, "m.weight_scale": torch.ones(scales)}, path)
-    with pytest.raises(BadFileError, match="no scales of rows, blocks or groups"):
-        PackedFiles(SafetensorsFiles([path], is_quantized=True), Quantization(method="fp8"))
-
-
-def test_bits_are_a_whole_number() -> None:
-    declared = {"quant_method": "gptq", "bits": 4.0}
-    with pytest.raises(BadFileError, match=r"bits is 4\.0, not a whole number"):
-        read_quantization({"quantization_config": declared})
+        files.stored(NAME)

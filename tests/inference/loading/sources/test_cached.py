@@ -9,6 +9,7 @@ import pytest
 from inference.loading.sources.cached import delete_cached, list_cached
 from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.protocol.load_errors import BadSourceError
+from tests.cases import each_case
 
 SOURCE = "huggingface:org/tiny"
 
@@ -85,31 +86,20 @@ def test_a_file_that_another_revision_has_stays(cache: Path) -> None:
     assert not (cache / "huggingface/models--org--tiny").exists()
 
 
-def test_one_file_of_several(cache: Path) -> None:
+def test_one_file_of_several_a_whole_package_and_what_is_not_there(cache: Path) -> None:
     assert delete_cached(cache, SOURCE, "one", ["sub/b.gguf"]) == 10
-    (model, _, _) = list_cached(cache)
-    assert [file.name for file in model.files] == ["a.gguf"]
-
-
-def test_a_package_goes_whole(cache: Path) -> None:
+    assert [file.name for file in list_cached(cache)[0].files] == ["a.gguf"]
     assert delete_cached(cache, "pypi:tiny-model-1.0", "") == 4
     assert len(list_cached(cache)) == 2
-
-
-def test_what_is_not_there_is_deleted_already(cache: Path) -> None:
     assert delete_cached(cache, "huggingface:org/other", "one") == 0
     assert delete_cached(cache, SOURCE, "three") == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "revision"),
     [
-        (SOURCE, ".."),
-        (SOURCE, "a/../../b"),
-        (SOURCE, ""),
-        ("pypi:..", ""),
-        ("pypi:a/b", ""),
-        ("path:/models/m.gguf", ""),
+        *((SOURCE, revision) for revision in ("..", "a/../../b", "")),
+        *((source, "") for source in ("pypi:..", "pypi:a/b", "path:/models/m.gguf")),
     ],
 )
 def test_nothing_outside_the_cache_is_touched(cache: Path, source: str, revision: str) -> None:

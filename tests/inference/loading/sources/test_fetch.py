@@ -31,21 +31,8 @@ def test_what_is_there_is_reported(tmp_path: Path) -> None:
 
 
 @each_case(("number", "code"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "download_failed")])
-def test_a_disk_that_takes_nothing_is_reported(
+def test_what_a_full_disk_broke_off_is_reported_and_among_what_is_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: str
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fetch, "fetch_files", refuse)
-    outcome = fetch.fetch(order(tmp_path, "pypi:tiny"), lambda _: None)
-    assert isinstance(outcome, FetchFailed)
-    assert outcome.failure.code == code
-    assert os.strerror(number) in outcome.failure.message
-
-
-def test_what_a_full_disk_broke_off_is_among_what_is_removed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     repository = repository_dir(hub_cache_dir(tmp_path), "org/tiny")
     partial = repository / "blobs" / "blob.incomplete"
@@ -54,11 +41,13 @@ def test_what_a_full_disk_broke_off_is_among_what_is_removed(
         pending_add(repository, "one", {"a.gguf": PendingFile(num_bytes=9, etag="blob")})
         partial.parent.mkdir(parents=True)
         partial.write_bytes(b"123")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fetch, "fetch_files", break_off)
     outcome = fetch.fetch(order(tmp_path, "huggingface:org/tiny"), lambda _: None)
     assert isinstance(outcome, FetchFailed)
+    assert outcome.failure.code == code
+    assert os.strerror(number) in outcome.failure.message
     assert outcome.new_files == {"huggingface:org/tiny@one": ["a.gguf"]}
     Fetcher(tmp_path, lambda: 1).remove(outcome.new_files)
     assert not partial.exists() and not repository.exists()

@@ -37,46 +37,41 @@ def test_quants_are_read_off_names() -> None:
     assert quants == ["Q4_0", None, "Q4_K_M", "Q8_0", "F16"]
 
 
-@each_case("wanted", ["Q8_0", "q8_0", "tiny-Q8_0.gguf", "tiny-Q8_0"])
-def test_a_quant_is_found_by_its_name_or_its_file(wanted: str) -> None:
-    assert choose_weights(QUANTS, wanted, GB) == ("tiny-Q8_0.gguf",)
+MORE = QUANTS | dict.fromkeys(("tiny-UD-Q6_K.gguf", "tiny-UD-Q5_K_XL.gguf", "tiny-Q4_K_S.gguf"), GB)
+BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
 
 
 @each_case(
-    ("wanted", "found"),
+    ("sizes", "wanted", "free_gb", "found"),
     [
-        ("q4k", "tiny-Q4_K_M.gguf"),
-        ("Q4_K", "tiny-Q4_K_M.gguf"),
-        ("q80", "tiny-Q8_0.gguf"),
-        ("q6k", "tiny-UD-Q6_K.gguf"),
-        ("ud-q6", "tiny-UD-Q6_K.gguf"),
-        ("UD-Q5_K_XL", "tiny-UD-Q5_K_XL.gguf"),
+        *((QUANTS, name, 1, "tiny-Q8_0.gguf") for name in ("Q8_0", "q8_0", "tiny-Q8_0.gguf")),
+        (QUANTS, "tiny-Q8_0", 1, "tiny-Q8_0.gguf"),
+        # By the names of Ollama and the like.
+        (MORE, "q4k", 1, "tiny-Q4_K_M.gguf"),
+        (MORE, "Q4_K", 1, "tiny-Q4_K_M.gguf"),
+        (MORE, "q80", 1, "tiny-Q8_0.gguf"),
+        (MORE, "q6k", 1, "tiny-UD-Q6_K.gguf"),
+        (MORE, "ud-q6", 1, "tiny-UD-Q6_K.gguf"),
+        (MORE, "UD-Q5_K_XL", 1, "tiny-UD-Q5_K_XL.gguf"),
+        # The largest that fits; where none does, the smallest is left to the preflight.
+        (QUANTS, None, 10, "tiny-Q8_0.gguf"),
+        (QUANTS, None, 100, "tiny.f16.gguf"),
+        (QUANTS, None, 1, "tiny-Q4_K_M.gguf"),
+        # Safetensors come before GGUF.
+        (BOTH, None, 100, "model.safetensors"),
+        (BOTH, "Q8_0", 100, "tiny-Q8_0.gguf"),
+        (BOTH, "model.safetensors", 1, "model.safetensors"),
     ],
 )
-def test_a_quant_is_found_by_the_originals_names(wanted: str, found: str) -> None:
-    more = {"tiny-UD-Q6_K.gguf": GB, "tiny-UD-Q5_K_XL.gguf": GB, "tiny-Q4_K_S.gguf": GB}
-    assert choose_weights(QUANTS | more, wanted, GB) == (found,)
-
-
-def test_the_largest_that_fits_is_the_default() -> None:
-    assert choose_weights(QUANTS, None, 10 * GB) == ("tiny-Q8_0.gguf",)
-    assert choose_weights(QUANTS, None, 100 * GB) == ("tiny.f16.gguf",)
-
-
-def test_when_none_fits_the_smallest_is_left_to_preflight() -> None:
-    assert choose_weights(QUANTS, None, GB) == ("tiny-Q4_K_M.gguf",)
-
-
-def test_safetensors_come_before_gguf() -> None:
-    sizes = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
-    assert choose_weights(sizes, None, 100 * GB) == ("model.safetensors",)
-    assert choose_weights(sizes, "Q8_0", 100 * GB) == ("tiny-Q8_0.gguf",)
-    assert choose_weights(sizes, "model.safetensors", GB) == ("model.safetensors",)
+def test_weights_are_chosen(
+    sizes: dict[str, int], wanted: str | None, free_gb: int, found: str
+) -> None:
+    assert choose_weights(sizes, wanted, free_gb * GB) == (found,)
 
 
 def test_parts_come_together_and_in_order() -> None:
-    assert choose_weights(SHARDS, "Q4_0", GB) == tuple(sorted(SHARDS))
-    assert choose_weights(SHARDS, "big-Q4_0-00001-of-00003.gguf", GB) == tuple(sorted(SHARDS))
+    for wanted in ("Q4_0", "big-Q4_0-00001-of-00003.gguf"):
+        assert choose_weights(SHARDS, wanted, GB) == tuple(sorted(SHARDS))
 
 
 @each_case(
@@ -98,12 +93,9 @@ def test_two_models_of_one_quant_must_be_distinguished() -> None:
         choose_weights({"a-Q4_0.gguf": 1, "b-Q4_0.gguf": 1}, "Q4_0", GB)
 
 
-def test_no_weights_at_all() -> None:
+def test_missing_weights_and_parts_are_named() -> None:
     with pytest.raises(MissingFileError, match=r"model\.safetensors"):
         choose_weights({"README.md": 1}, None, GB)
-
-
-def test_a_missing_part_is_named() -> None:
     check_shards(sorted(SHARDS))
     with pytest.raises(MissingFileError, match=r"big-Q4_0-00002-of-00003\.gguf"):
         check_shards([name for name in SHARDS if "00002" not in name])
@@ -145,61 +137,51 @@ def test_two_mmproj_files_are_refused() -> None:
         wanted_files("Q4_K_M+none+mmproj-F16.gguf")
 
 
+PREFERRED = ("mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-F32.gguf")
+
+
 @each_case(
-    ("without", "found"),
-    [
-        ((), "mmproj-BF16.gguf"),
-        (("BF16",), "mmproj-F16.gguf"),
-        (("BF16", "F16"), "mmproj-Q8_0.gguf"),
-        (("BF16", "F16", "Q8_0"), "mmproj-F32.gguf"),
-        (("BF16", "F16", "Q8_0", "F32"), None),
-    ],
+    ("without", "found"), [(PREFERRED[:i], name) for i, name in enumerate([*PREFERRED, None])]
 )
 def test_the_preferred_type(without: tuple[str, ...], found: str | None) -> None:
-    sizes = {
-        name: size
-        for name, size in TYPES.items()
-        if name not in {f"mmproj-{quant}.gguf" for quant in without}
-    }
+    sizes = {name: size for name, size in TYPES.items() if name not in without}
     chosen = choose_files(sizes, wanted_files("Q4_K_M"), 0)
     assert (chosen.weights, chosen.projector) == (("x-Q4_K_M.gguf",), found)
     assert chosen.names == ("x-Q4_K_M.gguf", *([] if found is None else [found]))
     assert projector_beside(sizes | {"model.safetensors": GB}, ["model.safetensors"]) is None
 
 
+NAMED = (
+    "mmproj-Qwen3-VL-2B-F16.gguf",
+    "mmproj-Qwen3-VL-2B-Instruct-f16.gguf",
+    "Other-4B.mmproj-f16.gguf",
+    "mmproj-model-f16.gguf",
+    "another-model-Q4_0.gguf",
+)
+OF_4B, ABOVE = "mmproj-model-f16-4B.gguf", "mmproj-F16.gguf"
+
+
 @each_case(
-    ("weights", "found"),
+    ("names", "weights", "found"),
     [
-        ("Qwen3-VL-2B-Q4_K_M.gguf", "mmproj-Qwen3-VL-2B-F16.gguf"),
-        ("Qwen3-VL-2B-Instruct-Q8_0-00001-of-00002.gguf", "mmproj-Qwen3-VL-2B-Instruct-f16.gguf"),
-        ("Other-4B.Q4_0.gguf", "Other-4B.mmproj-f16.gguf"),
-        ("strange-Q4_0.gguf", "mmproj-model-f16.gguf"),
+        (NAMED, "Qwen3-VL-2B-Q4_K_M.gguf", "mmproj-Qwen3-VL-2B-F16.gguf"),
+        (
+            NAMED,
+            "Qwen3-VL-2B-Instruct-Q8_0-00001-of-00002.gguf",
+            "mmproj-Qwen3-VL-2B-Instruct-f16.gguf",
+        ),
+        (NAMED, "Other-4B.Q4_0.gguf", "Other-4B.mmproj-f16.gguf"),
+        (NAMED, "strange-Q4_0.gguf", "mmproj-model-f16.gguf"),
+        # One of another name where there is one model alone.
+        ((OF_4B, "gemma-Q8_0.gguf"), "gemma-Q4_0.gguf", OF_4B),
+        ((OF_4B, "llama-Q4_0.gguf"), "gemma-Q4_0.gguf", None),
+        # Beside the weights or in a folder above.
+        ((ABOVE, "other/mmproj-BF16.gguf"), "Q4/x-Q4_0.gguf", ABOVE),
+        ((ABOVE, "Q4/mmproj-F32.gguf"), "Q4/x-Q4_0.gguf", "Q4/mmproj-F32.gguf"),
     ],
 )
-def test_the_one_that_is_named_like_the_weights(weights: str, found: str) -> None:
-    names = (
-        "mmproj-Qwen3-VL-2B-F16.gguf",
-        "mmproj-Qwen3-VL-2B-Instruct-f16.gguf",
-        "Other-4B.mmproj-f16.gguf",
-        "mmproj-model-f16.gguf",
-        "another-model-Q4_0.gguf",
-    )
-    sizes = dict.fromkeys((*names, weights), GB)
-    assert projector_beside(sizes, [weights]) == found
-
-
-def test_one_of_another_name_where_there_is_one_model_alone() -> None:
-    sizes = {"gemma-Q4_0.gguf": GB, "gemma-Q8_0.gguf": GB, "mmproj-model-f16-4B.gguf": GB}
-    assert projector_beside(sizes, ["gemma-Q4_0.gguf"]) == "mmproj-model-f16-4B.gguf"
-    sizes["llama-Q4_0.gguf"] = GB
-    assert projector_beside(sizes, ["gemma-Q4_0.gguf"]) is None
-
-
-def test_beside_the_weights_or_in_a_folder_above() -> None:
-    sizes = {"Q4/x-Q4_0.gguf": GB, "mmproj-F16.gguf": GB, "other/mmproj-BF16.gguf": GB}
-    assert projector_beside(sizes, ["Q4/x-Q4_0.gguf"]) == "mmproj-F16.gguf"
-    sizes["Q4/mmproj-F32.gguf"] = GB
-    assert projector_beside(sizes, ["Q4/x-Q4_0.gguf"]) == "Q4/mmproj-F32.gguf"
+def test_the_one_of_the_weights(names: tuple[str, ...], weights: str, found: str | None) -> None:
+    assert projector_beside(dict.fromkeys((*names, weights), GB), [weights]) == found
 
 
 def test_it_counts_where_weights_are_chosen_by_their_size() -> None:

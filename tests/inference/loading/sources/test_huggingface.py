@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from inference.loading.sources import disk, huggingface
+from inference.loading.sources import disk
 from inference.loading.sources.files import TEXT_FILES, ModelFiles
 from inference.loading.sources.hub_sources import HubSource, hub_cache_dir
 from inference.loading.sources.huggingface import Repository
@@ -23,6 +23,7 @@ from inference.protocol.load_errors import (
     UnknownArchitectureError,
 )
 from inference.protocol.load_progress import LoadProgress
+from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving
 
 FILES = {
@@ -90,63 +91,57 @@ def test_an_mmproj_file_is_fetched_for_a_model_that_reads_images(
     assert offline.projector is not None and offline.projector.read_bytes() == b"v" * 3000
 
 
-def test_what_an_embedding_model_declares_is_fetched(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file in a folder too; what other runtimes want is left there."""
-    wanted = ("model.safetensors", "modules.json", "sentence_bert_config.json")
-    for name in (*wanted, "1_Pooling/config.json", "onnx/model.onnx"):
-        hub.files[name] = name.encode()
-    monkeypatch.setattr(huggingface, "check_directory_config", lambda directory: None)
-    files, _ = download(hub.url, tmp_path, wanted=None)
-    pooling = files.directory / "1_Pooling" / "config.json"
-    assert pooling.read_bytes() == b"1_Pooling/config.json"
-    assert all((files.directory / name).is_file() for name in wanted)
-    assert not (files.directory / "onnx").exists()
-
-
-def test_a_model_whose_tokenizer_lowers_the_case_is_judged_with_its_tokenizer(
-    hub: FakeHub, tmp_path: Path
-) -> None:
-    """BAAI/bge-small-en is published so."""
-    transformer = {"path": "", "type": "sentence_transformers.models.Transformer"}
-    pooling = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+def test_what_an_embedding_model_declares_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    """A file in a folder too, and the tokenizer where that alone lowers the case, as that of
+    BAAI/bge-small-en; what other runtimes want is left there."""
+    bert = {"model_type": "bert", "architectures": ["BertModel"], "max_position_embeddings": 512}
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128}
+    modules = "sentence_transformers.models"
     declared: dict[str, object] = {
-        "config.json": {
-            "model_type": "bert",
-            "architectures": ["BertModel"],
-            "vocab_size": 128,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "max_position_embeddings": 512,
-        },
-        "modules.json": [transformer, pooling],
+        "config.json": bert | sizes,
+        "modules.json": [
+            {"path": "", "type": f"{modules}.Transformer"},
+            {"path": "1_Pooling", "type": f"{modules}.Pooling"},
+        ],
         "1_Pooling/config.json": {"pooling_mode_cls_token": True},
         "sentence_bert_config.json": {"do_lower_case": True},
         "tokenizer.json": {"normalizer": {"type": "BertNormalizer", "lowercase": True}},
+        "model.safetensors": "weights",
     }
-    for name, content in declared.items():
-        hub.files[name] = json.dumps(content).encode()
-    hub.files["model.safetensors"] = b"weights"
+    hub.files |= {name: json.dumps(content).encode() for name, content in declared.items()}
+    hub.files["onnx/model.onnx"] = b"other"
     files, _ = download(hub.url, tmp_path, wanted=None)
-    assert files.weights[0].read_bytes() == b"weights"
+    for name in declared:
+        assert (files.directory / name).read_bytes() == hub.files[name]
+    assert not (files.directory / "onnx").exists()
 
 
-def test_no_weights_are_fetched_of_an_architecture_that_nobody_runs(
-    hub: FakeHub, tmp_path: Path
+@each_case(
+    ("config", "architecture", "wanted", "error", "words", "fetched"),
+    [
+        (b'{"model_type": "reformer"}', None, None, UnknownArchitectureError, "reformer", True),
+        # The hub reports the architecture of GGUF files.
+        (b"{}", "rwkv", "Q4_0", UnknownArchitectureError, "rwkv", False),
+        (b"{}", "llama", "Q4_1", QuantizationNotFoundError, "Q4_0", False),
+    ],
+)
+def test_no_weights_are_fetched_for_a_load_that_is_refused(
+    hub: FakeHub,
+    tmp_path: Path,
+    config: bytes,
+    architecture: str | None,
+    wanted: str | None,
+    error: type[LoadError],
+    words: str,
+    fetched: bool,
 ) -> None:
-    hub.files["config.json"] = b'{"model_type": "reformer"}'
-    hub.files["model.safetensors"] = b"weights"
-    with pytest.raises(UnknownArchitectureError, match="reformer"):
-        download(hub.url, tmp_path, wanted=None)
-    assert "model.safetensors" not in hub.fetched
-
-
-def test_the_hub_reports_the_architecture_of_gguf_files(hub: FakeHub, tmp_path: Path) -> None:
-    hub.gguf = {"architecture": "rwkv", "total": 1}
-    with pytest.raises(UnknownArchitectureError, match="rwkv"):
-        download(hub.url, tmp_path)
-    assert hub.fetched == []
+    weights = {"model.safetensors": b"weights"} if wanted is None else {}
+    hub.files = FILES | {"config.json": config} | weights
+    hub.gguf = {"architecture": architecture, "total": 1}
+    hub.ranges.clear()
+    with pytest.raises(error, match=words):
+        download(hub.url, tmp_path, wanted=wanted)
+    assert bool(hub.fetched) is fetched and "model.safetensors" not in hub.fetched
 
 
 def test_a_full_disk_is_reported_with_both_numbers_before_anything_is_fetched(
@@ -160,13 +155,17 @@ def test_a_full_disk_is_reported_with_both_numbers_before_anything_is_fetched(
     assert hub.fetched == []
 
 
-def test_what_is_cached_needs_no_room(
+def test_what_is_cached_needs_no_room_and_no_network(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    download(hub.url, tmp_path)
+    first, _ = download(hub.url, tmp_path)
     monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 0)
-    files, _ = download(hub.url, tmp_path)
-    assert files.weights[0].read_bytes() == FILES["x-Q4_0.gguf"]
+    hub.ranges.clear()
+    assert download(hub.url, tmp_path)[0] == first and hub.fetched == []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert download(hub.url, tmp_path)[0].weights == first.weights
+    with pytest.raises(DownloadFailedError, match="org/other is not in the cache"):
+        download(hub.url, tmp_path, repo="org/other")
 
 
 def test_a_tokenizer_is_fetched_without_weights_and_kept(hub: FakeHub, tmp_path: Path) -> None:
@@ -176,38 +175,12 @@ def test_a_tokenizer_is_fetched_without_weights_and_kept(hub: FakeHub, tmp_path:
     assert download_texts("org/tiny", "http://127.0.0.1:9", tmp_path) == directory
 
 
-@pytest.mark.parametrize("repo", ["org/gated", "org/broken", "org/none", "no name"])
-def test_a_tokenizer_that_cannot_be_had_is_a_load_error(
-    hub: FakeHub, tmp_path: Path, repo: str
-) -> None:
-    with pytest.raises(LoadError):
-        download_texts(repo, hub.url, tmp_path)
-
-
-def test_what_is_cached_is_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
-    first, _ = download(hub.url, tmp_path)
-    hub.ranges.clear()
-    second, _ = download(hub.url, tmp_path)
-    assert second == first
-    assert hub.fetched == []
-
-
-def test_without_a_network_the_cache_answers(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, _ = download(hub.url, tmp_path)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert download(hub.url, tmp_path)[0].weights == first.weights
-    with pytest.raises(DownloadFailedError, match="org/other is not in the cache"):
-        download(hub.url, tmp_path, repo="org/other")
-
-
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(DownloadFailedError, match="cannot be asked"):
         download("http://127.0.0.1:9", tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("repo", "error", "named"),
     [
         ("org/none", RepoFetchFailedError, "no repository org/none"),
@@ -221,19 +194,16 @@ def test_refusals_are_named(
 ) -> None:
     with pytest.raises(error, match=named):
         download(hub.url, tmp_path, repo=repo)
-
-
-def test_a_quant_that_is_not_there(hub: FakeHub, tmp_path: Path) -> None:
-    with pytest.raises(QuantizationNotFoundError, match="Q4_0"):
-        download(hub.url, tmp_path, wanted="Q4_1")
-    assert hub.fetched == []
+    with pytest.raises(error):
+        download_texts(repo, hub.url, tmp_path)
 
 
 def test_the_users_own_cache_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub_cache_dir(tmp_path) == tmp_path / "huggingface"
-    monkeypatch.setenv("HF_HOME", "/somewhere")
-    assert hub_cache_dir(tmp_path) == Path("/somewhere/hub")
-    monkeypatch.setenv("HF_HUB_CACHE", "/elsewhere")
-    assert hub_cache_dir(tmp_path) == Path("/elsewhere")
-    monkeypatch.setenv("HELEXA_HF_CACHE", "/ours")
-    assert hub_cache_dir(tmp_path) == Path("/ours")
+    for name, value, expected in (
+        ("HF_HOME", "/somewhere", "/somewhere/hub"),
+        ("HF_HUB_CACHE", "/elsewhere", "/elsewhere"),
+        ("HELEXA_HF_CACHE", "/ours", "/ours"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert hub_cache_dir(tmp_path) == Path(expected)

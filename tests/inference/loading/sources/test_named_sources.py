@@ -61,7 +61,7 @@ def fetched(scheme: str, cache: Path) -> ModelFiles:
     return fetch_files(spec(scheme), cache, 10**9, lambda _: None)
 
 
-def test_two_sources_never_share_files_of_one_repository(
+def test_two_sources_share_neither_files_of_one_repository_nor_tokens(
     lab: FakeHub, helexa: FakeHub, tmp_path: Path
 ) -> None:
     (of_lab,), (of_helexa,) = fetched("lab", tmp_path).weights, fetched("helexa", tmp_path).weights
@@ -71,18 +71,9 @@ def test_two_sources_never_share_files_of_one_repository(
         assert path.is_relative_to(tmp_path / "sources" / scheme)
         assert path.resolve().is_relative_to(tmp_path / "sources" / scheme)
     assert not (tmp_path / "huggingface").exists()
-
-
-def test_each_source_is_sent_its_own_token_alone(
-    lab: FakeHub, helexa: FakeHub, tmp_path: Path
-) -> None:
-    fetched("lab", tmp_path)
-    fetched("helexa", tmp_path)
     fetch_tokenizer("helexa:org/tiny", tmp_path, lambda _: None)
-    assert hub_identity(spec("lab")) == lab.commit
-    assert hub_identity(spec("helexa")) == helexa.commit
-    assert lab.tokens == {"Bearer lab-secret"}
-    assert helexa.tokens == {None}
+    assert (hub_identity(spec("lab")), hub_identity(spec("helexa"))) == (lab.commit, helexa.commit)
+    assert (lab.tokens, helexa.tokens) == ({"Bearer lab-secret"}, {None})
 
 
 def test_what_a_source_refuses_names_its_token(

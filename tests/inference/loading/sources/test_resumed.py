@@ -4,7 +4,7 @@ it is meanwhile."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from inference.loading.sources.resumed import partial_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress
+from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving
 
 WEIGHTS = random.Random(8).randbytes(1_500_000)
@@ -24,6 +25,7 @@ HALF = 1_200_000
 WRITTEN = constants.DOWNLOAD_CHUNK_SIZE
 """What huggingface_hub writes at once, of what it has received."""
 LARGE_BYTES = WRITTEN * 3 // 2
+Change = Callable[[Path], object]
 SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0")
 
 
@@ -40,23 +42,16 @@ def partial(hub: FakeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
     return partial_of(repository / "blobs" / hub.etag(name))
 
 
-def pull_half(hub: FakeHub, cache: Path) -> None:
-    """Cancelled in the middle of the weights."""
-    hub.stop_at = LARGE_BYTES * 4 // 5
-    file = partial(hub, cache)
-    fetched = Fetcher(cache, lambda: 1 << 30).fetch(
-        SPEC,
-        lambda _: None,
-        lambda: file.is_file() and file.stat().st_size >= WRITTEN,
-    )
-    assert fetched is None
-    hub.stop_at = None
-
-
 @pytest.mark.slow
 def test_a_pull_after_a_cancel_asks_for_the_rest_alone(hub: FakeHub, tmp_path: Path) -> None:
     hub.files["x-Q4_0.gguf"] = large = random.Random(8).randbytes(LARGE_BYTES)
-    pull_half(hub, tmp_path)
+    hub.stop_at = LARGE_BYTES * 4 // 5
+    file = partial(hub, tmp_path)
+    cancelled = Fetcher(tmp_path, lambda: 1 << 30).fetch(
+        SPEC, lambda _: None, lambda: file.is_file() and file.stat().st_size >= WRITTEN
+    )
+    assert cancelled is None
+    hub.stop_at = None
     done = partial(hub, tmp_path).stat().st_size
     (model,) = list_cached(tmp_path)
     assert model.is_partial and model.partial_bytes == done
@@ -81,55 +76,47 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
-def lengthen(file: Path) -> None:
-    file.write_bytes(bytes(len(WEIGHTS) + 1))
+def continued(hub: FakeHub, folder: Path, content: bytes, change: Change) -> list[str]:
+    """The ranges that are asked for where the download left ``content``."""
+    target = folder / hub.etag("x-Q4_0.gguf")
+    partial_of(target).write_bytes(content)
+    change(partial_of(target))
+    hub.ranges.clear()
+    url, sha256 = f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf", target.name
+    resumed.transfer(url, target, num_bytes=len(WEIGHTS), headers={}, sha256=sha256)
+    assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
+    return [wanted for _, wanted in hub.ranges]
 
 
-def complete(file: Path) -> None:
-    file.write_bytes(WEIGHTS)
-
-
-@pytest.mark.parametrize("change", [damage, lengthen, complete])
-@pytest.mark.parametrize("serves_ranges", [True, False])
+@each_case("serves_ranges", [True, False])
+@each_case(
+    ("change", "asked"),
+    [
+        (damage, [f"bytes={HALF}-"]),
+        (lambda file: file.write_bytes(bytes(len(WEIGHTS) + 1)), [""]),
+        (lambda file: file.write_bytes(WEIGHTS), []),
+    ],
+)
 def test_whatever_came_before_the_file_is_right_in_the_end(
-    hub: FakeHub, tmp_path: Path, change, serves_ranges: bool
+    hub: FakeHub, tmp_path: Path, change: Change, asked: list[str], serves_ranges: bool
 ) -> None:
     hub.serves_ranges = serves_ranges
-    target = tmp_path / hub.etag("x-Q4_0.gguf")
-    partial_of(target).write_bytes(WEIGHTS[:HALF])
-    change(partial_of(target))
-    resumed.transfer(
-        f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf",
-        target,
-        num_bytes=len(WEIGHTS),
-        headers={},
-        sha256=target.name,
-    )
-    assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
-    first = {damage: f"bytes={HALF}-", lengthen: ""}
-    assert hub.ranges[:1] == [("x-Q4_0.gguf", first[change])] if change in first else not hub.ranges
+    assert continued(hub, tmp_path, WEIGHTS[:HALF], change)[:1] == asked
 
 
-@pytest.mark.parametrize("change", [lambda _: None, damage])
+@each_case(("change", "num_pieces"), [(lambda _: None, 3), (damage, 7)])
 def test_a_file_too_large_for_one_answer_continues_in_pieces(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Change,
+    num_pieces: int,
 ) -> None:
+    """What is damaged comes anew, once."""
     monkeypatch.setattr(resumed, "PIECE_BYTES", 400_000)
-    target = tmp_path / hub.etag("x-Q4_0.gguf")
-    partial_of(target).write_bytes(WEIGHTS[:615_000])  # 41 %
-    change(partial_of(target))
-    resumed.transfer(
-        f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf",
-        target,
-        num_bytes=len(WEIGHTS),
-        headers={},
-        sha256=target.name,
-    )
-    assert target.read_bytes() == WEIGHTS
-    ranges = [wanted for _, wanted in hub.ranges]
+    ranges = continued(hub, tmp_path, WEIGHTS[:615_000], change)
     rest = ["bytes=615000-1014999", "bytes=1015000-1414999", "bytes=1415000-1499999"]
-    assert ranges[:3] == rest
-    assert len(ranges) == (3 if change is not damage else 7), "what is damaged comes anew, once"
+    assert (ranges[:3], len(ranges)) == (rest, num_pieces)
 
 
 def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(

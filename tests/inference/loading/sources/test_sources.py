@@ -31,9 +31,10 @@ def fetched(source: str, tmp_path: Path, **changes: object) -> list[str]:
 @pytest.fixture
 def shelf(tmp_path: Path) -> Path:
     directory = tmp_path / "shelf"
-    directory.mkdir()
+    (directory / "empty").mkdir(parents=True)
     for quant in ("Q4_0", "Q8_0"):
         (directory / f"x-{quant}.gguf").write_bytes(quant.encode() * 10)
+    (directory / "notes.txt").write_text("x")
     return directory
 
 
@@ -69,7 +70,7 @@ def test_a_gguf_in_capitals_or_without_a_suffix(shelf: Path, tmp_path: Path) -> 
         fetched(f"path:{blob}", tmp_path, file="mmproj-y.gguf")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "changes", "error"),
     [
         ("path:nowhere", {}, MissingFileError),
@@ -77,7 +78,7 @@ def test_a_gguf_in_capitals_or_without_a_suffix(shelf: Path, tmp_path: Path) -> 
         ("path:shelf/x-Q4_0.gguf", {"file": "Q8_0"}, BadSourceError),
         ("path:shelf", {"file": "Q5_K_M"}, QuantizationNotFoundError),
         ("path:shelf", {"revision": "main"}, BadSourceError),
-        ("path:empty", {}, MissingFileError),
+        ("path:shelf/empty", {}, MissingFileError),
     ],
 )
 def test_refusals(
@@ -88,9 +89,7 @@ def test_refusals(
     changes: dict[str, object],
     error: type[LoadError],
 ) -> None:
-    (shelf / "notes.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(shelf.parent)
     with pytest.raises(error) as caught:
         fetched(source, tmp_path, **changes)
     assert caught.value.failure.code == error.code

@@ -23,17 +23,13 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> SafetensorsFiles:
     return SafetensorsFiles([folder / "model.safetensors"])
 
 
-@pytest.fixture
-def stacked() -> dict[str, torch.Tensor]:
-    return {
+def test_stacks_are_cut_where_they_lie(tmp_path: Path) -> None:
+    stacked = {
         f"{LAYER}.input_layernorm.weight": torch.randn(HIDDEN),
         f"{LAYER}.mlp.gate.weight": torch.randn(NUM_EXPERTS, HIDDEN),
         f"{LAYER}.mlp.experts.gate_up_proj": torch.randn(NUM_EXPERTS, 2 * INNER, HIDDEN),
         f"{LAYER}.mlp.experts.down_proj": torch.randn(NUM_EXPERTS, HIDDEN, INNER),
     }
-
-
-def test_stacks_are_cut_where_they_lie(tmp_path: Path, stacked: dict[str, torch.Tensor]) -> None:
     files = by_expert(saved(tmp_path, stacked))
     gate_up = stacked[f"{LAYER}.mlp.experts.gate_up_proj"]
     expert = f"{LAYER}.mlp.experts.2"

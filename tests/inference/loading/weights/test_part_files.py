@@ -13,24 +13,18 @@ from gguf.constants import GGMLQuantizationType
 from inference.engine.ranks.lead import follower_spec
 from inference.engine.stages.stage_specs import check_divided
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.conftest import saved_gguf
 
 QUERIES = "model.layers.1.self_attn.q_proj"
 DOWN = "model.layers.1.mlp.down_proj"
 
 
 def spec(source: Path, **changes: Any) -> LoadSpec:
-    values = {
-        "devices": ["cpu"],
-        "tensor_parallel": 2,
-        "dtype": "float32",
-        "kv_dtype": "fp32",
-    } | changes
-    return LoadSpec(job_id="1", model="m", source=f"path:{source}", **values)
+    own = {"devices": ["cpu"], "tensor_parallel": 2, "dtype": "float32", "kv_dtype": "fp32"}
+    return LoadSpec(job_id="1", model="m", source=f"path:{source}", **own | changes)
 
 
 def opened(source: Path, folder: Path, rank: int = 0, **changes: Any) -> OpenedModel:
@@ -56,17 +50,13 @@ def test_each_rank_reads_its_rows_and_columns(tiny_directory: Path, tmp_path: Pa
         model.close()
 
 
-def test_packed_weights_are_cut_where_their_groups_end(
-    tiny_directory: Path, tmp_path: Path
-) -> None:
+def test_packed_weights_are_cut_where_their_groups_end(tmp_path: Path) -> None:
     """32 of the 64 outputs; of 96 inputs two groups and one."""
-    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
     types = {
         f"{QUERIES}.weight": GGMLQuantizationType.Q4_1,
         f"{DOWN}.weight": GGMLQuantizationType.Q8_0,
     }
-    weights = {name: files.dense(name) for name in files.names}
-    path = save_gguf(tmp_path / "tiny.gguf", weights, types=types)
+    path = saved_gguf(tmp_path, types=types)
     whole = opened(path, tmp_path, tensor_parallel=1).weights
     parts = [opened(path, tmp_path, rank).weights for rank in (0, 1)]
     assert [part.stored(DOWN).shape for part in parts] == [(64, 64), (64, 32)]
@@ -106,9 +96,6 @@ def test_other_ranks_load_what_the_first_has_chosen(tiny_directory: Path, tmp_pa
     chosen = spec(tiny_directory, revision="main", sha256="0" * 64)
     model = opened(tiny_directory, tmp_path)
     follower = follower_spec(chosen, model)
-    assert (follower.source, follower.revision, follower.sha256) == (
-        f"path:{tiny_directory}",
-        None,
-        None,
-    )
+    assert follower.source == f"path:{tiny_directory}"
+    assert follower.revision is None and follower.sha256 is None
     model.close()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
-from safetensors.torch import load_file, save_file
+from gguf.constants import GGMLQuantizationType as Type
+from safetensors.torch import load_file
 
 from inference.loading import loader
 from inference.loading.config.hub_config import read_directory_config
-from inference.loading.embedding import embedding_loader
 from inference.loading.loader import open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
@@ -24,13 +25,20 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
-from tests.inference.loading.conftest import opened, save_directory, save_gguf
+from tests.inference.loading.conftest import (
+    edit_tensors,
+    opened,
+    save_directory,
+    save_gguf,
+    saved_gguf,
+)
 
 
-@each_case(("bits", "group_bytes"), [(4, 20), (5, 22), (6, 26)])
-@each_case("tied", [False, True])
+@each_case(
+    ("bits", "group_bytes", "tied"), [(4, 20, False), (4, 20, True), (5, 22, False), (6, 26, True)]
+)
 def test_tables_take_eight_bits_and_projections_what_was_asked_for(
-    tmp_path: Path, tied: bool, bits: int, group_bytes: int
+    tmp_path: Path, bits: int, group_bytes: int, tied: bool
 ) -> None:
     directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=tied)
     dense = opened(directory, tmp_path)
@@ -70,27 +78,18 @@ def test_biases_come_along(tmp_path: Path) -> None:
     assert torch.equal(stored.bias, load_file(directory / "model.safetensors")[f"{name}.bias"])
 
 
-@each_case("type", ["F32", "F16", "BF16"])
-def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path, type: str) -> None:
-    directory = save_directory(tmp_path / "hf", "llama")
-    weights = load_file(directory / "model.safetensors")
+@each_case("type", [Type.F32, Type.F16, Type.BF16])
+def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path, type: Type) -> None:
     name = "model.layers.1.self_attn.q_proj"
-    types = {f"{name}.weight": GGMLQuantizationType[type]}
-    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    file = saved_gguf(tmp_path, types={f"{name}.weight": type})
     stored = opened(file, tmp_path, quantization="q8").weights.stored(name)
     assert isinstance(stored, GroupedWeight)
-    assert torch.allclose(stored.dequantize(), weights[f"{name}.weight"], atol=0.01)
+    weight = load_file(tmp_path / "hf" / "model.safetensors")[f"{name}.weight"]
+    assert torch.allclose(stored.dequantize(), weight, atol=0.01)
 
 
-def mixed_gguf(tmp_path: Path, **types: GGMLQuantizationType) -> Path:
-    weights = load_file(save_directory(tmp_path / "hf", "llama") / "model.safetensors")
-    names = {
-        "table": "model.embed_tokens.weight",
-        "up": "model.layers.0.mlp.up_proj.weight",
-        "down": "model.layers.0.mlp.down_proj.weight",
-    }
-    by_name = {names[key]: type for key, type in types.items()}
-    return save_gguf(tmp_path / "x.gguf", weights, types=by_name)
+UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
+TABLE = "model.embed_tokens"
 
 
 @each_case(
@@ -98,7 +97,7 @@ def mixed_gguf(tmp_path: Path, **types: GGMLQuantizationType) -> Path:
     [("q8", "Q4_1"), ("q4", "Q8_0"), ("q6", "Q4_1, Q8_0"), ("none", "Q4_1, Q8_0")],
 )
 def test_a_file_of_other_bits_is_refused(tmp_path: Path, quantization: str, found: str) -> None:
-    file = mixed_gguf(tmp_path, up=GGMLQuantizationType.Q4_1, down=GGMLQuantizationType.Q8_0)
+    file = saved_gguf(tmp_path, types={f"{UP}.weight": Type.Q4_1, f"{DOWN}.weight": Type.Q8_0})
     with pytest.raises(
         BadSourceError,
         match=f"quantization {quantization} needs dense weights, and these files hold {found}; "
@@ -107,34 +106,43 @@ def test_a_file_of_other_bits_is_refused(tmp_path: Path, quantization: str, foun
         opened(file, tmp_path, quantization=quantization)
 
 
-def test_what_has_the_wanted_bits_already_is_kept(tmp_path: Path) -> None:
-    file = mixed_gguf(tmp_path, up=GGMLQuantizationType.Q4_0, table=GGMLQuantizationType.Q8_0)
-    weights = opened(file, tmp_path, quantization="q4").weights
-    weights.stored("model.layers.0.mlp.up_proj")
-    weights.stored("model.layers.0.mlp.down_proj")
-    weights.embedding("model.embed_tokens")
-    assert weights.report() == (
-        "1 x Q4_0 kept in 4 bits (0.0 MB); 1 x Q8_0 kept in 8 bits; 1 x q4 kept in 4 bits (0.0 MB)"
-    )
-
-
-@each_case(("quantization", "has"), [("q5", "Q5_0"), ("q5", "Q5_1")])
-def test_five_bits_of_a_file_are_kept(tmp_path: Path, quantization: str, has: str) -> None:
-    file = mixed_gguf(tmp_path, up=GGMLQuantizationType[has])
+@each_case(
+    ("quantization", "types", "report"),
+    [
+        (
+            "q4",
+            {UP: Type.Q4_0, TABLE: Type.Q8_0},
+            "1 x Q4_0 kept in 4 bits (0.0 MB); 1 x Q8_0 kept in 8 bits; "
+            "1 x q4 kept in 4 bits (0.0 MB)",
+        ),
+        *(
+            (
+                "q5",
+                {UP: type},
+                f"1 x {type.name} kept in 5 bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB); "
+                "1 x q8 kept in 8 bits",
+            )
+            for type in (Type.Q5_0, Type.Q5_1)
+        ),
+    ],
+)
+def test_what_has_the_wanted_bits_already_is_kept(
+    tmp_path: Path, quantization: str, types: dict[str, Type], report: str
+) -> None:
+    file = saved_gguf(tmp_path, types={f"{name}.weight": type for name, type in types.items()})
     weights = opened(file, tmp_path, quantization=quantization).weights
-    weights.stored("model.layers.0.mlp.up_proj")
-    weights.stored("model.layers.0.mlp.down_proj")
-    kept = f"1 x {has} kept in 5 bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB)"
-    assert weights.report() == kept
+    weights.stored(UP)
+    weights.stored(DOWN)
+    weights.embedding(TABLE)
+    assert weights.report() == report
 
 
-def test_a_file_that_is_what_was_asked_for_is_left_alone(tmp_path: Path) -> None:
-    weights = load_file(save_directory(tmp_path / "hf", "llama") / "model.safetensors")
-    types = {k: GGMLQuantizationType.Q8_0 for k, weight in weights.items() if weight.dim() == 2}
-    model = opened(
-        save_gguf(tmp_path / "x.gguf", weights, types=types), tmp_path, quantization="q8"
-    )
-    assert model.unquantized is None
+def test_a_file_that_is_what_was_asked_for_is_left_alone(
+    tiny_weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    types = {k: Type.Q8_0 for k, weight in tiny_weights.items() if weight.dim() == 2}
+    file = save_gguf(tmp_path / "x.gguf", tiny_weights, types=types)
+    assert opened(file, tmp_path, quantization="q8").unquantized is None
 
 
 @each_case("quantization", ["auto", "none"])
@@ -144,44 +152,39 @@ def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantizat
     assert model.unquantized is None
 
 
-def test_fp8_is_refused_on_a_cpu(tiny_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadSourceError, match=r"capability 8\.9 or more, which cpu is not; use q8"):
-        opened(tiny_directory, tmp_path, quantization="fp8")
+FP8 = {"quantization": "fp8"}
+NO_FP8 = r"capability 8\.9 or more, which {} is not; use q8"
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
-@each_case(("capability", "is_refused"), [((8, 0), True), ((8, 9), False)])
-def test_fp8_is_for_cards_that_have_it(
+@each_case(
+    ("asked", "device", "capability", "refusal"),
+    [
+        (FP8, CPU, None, NO_FP8.format("cpu")),
+        (FP8, CUDA, (8, 0), NO_FP8.format("cuda:0")),
+        (FP8, CUDA, (8, 9), None),
+        # Float32 products on a card take dense weights.
+        *(
+            ({"quantization": bits, "dtype": "float32"}, device, (9, 0), refusal)
+            for bits in ("q4", "q5", "q6", "q8")
+            for device, refusal in ((CPU, None), (CUDA, f"{bits} and dtype float32 exclude each"))
+        ),
+    ],
+)
+def test_what_a_device_multiplies(
     tiny_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    is_refused: bool,
+    asked: dict[str, Any],
+    device: torch.device,
+    capability: tuple[int, int] | None,
+    refusal: str | None,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    files, card = SafetensorsFiles([tiny_directory / "model.safetensors"]), torch.device("cuda:0")
-    spec = LoadSpec(job_id="1", model="m", source="path:/m", quantization="fp8")
-    if is_refused:
-        with pytest.raises(BadSourceError, match="which cuda:0 is not"):
-            check_quantization(files, read_directory_config(tiny_directory), spec, card)
-    else:
-        assert check_quantization(files, read_directory_config(tiny_directory), spec, card) == "fp8"
-
-
-@each_case("quantization", ["q4", "q5", "q6", "q8"])
-def test_float32_products_on_a_card_take_dense_weights(
-    tiny_directory: Path, quantization: str
-) -> None:
     files = SafetensorsFiles([tiny_directory / "model.safetensors"])
-    spec = LoadSpec(
-        job_id="1", model="m", source="path:/m", dtype="float32", quantization=quantization
-    )
-    with pytest.raises(BadSourceError, match=f"{quantization} and dtype float32 exclude each"):
-        check_quantization(
-            files, read_directory_config(tiny_directory), spec, torch.device("cuda:0")
-        )
-    assert (
-        check_quantization(files, read_directory_config(tiny_directory), spec, torch.device("cpu"))
-        == quantization
-    )
+    spec = LoadSpec(job_id="1", model="m", source="path:/m", **asked)
+    config = read_directory_config(tiny_directory)
+    with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
+        assert check_quantization(files, config, spec, device) == asked["quantization"]
 
 
 def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
@@ -195,12 +198,6 @@ def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> N
         assert files.format_of(dense) == "F32"
     assert isinstance(files.stored(f"{layer}.self_attn.q_proj.weight"), DenseWeight)
     files.close()
-
-
-def test_a_model_of_embeddings_is_not_quantised() -> None:
-    spec = LoadSpec(job_id="1", model="m", source="path:/m", quantization="q8")
-    with pytest.raises(BadSourceError, match="q8 is not built for a model that makes embeddings"):
-        embedding_loader.refuse_settings_of_text(spec)
 
 
 def test_a_model_that_only_fits_quantised_loads_quantised(
@@ -235,10 +232,9 @@ def test_an_output_head_has_no_copy_for_prompts(
 
 
 def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Path) -> None:
-    path = tiny_directory / "model.safetensors"
-    weights = load_file(path)
-    weights["lm_head.weight"][5, 5] = float("nan")
-    save_file(weights, path)
+    head = torch.zeros(64, 64)
+    head[5, 5] = float("nan")
+    edit_tensors(tiny_directory, {"lm_head.weight": head})
     model = opened(tiny_directory, tmp_path, quantization="q8")
     with pytest.raises(BadFileError, match=r"lm_head\.weight cannot be quantised: .* none"):
         model.weights.stored("lm_head")
