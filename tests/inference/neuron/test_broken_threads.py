@@ -4,8 +4,7 @@ ends no thread of the neuron."""
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from inference.neuron.process.redis_client import connect
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests import starter
-from inference.neuron.requests.intake import MAX_STUCK, STUCK_AFTER_S, Intake
 from inference.neuron.requests.publisher import EventPublisher
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable
-from inference.neuron.requests.starter import PreparingMarks, Starter
+from inference.neuron.requests.request_table import AddressedEvent
 from inference.neuron.text.answers import Answer
 from inference.protocol.downloads import CacheJobStatus, PullSpec
 from inference.protocol.events import Delta, Event
-from inference.protocol.generation import GenerationRequest, Submit, TextInput
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
 from inference.protocol.load import LoadSpec
 from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
@@ -174,82 +170,3 @@ def test_an_engine_whose_lines_break_their_reader_is_read_on() -> None:
     wait_until(lambda: len(lines) == 49)
     assert list(engine.messages()) == []
     assert engine.reap() == "exited with code 0"
-
-
-class StuckIntake:
-    """An intake whose requests stay where they are prepared until ``gate`` is open."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.gate = threading.Event()
-        self.begun: list[str] = []
-        self.intake = Intake(
-            Starter(
-                table=RequestTable(),
-                publish=lambda _: None,
-                take=self.take,
-                read_images=lambda _: {},
-            ),
-            PreparingMarks(redis.Redis(), neuron="n1", epoch="e"),  # never connects
-            clock=lambda: self.now_s,
-        )
-        self.intake.start()
-
-    def take(self, model: str) -> Any:
-        self.begun.append(model)
-        if model.startswith("stuck"):
-            self.gate.wait(120)
-        raise PanicError
-
-    def put(self, model: str) -> None:
-        self.intake.put(
-            Submit(
-                request_id=f"r-{model}",
-                gateway_id="g",
-                model=model,
-                request=GenerationRequest(model=model, input=TextInput(texts=["x"])),
-                deadline_unix_s=1e12,
-                account=model,
-                key="hx-1",
-            ),
-            100,
-        )
-
-
-@pytest.fixture
-def stuck() -> Iterator[StuckIntake]:
-    made = StuckIntake()
-    yield made
-    made.gate.set()
-    made.intake.stop()
-
-
-def test_requests_that_hang_are_named_and_hold_up_nobody(stuck: StuckIntake) -> None:
-    for index in range(2):
-        stuck.put(f"stuck{index}")
-    wait_until(lambda: len(stuck.begun) == 2)
-    stuck.put("waits")
-    assert stuck.intake.stuck() == []
-    stuck.now_s += STUCK_AFTER_S + 1
-    assert stuck.intake.stuck() == [
-        f"request r-stuck{i} (account stuck{i}, key hx-1) for stuck{i} has been prepared for 301 s"
-        for i in range(2)
-    ]
-    assert stuck.intake.is_ready
-    wait_until(lambda: "waits" in stuck.begun)
-    stuck.gate.set()
-    wait_until(lambda: not stuck.intake.stuck())
-    stuck.put("after")
-    wait_until(lambda: "after" in stuck.begun)
-
-
-def test_a_neuron_that_hangs_too_often_is_not_ready(stuck: StuckIntake) -> None:
-    for num_put in range(1, MAX_STUCK + 2):
-        assert stuck.intake.is_ready
-        stuck.put(f"stuck{num_put}")
-        wait_until(lambda expected=num_put: len(stuck.begun) == expected)
-        stuck.now_s += STUCK_AFTER_S + 1
-        assert len(stuck.intake.stuck()) == num_put
-    assert not stuck.intake.is_ready
-    stuck.gate.set()
-    wait_until(lambda: stuck.intake.is_ready)

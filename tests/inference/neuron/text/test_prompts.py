@@ -82,7 +82,7 @@ def test_what_is_refused(
     ("template", "tools", "code", "param"),
     [
         ("{# nothing #}", [], "empty_prompt", "messages"),
-        ("{{ messages[0].content }}", [TOOL], "unsupported_parameter", "tools"),
+        ("{{ messages[0].content }}", [TOOL], "template_render_failed", "tools"),
     ],
 )
 def test_what_a_template_has_no_place_for_is_refused(
