@@ -191,11 +191,6 @@ def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(name="wait_until")
-def wait_until_fixture() -> Callable[[Callable[[], object]], None]:
-    return wait_until
-
-
 @pytest.fixture
 def engine_command() -> list[str]:
     return [sys.executable, str(FAKE_ENGINE)]
