@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import struct
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable, sequence_id
-from inference.neuron.requests.starter import Starter
+from inference.neuron.requests.request_table import sequence_id
 from inference.neuron.text.embeddings import (
     cosines,
     prepare_embedding,
@@ -24,7 +22,7 @@ from inference.neuron.text.embeddings import (
 )
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
-from inference.protocol.events import Accepted, Embedded, Event, Failed, Failure, Usage
+from inference.protocol.events import Accepted, Embedded, Failed, Failure, Usage
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -33,7 +31,6 @@ from inference.protocol.generation import (
     PairsInput,
     Request,
     ScoreRequest,
-    Submit,
     TextInput,
     TokenCountRequest,
     TokensInput,
@@ -41,7 +38,7 @@ from inference.protocol.generation import (
 from inference.text.errors import TokenizerFilesError
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.recording_engine import RecordingEngine
+from tests.inference.neuron.recording_engine import Started
 
 LIMIT = 20
 DIMENSIONS = 8
@@ -149,42 +146,11 @@ def test_dimensions(
     assert (failure.code, failure.param) == (code, "dimensions")
 
 
-class Neuron:
-    """A starter, a table and an engine that receives commands and sends nothing."""
-
-    def __init__(self, text: ModelText) -> None:
-        self.engine = RecordingEngine()
-        self.table = RequestTable()
-        self.events: list[Event] = []
-        self._starter = Starter(
-            table=self.table,
-            publish=self._publish,
-            take=lambda model: (self.engine, text),  # type: ignore[arg-type, return-value]
-            read_images=lambda _: {},
-        )
-
-    def _publish(self, events: list[AddressedEvent]) -> None:
-        self.events += [addressed.event for addressed in events]
-
-    def run(self, *requests: Request) -> None:
-        """They are r0, r1 …"""
-        for index, one in enumerate(requests):
-            submit = Submit(
-                request_id=f"r{index}",
-                gateway_id="g",
-                model="m",
-                request=one,
-                deadline_unix_s=time.time() + 60,
-            )
-            assert self._starter.admit(submit)
-            self._starter.start(submit)
-
-
 def test_a_request_is_one_sequence(text: ModelText) -> None:
-    neuron = Neuron(text)
-    neuron.run(EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8))
-    name = sequence_id("r0", 0)
-    assert neuron.engine.sent == [
+    asked = EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8)
+    started = Started(text, asked)
+    name = sequence_id("r", 0)
+    assert started.engine.sent == [
         EmbedSequences(
             sequence_id=name,
             prompts=[[5, 6], [7]],
@@ -193,26 +159,22 @@ def test_a_request_is_one_sequence(text: ModelText) -> None:
             is_anonymous=True,
         )
     ]
-    assert neuron.events == [Accepted(request_id="r0", prompt_tokens=3)]
-    applied = neuron.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
+    assert started.events == [Accepted(request_id="r", prompt_tokens=3)]
+    applied = started.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
+    usage = Usage(prompt_tokens=3, completion_tokens=0)
     assert [addressed.event for addressed in applied.events] == [
-        Embedded(
-            request_id="r0",
-            vectors=[b"a", b"b"],
-            usage=Usage(prompt_tokens=3, completion_tokens=0),
-        )
+        Embedded(request_id="r", vectors=[b"a", b"b"], usage=usage)
     ]
     assert not applied.ended_early
-    assert neuron.table.cancel("r0") == []
+    assert started.table.cancel("r") == []
 
 
 def test_it_is_cancelled_in_the_engine_and_ended_by_its_refusal(text: ModelText) -> None:
-    neuron = Neuron(text)
-    neuron.run(tokens([5]))
-    assert neuron.table.cancel("r0") == []
-    assert neuron.engine.cancelled == [sequence_id("r0", 0)]
-    failed = SequenceFailed(sequence_id=sequence_id("r0", 0), code="queue_full", message="full")
-    (addressed,) = neuron.table.apply([failed]).events
+    started = Started(text, tokens([5]))
+    assert started.table.cancel("r") == []
+    assert started.engine.cancelled == [sequence_id("r", 0)]
+    failed = SequenceFailed(sequence_id=sequence_id("r", 0), code="queue_full", message="full")
+    (addressed,) = started.table.apply([failed]).events
     assert isinstance(addressed.event, Failed)
     assert addressed.event.failure.code == "queue_full"
 
@@ -273,8 +235,7 @@ def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
 )
 def test_the_wrong_kind_of_model(kind: str, asked: Request, text: ModelText) -> None:
     report = msgspec.structs.replace(text.report, kind=kind)
-    neuron = Neuron(dataclasses.replace(text, report=report))
-    neuron.run(asked)
-    (event,) = neuron.events
-    assert isinstance(event, Failed) and not neuron.engine.sent
+    started = Started(dataclasses.replace(text, report=report), asked)
+    (event,) = started.events
+    assert isinstance(event, Failed) and not started.engine.sent
     assert (event.failure.code, event.failure.param) == ("invalid_value", "model")

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable
-from inference.neuron.requests.starter import Starter
+from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.request_details import RequestTrace
 from inference.protocol.engine import SequenceCancelled, SequenceStep
 from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Finished, Traced
-from inference.protocol.generation import GenerationRequest, Submit, TextInput, ToolDefinition
-from inference.settings.neuron import Accounts, LoggedBodies
+from inference.protocol.generation import TextInput, ToolDefinition
+from inference.settings.neuron import Accounts
 from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import a_chat
-from tests.inference.neuron.recording_engine import RecordingEngine
+from tests.inference.neuron.prepared import a_chat, request_for_model
+from tests.inference.neuron.recording_engine import Started
 from tests.inference.text.family_templates import QWEN
 
 SECRET = "sk-proj-0123456789abcdef"
@@ -43,28 +41,9 @@ def started(
     text: ModelText, given: Any = CHAT, *, bodies: str | None = None, captures: bool = False
 ) -> RequestTable:
     """The table of a request of the account acme."""
-    table = RequestTable()
-    events: list[AddressedEvent] = []
-    starter = Starter(
-        table=table,
-        publish=events.extend,
-        take=lambda model: (RecordingEngine(), text),  # type: ignore[arg-type, return-value]
-        read_images=lambda _: {},
-        bodies=LoggedBodies() if bodies is None else Accounts().parse(bodies),
-    )
-    submit = Submit(
-        request_id="r",
-        gateway_id="g",
-        model="m",
-        request=GenerationRequest(model="m", input=given),
-        deadline_unix_s=time.time() + 600,
-        account="acme",
-        captures=captures,
-    )
-    assert starter.admit(submit)
-    starter.start(submit)
-    assert events
-    return table
+    shown = None if bodies is None else Accounts().parse(bodies)
+    request = request_for_model(given)
+    return Started(text, request, bodies=shown, account="acme", captures=captures).table
 
 
 def answer(table: RequestTable, text: ModelText, answered: str) -> list[Any]:
