@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -24,6 +25,9 @@ from inference.protocol.events import (
     TERMINAL_EVENTS,
     Event,
     EventBatch,
+    Failed,
+    Failure,
+    Finished,
     decode_event_batch,
 )
 from inference.protocol.generation import (
@@ -43,7 +47,8 @@ from inference.protocol.keys import (
     heartbeat_key,
     inbox_key,
 )
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_progress import LoadFailure
 from inference.protocol.sampling import SamplingOptions
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.fake_engines import running_engines
@@ -51,6 +56,7 @@ from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+SPEC_FIELDS = frozenset(LoadSpec.__struct_fields__)
 WAIT_S = 120.0
 
 
@@ -185,11 +191,6 @@ def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(name="wait_until")
-def wait_until_fixture() -> Callable[[Callable[[], object]], None]:
-    return wait_until
-
-
 @pytest.fixture
 def engine_command() -> list[str]:
     return [sys.executable, str(FAKE_ENGINE)]
@@ -202,17 +203,19 @@ def gateway(redis_db: redis.Redis) -> TestGateway:
 
 @pytest.fixture
 def fake_spec(byte_level_dir: Path) -> Callable[..., LoadSpec]:
-    """``fake_spec(rate=50, job_id="j2")``: a spec for the fake engine with those options."""
+    """``fake_spec(rate=50, evict=["a"])``: a spec for the fake engine with its options and with
+    fields of the spec. ``needs_gb``: what an earlier load on a card needed."""
 
-    def make(model: str = "m", job_id: str = "j1", **options: float) -> LoadSpec:
+    def make(
+        model: str = "m", job_id: str = "j1", *, needs_gb: float | None = None, **options: Any
+    ) -> LoadSpec:
+        if needs_gb is not None:
+            needed_bytes = int(needs_gb * 10**9)
+            options["earlier_loads"] = EarlierLoads(device_kind="cuda", needed_bytes=needed_bytes)
+        fields = {name: options.pop(name) for name in [*options] if name in SPEC_FIELDS}
         words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
-        return LoadSpec(
-            job_id=job_id,
-            model=model,
-            order="ordered",
-            source=f"fake:{words}",
-            file=str(byte_level_dir),
-        )
+        made = {"order": "ordered", "source": f"fake:{words}", "file": str(byte_level_dir)}
+        return LoadSpec(job_id=job_id, model=model, **(made | fields))
 
     return make
 
@@ -245,16 +248,86 @@ def make_service(
     assert not running_engines()
 
 
+class TestNeuron:
+    """A whole neuron but for Celery, and its gateway. It starts when it is first used."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        make_service: Callable[..., NeuronService],
+        make_spec: Callable[..., LoadSpec],
+        gateway: TestGateway,
+    ) -> None:
+        self.start = make_service
+        self.spec = make_spec
+        self.gateway = gateway
+        self.options: dict[str, Any] = {}
+        """What its service is made with."""
+
+    @functools.cached_property
+    def service(self) -> NeuronService:
+        return self.start(**self.options)
+
+    def load(self, *name: str, status: str | None = "ready", **options: Any) -> Any:
+        """Returns the replica's state once it has that status."""
+        spec = self.spec(*name, **options)
+        self.service.load_model(spec)
+        return status and self.gateway.wait_status(status, spec.model)
+
+    def refused(self, *name: str, **options: Any) -> LoadFailure:
+        """Returns the failure of a load."""
+        failure: LoadFailure = self.load(*name, status="failed", **options).failure
+        return failure
+
+    def submit(self, *text: str, **options: Any) -> str:
+        self.service  # noqa: B018 - starts it
+        request_id = self.gateway.submit(*text, **options)
+        self.service.drain_inbox()
+        return request_id
+
+    def ask(self, *text: str, **options: Any) -> list[Any]:
+        """Returns a request's events, once it has ended."""
+        return self.gateway.wait_end(self.submit(*text, **options))
+
+    def running(self, **options: Any) -> str:
+        """Returns the id of a request that has some tokens."""
+        request_id = self.submit(**options)
+        self.gateway.wait_events(request_id, lambda events: len(events) > 2)
+        return request_id
+
+    def end(self, request_id: str) -> list[Any]:
+        """Returns the events of a request that is cancelled."""
+        self.gateway.cancel(request_id)
+        self.service.drain_inbox()
+        return self.gateway.wait_end(request_id)
+
+    def answers(self, model: str = "m") -> bool:
+        return isinstance(self.ask(model=model, max_tokens=2)[-1], Finished)
+
+    def wait_gone(self, model: str = "m") -> None:
+        wait_until(lambda: self.gateway.replica(model) is None)
+
+
 @pytest.fixture
-def loaded(
+def neuron(
     make_service: Callable[..., NeuronService],
     fake_spec: Callable[..., LoadSpec],
     gateway: TestGateway,
-) -> NeuronService:
-    service = make_service()
-    service.load_model(fake_spec())
-    gateway.wait_status("ready")
-    return service
+) -> TestNeuron:
+    return TestNeuron(make_service, fake_spec, gateway)
+
+
+@pytest.fixture
+def loaded(neuron: TestNeuron) -> TestNeuron:
+    neuron.load()
+    return neuron
+
+
+def failure_of(events: list[Event]) -> Failure:
+    """Returns the failure of a request, which has one end."""
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    return failed.failure
 
 
 @pytest.fixture

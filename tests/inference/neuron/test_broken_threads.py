@@ -4,8 +4,7 @@ ends no thread of the neuron."""
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,15 @@ from inference.neuron.process.redis_client import connect
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests import starter
-from inference.neuron.requests.intake import MAX_STUCK, STUCK_AFTER_S, Intake
 from inference.neuron.requests.publisher import EventPublisher
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable
-from inference.neuron.requests.starter import PreparingMarks, Starter
-from inference.neuron.service import NeuronService
+from inference.neuron.requests.request_table import AddressedEvent
 from inference.neuron.text.answers import Answer
 from inference.protocol.downloads import CacheJobStatus, PullSpec
-from inference.protocol.events import Delta, Event, Failed, Finished
-from inference.protocol.generation import GenerationRequest, Submit, TextInput
+from inference.protocol.events import Delta, Event
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
 from inference.protocol.load import LoadSpec
-from tests.inference.neuron.devices import card, host
-from tests.inference.neuron.test_service_memory import Host
-from tests.inference.neuron.test_service_sleep import SLEEPER, asleep
-
-MakeService = Callable[..., NeuronService]
-WaitUntil = Callable[[Callable[[], object]], None]
+from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
+from tests.inference.neuron.devices import Machine, card, host
 
 
 class PanicError(BaseException):
@@ -55,34 +46,25 @@ class Breaks:
 
 
 def code_of(events: list[Event]) -> str:
-    (failed,) = [event for event in events if isinstance(event, Failed)]
-    return failed.failure.code
+    return failure_of(events).code
 
 
 def test_more_panics_than_threads_leave_the_intake_whole(
-    loaded: NeuronService, gateway: Any, monkeypatch: pytest.MonkeyPatch
+    loaded: TestNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two short ones used to end every short request to every model."""
     errors: list[BaseException] = [PanicError(), SystemExit(1), KeyboardInterrupt(), PanicError()]
     monkeypatch.setattr(starter, "prepare", Breaks(starter.prepare, *errors))
-    broken = [gateway.submit() for _ in errors]
-    loaded.drain_inbox()
-    for request_id in broken:
-        assert code_of(gateway.wait_end(request_id)) == "engine_error"
-    for _ in range(3):
-        request_id = gateway.submit(max_tokens=1)
-        loaded.drain_inbox()
-        assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+    for request_id in [loaded.submit() for _ in errors]:
+        assert code_of(loaded.gateway.wait_end(request_id)) == "engine_error"
+    assert all(loaded.answers() for _ in range(3))
 
 
 def test_an_answer_that_breaks_ends_alone(
-    loaded: NeuronService, gateway: Any, monkeypatch: pytest.MonkeyPatch
+    loaded: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It used to end its model's engine, and every request there."""
-    neighbour, broken = gateway.submit(), gateway.submit()
-    loaded.drain_inbox()
-    for request_id in (neighbour, broken):
-        gateway.wait_events(request_id, lambda events: len(events) > 2)
+    neighbour, broken = loaded.running(), loaded.running()
     real_feed = Answer.feed
 
     def feed(answer: Answer, index: int, result: Any) -> list[Event]:
@@ -95,15 +77,13 @@ def test_an_answer_that_breaks_ends_alone(
     num_before = len(gateway.events(neighbour))
     gateway.wait_events(neighbour, lambda events: len(events) > num_before + 5)
     assert gateway.replica().num_restarts == 0
-    gateway.cancel(neighbour)
-    loaded.drain_inbox()
-    gateway.wait_end(neighbour)
+    loaded.end(neighbour)
 
 
-def test_a_heartbeat_that_breaks_continues_and_reports_it(
-    make_service: MakeService, gateway: Any, wait_until: WaitUntil
+def test_a_heartbeat_that_breaks_or_is_gone_continues_and_reports_it(
+    neuron: TestNeuron, gateway: Any
 ) -> None:
-    service = make_service()
+    service = neuron.service
     wait_until(gateway.heartbeat)
     service._requests.cancel_of_dead_gateways = Breaks(  # type: ignore[method-assign]
         service._requests.cancel_of_dead_gateways, PanicError("at byte 100")
@@ -111,26 +91,19 @@ def test_a_heartbeat_that_breaks_continues_and_reports_it(
     problem = "the thread heartbeat broke once lately and was started again: PanicError: at byte"
     wait_until(lambda: any(one.startswith(problem) for one in gateway.heartbeat().thread_problems))
     assert gateway.heartbeat().is_ready
-
-
-def test_a_heartbeat_that_is_gone_is_started_by_the_next_request(
-    make_service: MakeService, gateway: Any, wait_until: WaitUntil
-) -> None:
-    service = make_service()
-    wait_until(gateway.heartbeat)
     thread = service._heart.thread
     service._heart._stopping = True  # as if its thread had been ended from below Python
     service._heart.beat_now()
     thread.join(60)
     service._heart._stopping = thread._record.has_ended = False
     assert thread.is_gone
-    service.drain_inbox()
+    service.drain_inbox()  # the next request starts it
     beat_s = gateway.heartbeat().time_unix_s
     wait_until(lambda: gateway.heartbeat().time_unix_s > beat_s)
 
 
 def test_a_pull_that_breaks_has_failed_and_the_next_one_runs(
-    redis_url: str, tmp_path: Path, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetcher = Fetcher(tmp_path, lambda: 0)
     broken = Breaks(lambda *_: None, PanicError())
@@ -141,18 +114,13 @@ def test_a_pull_that_breaks_has_failed_and_the_next_one_runs(
     downloads.start()
     for job_id in ("first", "second"):
         downloads.pull(PullSpec(job_id=job_id, source="huggingface:a/b"))
-    wait_until(lambda: [job.status for job in downloads.report().jobs].count("queued") == 0)
-    wait_until(
-        lambda: (
-            {job.job_id: job.status for job in downloads.report().jobs}
-            == {"first": CacheJobStatus.FAILED, "second": CacheJobStatus.CANCELLED}
-        )
-    )
+    ends = {"first": CacheJobStatus.FAILED, "second": CacheJobStatus.CANCELLED}
+    wait_until(lambda: {job.job_id: job.status for job in downloads.report().jobs} == ends)
     downloads.stop()
 
 
 def test_events_are_sent_again_after_the_resender_broke(
-    redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
+    redis_url: str, redis_db: redis.Redis
 ) -> None:
     client = connect(redis_url)
     publisher = EventPublisher(client, neuron="n1", epoch="e", on_lost=lambda _: None)
@@ -165,55 +133,33 @@ def test_events_are_sent_again_after_the_resender_broke(
 
 
 def test_a_supervisor_that_breaks_starts_the_engine_again(
-    loaded: NeuronService, gateway: Any, monkeypatch: pytest.MonkeyPatch
+    loaded: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = gateway.submit()
-    loaded.drain_inbox()
-    gateway.wait_events(running, lambda events: len(events) > 2)
+    running = loaded.running()
     breaks = Breaks(engine_run.EngineRuns._take, PanicError())
     monkeypatch.setattr(engine_run.EngineRuns, "_take", lambda *taken: breaks(*taken))
     assert code_of(gateway.wait_end(running)) == "engine_crashed"
-    wait_ready_again(gateway)
+    wait_until(lambda: gateway.wait_status("ready").num_restarts)
 
 
-def test_a_load_whose_supervisor_breaks_has_failed(
-    make_service: MakeService,
-    fake_spec: Any,
-    gateway: Any,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_load_or_waking_that_breaks_has_failed_and_others_have_their_turn(
+    neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = make_service()
-    admission = service._context.admission
-    monkeypatch.setattr(admission, "admit", Breaks(admission.admit, PanicError()))
-    service.load_model(fake_spec())
-    state = gateway.wait_status("failed")
-    assert state.failure.code == "engine_crashed"
-    service.load_model(fake_spec(model="other"))
-    gateway.wait_status("ready", "other")
+    neuron.options["discovery"] = Machine(card(0, 2), card(1, 20), host(100))
+    admission = neuron.service._context.admission
+    for step in ("admit", "readmit"):
+        monkeypatch.setattr(admission, step, Breaks(getattr(admission, step), PanicError()))
+    assert neuron.refused(takes_gb=1, asleep_gb=1).code == "engine_crashed"
+    neuron.load("other", takes_gb=1, asleep_gb=1)
+    neuron.service.sleep_model("other", "j-sleep")
+    gateway.wait_status("asleep", "other")
+    neuron.load("other", takes_gb=1, asleep_gb=1, status=None)
+    wait_until(lambda: gateway.wait_status("asleep", "other").failure is not None)
+    assert gateway.replica("other").failure.code == "engine_crashed"
+    neuron.load("other", takes_gb=1, asleep_gb=1)
 
 
-def test_waking_that_breaks_leaves_it_asleep_and_others_their_turn(
-    make_service: MakeService,
-    fake_spec: Any,
-    gateway: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: WaitUntil,
-) -> None:
-    cards = Host(card(0, 2), card(1, 20), host(100))
-    service = make_service(discovery=cards)
-    spec = fake_spec(**SLEEPER)
-    asleep(service, cards, spec, gateway)
-    admission = service._context.admission
-    breaks = Breaks(admission.readmit, PanicError())
-    monkeypatch.setattr(admission, "readmit", breaks)
-    service.load_model(spec)
-    wait_until(lambda: gateway.wait_status("asleep").failure is not None)
-    assert gateway.replica().failure.code == "engine_crashed"
-    service.load_model(spec)
-    gateway.wait_status("ready")
-
-
-def test_an_engine_whose_lines_break_their_reader_is_read_on(wait_until: WaitUntil) -> None:
+def test_an_engine_whose_lines_break_their_reader_is_read_on() -> None:
     """The pipe would fill, and the engine with it stand still."""
     lines: list[bytes] = []
     spec = LoadSpec(job_id="j", model="m", source="path:/nowhere")
@@ -224,91 +170,3 @@ def test_an_engine_whose_lines_break_their_reader_is_read_on(wait_until: WaitUnt
     wait_until(lambda: len(lines) == 49)
     assert list(engine.messages()) == []
     assert engine.reap() == "exited with code 0"
-
-
-def wait_ready_again(gateway: Any) -> None:
-    while gateway.wait_status("ready").num_restarts == 0:
-        pass
-
-
-class StuckIntake:
-    """An intake whose requests stay where they are prepared until ``gate`` is open."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.gate = threading.Event()
-        self.begun: list[str] = []
-        self.intake = Intake(
-            Starter(
-                table=RequestTable(),
-                publish=lambda _: None,
-                take=self.take,
-                read_images=lambda _: {},
-            ),
-            PreparingMarks(redis.Redis(), neuron="n1", epoch="e"),  # never connects
-            clock=lambda: self.now_s,
-        )
-        self.intake.start()
-
-    def take(self, model: str) -> Any:
-        self.begun.append(model)
-        if model.startswith("stuck"):
-            self.gate.wait(120)
-        raise PanicError
-
-    def put(self, model: str) -> None:
-        self.intake.put(
-            Submit(
-                request_id=f"r-{model}",
-                gateway_id="g",
-                model=model,
-                request=GenerationRequest(model=model, input=TextInput(texts=["x"])),
-                deadline_unix_s=1e12,
-                account=model,
-                key="hx-1",
-            ),
-            100,
-        )
-
-
-@pytest.fixture
-def stuck() -> Iterator[StuckIntake]:
-    made = StuckIntake()
-    yield made
-    made.gate.set()
-    made.intake.stop()
-
-
-def test_requests_that_hang_are_named_and_hold_up_nobody(
-    stuck: StuckIntake, wait_until: WaitUntil
-) -> None:
-    for index in range(2):
-        stuck.put(f"stuck{index}")
-    wait_until(lambda: len(stuck.begun) == 2)
-    stuck.put("waits")
-    assert stuck.intake.stuck() == []
-    stuck.now_s += STUCK_AFTER_S + 1
-    assert stuck.intake.stuck() == [
-        f"request r-stuck{i} (account stuck{i}, key hx-1) for stuck{i} has been prepared for 301 s"
-        for i in range(2)
-    ]
-    assert stuck.intake.is_ready
-    wait_until(lambda: "waits" in stuck.begun)
-    stuck.gate.set()
-    wait_until(lambda: not stuck.intake.stuck())
-    stuck.put("after")
-    wait_until(lambda: "after" in stuck.begun)
-
-
-def test_a_neuron_that_hangs_too_often_is_not_ready(
-    stuck: StuckIntake, wait_until: WaitUntil
-) -> None:
-    for num_put in range(1, MAX_STUCK + 2):
-        assert stuck.intake.is_ready
-        stuck.put(f"stuck{num_put}")
-        wait_until(lambda expected=num_put: len(stuck.begun) == expected)
-        stuck.now_s += STUCK_AFTER_S + 1
-        assert len(stuck.intake.stuck()) == num_put
-    assert not stuck.intake.is_ready
-    stuck.gate.set()
-    wait_until(lambda: stuck.intake.is_ready)

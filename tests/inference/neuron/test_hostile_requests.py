@@ -4,14 +4,11 @@ its own request's error, and no other request is affected."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
-from inference.neuron.service import NeuronService
-from inference.protocol.events import Cancelled, Event, Failed, Failure, Finished
+from inference.protocol.events import Cancelled, Failed, Finished
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -22,25 +19,19 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
-from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
 from inference.sandbox.pool import WorkerPool
+from tests.inference.neuron.conftest import TestNeuron, failure_of
 from tests.inference.neuron.model_texts import template_file
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE
 
 pytestmark = pytest.mark.slow
 
-MakeService = Callable[..., NeuronService]
 LEAST = -(2**63)
 EMOJI = "😀" * 50
 TOOL_TEMPLATE = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}" + TEMPLATE
 LOOPS_ON_DEMAND = "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}" + TEMPLATE
 """Renders short conversations, and never comes to an end with one that begins with "loop"."""
-
-
-def failure_of(events: list[Event]) -> Failure:
-    (failed,) = [event for event in events if isinstance(event, Failed)]
-    return failed.failure
 
 
 def chat(text: str = "Hi", **fields: Any) -> ChatInput:
@@ -61,26 +52,15 @@ def tool(schema: dict[str, Any], *, strict: bool) -> ToolDefinition:
     return ToolDefinition(name="f", path=path, parameters=schema, strict=strict)
 
 
-def asked(gateway: Any, service: NeuronService, request: Any, **fields: Any) -> list[Event]:
-    request_id = gateway.submit(request=request, **fields)
-    service.drain_inbox()
-    events: list[Event] = gateway.wait_end(request_id)
-    return events
-
-
 @pytest.fixture
-def serving(make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any) -> Any:
-    """A neuron with a model that takes tools, and asks it."""
-    service = make_service()
-    service.load_model(
-        msgspec.structs.replace(fake_spec(), chat_template=template_file(TOOL_TEMPLATE))
-    )
-    gateway.wait_status("ready")
-    return service
+def serving(neuron: TestNeuron) -> TestNeuron:
+    """Its model takes tools."""
+    neuron.load(chat_template=template_file(TOOL_TEMPLATE))
+    return neuron
 
 
-def is_fine(gateway: Any, service: NeuronService, model: str = "m") -> bool:
-    return isinstance(asked(gateway, service, request(model), model=model)[-1], Finished)
+def is_fine(neuron: TestNeuron, model: str = "m") -> bool:
+    return isinstance(neuron.ask(request=request(model), model=model)[-1], Finished)
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
@@ -97,33 +77,27 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_schemas_are_refused_at_their_place(
-    serving: NeuronService, gateway: Any, name: str
-) -> None:
+def test_hostile_schemas_are_refused_at_their_place(serving: TestNeuron, name: str) -> None:
     schema, process = HOSTILE[name], os.getpid()
-    wholes: list[tuple[Any, str]] = [
-        (request(output_format=json_format(schema)), "response_format.schema"),
-        (
-            TokenCountRequest(model="m", input=chat(), output_format=json_format(schema)),
-            "response_format.schema",
-        ),
-        (
-            request(input=TextInput(texts=["Hi"]), output_format=json_format(schema)),
-            "response_format.schema",
-        ),
-        (request(input=chat(tools=[tool(schema, strict=True)])), "tools[0].function.parameters"),
-    ]
-    for whole, place in wholes:
-        failure = failure_of(asked(gateway, serving, whole))
+    fields: dict[str, Any] = {"output_format": json_format(schema)}
+    of_format, of_tool = "response_format.schema", "tools[0].function.parameters"
+    strict, loose = tool(schema, strict=True), tool(schema, strict=False)
+    forced = chat(tools=[loose], tool_choice=ToolChoice(mode="required"))
+    for asked, place in [
+        (request(**fields), of_format),
+        (TokenCountRequest(model="m", input=chat(), **fields), of_format),
+        (request(input=TextInput(texts=["Hi"]), **fields), of_format),
+        (request(input=chat(tools=[strict])), of_tool),
+        (request(input=forced), of_tool),
+    ]:
+        events = serving.ask(request=asked)
+        if asked.input is forced and isinstance(events[-1], Finished):
+            continue  # what is not strict may lose what cannot be enforced
+        failure = failure_of(events)
         assert failure.code in ("invalid_schema", "invalid_grammar"), failure
         assert (failure.param or "").startswith(place), failure
-    forced = chat(tools=[tool(schema, strict=False)], tool_choice=ToolChoice(mode="required"))
-    (*_, end) = asked(gateway, serving, request(input=forced))
-    if isinstance(end, Failed):
-        assert end.failure.code in ("invalid_schema", "invalid_grammar"), end
-        assert (end.failure.param or "").startswith("tools[0].function.parameters"), end
-    assert is_fine(gateway, serving)
-    assert gateway.replica().num_restarts == 0
+    assert is_fine(serving)
+    assert serving.gateway.replica().num_restarts == 0
     assert os.getpid() == process
 
 
@@ -140,82 +114,58 @@ def test_hostile_schemas_are_refused_at_their_place(
     ],
     ids=["deep", "repeated", "huge count", "deep GBNF", "endless GBNF", "nested JSON", "choices"],
 )
-def test_hostile_texts_are_refused_or_followed(
-    serving: NeuronService, gateway: Any, demand: dict[str, Any]
-) -> None:
+def test_hostile_texts_are_refused_or_followed(serving: TestNeuron, demand: dict[str, Any]) -> None:
     output_format = OutputFormat(path="guided", **demand)
-    (*_, end) = asked(gateway, serving, request(output_format=output_format))
+    (*_, end) = serving.ask(request=request(output_format=output_format))
     if isinstance(end, Failed):
         assert (end.failure.code, end.failure.param) == ("invalid_grammar", "guided"), end
-    assert is_fine(gateway, serving)
+    assert is_fine(serving)
 
 
-@pytest.fixture
-def beside(make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any) -> Any:
-    """A neuron with "m", whose template hangs when it is asked to, and "other"."""
-    service = make_service(workers=WorkerPool())
-    service.load_model(
-        msgspec.structs.replace(fake_spec(), chat_template=template_file(LOOPS_ON_DEMAND))
-    )
-    gateway.wait_status("ready")
-    service.load_model(
-        msgspec.structs.replace(fake_spec("other", "j2"), chat_template=template_file(TEMPLATE))
-    )
-    gateway.wait_status("ready", "other")
-    return service
-
-
-def test_a_template_that_hangs_holds_up_no_other_model(beside: NeuronService, gateway: Any) -> None:
+def test_a_template_that_hangs_holds_up_no_other_model(neuron: TestNeuron, gateway: Any) -> None:
+    neuron.options["workers"] = WorkerPool()
+    neuron.load(chat_template=template_file(LOOPS_ON_DEMAND))
+    neuron.load("other", "j2", chat_template=template_file(TEMPLATE))
     hanging = [gateway.submit(request=request(text="loop")) for _ in range(13)]
-    beside.drain_inbox()
+    neuron.service.drain_inbox()
     for _ in range(10):
-        assert is_fine(gateway, beside, "other")
+        assert is_fine(neuron, "other")
     gateway.read()
     assert any(not gateway.events(request_id) for request_id in hanging)
     for request_id in hanging[3:]:
-        gateway.cancel(request_id)
-    beside.drain_inbox()
-    for request_id in hanging[3:]:
-        assert isinstance(gateway.wait_end(request_id)[-1], Cancelled | Failed)
+        assert isinstance(neuron.end(request_id)[-1], Cancelled | Failed)
     for request_id in hanging[:3]:
         failure = failure_of(gateway.wait_end(request_id))
         assert (failure.code, failure.param) == ("template_limit_exceeded", "messages")
         assert "took too long" in failure.message
-    assert is_fine(gateway, beside)
+    assert is_fine(neuron)
 
 
 def test_a_template_that_never_renders_is_reported_on_load(
-    make_service: MakeService,
-    fake_spec: Callable[..., LoadSpec],
-    gateway: Any,
-    caplog: pytest.LogCaptureFixture,
+    neuron: TestNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = make_service(workers=WorkerPool())
-    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=template_file(LOOPS)))
-    report = gateway.wait_status("ready").report
+    neuron.options["workers"] = WorkerPool()
+    report = neuron.load(chat_template=template_file(LOOPS)).report
     assert "took too long for a short conversation" in report.template_problem
     for _ in range(3):
-        failure = failure_of(asked(gateway, service, request()))
-        assert failure.code == "template_limit_exceeded"
+        assert failure_of(neuron.ask(request=request())).code == "template_limit_exceeded"
     (line,) = [one for one in caplog.messages if "chat template" in one]
     assert line.startswith("m: its chat template took too long")
-    text = request(input=TextInput(texts=["Hi"]))
-    assert isinstance(asked(gateway, service, text)[-1], Finished)
+    assert neuron.answers(), "to a text"
 
 
 def test_a_template_that_refuses_turns_is_reported_on_load_and_to_clients(
-    make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any
+    neuron: TestNeuron,
 ) -> None:
-    service = make_service()
     refusing = (
         "{% for m in messages if m.role == 'assistant' %}{{ raise_exception('no answers') }}"
         "{% endfor %}{{ messages[0].content }}"
     )
-    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=template_file(refusing)))
     problem = "the model's chat template fails at turn 2 of 3 (assistant after user): no answers"
-    assert gateway.wait_status("ready").report.template_problem == problem
+    report = neuron.load(chat_template=template_file(refusing)).report
+    assert report.template_problem == problem
     turns = [ChatMessage(role=role, content="Hi") for role in ("user", "assistant", "user")]
-    failure = failure_of(asked(gateway, service, request(input=ChatInput(messages=turns))))
+    failure = failure_of(neuron.ask(request=request(input=ChatInput(messages=turns))))
     assert (failure.code, failure.param) == ("template_render_failed", "messages")
     assert failure.message == problem
-    assert is_fine(gateway, service)
+    assert is_fine(neuron)

@@ -3,31 +3,31 @@ real channel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from inference.neuron.service import NeuronService
 from inference.protocol.events import Accepted, Cancelled, Delta, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
 from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests
 from inference.protocol.keys import INBOX_FRAME_FIELD, gateway_alive_key, held_key, inbox_key
 from inference.protocol.sampling import SamplingOptions
+from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
 
 TEXT = "The capital of France is Paris."
-MakeService = Callable[..., NeuronService]
+
+
+def request(text: str = TEXT, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(model="m", **({"input": TextInput(texts=[text])} | fields))
 
 
 def _text(events: list[Any]) -> str:
     return "".join(event.text for event in events if isinstance(event, Delta))
 
 
-def test_a_request_is_accepted_streamed_and_finished(loaded: Any, gateway: Any) -> None:
-    request_id = gateway.submit(TEXT, max_tokens=200)
-    loaded.drain_inbox()  # or the heartbeat did
-    events = gateway.wait_end(request_id)
+def test_a_request_is_accepted_streamed_and_finished(loaded: TestNeuron, gateway: Any) -> None:
+    events = loaded.ask(TEXT, max_tokens=200)
     accepted, finished = events[0], events[-1]
     assert isinstance(accepted, Accepted)
     assert isinstance(finished, Finished)
@@ -36,40 +36,26 @@ def test_a_request_is_accepted_streamed_and_finished(loaded: Any, gateway: Any) 
     assert finished.usage.prompt_tokens == accepted.prompt_tokens
     assert _text(events).startswith(TEXT + TEXT)
     assert [batch.sequence_number for batch in gateway.batches] == list(range(len(gateway.batches)))
-    assert {batch.epoch for batch in gateway.batches} == {loaded.epoch}
+    assert {batch.epoch for batch in gateway.batches} == {loaded.service.epoch}
 
 
-def test_a_lost_doorbell_is_made_good_by_the_heartbeat(loaded: Any, gateway: Any) -> None:
-    request_id = gateway.submit(max_tokens=1)
-    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+def test_a_lost_doorbell_is_made_good_by_the_heartbeat(loaded: TestNeuron, gateway: Any) -> None:
+    assert isinstance(gateway.wait_end(gateway.submit(max_tokens=1))[-1], Finished)
 
 
 def test_a_stop_string_ends_the_answer_and_frees_the_engine(
-    loaded: Any, gateway: Any, wait_until: Any
+    loaded: TestNeuron, gateway: Any
 ) -> None:
-    request = GenerationRequest(
-        model="m", input=TextInput(texts=[TEXT]), sampling=SamplingOptions(), stop=["France"]
-    )
-    request_id = gateway.submit(request=request)
-    loaded.drain_inbox()
-    events = gateway.wait_end(request_id)
+    events = loaded.ask(request=request(stop=["France"]))
     assert _text(events) == "The capital of "
-    assert events[-2].reason == "stop"
-    assert events[-2].stop_sequence == "France"
+    assert (events[-2].reason, events[-2].stop_sequence) == ("stop", "France")
     wait_until(gateway.is_idle)
-    assert sum(isinstance(event, Finished) for event in gateway.events(request_id)) == 1
+    assert sum(isinstance(event, Finished) for event in gateway.events(events[0].request_id)) == 1
 
 
-def test_echo_and_logprobs(loaded: Any, gateway: Any) -> None:
-    request = GenerationRequest(
-        model="m",
-        input=TextInput(texts=[TEXT]),
-        sampling=SamplingOptions(max_tokens=1, top_logprobs=1),
-        echo=True,
-    )
-    request_id = gateway.submit(request=request)
-    loaded.drain_inbox()
-    events = gateway.wait_end(request_id)
+def test_echo_and_logprobs(loaded: TestNeuron) -> None:
+    sampling = SamplingOptions(max_tokens=1, top_logprobs=1)
+    events = loaded.ask(request=request(sampling=sampling, echo=True))
     assert _text(events) == TEXT + "The"
     first_of_prompt, logprob = events[1].logprobs
     assert first_of_prompt.logprob is None
@@ -77,129 +63,65 @@ def test_echo_and_logprobs(loaded: Any, gateway: Any) -> None:
     assert logprob.top == [("The", b"The", -0.5)]
 
 
-def test_cancel_reaches_a_running_request(loaded: Any, gateway: Any) -> None:
-    request_id = gateway.submit()
-    loaded.drain_inbox()
-    gateway.wait_events(request_id, lambda events: len(events) > 3)
-    gateway.cancel(request_id)
-    loaded.drain_inbox()
-    events = gateway.wait_end(request_id)
+def test_cancel_reaches_a_running_request(loaded: TestNeuron) -> None:
+    events = loaded.end(loaded.running())
     assert isinstance(events[-1], Cancelled)
     assert sum(isinstance(event, Cancelled) for event in events) == 1
 
 
-def test_an_unload_at_once_fails_what_an_earlier_one_waits_for(
-    make_service: MakeService, fake_spec: Any, gateway: Any
-) -> None:
-    service = make_service()
-    service.load_model(fake_spec(rate=0))
-    gateway.wait_status("ready")
-    request_id = gateway.submit()
-    service.drain_inbox()
-    gateway.wait_events(request_id, len)
-    service.unload_model("m")
-    gateway.wait_status("draining")
-    assert len(gateway.events(request_id)) == 1, "it is waited for"
-    service.unload_model("m", True)
-    failure = gateway.wait_end(request_id)[-1].failure
-    assert failure.code == "draining" and "unloaded" in failure.message
-    assert failure.retry_after_s is not None
-
-
-def test_cancel_in_the_same_drain_as_its_submit(loaded: Any, gateway: Any, wait_until: Any) -> None:
+def test_cancel_in_the_same_drain_as_its_submit(loaded: TestNeuron, gateway: Any) -> None:
     request_ids = [gateway.submit() for _ in range(20)]
     for request_id in request_ids:
         gateway.cancel(request_id)
-    loaded.drain_inbox()
+    loaded.service.drain_inbox()
     for request_id in request_ids:
         assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
     wait_until(lambda: gateway.is_idle(after_steps=False))
 
 
-def test_cancel_of_a_sequence_that_never_stepped(
-    make_service: MakeService, fake_spec: Any, gateway: Any
+def test_a_sequence_that_never_stepped_is_cancelled_or_unloaded_at_once(
+    neuron: TestNeuron, gateway: Any
 ) -> None:
     """Queued or prefilling: the engine has it and has sent nothing about it."""
-    service = make_service()
-    service.load_model(fake_spec(rate=0))
-    gateway.wait_status("ready")
-    request_id = gateway.submit()
-    service.drain_inbox()
-    gateway.wait_events(request_id, bool)
-    gateway.cancel(request_id)
-    service.drain_inbox()
-    assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
+    neuron.load(rate=0)
+    cancelled, unloaded = neuron.submit(), neuron.submit()
+    for request_id in (cancelled, unloaded):
+        gateway.wait_events(request_id, bool)
+    assert isinstance(neuron.end(cancelled)[-1], Cancelled)
+    neuron.service.unload_model("m")
+    gateway.wait_status("draining")
+    assert len(gateway.events(unloaded)) == 1, "it is waited for"
+    neuron.service.unload_model("m", True)
+    failure = failure_of(gateway.wait_end(unloaded))
+    assert failure.code == "draining" and "unloaded" in failure.message
+    assert failure.retry_after_s is not None
 
 
-@pytest.mark.parametrize(
-    ("sampling", "num_prompt_tokens", "numbers"),
-    [({}, 1000, ("1000", "1000")), ({"max_tokens": 600}, 500, ("1000", "1100"))],
-)
-def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
-    loaded: Any, gateway: Any, sampling: Any, num_prompt_tokens: int, numbers: tuple[str, str]
-) -> None:
-    request = GenerationRequest(
-        model="m",
-        input=TokensInput(prompts=[[5] * num_prompt_tokens]),
-        sampling=SamplingOptions(**sampling),
-    )
-    request_id = gateway.submit(request=request)
-    loaded.drain_inbox()
-    (failed,) = gateway.wait_end(request_id)
-    assert failed.failure.code == "context_length_exceeded"
-    assert all(number in failed.failure.message for number in numbers)
-
-
-def test_an_engine_failure_is_passed_on(loaded: Any, gateway: Any) -> None:
-    request_id = gateway.submit(seed=666)
-    loaded.drain_inbox()
-    assert gateway.wait_end(request_id)[-1].failure.code == "queue_full"
-
-
-def test_refusals_before_the_engine(loaded: Any, gateway: Any) -> None:
-    late = gateway.submit(deadline_s=-1.0)
-    unknown = gateway.submit(model="nobody")
-    empty_stop = gateway.submit(
-        request=GenerationRequest(model="m", input=TextInput(texts=["x"]), stop=[""])
-    )
-    bad_token = gateway.submit(
-        request=GenerationRequest(model="m", input=TokensInput(prompts=[[10_000]]))
-    )
-    loaded.drain_inbox()
-    codes = [
-        gateway.wait_end(request_id)[-1].failure.code
-        for request_id in (late, unknown, empty_stop, bad_token)
-    ]
-    assert codes == ["queue_timeout", "model_not_loaded", "invalid_value", "bad_token_id"]
-
-
-def test_garbage_in_the_inbox_harms_nobody(loaded: Any, gateway: Any) -> None:
+def test_refusals_before_the_engine_and_by_it(loaded: TestNeuron, gateway: Any) -> None:
     gateway.client.xadd(inbox_key("n1"), {INBOX_FRAME_FIELD: b"\xff\xff"})
     gateway.client.xadd(inbox_key("n1"), {b"other": b"field"})
-    request_id = gateway.submit(max_tokens=1)
-    loaded.drain_inbox()
-    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-
-
-def test_a_schema_that_cannot_be_enforced_is_refused_by_name(loaded: Any, gateway: Any) -> None:
-    request = GenerationRequest(
-        model="m",
-        input=TextInput(texts=[TEXT]),
-        output_format=OutputFormat(path="response_format", schema={"not": {}}),
-    )
-    request_id = gateway.submit(request=request)
-    loaded.drain_inbox()
-    failure = gateway.wait_end(request_id)[-1].failure
-    assert (failure.code, failure.param) == ("invalid_schema", "response_format.not")
+    bad_format = OutputFormat(path="response_format", schema={"not": {}})
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("queue_timeout", {"deadline_s": -1.0}),
+        ("model_not_loaded", {"model": "nobody"}),
+        ("queue_full", {"seed": 666}),
+        ("invalid_value", {"request": request(stop=[""])}),
+        ("bad_token_id", {"request": request(input=TokensInput(prompts=[[10_000]]))}),
+        ("context_length_exceeded", {"request": request(input=TokensInput(prompts=[[5] * 1000]))}),
+        ("invalid_schema", {"request": request(output_format=bad_format)}),
+    ]
+    for code, asked in refused:
+        failure = failure_of(loaded.ask(**asked))
+        assert failure.code == code
+    assert failure.param == "response_format.not"
+    assert loaded.answers(), "nor has garbage in the inbox harmed anybody"
 
 
 @pytest.mark.slow
 def test_requests_of_a_dead_gateway_are_dropped(
-    loaded: Any, gateway: Any, redis_db: redis.Redis, wait_until: Any
+    loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
 ) -> None:
-    request_id = gateway.submit()
-    loaded.drain_inbox()
-    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    loaded.running()
     redis_db.delete(gateway_alive_key("gw"))
     wait_until(gateway.is_idle)
     assert redis_db.ttl("helexa:neuron:n1:events:gw") > 0
@@ -207,7 +129,7 @@ def test_requests_of_a_dead_gateway_are_dropped(
 
 @pytest.mark.slow
 def test_it_lists_the_requests_that_it_holds(
-    loaded: Any, gateway: Any, redis_db: redis.Redis, wait_until: Any
+    loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
 ) -> None:
     def held(gateway_id: str) -> HeldRequests | None:
         fields = redis_db.hgetall(held_key("n1"))
@@ -222,7 +144,7 @@ def test_it_lists_the_requests_that_it_holds(
     wait_until(lambda: ids() == [request_id])
     listed, of_others = held("gw"), held("another")
     assert listed is not None and of_others is not None
-    assert (listed.epoch, of_others.request_ids) == (loaded.epoch, [])
+    assert (listed.epoch, of_others.request_ids) == (loaded.service.epoch, [])
     assert redis_db.ttl(held_key("n1")) > 0
     gateway.cancel(request_id)
     wait_until(lambda: ids() == [])

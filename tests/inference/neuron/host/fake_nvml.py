@@ -10,17 +10,24 @@ import pynvml
 from inference.neuron.host.discovery import Discovery
 
 GIB = 1024**3
+OF_DRIVER = {
+    "nvmlSystemGetDriverVersion": b"580.10",
+    "nvmlSystemGetCudaDriverVersion_v2": 13_000,
+    "nvmlDeviceGetCount": 2,
+}
+OF_CARDS = {
+    "nvmlDeviceGetCudaComputeCapability": ((8, 6), (8, 6)),
+    "nvmlDeviceGetName": ("Card 0", "Card 1"),
+    "nvmlDeviceGetUUID": ("GPU-0abc", "GPU-1abc"),
+    # ``None``: a card does not report it.
+    "nvmlDeviceGetMaxMigDeviceCount": (None, None),
+    "nvmlDeviceGetUtilizationRates": (SimpleNamespace(gpu=80, memory=20), None),
+    "nvmlDeviceGetPowerUsage": (220_500, None),  # in milliwatts
+}
 
 
 class FakeNvml:
     """Two cards on one driver; ``init_error`` is what nvmlInit raises."""
-
-    NVMLError = pynvml.NVMLError
-    NVML_ERROR_LIB_RM_VERSION_MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    NVML_ERROR_NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
-    NVML_ERROR_DRIVER_NOT_LOADED = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 
     def __init__(self, init_error: int | None = None, memory_error: int | None = None) -> None:
         """``memory_error``: what the first card's memory raises."""
@@ -28,57 +35,36 @@ class FakeNvml:
         self.memory_error = memory_error
         self.is_lost = False
 
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_DRIVER:
+            return lambda: OF_DRIVER[name]
+        if name not in OF_CARDS:
+            return getattr(pynvml, name)  # errors and constants
+
+        def of_card(handle: int) -> Any:
+            value = OF_CARDS[name][handle if handle < 2 else 0]  # of a part as of the first card
+            if value is None:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return value
+
+        return of_card
+
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
         if self.init_error is not None:
             raise pynvml.NVMLError(self.init_error)
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
-        return b"580.10"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
-        return 13_000
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         return index
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        return (8, 6)
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return f"Card {handle}"
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}abc"
-
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        if self.is_lost:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        if handle == 0 and self.memory_error is not None:
-            raise pynvml.NVMLError(self.memory_error)
+        error = pynvml.NVML_ERROR_GPU_IS_LOST if self.is_lost else self.memory_error
+        if error is not None and (self.is_lost or handle == 0):
+            raise pynvml.NVMLError(error)
         return SimpleNamespace(total=24 * GIB, free=(20 + handle) * GIB)
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(gpu=80, memory=20)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802 - in milliwatts
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return 220_500
-
     def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802
-        if handle == 1:
+        if handle == 1 or sensor != pynvml.NVML_TEMPERATURE_GPU:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
         return 61
 
 

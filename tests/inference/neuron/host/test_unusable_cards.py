@@ -62,34 +62,30 @@ def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
     assert sampler.host().cuda_unavailable == ""
 
 
-def test_a_driver_that_hangs_from_the_start_is_the_hosts_fault() -> None:
-    nvml = HangingNvml()
-    nvml.answers.clear()
-    sampler = DeviceSampler(lambda: discovered(nvml), torch_problem=_none, first_answer_s=0.05)
-    assert [device.kind for device in sampler.devices()] == ["cpu"]
-    reason = sampler.host().cuda_unavailable
-    assert reason.startswith("the NVIDIA driver has not answered")
-    assert sampler.host().problems[0].startswith("the NVIDIA driver has not answered")
-    nvml.answers.set()
-    _await_cards(sampler)
-
-
-def test_cards_are_unusable_until_torch_has_answered() -> None:
+@each_case("who", ["driver", "torch"])
+def test_cards_are_unusable_until_the_driver_and_torch_have_answered(who: str) -> None:
     """A cold import of torch may take longer than a start waits."""
-    asked, answers = threading.Event(), threading.Event()
+    nvml, asked, answers = HangingNvml(), threading.Event(), threading.Event()
+    if who == "driver":
+        nvml.answers.clear()
+        asked = nvml.hangs
 
     def slow_answer() -> TorchProblem | None:
         asked.set()
-        answers.wait(LIMIT_S)
+        if who == "torch":
+            answers.wait(LIMIT_S)
         return None
 
     sampler = DeviceSampler(
-        lambda: discovered(FakeNvml()), torch_problem=slow_answer, first_answer_s=0.05
+        lambda: discovered(nvml), torch_problem=slow_answer, first_answer_s=0.05
     )
     assert asked.wait(LIMIT_S)
     assert [device.kind for device in sampler.devices()] == ["cpu"]
-    assert sampler.host().cuda_unavailable.startswith("PyTorch, which was asked")
+    reason = {"driver": "the NVIDIA driver has not answered", "torch": "PyTorch, which was asked"}
+    assert sampler.host().cuda_unavailable.startswith(reason[who])
+    assert sampler.host().problems[0].startswith(reason[who])
     answers.set()
+    nvml.answers.set()
     _await_cards(sampler)
 
 

@@ -22,14 +22,13 @@ from inference.protocol.downloads import (
     decode_cache_report,
 )
 from inference.protocol.keys import downloads_key
-from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LOADED
+from tests.inference.neuron.conftest import TestNeuron, wait_until
 
 pytestmark = pytest.mark.slow
 
 SOURCE = "pypi:tiny-model==1.0"
 CACHED = "pypi:tiny-model-1.0"
-MakeService = Callable[..., NeuronService]
 
 
 @pytest.fixture
@@ -61,8 +60,9 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(make_service: MakeService, shelf: Path, cache: Path) -> NeuronService:
-    return make_service(cache_dir=cache)
+def service(neuron: TestNeuron, shelf: Path, cache: Path) -> NeuronService:
+    neuron.options = {"cache_dir": cache}
+    return neuron.service
 
 
 @pytest.fixture
@@ -75,20 +75,20 @@ def report(redis_db: redis.Redis) -> Callable[[], CacheReport | None]:
 
 
 @pytest.fixture
-def ended(report: Any, wait_until: Any) -> Callable[[str], CacheJobState]:
+def ended(report: Any) -> Callable[[str], CacheJobState]:
     """The job, once it is over."""
 
-    def job(job_id: str) -> CacheJobState | None:
-        reported = report()
-        jobs = {one.job_id: one for one in reported.jobs} if reported else {}
-        found = jobs.get(job_id)
-        return found if found and found.status not in ("queued", "running") else None
-
     def ended(job_id: str) -> CacheJobState:
-        wait_until(lambda: job(job_id), 60.0)
-        found = job(job_id)
-        assert found is not None
-        return found
+        found: list[CacheJobState] = []
+
+        def is_over() -> bool:
+            reported = report()
+            jobs = [one for one in reported.jobs if one.job_id == job_id] if reported else []
+            found[:] = [one for one in jobs if one.status not in ("queued", "running")]
+            return bool(found)
+
+        wait_until(is_over)
+        return found[0]
 
     return ended
 
@@ -125,7 +125,7 @@ def test_a_pull_that_waits_is_cancelled(service: NeuronService, ended: Any, cach
 
 
 def test_a_pull_under_way_is_cancelled_at_once(
-    service: NeuronService, ended: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+    service: NeuronService, ended: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pull is from an index that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -164,66 +164,41 @@ channel.send(encode_engine_frame(LoadFailedMessage(failure=failure)))
 )
 
 
+@pytest.fixture
+def start(neuron: TestNeuron, shelf: Path, cache: Path, tmp_path: Path) -> Callable[[str], None]:
+    """Starts a neuron whose engines run that program."""
+
+    def start(program: str) -> None:
+        engine = tmp_path / "engine.py"
+        engine.write_text(program)
+        neuron.options = {"cache_dir": cache, "engine_command": [*PYTHON, str(engine)]}
+
+    return start
+
+
 def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
-    make_service: MakeService,
-    shelf: Path,
-    cache: Path,
-    fake_spec: Any,
-    gateway: Any,
-    report: Any,
-    ended: Any,
-    wait_until: Any,
-    tmp_path: Path,
+    neuron: TestNeuron, start: Any, cache: Path, report: Any, ended: Any
 ) -> None:
-    engine = tmp_path / "engine.py"
-    engine.write_text(ENGINE_OF_ANY_SOURCE)
-    service = make_service(cache_dir=cache, engine_command=[*PYTHON, str(engine)])
-    service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
-    wait_until(
-        lambda: (
-            (reported := report()) is not None
-            and [one.used_by for one in reported.cached] == [["m"]]
-        ),
-        60.0,
-    )
-    service.downloads.delete(DeleteSpec(job_id="d1", source=CACHED, revision=""))
+    start(ENGINE_OF_ANY_SOURCE)
+    neuron.load(source=SOURCE, file=None, status=None)
+    wait_until(lambda: report() and [one.used_by for one in report().cached] == [["m"]])
+    neuron.service.downloads.delete(DeleteSpec(job_id="d1", source=CACHED, revision=""))
     refused = ended("d1")
     assert (refused.status, refused.failure.code) == ("failed", "in_use")
     assert "m is loaded from it" in refused.failure.message
     assert list_cached(cache)
 
 
+@pytest.mark.parametrize("was_there", [False, True])
 def test_what_was_downloaded_for_a_load_that_can_never_succeed_is_removed(
-    make_service: MakeService,
-    shelf: Path,
-    cache: Path,
-    gateway: Any,
-    tmp_path: Path,
-    wait_until: Any,
+    neuron: TestNeuron, start: Any, cache: Path, ended: Any, was_there: bool
 ) -> None:
-    engine = tmp_path / "engine.py"
-    engine.write_text(ENGINE_THAT_REFUSES)
-    service = make_service(cache_dir=cache, engine_command=[*PYTHON, str(engine)])
-    service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
-    wait_until(lambda: (state := gateway.replica()) is not None and state.failure, 60.0)
-    assert gateway.replica().failure.code == "unknown_architecture"
-    wait_until(lambda: not list_cached(cache))
-
-
-def test_what_was_there_before_a_refused_load_stays(
-    make_service: MakeService,
-    shelf: Path,
-    cache: Path,
-    gateway: Any,
-    tmp_path: Path,
-    ended: Any,
-    wait_until: Any,
-) -> None:
-    engine = tmp_path / "engine.py"
-    engine.write_text(ENGINE_THAT_REFUSES)
-    service = make_service(cache_dir=cache, engine_command=[*PYTHON, str(engine)])
-    service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
-    assert ended("p1").status == "succeeded"
-    service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
-    wait_until(lambda: (state := gateway.replica()) is not None and state.failure, 60.0)
-    assert list_cached(cache)
+    start(ENGINE_THAT_REFUSES)
+    if was_there:
+        neuron.service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
+        assert ended("p1").status == "succeeded"
+    assert neuron.refused(source=SOURCE, file=None).code == "unknown_architecture"
+    if was_there:
+        assert list_cached(cache)
+    else:
+        wait_until(lambda: not list_cached(cache))

@@ -37,20 +37,17 @@ def test_a_check_without_an_answer_is_logged_and_passes(
     assert not _still_running()
 
 
-def test_a_cancelled_check_is_ended_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        FileChecker(SLEEPS).check(SPEC, [], 0, lambda: True)
-    assert not caplog.records
-    assert not _still_running()
-
-
-def test_a_load_without_files_starts_no_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_check_that_is_cancelled_or_has_no_files_logs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     spec = LoadSpec(job_id="j", model="m", source="huggingface:a/b")
     with caplog.at_level(logging.WARNING):
+        FileChecker(SLEEPS).check(SPEC, [], 0, lambda: True)
         FileChecker(("/no/such/program",)).check(spec, [], 0, lambda: False)
         assert not caplog.records
         FileChecker(("/no/such/program",)).check(spec, [Path("/m.gguf")], 0, lambda: False)
     assert caplog.records
+    assert not _still_running()
 
 
 @each_case(

@@ -32,17 +32,10 @@ def limits(**gigabytes: float) -> MemoryLimits:
     return MemoryLimits(tuple((name, int(size * GB)) for name, size in gigabytes.items()))
 
 
-def test_what_waits_is_not_free() -> None:
+def test_what_waits_is_not_free_on_its_device() -> None:
     reduced, other = ledger(5)[0].without_promised([card(0, 20), card(1, 20)])
     assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (15 * GB, 5 * GB)
     assert (other.free_memory_bytes, other.reserved_bytes) == (20 * GB, 0)
-
-
-def test_what_is_held_already_is_not_counted_twice() -> None:
-    book = MemoryLedger()
-    claimed(book, "cuda:0", 5, held_gb=3)
-    (reduced,) = book.without_promised([card(0, 17)])
-    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (15 * GB, 2 * GB)
 
 
 def test_promises_beyond_what_is_free_leave_nothing_and_never_less() -> None:
@@ -62,13 +55,6 @@ def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
     assert book.outstanding_bytes("cuda:0") == 50 * GB
     book.share_host_memory([])
     assert book.outstanding_bytes("cuda:0") == 30 * GB
-
-
-def test_only_its_device_gives() -> None:
-    book = MemoryLedger()
-    claimed(book, "cpu", 5)
-    (cpu, cuda) = book.without_promised([host(8), card(0, 8)])
-    assert (cpu.free_memory_bytes, cuda.free_memory_bytes) == (3 * GB, 8 * GB)
 
 
 @each_case(
@@ -92,21 +78,6 @@ def test_the_limit_of_a_load(
     book, claims = ledger(*promised_gb)
     needed = None if needed_gb is None else needed_gb * GB
     assert book.limit_bytes(claims[which], "cuda:0", 20 * GB, needed) == limit_gb * GB
-
-
-def test_what_would_leave_counts_as_free() -> None:
-    book = MemoryLedger()
-    first, later = claimed(book, "cuda:0", 10, held_gb=9), claimed(book, "cuda:0", 12)
-    assert book.limit_bytes(later, "cuda:0", 5 * GB, 12 * GB) == 4 * GB
-    assert book.limit_bytes(later, "cuda:0", 5 * GB, 12 * GB, gone=[first]) == 14 * GB
-
-
-def test_an_engine_that_died_keeps_its_place() -> None:
-    book = MemoryLedger()
-    first, later = claimed(book, "cuda:0", 10, held_gb=10), claimed(book, "cuda:0", 0)
-    assert book.limit_bytes(later, "cuda:0", 14 * GB, None) == 14 * GB
-    first.held_bytes = 0  # its memory is free again, as the driver sees it
-    assert book.limit_bytes(later, "cuda:0", 24 * GB, None) == 14 * GB
 
 
 def test_a_load_that_moves_to_another_card_keeps_its_place() -> None:

@@ -9,41 +9,14 @@ import pytest
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load, check_possible, check_room, waking_bytes
 from inference.neuron.loads.queue import HOST_SHARE_KEPT, LoadQueue
-from inference.protocol.heartbeat import DeviceInfo, HostInfo
-from inference.protocol.load import (
-    EarlierLoads,
-    LoadSpec,
-    StageSpec,
-)
-from inference.protocol.load_report import (
-    AsleepBytes,
-    DeviceMemory,
-    LoadReport,
-)
+from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec
+from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.neuron import MemoryLimits
-from tests.inference.neuron.devices import GB, card, host
+from tests.inference.neuron.devices import GB, Machine, card, host
 from tests.inference.reports import load_report
 
 SPEC = LoadSpec(job_id="j", model="m", source="fake:m")
 REPORT = load_report(device="cuda:0", weight_bytes=1, kv_bytes=1)
-
-
-class Machine:
-    def __init__(self, *devices: DeviceInfo) -> None:
-        self.there = list(devices)
-        self.held = 0
-
-    def devices(self) -> list[DeviceInfo]:
-        return self.there
-
-    def measure(self) -> list[DeviceInfo]:
-        return self.there
-
-    def host(self) -> HostInfo:
-        raise AssertionError("nobody asks")
-
-    def held_bytes(self, pid: int) -> int:
-        return self.held
 
 
 def load_of(gigabytes: float | None = None, **changes: object) -> Load:
@@ -73,27 +46,40 @@ def free_gb(queue: LoadQueue) -> list[float]:
 def test_a_card_counts_what_has_gone_since_the_load_began() -> None:
     machine = Machine(card(0, 20))
     queue = LoadQueue(machine)
-    load = load_of(12)
+    load = load_of(12, evict=["other"])
     spec = begun(queue, load)
     assert spec.devices == ["cuda:0"]
+    assert spec.evict == load.spec.evict == [], "it evicts nobody when it starts again"
     assert (spec.memory_limit_bytes, spec.promised_bytes) == (20 * GB, 0)
     assert free_gb(queue) == [8]
     machine.there = [card(0, 13)]  # it has taken 7
     assert free_gb(queue) == [8]
-    machine.there = [card(0, 5)]  # and more than estimated
-    assert free_gb(queue) == [5]
-    loaded(queue, load, 15)
-    assert free_gb(queue) == [5]
+    machine.there = [card(0, 6)]  # and more than estimated
+    assert free_gb(queue) == [6]
+    loaded(queue, load, 14)
+    assert free_gb(queue) == [6]
+    queue.engine_ended(load)
+    machine.there = [card(0, 20)]  # the driver has it back
+    assert free_gb(queue) == [6]
+    spec = queue.begin_again(load)
+    assert (spec.devices, spec.memory_limit_bytes, spec.promised_bytes) == (["cuda:0"], 14 * GB, 0)
+    queue.release(load)
+    assert free_gb(queue) == [20]
+    assert queue.kept_bytes(load) is None
 
 
 def test_on_a_cpu_what_was_promised_stays_promised_while_it_is_not_held() -> None:
-    machine = Machine(host(100))
-    queue = LoadQueue(machine)
-    load = load_of(10, devices=["cpu"])
-    begun(queue, load)
-    loaded(queue, load, 30)
-    machine.held = 4 * GB
-    assert free_gb(queue) == [74]
+    """What an engine's ranks hold counts with it: they are its children."""
+    for ranks in (1, 2):
+        machine = Machine(host(100))
+        queue = LoadQueue(machine)
+        load = load_of(10, devices=["cpu"], tensor_parallel=ranks)
+        begun(queue, load)
+        loaded(queue, load, 30)
+        second = begun(queue, load_of(None, devices=["cpu"]))
+        assert (second.promised_bytes, second.memory_limit_bytes) == (30 * GB, 70 * GB)
+        machine.held = 4 * GB
+        assert free_gb(queue) == [74]
 
 
 def test_ranks_share_what_a_load_takes_of_cards() -> None:
@@ -108,32 +94,10 @@ def test_ranks_share_what_a_load_takes_of_cards() -> None:
     }
 
 
-def test_ranks_on_a_cpu_hold_together_what_their_engine_does() -> None:
-    """They are its children."""
-    machine = Machine(host(100))
-    queue = LoadQueue(machine)
-    load = load_of(10, devices=["cpu"], tensor_parallel=2)
-    begun(queue, load)
-    loaded(queue, load, 30)
-    machine.held = 8 * GB
-    assert free_gb(queue) == [78]
-
-
-def test_the_next_load_gets_what_is_promised_and_what_it_may_take() -> None:
-    machine = Machine(host(100))
-    queue = LoadQueue(machine)
-    first = load_of(10, devices=["cpu"])
-    begun(queue, first)
-    loaded(queue, first, 30)
-    second = begun(queue, load_of(None, devices=["cpu"]))
-    assert (second.promised_bytes, second.memory_limit_bytes) == (30 * GB, 70 * GB)
-
-
 def test_a_load_that_waits_leaves_what_it_needs() -> None:
     queue = LoadQueue(Machine(card(0, 20)))
     queue.accept(later := load_of(8))
-    first = load_of(5)
-    queue.accept(first)
+    queue.accept(first := load_of(5))
     # Accepted before it, so its promise stands; the other way round as well, as far as 5 are left.
     assert queue.room(first).limit_bytes == 12 * GB
     assert queue.room(later).limit_bytes == 15 * GB
@@ -152,44 +116,10 @@ def test_a_load_may_take_what_the_operator_lets_models_use() -> None:
     assert queue.host_bytes() == int((1 - HOST_SHARE_KEPT) * 40 * GB)
     assert queue.free_bytes() == {"cuda:0": 2 * GB, "cpu": 40 * GB}
     assert queue.limit_problems() == []
-
-
-def test_a_limit_of_a_device_that_is_not_here_is_a_problem() -> None:
     queue = LoadQueue(Machine(host(100)), MemoryLimits((("cuda:1", GB),)))
     assert queue.limit_problems() == [
         "HELEXA_MEMORY_LIMIT names cuda:1, which is not here; this neuron has cpu"
     ]
-
-
-def test_an_engine_that_died_gets_what_it_had() -> None:
-    machine = Machine(card(0, 20))
-    queue = LoadQueue(machine)
-    load = load_of(12)
-    begun(queue, load)
-    machine.there = [card(0, 6)]
-    loaded(queue, load, 14)
-    queue.engine_ended(load)
-    machine.there = [card(0, 20)]  # the driver has it back
-    assert free_gb(queue) == [6]
-    spec = queue.begin_again(load)
-    assert (spec.devices, spec.memory_limit_bytes, spec.promised_bytes) == (["cuda:0"], 14 * GB, 0)
-
-
-def test_an_engine_evicts_nobody_when_it_starts_again() -> None:
-    queue = LoadQueue(Machine(card(0, 20)))
-    load = load_of(12, evict=["other"])
-    assert begun(queue, load).evict == []
-    assert load.spec.evict == []
-
-
-def test_what_is_gone_is_free() -> None:
-    machine = Machine(card(0, 20))
-    queue = LoadQueue(machine)
-    load = load_of(12)
-    begun(queue, load)
-    queue.release(load)
-    assert free_gb(queue) == [20]
-    assert queue.kept_bytes(load) is None
 
 
 def test_files_that_are_there_show_roughly_what_an_unknown_load_takes() -> None:
@@ -235,26 +165,6 @@ def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
     assert free_gb(queue) == [29, 20], "the card holds all of it, and the host nothing yet"
     assert load.used == {"cuda:0": 11 * GB, "cpu": 3 * GB}
     assert queue.kept_bytes(load) == 14 * GB
-
-
-def test_others_promises_bound_each_stage_on_its_device() -> None:
-    queue = LoadQueue(Machine(host(32), card(0, 20)))
-    begun(queue, load_of(7, devices=["cpu"]))
-    later = load_of(stages=stages(12, 5))
-    queue.accept(later)
-    room = queue.room(later)
-    assert (room.limits, room.promised) == (
-        {"cuda:0": 20 * GB, "cpu": 25 * GB},
-        {"cuda:0": 0, "cpu": 7 * GB},
-    )
-
-
-def test_stages_whose_engine_died_get_what_they_had_and_release_all_of_it() -> None:
-    machine = Machine(host(32), card(0, 20))
-    queue = LoadQueue(machine)
-    load = load_of(stages=stages(12, 5))
-    begun(queue, load)
-    queue.loaded(load, staged_report(card_gb=11, host_gb=3))
     queue.engine_ended(load)
     assert free_gb(queue) == [29, 9]
     spec = queue.begin_again(load)
@@ -263,17 +173,31 @@ def test_stages_whose_engine_died_get_what_they_had_and_release_all_of_it() -> N
     assert free_gb(queue) == [32, 20]
 
 
-def test_stages_that_sleep_keep_what_they_hold_on_each_device() -> None:
+def test_others_promises_bound_each_stage_on_its_device() -> None:
+    queue = LoadQueue(Machine(host(32), card(0, 20)))
+    begun(queue, load_of(7, devices=["cpu"]))
+    later = load_of(stages=stages(12, 5))
+    queue.accept(later)
+    room = queue.room(later)
+    assert room.limits == {"cuda:0": 20 * GB, "cpu": 25 * GB}
+    assert room.promised == {"cuda:0": 0, "cpu": 7 * GB}
+
+
+def test_stages_that_may_sleep_or_do_keep_what_they_hold_on_each_device() -> None:
     machine = Machine(host(32), card(0, 20))
     queue = LoadQueue(machine)
     load = load_of(stages=stages(12, 5))
     begun(queue, load)
+    machine.there, machine.held = [host(27), card(0, 9)], 5 * GB
     queue.loaded(load, staged_report(card_gb=11, host_gb=5))
-    machine.there, machine.held = [host(23), card(0, 19)], 4 * GB
     held = AsleepBytes(
         device_bytes=5 * GB, host_bytes=1 * GB, by_device={"cuda:0": GB, "cpu": 4 * GB}
     )
+    for name, free in (("cuda:0", 19), ("cpu", 28)):  # another load counts on the rest
+        room = queue.room(load_of(devices=[name]), asleep=[(load, held)])
+        assert room.limits == {name: free * GB}
     assert queue.keep_host_room(load, held.host_bytes)
+    machine.there, machine.held = [host(23), card(0, 19)], 4 * GB
     queue.fell_asleep(load, held)
     assert queue.kept_bytes(load) == 5 * GB
     assert free_gb(queue) == [23, 19]
@@ -286,30 +210,35 @@ def test_stages_that_sleep_keep_what_they_hold_on_each_device() -> None:
     assert free_gb(queue) == [23, 19]
 
 
-def test_a_model_that_may_sleep_gives_back_the_rest_on_each_device() -> None:
-    """Another one's load counts on it: it holds more of each than it will asleep."""
-    machine = Machine(host(12), card(0, 2))
+def test_weights_that_fall_asleep_are_promised_their_part_of_the_host() -> None:
+    machine = Machine(card(0, 20), host(60, total_gb=100))
     queue = LoadQueue(machine)
-    load = load_of(stages=stages(12, 5))
-    machine.there = [host(17), card(0, 13)]
-    begun(queue, load)
-    machine.there, machine.held = [host(12), card(0, 2)], 5 * GB
-    queue.loaded(load, staged_report(card_gb=11, host_gb=5))
-    held = AsleepBytes(device_bytes=5 * GB, by_device={"cuda:0": GB, "cpu": 4 * GB})
-    for name, free in (("cuda:0", 12), ("cpu", 13)):
-        room = queue.room(load_of(devices=[name]), asleep=[(load, held)])
-        assert room.limits == {name: free * GB}
+    first, second = load_of(12), load_of(3)
+    for one, took_gb in ((first, 12), (second, 3)):
+        begun(queue, one)
+        loaded(queue, one, took_gb)
+    assert queue.host_bytes() == 50 * GB  # a tenth stays with everybody else
+    assert queue.keep_host_room(first, 40 * GB)
+    assert not queue.keep_host_room(first, 1)  # it has its part
+    assert queue.host_bytes() == 10 * GB
+    assert not queue.keep_host_room(second, 11 * GB)
+    machine.there[1] = host(20, total_gb=100)  # they are there
+    queue.fell_asleep(first, AsleepBytes(device_bytes=GB, host_bytes=40 * GB))
+    assert queue.host_bytes() == 10 * GB
+    assert queue.kept_bytes(first) == GB
+    queue.begin_waking(first)
+    assert queue.kept_bytes(first) == 12 * GB
+    machine.there[1] = host(60, total_gb=100)
+    queue.awake(first)
+    assert queue.host_bytes() == 50 * GB
 
 
-def test_a_stage_on_a_device_that_is_not_here_is_refused() -> None:
+def test_stages_without_their_device_or_its_room_are_refused() -> None:
     queue = LoadQueue(Machine(card(0, 20)))
     with pytest.raises(LoadRefusedError) as refused:
         queue.accept(load_of(stages=stages(12, 5)))
     assert refused.value.failure.message == "'cpu' is not here; this neuron has cuda:0"
     assert free_gb(queue) == [20]
-
-
-def test_each_device_has_to_have_room_for_its_stages() -> None:
     spec = msgspec.structs.replace(SPEC, stages=stages(12, 5))
     check_room(spec, "cpu", 5 * GB)
     with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB on cuda:0, and 11.00 GB are free"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from inference.neuron.loads.watch import (
@@ -26,12 +28,17 @@ def watched(watch: LoadWatch, from_s: int, seconds: int) -> float:
     return stalled_s
 
 
-def test_a_stage_that_never_ends() -> None:
-    watch = LoadWatch()
-    watch.progressed(PREFLIGHT)
+@pytest.fixture
+def watch() -> LoadWatch:
+    one = LoadWatch()
+    one.progressed(PREFLIGHT)
+    return one
+
+
+def test_the_same_report_again_is_no_progress(watch: LoadWatch) -> None:
     assert watched(watch, 0, 1000) == 1000
     watch.progressed(PREFLIGHT)
-    assert watched(watch, 1000, 50) == 1050, "the same again is no progress"
+    assert watched(watch, 1000, 50) == 1050
 
 
 @each_case(
@@ -51,29 +58,16 @@ def test_whatever_moves_is_progress(progress: LoadProgress) -> None:
     assert watched(watch, 1000, 5) == 5
 
 
-def test_waiting_for_others_is_not_watched() -> None:
-    watch = LoadWatch()
-    watch.progressed(PREFLIGHT)
+def test_only_a_load_that_runs_is_watched(watch: LoadWatch) -> None:
+    assert watched(LoadWatch(), 0, 10) == 0
     watched(watch, 0, 10)
     watch.progressed(LoadProgress(stage=LoadStage.QUEUED, detail="m is loaded first"))
     assert watched(watch, 10, 100_000) == 0
     watch.progressed(PREFLIGHT)
     assert watched(watch, 100_010, 3) == 3
-
-
-def test_nothing_is_watched_once_it_has_loaded() -> None:
-    watch = LoadWatch()
-    assert watched(watch, 0, 10) == 0
-    watch.progressed(PREFLIGHT)
+    assert watch.check(200_000.0) <= 5.0, "a neuron that was stopped itself counts no time"
     watch.stop()
-    assert watched(watch, 10, 1000) == 0
-
-
-def test_a_neuron_that_was_stopped_itself_counts_no_time() -> None:
-    watch = LoadWatch()
-    watch.progressed(PREFLIGHT)
-    watch.check(0.0)
-    assert watch.check(5000.0) <= 2.0
+    assert watched(watch, 200_010, 1000) == 0
 
 
 def test_the_failure_reports_where_it_stood() -> None:
@@ -89,11 +83,19 @@ def test_the_failure_reports_where_it_stood() -> None:
     assert in_words(PREFLIGHT) == "preflight (model.gguf)"
 
 
-def test_the_limit_is_the_operators() -> None:
-    assert load_stall_limit_s({}) == 900
-    assert load_stall_limit_s({"HELEXA_LOAD_STALL_S": "0"}) is None
-    with pytest.raises(SettingError, match="HELEXA_LOAD_STALL_S"):
-        load_stall_limit_s({"HELEXA_LOAD_STALL_S": "soon"})
+@each_case(
+    ("limit", "name", "default"),
+    [
+        (load_stall_limit_s, "HELEXA_LOAD_STALL_S", 900),
+        # The engine's own watchdog is first.
+        (silence_limit_s, "HELEXA_STEP_TIMEOUT_S", 120.0 + MARGIN_S),
+    ],
+)
+def test_the_limits_are_the_operators(limit: Any, name: str, default: float) -> None:
+    assert limit({}) == default
+    assert limit({name: "0"}) is None
+    with pytest.raises(SettingError, match=name):
+        limit({name: "soon"})
 
 
 def downloading(done: int, detail: str = "model.gguf") -> LoadProgress:
@@ -122,17 +124,4 @@ def test_silence_grows_until_something_is_reported() -> None:
     assert [silence.check(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
     silence.end()
     assert [silence.check(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
-
-
-def test_time_in_which_nobody_listened_is_not_counted() -> None:
-    """A neuron that was stopped for an hour does not blame its engines."""
-    silence = SilenceTimer()
-    silence.check(0.0)
-    assert silence.check(3600.0) <= 2.0
-
-
-def test_the_engines_own_watchdog_is_first() -> None:
-    assert silence_limit_s({}) == 120.0 + MARGIN_S
-    assert silence_limit_s({"HELEXA_STEP_TIMEOUT_S": "0"}) is None
-    with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
-        silence_limit_s({"HELEXA_STEP_TIMEOUT_S": "soon"})
+    assert silence.check(3600.0) <= 5.0, "a neuron that was stopped does not blame its engines"

@@ -23,7 +23,7 @@ from inference.neuron.process.celery_app import create_app
 from inference.protocol.events import Cancelled, Finished
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL
-from tests.inference.neuron.conftest import TestGateway
+from tests.inference.neuron.conftest import TestGateway, wait_until
 from tests.servers.private_redis import MortalRedis
 
 pytestmark = pytest.mark.slow
@@ -32,9 +32,7 @@ REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 SECRET = "a-secret-of-this-test-alone"
 
 
-def test_a_host_that_joined(
-    engine_command: list[str], fake_spec: Any, tmp_path: Path, wait_until: Any
-) -> None:
+def test_a_host_that_joined(engine_command: list[str], fake_spec: Any, tmp_path: Path) -> None:
     port = free_port()
     directives = Share(host="127.0.0.1", port=port).directives()
     server = configure_private_redis(tmp_path / "redis", listening=directives)

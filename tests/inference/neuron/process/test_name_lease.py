@@ -20,9 +20,10 @@ from inference.neuron.process.name_lease import (
     PreviousInstance,
 )
 from inference.neuron.process.redis_client import RedisUntrustedError, connect
-from inference.protocol.heartbeat import decode_heartbeat
+from inference.protocol.events import Finished
 from inference.protocol.joining import Joining
 from inference.protocol.keys import heartbeat_key, lease_key
+from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
 from tests.inference.neuron.fake_engines import running_engines
 from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import mortal_redis
@@ -48,18 +49,13 @@ def beating(lease: NameLease) -> threading.Event:
     return stopped
 
 
-def test_a_free_name_is_taken_at_once(make_lease, redis_db) -> None:
-    lease = make_lease("first")
-    lease.acquire(sleep=lambda _: pytest.fail("there is nothing to wait for"))
-    assert 0 < redis_db.pttl(lease_key("n1")) <= 4000
-
-
-def test_a_second_one_reports_who_holds_it(make_lease, caplog) -> None:
-    first, second = make_lease("first-epoch"), make_lease("second")
-    first.acquire()
+def test_a_second_one_reports_who_holds_it(make_lease, caplog, tmp_path: Path) -> None:
+    """One that lives on this machine is not taken for dead either."""
+    first = make_lease("first-epoch")
+    first.acquire(PreviousInstance(tmp_path, "n1"))
     stopped = beating(first)
     with pytest.raises(NameHeldError) as refused:
-        second.acquire()
+        make_lease("second").acquire(PreviousInstance(tmp_path, "n1"))
     stopped.set()
     for word in ("host ", "process ", "first-ep", "since 20", "--name"):
         assert word in str(refused.value)
@@ -84,29 +80,19 @@ def test_the_next_life_on_this_machine_need_not_wait(make_lease, tmp_path: Path)
     )
 
 
-def test_a_life_on_this_machine_that_lives_is_not_taken_for_dead(make_lease, tmp_path) -> None:
-    alive = PreviousInstance(tmp_path, "n1")
-    first = make_lease("first")
-    first.acquire(alive)
-    stopped = beating(first)
-    with pytest.raises(NameHeldError):
-        make_lease("second").acquire(PreviousInstance(tmp_path, "n1"))
-    stopped.set()
-
-
-def test_released_it_is_free(make_lease, redis_db) -> None:
+def test_a_free_or_released_name_is_taken_at_once(make_lease, redis_db) -> None:
     first, second = make_lease("first"), make_lease("second")
-    first.acquire()
-    first.release()
-    second.acquire(sleep=lambda _: pytest.fail("it was released"))
-    first.release()
+    for lease in (first, second):
+        lease.acquire(sleep=lambda _: pytest.fail("there is nothing to wait for"))
+        assert 0 < redis_db.pttl(lease_key("n1")) <= 4000
+        first.release()
     second.confirm()
     with pytest.raises(NameLostError):
         first.confirm()
 
 
 def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
-    make_service: Any, make_lease, gateway: Any, redis_db: redis.Redis, wait_until: Any
+    make_service: Any, make_lease, gateway: Any, redis_db: redis.Redis
 ) -> None:
     lost = threading.Event()
     service = make_service(on_name_lost=lost.set)
@@ -150,7 +136,7 @@ def test_while_redis_stands_still_no_neuron_gets_it(tmp_path: Path) -> None:
 
 
 def test_a_neuron_that_may_not_write_the_names_beats_all_the_same(
-    make_lease, make_service: Any, gateway: Any, redis_db: redis.Redis, redis_url: str, wait_until
+    make_lease, make_service: Any, gateway: Any, redis_db: redis.Redis, redis_url: str
 ) -> None:
     password = redis_url.partition("://:")[2].partition("@")[0]
     redis_db.acl_setuser(
@@ -167,36 +153,31 @@ def test_a_neuron_that_may_not_write_the_names_beats_all_the_same(
 
 
 def test_leaving_finishes_what_runs_and_refuses_what_is_new(
-    loaded: Any, gateway: Any, wait_until: Any
+    loaded: TestNeuron, gateway: Any
 ) -> None:
-    running = gateway.submit(max_tokens=100)
-    gateway.wait_events(running, lambda events: len(events) > 2)
+    running = loaded.running(max_tokens=100)
     (engine,) = running_engines()
     engine.suspend()  # it runs for as long as the test wants
-    force = threading.Event()
-    leaving = threading.Thread(target=loaded.leave, args=(60.0, force))
+    leaving = threading.Thread(target=loaded.service.leave, args=(60.0, threading.Event()))
     leaving.start()
     wait_until(lambda: gateway.heartbeat().is_leaving)
-    late = gateway.submit(max_tokens=5)
-    (*_, failed) = gateway.wait_end(late)
-    assert failed.failure.code == "neuron_stopping"
-    assert failed.failure.retry_after_s is not None
+    failure = failure_of(gateway.wait_end(gateway.submit(max_tokens=5)))
+    assert failure.code == "neuron_stopping" and failure.retry_after_s is not None
     engine.resume()
-    assert type(gateway.wait_end(running)[-1]).__name__ == "Finished"
+    assert isinstance(gateway.wait_end(running)[-1], Finished)
     leaving.join(60)
     assert not leaving.is_alive()
 
 
-def test_leaving_is_bounded_and_can_be_hurried(loaded: Any, gateway: Any) -> None:
-    running = gateway.submit()
-    gateway.wait_events(running, lambda events: len(events) > 2)
+def test_leaving_is_bounded_and_can_be_hurried(loaded: TestNeuron, gateway: Any) -> None:
+    loaded.running()
     started_s = time.monotonic()
-    loaded.leave(0.2, threading.Event())
+    loaded.service.leave(0.2, threading.Event())
     force = threading.Event()
     force.set()
-    loaded.leave(600.0, force)
+    loaded.service.leave(600.0, force)
     assert time.monotonic() - started_s < 60
-    assert decode_heartbeat(gateway.client.get(heartbeat_key("n1"))).replicas
+    assert gateway.heartbeat().replicas
 
 
 def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(

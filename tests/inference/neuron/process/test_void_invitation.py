@@ -14,7 +14,6 @@ import redis
 
 from inference.neuron.process import redis_client
 from inference.neuron.process.heartbeat import Heart
-from inference.neuron.process.name_lease import NameLease
 from inference.neuron.process.redis_client import (
     REFUSED_LIMIT_S,
     AccessRefusal,
@@ -37,16 +36,6 @@ def test_a_refusal_counts_only_without_a_break() -> None:
     now_s += 1.0
     with pytest.raises(InvitationVoidError, match="revoked, or a newer one"):
         access.note(REFUSED)
-
-
-def test_a_line_that_is_void_is_not_waited_for(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_client, "REFUSED_LIMIT_S", 0.0)
-    known = redis_db.connection_pool.connection_kwargs
-    with redis.Redis(unix_socket_path=known["path"], username="neuron-n1", password="void") as void:
-        with pytest.raises(InvitationVoidError, match="neurons invite"):
-            NameLease(void, neuron="n1", epoch="epoch").acquire()
 
 
 RUN = """

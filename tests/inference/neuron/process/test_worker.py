@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +26,13 @@ from helexa_site.bootstrap.redis_server import (
 )
 from inference.neuron.__main__ import main
 from inference.neuron.process.celery_app import create_app
-from inference.protocol.events import Cancelled, Failed, Finished
-from inference.protocol.generation import Submit, TextInput, TokenizeRequest
+from inference.protocol.events import Cancelled, Finished
 from inference.protocol.keys import (
     TASK_DRAIN_INBOX,
     TASK_LOAD_MODEL,
     TASK_UNLOAD_MODEL,
-    preparing_key,
 )
+from tests.inference.neuron.conftest import TestGateway, failure_of, wait_until
 from tests.inference.neuron.fake_engines import running_engines
 
 pytestmark = pytest.mark.slow
@@ -78,7 +76,7 @@ def celery_app(redis_url: str) -> Iterator[Celery]:
 
 
 @contextlib.contextmanager
-def _running(server: PrivateRedis) -> Iterator[None]:
+def _serving(server: PrivateRedis) -> Iterator[None]:
     with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
         try:
             wait_for_redis(server.url)
@@ -91,34 +89,34 @@ def _engines(neuron: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return running_engines(neuron.pid)
 
 
+def _running(gateway: TestGateway, **options: Any) -> str:
+    request_id = gateway.submit(**options)
+    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    return request_id
+
+
 def _load(app: Celery, spec: Any) -> None:
     app.send_task(TASK_LOAD_MODEL, args=[msgspec.to_builtins(spec)], expires=60)
 
 
 def test_load_stream_cancel_and_both_kills(
-    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any
 ) -> None:
     neuron = start_neuron()
     _load(celery_app, fake_spec())
     gateway.wait_status("ready")
-
     request_id = gateway.submit(max_tokens=5)
     celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-
-    request_id = gateway.submit()
-    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
-    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    request_id = _running(gateway)
     gateway.cancel(request_id)
     celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
     assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
 
-    request_id = gateway.submit()
-    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    request_id = _running(gateway)
     (engine,) = _engines(neuron)
     engine.kill()
-    events = gateway.wait_end(request_id)
-    assert [e.failure.code for e in events if isinstance(e, Failed)] == ["engine_crashed"]
+    assert failure_of(gateway.wait_end(request_id)).code == "engine_crashed"
     wait_until(lambda: gateway.replica().num_restarts == 1)
     gateway.wait_status("ready")
 
@@ -130,58 +128,13 @@ def test_load_stream_cancel_and_both_kills(
     neuron = start_neuron()
     wait_until(lambda: gateway.heartbeat().epoch != epoch)
     gateway.wait_status("ready")
-    request_id = gateway.submit(max_tokens=5)
-    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-
+    assert isinstance(gateway.wait_end(gateway.submit(max_tokens=5))[-1], Finished)
     celery_app.send_task(TASK_UNLOAD_MODEL, args=["m"], expires=60)
     wait_until(lambda: gateway.replica() is None)
-    _load(celery_app, fake_spec())
-    gateway.wait_status("ready")
-    (engine,) = _engines(neuron)
-    neuron.send_signal(signal.SIGTERM)
-    assert neuron.wait(60) == 0
-    assert not engine.is_running()
-    assert not gateway.has_heartbeat()
-
-
-def test_what_a_neuron_died_of_is_not_run_by_the_next_one(
-    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
-) -> None:
-    """A real SIGSEGV while one request is prepared, whose frame comes again."""
-    neuron = start_neuron()
-    _load(celery_app, fake_spec())
-    gateway.wait_status("ready")
-    epoch = gateway.heartbeat().epoch
-    marks = preparing_key("n1")
-    slow = TokenizeRequest(model="m", input=TextInput(texts=["many words " * 1_000_000]))
-    request_id = gateway.submit(request=slow)
-    wait_until(lambda: gateway.client.hexists(marks, request_id))
-    neuron.send_signal(signal.SIGSEGV)
-    assert neuron.wait(60) == -signal.SIGSEGV
-    assert gateway.client.hkeys(marks) == [request_id.encode()]
-    gateway.put(submit_of(gateway, request_id, slow))
-    start_neuron()
-    failed = gateway.wait_end(request_id)[-1]
-    assert isinstance(failed, Failed)
-    assert failed.failure.code == "request_broke_worker"
-    wait_until(lambda: gateway.heartbeat().epoch != epoch)
-    gateway.wait_status("ready")
-    request_id = gateway.submit(max_tokens=5)
-    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-
-
-def submit_of(gateway: Any, request_id: str, request: TokenizeRequest) -> Submit:
-    return Submit(
-        request_id=request_id,
-        gateway_id=gateway.gateway_id,
-        model="m",
-        request=request,
-        deadline_unix_s=time.time() + 600,
-    )
 
 
 def test_an_interrupt_during_a_load(
-    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any
 ) -> None:
     neuron = start_neuron()
     _load(celery_app, fake_spec(load_s=60))
@@ -194,7 +147,7 @@ def test_an_interrupt_during_a_load(
 
 
 def test_a_second_one_of_the_name_ends_and_reports_who_has_it(
-    start_neuron: StartNeuron, gateway: Any, wait_until: Any
+    start_neuron: StartNeuron, gateway: Any
 ) -> None:
     first = start_neuron()
     epoch = gateway.heartbeat().epoch
@@ -206,52 +159,43 @@ def test_a_second_one_of_the_name_ends_and_reports_who_has_it(
 
 
 def test_sigterm_lets_finish_what_runs_and_a_second_one_does_not(
-    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any
 ) -> None:
     neuron = start_neuron()
     _load(celery_app, fake_spec(context=100_000))
     gateway.wait_status("ready")
-    bounded, endless = gateway.submit(max_tokens=300), gateway.submit()
-    for request_id in (bounded, endless):
-        gateway.wait_events(request_id, lambda events: len(events) > 2)
+    (engine,) = _engines(neuron)
+    bounded, endless = _running(gateway, max_tokens=300), _running(gateway)
     neuron.send_signal(signal.SIGTERM)
     wait_until(lambda: gateway.heartbeat().is_leaving)
     assert isinstance(gateway.wait_end(bounded)[-1], Finished)
     assert neuron.poll() is None
     neuron.send_signal(signal.SIGTERM)
-    (*_, failed) = gateway.wait_end(endless)
-    assert isinstance(failed, Failed)
-    assert failed.failure.code == "neuron_stopping"
+    assert failure_of(gateway.wait_end(endless)).code == "neuron_stopping"
     assert neuron.wait(60) == 0
+    assert not engine.is_running()
     assert not gateway.has_heartbeat()
 
 
-def test_redis_dies_and_comes_back_empty(
-    start_neuron: Any, gateway: Any, fake_spec: Any, tmp_path: Path, wait_until: Any
-) -> None:
+def test_redis_dies_and_comes_back_empty(start_neuron: Any, fake_spec: Any, tmp_path: Path) -> None:
     """The model stays loaded, the request in flight is freed, and work continues afterwards."""
-    run_dir = tmp_path / "r"
-    run_dir.mkdir()
-    gateway_of = type(gateway)
-    server = configure_private_redis(run_dir)
+    (tmp_path / "r").mkdir()
+    server = configure_private_redis(tmp_path / "r")
     url = server.url
-    with _running(server):
+    with _serving(server):
         neuron = start_neuron(url)
-        first = gateway_of(redis.Redis.from_url(url), "n1")
+        first = TestGateway(redis.Redis.from_url(url), "n1")
         with create_app(name="n1", redis_url=url) as app:
             _load(app, fake_spec())
         first.wait_status("ready")
-        request_id = first.submit()
-        first.wait_events(request_id, lambda events: len(events) > 2)
-        (engine,) = _engines(neuron)
-    with _running(server):
-        second = gateway_of(redis.Redis.from_url(url), "n1", "gw2")
-        state = second.wait_status("ready")
-        assert state.num_restarts == 0
-        assert _engines(neuron) == [engine]
+        _running(first)
+        engines = _engines(neuron)
+    with _serving(server):
+        second = TestGateway(redis.Redis.from_url(url), "n1", "gw2")
+        assert second.wait_status("ready").num_restarts == 0
+        assert _engines(neuron) == engines
         wait_until(second.is_idle)
-        request_id = second.submit(max_tokens=5)
-        assert isinstance(second.wait_end(request_id)[-1], Finished)
+        assert isinstance(second.wait_end(second.submit(max_tokens=5))[-1], Finished)
         with create_app(name="n1", redis_url=url) as app:
             app.send_task(TASK_UNLOAD_MODEL, args=["m"], expires=60)
         wait_until(lambda: second.replica() is None)
@@ -259,29 +203,21 @@ def test_redis_dies_and_comes_back_empty(
     assert neuron.wait(60) == 0, "without Redis too"
 
 
-def test_a_bad_name_is_one_clear_line() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "inference.neuron", "--name", "a b"],
-        cwd=REPOSITORY_DIR,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 2
-    assert "a neuron's name is" in result.stderr
-
-
-def test_redis_is_not_named_on_the_command_line() -> None:
-    """Where everybody on the machine could read its password."""
-    result = subprocess.run(
-        [sys.executable, "-m", "inference.neuron", "--redis-url", "redis://:sesame@nowhere/0"],
-        cwd=REPOSITORY_DIR,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 2
-    assert "--redis-url" in result.stderr
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--name", "a b", "a neuron's name is"),
+        # Where everybody on the machine could read its password.
+        ("--redis-url", "redis://:sesame@nowhere/0", "--redis-url"),
+    ],
+)
+def test_bad_options_are_one_clear_line(
+    option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option, value])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_an_interrupt_before_it_is_up_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

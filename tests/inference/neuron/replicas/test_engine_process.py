@@ -45,6 +45,7 @@ def test_the_last_words_of_an_engine_are_there_once_it_is_reaped(
 def test_lines_are_bounded_in_bytes_and_models(
     monkeypatch: pytest.MonkeyPatch, redis_db: redis.Redis, capfd: Any
 ) -> None:
+    """A reload starts another engine, which does not hide why the first one ended."""
     monkeypatch.setattr(engine_process, "MAX_MODEL_BYTES", 30)
     monkeypatch.setattr(engine_process, "MAX_MODELS", 2)
     logs = EngineLogs(redis_db, neuron="n1")
@@ -57,14 +58,6 @@ def test_lines_are_bounded_in_bytes_and_models(
     logs.writer("tiny")(b"x\n")
     logs.writer("other")
     assert (logs.lines("huge", 1), logs.lines("other", 1)) == (None, [])
-
-
-def test_a_log_goes_on_with_the_next_engine(redis_db: redis.Redis) -> None:
-    """A reload starts another engine, which does not hide why the first one ended."""
-    logs = EngineLogs(redis_db, neuron="n1")
-    logs.writer("tiny")(b"out of memory\n")
-    logs.writer("tiny")(b"ready\n")
-    assert logs.lines("tiny", 10) == ["out of memory", "ready"]
 
 
 def test_what_is_reported_hides_keys(redis_db: redis.Redis) -> None:
@@ -96,6 +89,9 @@ class Starts:
         self.starts = EngineStarts(
             [sys.executable, "-c", ENGINE], lambda _: self.lines.append, clock=lambda: self.now_s
         )
+        self.before = children()
+        self.starts.start_ahead()
+        (self.ahead,) = children() - self.before
 
     def start(self) -> int:
         """The process id of the engine of a load, once it has read its spec."""
@@ -117,28 +113,20 @@ def started() -> Iterator[Starts]:
 
 
 def test_the_first_load_takes_it_and_its_lines_are_kept(started: Starts) -> None:
-    before = children()
-    started.starts.start_ahead()
-    (ahead,) = children() - before
-    assert started.start() == ahead
-    assert started.start() != ahead
+    assert started.start() == started.ahead
+    assert started.start() != started.ahead
     assert started.lines == [b"4\n", b"4\n"]
 
 
 def test_one_that_has_ended_is_not_taken(started: Starts) -> None:
-    before = children()
-    started.starts.start_ahead()
-    (ahead,) = children() - before
-    os.kill(ahead, signal.SIGKILL)
-    os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
-    assert started.start() != ahead
+    os.kill(started.ahead, signal.SIGKILL)
+    os.waitid(os.P_PID, started.ahead, os.WEXITED | os.WNOWAIT)
+    assert started.start() != started.ahead
 
 
 def test_one_that_no_load_takes_is_ended(started: Starts) -> None:
-    before = children()
-    started.starts.start_ahead()
     started.starts.tick()
-    assert children() - before
+    assert children() - started.before
     started.now_s = AHEAD_LIMIT_S
     started.starts.tick()
-    assert children() == before
+    assert children() == started.before

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from inference.backoff import Backoff
@@ -28,6 +27,7 @@ from inference.neuron.replicas.retries import (
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
 from tests.cases import each_case
+from tests.inference.neuron.conftest import TestNeuron
 from tests.inference.neuron.loads.test_downloads import ENGINE_THAT_REFUSES, PYTHON
 
 GIB = 1024**3
@@ -39,36 +39,35 @@ def failure(code: str, needed_bytes: int | None = None) -> LoadFailure:
     return LoadFailure(code=code, message="", needed_bytes=needed_bytes)
 
 
+BY_CHANCE = ["engine_crashed", "engine_hung", "engine_error", "device_fault"]
+UNSEEN = ["download_failed", "load_stalled", "stage_unreachable", "lost_its_room", "no_device"]
+NO_ROOM = ["does_not_fit", "out_of_memory", "disk_full"]
+
+
 @each_case(
-    "code", ["download_failed", "load_stalled", "stage_unreachable", "lost_its_room", "no_device"]
+    ("codes", "most_failures", "by_room"),
+    [
+        (UNSEEN, 99, None),
+        (BY_CHANCE, MAX_CHANCES, True),
+        (NO_ROOM, 0, True),
+        (sorted(PERMANENT_FAILURES), 0, False),
+    ],
+    ids=["this host cannot see it", "chance", "room", "files and settings"],
 )
-def test_what_this_host_cannot_see_waits_for_time(code: str) -> None:
-    assert waits_for_time(failure(code), 99)
-
-
-@each_case("code", ["engine_crashed", "engine_hung", "engine_error", "device_fault"])
-def test_chance_explains_a_few_failures(code: str) -> None:
-    assert waits_for_time(failure(code), MAX_CHANCES)
-    assert not waits_for_time(failure(code), MAX_CHANCES + 1)
-    assert has_improved(failure(code), ["cuda:0"], LITTLE, MUCH)
-
-
-@each_case("code", ["does_not_fit", "out_of_memory", "disk_full"])
-def test_what_lacks_room_waits_for_room(code: str) -> None:
-    assert not waits_for_time(failure(code), 1)
-    assert has_improved(failure(code), ["cuda:0"], LITTLE, MUCH)
-    assert not has_improved(failure(code), ["cuda:0"], LITTLE, LITTLE)
-    assert not has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
-
-
-def test_a_load_that_reported_what_it_needs_is_placed_by_that() -> None:
-    assert waits_for_time(failure("does_not_fit", 5 * GIB), 99)
-
-
-@each_case("code", sorted(PERMANENT_FAILURES))
-def test_nothing_that_is_freed_mends_files_and_settings(code: str) -> None:
-    assert not waits_for_time(failure(code), 1)
-    assert not has_improved(failure(code), ["cuda:0"], LITTLE, MUCH)
+def test_what_a_failed_load_waits_for(
+    codes: list[str], most_failures: int, by_room: bool | None
+) -> None:
+    """For time, up to so many failures, and for room."""
+    for code in codes:
+        if most_failures:
+            assert waits_for_time(failure(code), most_failures)
+        if most_failures < 99:
+            assert not waits_for_time(failure(code), most_failures + 1)
+        if by_room is not None:
+            assert has_improved(failure(code), ["cuda:0"], LITTLE, MUCH) == by_room
+            assert not has_improved(failure(code), ["cuda:0"], LITTLE, LITTLE)
+            assert not has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
+    assert waits_for_time(failure("does_not_fit", 5 * GIB), 99), "it is placed by what it needs"
 
 
 def test_as_many_devices_need_more_as_it_was_loaded_onto() -> None:
@@ -186,28 +185,27 @@ def test_nothing_below_the_folder_of_a_file_is_looked_through(
     (tmp_path / "loop").symlink_to("loop")
     scanned, scan = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: scanned.append(Path(path)) or scan(path))
-    spec = spec_of(f"path:{tmp_path}/model.gguf")
-    before = local_identity(spec)
+    draft = f"path:{tmp_path}/model.gguf"
+    specs = [
+        spec_of(f"path:{tmp_path}/model.gguf"),
+        spec_of("huggingface:org/m", speculation="draft_model", draft_model=draft),
+    ]
+    before = [local_identity(spec) for spec in specs]
     (tmp_path / "model.gguf").write_bytes(b"whole")
-    assert before is not None and local_identity(spec) != before
+    for spec, identity in zip(specs, before, strict=True):
+        assert identity is not None and local_identity(spec) != identity
     assert {*scanned} == {tmp_path}
 
 
-def test_the_file_of_a_draft_model(tmp_path: Path) -> None:
-    (tmp_path / "draft.gguf").write_bytes(b"half")
-    drafting = spec_of(
-        "huggingface:org/m", speculation="draft_model", draft_model=f"path:{tmp_path}/draft.gguf"
-    )
-    before = local_identity(drafting)
-    (tmp_path / "draft.gguf").write_bytes(b"whole")
-    assert before is not None and local_identity(drafting) != before
-
-
-def test_another_commit_in_the_hub() -> None:
+@each_case(
+    ("code", "commits"),
+    [("bad_file", ["one", "one", None, "two"]), ("repo_fetch_failed", [None, None, None, "one"])],
+    ids=["another commit", "a repository that was refused answers"],
+)
+def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
     """An answer that does not come changes nothing, and the hub is asked rarely."""
-    commits: list[str | None] = ["one", "one", None, "two"]
     now_s = 0.0
-    failed = FailedReplica(spec_of("huggingface:org/m"))
+    failed = FailedReplica(spec_of("huggingface:org/m"), code)
     watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
     for num_left in (3, 2, 1):
         watch.check()
@@ -257,43 +255,26 @@ def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert full.unchanged_failure is None is not crashed.unchanged_failure
 
 
-def test_a_repository_that_the_hub_refused_is_tried_once_it_answers() -> None:
-    """What it may read is known to the hub alone: it is asked rarely."""
-    commits: list[str | None] = [None, None, "one"]
-    now_s = 0.0
-    failed = FailedReplica(spec_of("huggingface:org/m"), "repo_fetch_failed")
-    watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
-    for _ in range(3):
-        watch.check()
-        assert not failed.is_dropped or not commits
-        now_s += ASK_HUB_S
-    assert failed.is_dropped
-
-
 @each_case("source", ["pypi:tiny", "path:/nowhere", "nonsense"])
 def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
     assert hub_identity(spec_of(source)) is None
 
 
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
-    make_service: Any, fake_spec: Any, gateway: Any, wait_until: Any, tmp_path: Path, monkeypatch
+    neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "CHECK_S", 0.02)
     engine, file = tmp_path / "engine.py", tmp_path / "models" / "m.gguf"
     engine.write_text(ENGINE_THAT_REFUSES)
     file.parent.mkdir()
     file.write_bytes(b"half")
-    service = make_service(engine_command=[*PYTHON, str(engine)])
-    service.load_model(msgspec.structs.replace(fake_spec(), source=f"path:{file}"))
-    assert gateway.wait_status("failed").failure.is_permanent
+    neuron.options = {"engine_command": [*PYTHON, str(engine)]}
+    assert neuron.refused(source=f"path:{file}").is_permanent
     file.write_bytes(b"whole")
-    wait_until(lambda: gateway.replica() is None)
+    neuron.wait_gone()
 
 
-def test_an_engine_that_cannot_be_started_fails_its_load(
-    make_service: Any, fake_spec: Any, gateway: Any
-) -> None:
-    service = make_service(engine_command=["/nowhere/engine"])
-    service.load_model(fake_spec())
-    failure = gateway.wait_status("failed").failure
+def test_an_engine_that_cannot_be_started_fails_its_load(neuron: TestNeuron) -> None:
+    neuron.options = {"engine_command": ["/nowhere/engine"]}
+    failure = neuron.refused()
     assert failure.code == "engine_crashed" and "/nowhere/engine" in failure.message

@@ -6,17 +6,15 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.service import NeuronService
 from inference.neuron.text.model_text import ModelText
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.inference.neuron.conftest import TestNeuron, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,27 +27,19 @@ def left() -> Counter[str]:
 
 
 def test_models_that_were_unloaded_leave_nothing(
-    make_service: Callable[..., NeuronService],
-    fake_spec: Any,
-    gateway: Any,
-    wait_until: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Objects that are exempt from collections would be neither found nor freed here.
     monkeypatch.setattr(engine_run, "freeze_heap", lambda: None)
-    service = make_service()
 
     def load_and_unload(name: str, **options: float) -> None:
-        service.load_model(fake_spec(model=name, job_id=name, **options))
         if options:
-            wait_until(lambda: gateway.replica(name) and gateway.replica(name).status == "failed")
+            neuron.refused(name, **options)
         else:
-            wait_until(lambda: gateway.replica(name) and gateway.replica(name).status == "ready")
-            request_id = gateway.submit(model=name, max_tokens=2)
-            service.drain_inbox()
-            gateway.wait_end(request_id)
-        service.unload_model(name)
-        wait_until(lambda: gateway.replica(name) is None)
+            neuron.load(name)
+            assert neuron.answers(name)
+        neuron.service.unload_model(name)
+        neuron.wait_gone(name)
 
     load_and_unload("first")
     before, threads = left(), threading.active_count()

@@ -15,18 +15,24 @@ from inference.neuron.requests.intake import (
     MAX_OF_BOTH,
     MAX_OF_EITHER,
     MAX_PREPARED,
+    MAX_STUCK,
+    STUCK_AFTER_S,
     Intake,
     IntakeLimits,
 )
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
-from inference.protocol.engine import SubmitSequence
 from inference.protocol.events import Cancelled, Event, Failed
-from inference.protocol.generation import GenerationRequest, Submit, TokensInput
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.generation import Submit, TokensInput
+from tests.inference.neuron.conftest import wait_until
 from tests.inference.neuron.model_texts import model_text
+from tests.inference.neuron.prepared import request_for_model
 from tests.inference.neuron.recording_engine import RecordingEngine
+
+
+class PanicError(BaseException):
+    """Stands for PyO3's ``PanicException``."""
 
 
 class Neuron:
@@ -39,6 +45,7 @@ class Neuron:
         self.table = RequestTable()
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []
+        self.now_s = 0.0
         self.gate, self.last_gate = threading.Event(), threading.Event()
         starter = Starter(
             table=self.table,
@@ -47,7 +54,7 @@ class Neuron:
             read_images=lambda _: {},
         )
         marks = PreparingMarks(redis.Redis(), neuron="n1", epoch="e")  # never connects
-        self.intake = Intake(starter, marks, limits)
+        self.intake = Intake(starter, marks, limits, clock=lambda: self.now_s)
 
     def publish(self, events: list[AddressedEvent]) -> None:
         for _, event in events:
@@ -57,6 +64,8 @@ class Neuron:
         self.begun.append(model)
         if model.startswith("stuck"):
             assert (self.last_gate if model.startswith("stuck-longest") else self.gate).wait(60)
+        if model == "stuck-panics":
+            raise PanicError
         return self.engine, self.text
 
     def put(
@@ -69,16 +78,11 @@ class Neuron:
         prompt: int = 5,
         **fields: Any,
     ) -> None:
-        request = GenerationRequest(
-            model=model,
-            input=TokensInput(prompts=[[7] * prompt]),
-            sampling=SamplingOptions(),
-        )
         submit = Submit(
             request_id=request_id,
             gateway_id="g",
             model=model,
-            request=request,
+            request=request_for_model(TokensInput(prompts=[[7] * prompt])),
             deadline_unix_s=time.time() + 600,
             account=account,
             **({"is_anonymous": False} | fields),
@@ -87,6 +91,9 @@ class Neuron:
 
     def num_stuck(self) -> int:
         return sum(model.startswith("stuck") for model in self.begun)
+
+    def wait_idle(self) -> None:
+        wait_until(lambda: self.intake.pending == (0, 0))
 
     def failure(self, request_id: str) -> tuple[str, str]:
         (event,) = self.events[request_id]
@@ -110,59 +117,47 @@ def make_neuron(byte_level_dir: Path) -> Iterator[Callable[..., Neuron]]:
         neuron.intake.stop()
 
 
-def _with_one_place_left(neuron: Neuron, wait_until: Callable[..., None]) -> None:
-    """All threads are busy, and all but one stay so when the gate opens: what comes now is prepared
-    by one thread."""
-    neuron.intake.start()
+@pytest.fixture
+def neuron(make_neuron: Callable[..., Neuron]) -> Neuron:
+    made = make_neuron()
+    made.intake.start()
+    return made
+
+
+def test_a_burst_delays_another_account_by_one_request_and_anonymous_callers_yield(
+    neuron: Neuron,
+) -> None:
+    """The order is that in which the only thread that works takes them: all threads are busy, and
+    all but one stay so when the gate opens."""
     neuron.put("first", model="stuck", account="first")
     for index in range(MAX_PREPARED - 1):
         neuron.put(f"longest{index}", model=f"stuck-longest{index}", account=f"longest{index}")
     wait_until(lambda: len(neuron.begun) == MAX_PREPARED)
-
-
-def test_a_burst_delays_another_account_by_one_request(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    """The order is that in which the only thread that works takes them."""
-    neuron = make_neuron()
-    _with_one_place_left(neuron, wait_until)
-    for index in range(200):
-        neuron.put(f"burst{index}", model=f"burst{index}", account="burst")
-    neuron.put("single", model="single", account="single")
-    neuron.gate.set()
-    wait_until(lambda: len(neuron.begun) == MAX_PREPARED + 201)
-    assert neuron.begun.index("single") <= MAX_PREPARED + 1
-
-
-def test_anonymous_callers_yield(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    _with_one_place_left(neuron, wait_until)
     for index in range(20):
         neuron.put(f"anon{index}", model="anon", account="anonymous", is_anonymous=True)
     for index in range(20):
-        neuron.put(f"known{index}", model="known")
+        neuron.put(f"burst{index}", model=f"burst{index}", account="burst")
+    neuron.put("single", model="single", account="single")
     neuron.gate.set()
-    wait_until(lambda: len(neuron.begun) == MAX_PREPARED + 40)
-    assert neuron.begun[MAX_PREPARED:].index("anon") >= 19
+    wait_until(lambda: len(neuron.begun) == MAX_PREPARED + 41)
+    begun = neuron.begun[MAX_PREPARED:]
+    assert begun.index("single") <= 1
+    assert begun.index("anon") >= 20
 
 
-def test_too_many_requests_are_refused_by_that_name(make_neuron: Callable[..., Neuron]) -> None:
+def test_too_many_requests_or_bytes_are_refused_by_that_name(
+    make_neuron: Callable[..., Neuron],
+) -> None:
     neuron = make_neuron(max_requests=4)
     for index in range(3):
         neuron.put(f"a{index}", account="a")
     code, message = neuron.failure("a2")
-    assert code == "rate_limit_exceeded"
-    assert "2 requests of this account" in message
+    assert code == "rate_limit_exceeded" and "2 requests of this account" in message
     for index in range(3):
         neuron.put(f"b{index}", account=f"b{index}")
     code, message = neuron.failure("b2")
-    assert code == "queue_full"
-    assert "4 requests" in message
+    assert code == "queue_full" and "4 requests" in message
 
-
-def test_too_many_bytes_are_refused_by_that_name(make_neuron: Callable[..., Neuron]) -> None:
     neuron = make_neuron(max_bytes=1000)
     neuron.put("a0", 400, account="a")
     neuron.put("a1", 200, account="a")
@@ -172,89 +167,56 @@ def test_too_many_bytes_are_refused_by_that_name(make_neuron: Callable[..., Neur
     neuron.put("b0", 500, account="b")
     neuron.put("c0", 101, account="c")
     code, message = neuron.failure("c0")
-    assert code == "queue_full"
-    assert "900 bytes" in message and "1000 bytes" in message
+    assert code == "queue_full" and "900 bytes" in message and "1000 bytes" in message
+    alone = make_neuron(max_bytes=1000)
+    alone.put("large", 5000)
+    assert "large" not in alone.events
 
 
-def test_one_large_request_alone_is_taken(make_neuron: Callable[..., Neuron]) -> None:
-    neuron = make_neuron(max_bytes=1000)
-    neuron.put("a", 5000)
-    assert "a" not in neuron.events
-
-
-def test_what_was_prepared_makes_room(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
+def test_what_was_prepared_makes_room(make_neuron: Callable[..., Neuron]) -> None:
     neuron = make_neuron(max_requests=2, max_bytes=1000)
     neuron.intake.start()
     for index in range(6):
         neuron.put(f"r{index}", 400)
-        wait_until(lambda: neuron.intake.pending == (0, 0))
+        neuron.wait_idle()
     assert len(neuron.engine.sent) == 6
 
 
-def test_a_request_cancelled_while_it_waits_is_not_prepared(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
+def test_a_cancelled_or_repeated_frame_is_not_prepared(make_neuron: Callable[..., Neuron]) -> None:
     neuron = make_neuron()
     neuron.put("gone", model="gone")
     assert [event for _, event in neuron.table.cancel("gone")] == [Cancelled(request_id="gone")]
-    neuron.intake.start()
-    wait_until(lambda: neuron.intake.pending == (0, 0))
-    assert neuron.begun == []
-
-
-def test_a_frame_delivered_twice_is_prepared_once(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
     neuron.put("r")
     neuron.put("r")
     neuron.intake.start()
-    wait_until(lambda: neuron.intake.pending == (0, 0))
-    assert len(neuron.engine.sent) == 1
+    neuron.wait_idle()
+    assert neuron.begun == ["m"]
 
 
-def test_the_engine_gets_who_asks_and_shares_nothing_of_theirs(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    neuron.intake.start()
+def test_the_engine_gets_who_asks_and_shares_nothing_of_theirs(neuron: Neuron) -> None:
+    """Nor what a budget does not buy."""
     neuron.put("known", account="acme", weight=3)
     neuron.put("nobody", account="anonymous", is_anonymous=True)
     neuron.put("later", account="acme", yields=True)
-    wait_until(lambda: len(neuron.engine.sent) == 3)
-    sent = {command.sequence_id: command for command in neuron.engine.sent}
-    known, nobody = sent["known/0"], sent["nobody/0"]
-    assert isinstance(known, SubmitSequence) and isinstance(nobody, SubmitSequence)
-    assert (known.account, known.weight, known.is_anonymous) == ("acme", 3, False)
-    assert (nobody.account, nobody.is_anonymous) == ("anonymous", True)
-    assert (known.cache_salt, nobody.cache_salt) == ("acme", "")
-    later = sent["later/0"]
-    assert isinstance(later, SubmitSequence)
-    assert (later.account, later.is_anonymous, later.cache_salt) == ("acme", True, "acme")
-
-
-def test_what_the_budget_does_not_buy_never_reaches_the_engine(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    neuron.intake.start()
     neuron.put("poor", prompt=20, max_prompt_tokens=19)
     neuron.put("capped", prompt=20, max_prompt_tokens=20, cap_output_tokens=6)
-    wait_until(lambda: "poor" in neuron.events and "capped" in neuron.events)
+    neuron.wait_idle()
+    sent: Any = {command.sequence_id: command for command in neuron.engine.sent}
+    assert set(sent) == {"known/0", "nobody/0", "later/0", "capped/0"}
     assert neuron.failure("poor")[0] == "insufficient_quota"
-    wait_until(lambda: neuron.engine.sent)
-    (command,) = neuron.engine.sent
-    assert isinstance(command, SubmitSequence)
-    assert (command.sequence_id, command.params.max_tokens) == ("capped/0", 6)
+    assert sent["capped/0"].params.max_tokens == 6
+    assert sent["known/0"].weight == 3
+    for name, account, is_anonymous, salt in [
+        ("known", "acme", False, "acme"),
+        ("nobody", "anonymous", True, ""),
+        ("later", "acme", True, "acme"),
+    ]:
+        command = sent[f"{name}/0"]
+        assert (command.account, command.is_anonymous) == (account, is_anonymous)
+        assert command.cache_salt == salt
 
 
-def test_what_hangs_holds_up_its_account_and_model_alone(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    neuron.intake.start()
+def test_what_hangs_holds_up_its_account_and_model_alone(neuron: Neuron) -> None:
     for index in range(10):
         neuron.put(f"hangs{index}", 200_000, model="stuck", account="acme")
     wait_until(lambda: neuron.num_stuck() == MAX_OF_BOTH)
@@ -265,15 +227,11 @@ def test_what_hangs_holds_up_its_account_and_model_alone(
     wait_until(lambda: len(neuron.begun) - neuron.num_stuck() == 40)
     assert neuron.num_stuck() == MAX_OF_BOTH
     neuron.gate.set()
-    wait_until(lambda: neuron.intake.pending == (0, 0))
+    neuron.wait_idle()
     assert neuron.num_stuck() == 30
 
 
-def test_an_account_or_a_model_has_a_bound_over_all(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    neuron.intake.start()
+def test_an_account_or_a_model_has_a_bound_over_all(neuron: Neuron) -> None:
     for index in range(10):
         neuron.put(f"of-model{index}", model="stuck", account=f"a{index}")
     wait_until(lambda: neuron.num_stuck() == MAX_OF_EITHER)
@@ -284,21 +242,41 @@ def test_an_account_or_a_model_has_a_bound_over_all(
     wait_until(lambda: "other" in neuron.events)
     assert neuron.num_stuck() == 2 * MAX_OF_EITHER
     neuron.gate.set()
-    wait_until(lambda: neuron.intake.pending == (0, 0))
+    neuron.wait_idle()
     assert neuron.num_stuck() == 20
 
 
-def test_what_waits_is_prepared_before_the_intake_stops(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    neuron.intake.start()
-    for index in range(6):
-        neuron.put(f"hangs{index}", model="stuck")
+def test_what_waits_is_prepared_before_the_intake_stops(neuron: Neuron) -> None:
     for index in range(MAX_PREPARED + 5):
         neuron.put(f"other{index}", model=f"stuck{index}", account=f"a{index}")
     wait_until(lambda: neuron.num_stuck() == MAX_PREPARED)
     neuron.intake.stop()
     neuron.gate.set()
-    wait_until(lambda: neuron.intake.pending == (0, 0))
-    assert neuron.num_stuck() == 6 + MAX_PREPARED + 5
+    neuron.wait_idle()
+    assert neuron.num_stuck() == MAX_PREPARED + 5
+
+
+def test_requests_that_hang_are_named_and_too_many_of_them_take_it_out_of_service(
+    neuron: Neuron,
+) -> None:
+    for num_put in range(1, MAX_STUCK + 2):
+        assert neuron.intake.is_ready
+        model = "stuck-panics" if num_put == 1 else f"stuck{num_put}"
+        neuron.put(f"r{num_put}", model=model, account=f"a{num_put}", key="hx-1")
+        wait_until(lambda expected=num_put: neuron.num_stuck() == expected)
+        assert len(neuron.intake.stuck()) == num_put - 1
+        neuron.now_s += STUCK_AFTER_S + 1
+        assert len(neuron.intake.stuck()) == num_put
+        if num_put == 2:
+            assert neuron.intake.stuck() == [
+                "request r1 (account a1, key hx-1) for stuck-panics has been prepared for 602 s",
+                "request r2 (account a2, key hx-1) for stuck2 has been prepared for 301 s",
+            ]
+            neuron.put("waits", model="free", account="b")
+            wait_until(lambda: "free" in neuron.begun)
+    assert not neuron.intake.is_ready
+    neuron.gate.set()
+    neuron.last_gate.set()
+    wait_until(lambda: neuron.intake.is_ready and not neuron.intake.stuck())
+    neuron.put("after", model="after")
+    wait_until(lambda: "after" in neuron.begun)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import redis
 
@@ -15,13 +14,14 @@ from inference.neuron.process.redis_client import connect
 from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.held import MARKS_EXPIRY_S
 from inference.protocol.keys import preparing_key
+from tests.inference.neuron.conftest import wait_until
 from tests.servers.private_redis import MortalRedis
 
-WaitUntil = Callable[[Callable[[], object]], None]
 DIES = """
 import os, signal, sys
 from inference.neuron.requests.starter import PreparingMarks
 from inference.neuron.process.redis_client import connect
+from tests.inference.neuron.conftest import wait_until
 marks = PreparingMarks(connect(sys.argv[1]), neuron="n1", epoch="e1")
 marks.keep(0.0)
 marks.begin("done")
@@ -37,7 +37,7 @@ def marks_in(client: redis.Redis) -> dict[bytes, bytes]:
 
 
 def test_a_mark_outlives_the_process_that_dies_right_after_it(
-    redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
+    redis_url: str, redis_db: redis.Redis
 ) -> None:
     for _ in range(5):
         redis_db.delete(preparing_key("n1"))
@@ -62,9 +62,7 @@ def test_the_next_instance_knows_them_and_forgets_them_later(
     marks.close()
 
 
-def test_nothing_waits_for_a_redis_that_stands_still(
-    mortal: MortalRedis, wait_until: WaitUntil
-) -> None:
+def test_nothing_waits_for_a_redis_that_stands_still(mortal: MortalRedis) -> None:
     with redis.Redis.from_url(mortal.url) as client:
         marks = PreparingMarks(connect(mortal.url), neuron="n1", epoch="e1")
         marks.keep(0.0)
@@ -82,12 +80,16 @@ def test_nothing_waits_for_a_redis_that_stands_still(
         marks.close()
 
 
-def test_marks_continue_after_a_lost_connection(
-    redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
-) -> None:
+def test_marks_continue_after_a_lost_connection(redis_url: str, redis_db: redis.Redis) -> None:
     marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")
     marks.begin("before anything is connected")
-    marks.keep(0.0)
+    for _ in range(5):
+        marks.keep(0.0)
+        for number in range(500):
+            marks.begin(f"r{number}")
+            marks.end(f"r{number}")
+    marks.begin("last of many")
+    wait_until(lambda: marks_in(redis_db) == {b"last of many": b"e1"})
     ids = [one["id"] for one in redis_db.client_list() if one["cmd"] != "client|list"]
     for one in ids:
         redis_db.client_kill_filter(_id=one)
@@ -98,19 +100,4 @@ def test_marks_continue_after_a_lost_connection(
         return b"after" in marks_in(redis_db)
 
     wait_until(is_marked)
-    marks.close()
-
-
-def test_many_marks_are_all_taken(
-    redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
-) -> None:
-    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")
-    marks.keep(0.0)
-    for _ in range(5):
-        for number in range(500):
-            marks.begin(f"r{number}")
-            marks.end(f"r{number}")
-        marks.keep(0.0)
-    marks.begin("last")
-    wait_until(lambda: marks_in(redis_db) == {b"last": b"e1"})
     marks.close()

@@ -6,9 +6,9 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -26,9 +26,9 @@ from inference.protocol.events import (
     decode_event_batch,
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
+from tests.inference.neuron.conftest import wait_until
 from tests.servers.private_redis import MortalRedis
 
-WaitUntil = Callable[[Callable[[], object]], None]
 IMPATIENT_S = 0.2
 
 
@@ -36,162 +36,184 @@ def _event(gateway_id: str, request_id: str, text: str = "x") -> AddressedEvent:
     return AddressedEvent(gateway_id, Delta(request_id=request_id, text=text))
 
 
-def _make_streams(client: redis.Redis, *gateway_ids: str) -> None:
-    for gateway_id in gateway_ids:
-        client.xadd(events_key("n1", gateway_id), {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
+class Published:
+    """A publisher and the streams of its gateways."""
+
+    def __init__(
+        self, client: redis.Redis, publishing: redis.Redis | None = None, **limits: Any
+    ) -> None:
+        self.client = client
+        self.lost: list[set[str]] = []
+        self.publisher = EventPublisher(
+            publishing or client, neuron="n1", epoch="e", on_lost=self.lost.append, **limits
+        )
+        self.entries: list[dict[bytes, bytes]] = []
+        """What a gateway has read away."""
+
+    def make_streams(self, *gateway_ids: str) -> None:
+        for gateway_id in gateway_ids:
+            self.client.xadd(events_key("n1", gateway_id), {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
+
+    def publish(self, *events: AddressedEvent) -> None:
+        self.publisher.publish(list(events))
+
+    def batches(self, gateway_id: str) -> list[EventBatch]:
+        entries = self.client.xrange(events_key("n1", gateway_id), min=f"({EVENTS_FIRST_ENTRY_ID}")
+        return [decode_event_batch(fields[EVENT_BATCH_FIELD]) for _, fields in entries]
+
+    def numbers(self, gateway_id: str) -> list[int]:
+        return [batch.sequence_number for batch in self.batches(gateway_id)]
+
+    def read_away(self, gateway_id: str) -> list[EventBatch]:
+        """Every batch so far. The entries of the stream go as its gateway reads them."""
+        key = events_key("n1", gateway_id)
+        entries: list[Any] = self.client.xrange(key)
+        found = [fields for _, fields in entries if EVENT_BATCH_FIELD in fields]
+        assert sum(len(fields[EVENT_BATCH_FIELD]) for fields in found) <= MAX_UNREAD_BYTES
+        if entries:
+            self.client.xtrim(key, minid=entries[-1][0], approximate=False)
+            self.client.xdel(key, entries[-1][0])
+        self.entries += found
+        batches = [decode_event_batch(fields[EVENT_BATCH_FIELD]) for fields in self.entries]
+        assert [batch.sequence_number for batch in batches] == list(range(len(batches)))
+        return batches
 
 
-def _batches(client: redis.Redis, gateway_id: str) -> list[EventBatch]:
-    entries = client.xrange(events_key("n1", gateway_id), min=f"({EVENTS_FIRST_ENTRY_ID}")
-    return [decode_event_batch(fields[EVENT_BATCH_FIELD]) for _, fields in entries]
+@pytest.fixture
+def published(redis_db: redis.Redis) -> Published:
+    return Published(redis_db)
 
 
-def _numbers(client: redis.Redis, gateway_id: str) -> list[int]:
-    return [batch.sequence_number for batch in _batches(client, gateway_id)]
+def away(**limits: Any) -> Published:
+    return Published(redis.Redis.from_url("unix:///nowhere/redis.sock"), **limits)
 
 
-def _publisher(client: redis.Redis, lost: list[set[str]], **limits: Any) -> EventPublisher:
-    return EventPublisher(client, neuron="n1", epoch="e", on_lost=lost.append, **limits)
+def test_one_entry_per_gateway_and_publish(published: Published) -> None:
+    published.make_streams("a", "b")
+    published.publish(_event("a", "r1"), _event("b", "r2"), _event("a", "r3"))
+    published.publish(_event("a", "r1"))
+    published.publish()
+    first, second = published.batches("a")
+    assert [event.request_id for event in first.events] == ["r1", "r3"]
+    assert (first.sequence_number, second.sequence_number) == (0, 1)
+    assert published.numbers("b") == [0]
+    assert first.epoch == "e"
+    assert published.lost == []
 
 
-def _impatient(url: str) -> redis.Redis:
-    return redis.Redis.from_url(
-        url,
+def test_a_stream_that_its_gateway_has_deleted_stays_away(published: Published) -> None:
+    published.make_streams("a")
+    published.publish(_event("a", "r1"))
+    published.client.delete(events_key("n1", "a"))
+    published.publish(_event("a", "r1"))
+    published.publisher.retire("a")
+    published.publisher.flush(60)
+    assert not published.client.exists(events_key("n1", "a"))
+
+
+def test_what_no_stream_took_is_sent_when_there_is_one_and_others_do_not_wait(
+    published: Published,
+) -> None:
+    published.make_streams("b")
+    for number in range(3):
+        published.publish(_event("a", f"r{number}"), _event("b", f"s{number}"))
+    assert published.numbers("b") == [0, 1, 2]
+    wait_until(lambda: published.publisher.behind() == ["a"])
+    published.make_streams("a")
+    published.publisher.flush(60)
+    assert published.numbers("a") == [0, 1, 2]
+    assert published.publisher.behind() == published.lost == []
+
+
+def test_a_refused_batch_is_lost_for_its_gateway_only_and_leaves_a_gap(
+    published: Published,
+) -> None:
+    published.client.set(events_key("n1", "a"), "no stream")
+    published.make_streams("b")
+    published.publish(_event("a", "r1"), _event("b", "r2"))
+    assert published.lost == [{"r1"}]
+    published.client.delete(events_key("n1", "a"))
+    published.make_streams("a")
+    published.publish(_event("a", "r3"), _event("b", "r4"))
+    assert published.numbers("a") == [1]
+    assert published.numbers("b") == [0, 1]
+
+
+def test_without_redis_every_request_is_lost_after_a_while() -> None:
+    published = away(keep_s=0.5)
+    published_s = time.monotonic()
+    published.publish(_event("a", "r1"), _event("b", "r2"))
+    wait_until(lambda: set[str]().union(*published.lost) == {"r1", "r2"})
+    assert time.monotonic() - published_s >= 0.5
+
+
+def test_whoever_has_most_unsent_is_given_up_first_and_whole() -> None:
+    published = away(max_kept_bytes=10_000)
+    published.publish(_event("a", "small"))
+    published.publish(_event("b", "large", "x" * 4000))
+    assert published.lost == []
+    published.publish(_event("c", "larger", "x" * 7000))
+    assert published.lost == [{"larger"}]
+    published.publish(_event("b", "more", "x" * 7000))
+    assert published.lost == [{"larger"}, {"large", "more"}]
+
+
+def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRedis) -> None:
+    impatient = redis.Redis.from_url(
+        mortal.url,
         socket_timeout=IMPATIENT_S,
         socket_connect_timeout=IMPATIENT_S,
         retry=Retry(NoBackoff(), 0),
     )
-
-
-def test_one_entry_per_gateway_and_publish(redis_db: redis.Redis) -> None:
-    lost: list[set[str]] = []
-    publisher = _publisher(redis_db, lost)
-    _make_streams(redis_db, "a", "b")
-    publisher.publish([_event("a", "r1"), _event("b", "r2"), _event("a", "r3")])
-    publisher.publish([_event("a", "r1")])
-    publisher.publish([])
-    first, second = _batches(redis_db, "a")
-    assert [event.request_id for event in first.events] == ["r1", "r3"]
-    assert (first.sequence_number, second.sequence_number) == (0, 1)
-    assert _numbers(redis_db, "b") == [0]
-    assert first.epoch == "e"
-    assert lost == []
-
-
-def test_a_stream_that_its_gateway_has_deleted_stays_away(redis_db: redis.Redis) -> None:
-    publisher = _publisher(redis_db, [])
-    _make_streams(redis_db, "a")
-    publisher.publish([_event("a", "r1")])
-    redis_db.delete(events_key("n1", "a"))
-    publisher.publish([_event("a", "r1")])
-    publisher.retire("a")
-    publisher.flush(60)
-    assert not redis_db.exists(events_key("n1", "a"))
-
-
-def test_what_no_stream_took_is_sent_when_there_is_one_and_others_do_not_wait(
-    redis_db: redis.Redis, wait_until: WaitUntil
-) -> None:
-    lost: list[set[str]] = []
-    publisher = _publisher(redis_db, lost)
-    _make_streams(redis_db, "b")
-    for number in range(3):
-        publisher.publish([_event("a", f"r{number}"), _event("b", f"s{number}")])
-    assert _numbers(redis_db, "b") == [0, 1, 2]
-    wait_until(lambda: publisher.behind() == ["a"])
-    _make_streams(redis_db, "a")
-    publisher.flush(60)
-    assert _numbers(redis_db, "a") == [0, 1, 2]
-    assert publisher.behind() == []
-    assert lost == []
-
-
-def test_a_refused_batch_is_lost_for_its_gateway_only_and_leaves_a_gap(
-    redis_db: redis.Redis,
-) -> None:
-    lost: list[set[str]] = []
-    publisher = _publisher(redis_db, lost)
-    redis_db.set(events_key("n1", "a"), "no stream")
-    _make_streams(redis_db, "b")
-    publisher.publish([_event("a", "r1"), _event("b", "r2")])
-    assert lost == [{"r1"}]
-    redis_db.delete(events_key("n1", "a"))
-    _make_streams(redis_db, "a")
-    publisher.publish([_event("a", "r3"), _event("b", "r4")])
-    assert _numbers(redis_db, "a") == [1]
-    assert _numbers(redis_db, "b") == [0, 1]
-
-
-def test_without_redis_every_request_is_lost_after_a_while(wait_until: WaitUntil) -> None:
-    lost: list[set[str]] = []
-    away = redis.Redis.from_url("unix:///nowhere/redis.sock")
-    publisher = _publisher(away, lost, keep_s=0.5)
-    published_s = time.monotonic()
-    publisher.publish([_event("a", "r1"), _event("b", "r2")])
-    wait_until(lambda: set[str]().union(*lost) == {"r1", "r2"})
-    assert time.monotonic() - published_s >= 0.5
-
-
-def test_no_more_is_kept_than_its_bytes(wait_until: WaitUntil) -> None:
-    lost: list[set[str]] = []
-    away = redis.Redis.from_url("unix:///nowhere/redis.sock")
-    publisher = _publisher(away, lost, max_kept_bytes=10_000)
-    publisher.publish([_event("a", "little")])
-    publisher.publish([_event("b", "much", "x" * 6000)])
-    assert lost == []
-    publisher.publish([_event("b", "more", "x" * 6000)])
-    assert lost == [{"much", "more"}]
-
-
-def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRedis) -> None:
-    lost: list[set[str]] = []
-    publisher = _publisher(_impatient(mortal.url), lost)
     texts = [str(number) for number in range(200)]
     with redis.Redis.from_url(mortal.url) as client:
-        _make_streams(client, "a")
+        published = Published(client, impatient)
+        published.make_streams("a")
         for text in texts[:50]:
-            publisher.publish([_event("a", "r", text)])
+            published.publish(_event("a", "r", text))
         mortal.suspend()
         started_s = time.monotonic()
-        publisher.publish([_event("a", "r", texts[50])])
-        for text in texts[51:150]:
-            publisher.publish([_event("a", "r", text)])
+        for text in texts[50:150]:
+            published.publish(_event("a", "r", text))
         assert time.monotonic() - started_s < 50 * IMPATIENT_S, "each waits for a timeout"
         time.sleep(4 * IMPATIENT_S)
-        assert publisher.behind() == ["a"]
+        assert published.publisher.behind() == ["a"]
         mortal.resume()
         for text in texts[150:]:
-            publisher.publish([_event("a", "r", text)])
-        publisher.flush(60)
+            published.publish(_event("a", "r", text))
+        published.publisher.flush(60)
         seen: dict[int, str] = {}
         due = itertools.count()
-        for batch in _batches(client, "a"):
+        for batch in published.batches("a"):
             (event,) = batch.events
             assert isinstance(event, Delta)
             if batch.sequence_number not in seen:
                 assert batch.sequence_number == next(due), "a gap"
             assert seen.setdefault(batch.sequence_number, event.text) == event.text
     assert list(seen.values()) == texts
-    assert lost == []
+    assert published.lost == []
 
 
-def test_threads_publish_together_in_number_order(redis_db: redis.Redis) -> None:
-    publisher = _publisher(redis_db, [])
-    _make_streams(redis_db, "a", "b")
+def _together(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.start()
+
+
+def test_threads_publish_together_in_number_order(published: Published) -> None:
+    published.make_streams("a", "b")
 
     def publish(name: str) -> None:
         for number in range(50):
-            publisher.publish([_event("a", name, str(number)), _event("b", name, str(number))])
+            published.publish(_event("a", name, str(number)), _event("b", name, str(number)))
 
     threads = [threading.Thread(target=publish, args=(f"r{index}",)) for index in range(4)]
-    for thread in threads:
-        thread.start()
+    _together(*threads)
     for thread in threads:
         thread.join()
-    publisher.flush(60)
+    published.publisher.flush(60)
     for gateway_id in ("a", "b"):
-        assert _numbers(redis_db, gateway_id) == list(range(200))
-        events: list[Any] = [e for batch in _batches(redis_db, gateway_id) for e in batch.events]
+        assert published.numbers(gateway_id) == list(range(200))
+        events: list[Any] = [e for batch in published.batches(gateway_id) for e in batch.events]
         for index in range(4):
             of_one = [event.text for event in events if event.request_id == f"r{index}"]
             assert of_one == [str(number) for number in range(50)]
@@ -203,77 +225,30 @@ def _embedded(gateway_id: str, request_id: str, num_vectors: int) -> AddressedEv
     return AddressedEvent(gateway_id, Embedded(request_id=request_id, vectors=vectors, usage=usage))
 
 
-def _read_away(client: redis.Redis, gateway_id: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The entries of the stream, which go as its gateway reads them."""
-    key = events_key("n1", gateway_id)
-    entries: list[Any] = client.xrange(key)
-    assert sum(len(fields.get(EVENT_BATCH_FIELD, b"")) for _, fields in entries) <= MAX_UNREAD_BYTES
-    if entries:
-        client.xtrim(key, minid=entries[-1][0], approximate=False)
-        client.xdel(key, entries[-1][0])
-    return [entry for entry in entries if EVENT_BATCH_FIELD in entry[1]]
-
-
 def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis) -> None:
-    """Together they are several times the bound on kept bytes: the publishing thread waits."""
-    lost: list[set[str]] = []
-    publisher = _publisher(redis_db, lost, max_kept_bytes=4_000_000)
-    _make_streams(redis_db, "a")
+    """Together they are several times the bound on kept bytes: the publishing thread waits, and
+    other gateways do not."""
+    published = Published(redis_db, max_kept_bytes=4_000_000)
+    published.make_streams("a", "b")
     threads = [
-        threading.Thread(target=publisher.publish, args=([_embedded("a", f"r{n}", 300)],))
+        threading.Thread(target=published.publish, args=(_embedded("a", f"r{n}", 300),))
         for n in range(4)
     ]
-    for thread in threads:
-        thread.start()
-    entries: list[tuple[bytes, dict[bytes, bytes]]] = []
-    while any(thread.is_alive() for thread in threads) or publisher.behind():
-        entries += _read_away(redis_db, "a")
-    publisher.flush(60)
-    entries += _read_away(redis_db, "a")
-    assert lost == []
-    batches = [decode_event_batch(fields[EVENT_BATCH_FIELD]) for _, fields in entries]
-    assert [batch.sequence_number for batch in batches] == list(range(len(batches)))
-    assert max(len(fields[EVENT_BATCH_FIELD]) for _, fields in entries) <= MAX_BATCH_BYTES
+    _together(*threads)
+    wait_until(lambda: published.publisher.behind() == ["a"])
+    published.publish(_event("b", "s"))
+    assert published.numbers("b") == [0]
+    while any(thread.is_alive() for thread in threads) or published.publisher.behind():
+        published.read_away("a")
+    published.publisher.flush(60)
+    batches = published.read_away("a")
+    assert published.lost == []
+    sizes = [len(fields[EVENT_BATCH_FIELD]) for fields in published.entries]
+    assert max(sizes) <= MAX_BATCH_BYTES
     vectors: Counter[str] = Counter()
-    for event in (event for batch in batches for event in batch.events):
+    events = [event for batch in batches for event in batch.events]
+    for event in events:
         assert isinstance(event, EmbeddedPart | Embedded)
         vectors[event.request_id] += len(event.vectors)
     assert vectors == dict.fromkeys(("r0", "r1", "r2", "r3"), 300)
-    ends = [event for batch in batches for event in batch.events if isinstance(event, Embedded)]
-    assert len(ends) == 4
-
-
-def test_a_gateway_that_reads_nothing_gets_no_more_and_holds_up_nobody(
-    redis_db: redis.Redis, wait_until: WaitUntil
-) -> None:
-    lost: list[set[str]] = []
-    publisher = _publisher(redis_db, lost)
-    _make_streams(redis_db, "a", "b")
-    publisher.publish([_embedded("a", f"r{number}", 100) for number in range(10)])
-    publisher.publish([_event("b", "s")])
-    assert _numbers(redis_db, "b") == [0]
-    wait_until(lambda: publisher.behind() == ["a"])
-    entries = _read_away(redis_db, "a")
-    while publisher.behind():
-        entries += _read_away(redis_db, "a")
-    publisher.flush(60)
-    entries += _read_away(redis_db, "a")
-    batches = [decode_event_batch(fields[EVENT_BATCH_FIELD]) for _, fields in entries]
-    assert [batch.sequence_number for batch in batches] == list(range(len(batches)))
-    assert {event.request_id for batch in batches for event in batch.events} == {
-        f"r{number}" for number in range(10)
-    }
-    assert lost == []
-
-
-def test_whoever_has_most_unsent_is_given_up_first_and_whole(wait_until: WaitUntil) -> None:
-    lost: list[set[str]] = []
-    away = redis.Redis.from_url("unix:///nowhere/redis.sock")
-    publisher = _publisher(away, lost, max_kept_bytes=10_000, keep_s=3.0)
-    publisher.publish([_event("a", "small")])
-    publisher.publish([_event("b", "large", "x" * 4000)])
-    publisher.publish([_event("c", "larger", "x" * 7000)])
-    assert lost == [{"larger"}]
-    publisher.publish([_event("b", "more", "x" * 7000)])
-    assert lost == [{"larger"}, {"large", "more"}]
-    wait_until(lambda: lost[2:] == [{"small"}])
+    assert sum(isinstance(event, Embedded) for event in events) == 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable
+from inference.neuron.requests.request_table import AddressedEvent, RequestTable, SequenceOutput
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -17,9 +17,11 @@ from inference.protocol.engine import (
 )
 from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Failed, Finished
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 from tests.inference.neuron.recording_engine import RecordingEngine
 from tests.inference.neuron.requests.running_requests import (
     answer_of,
+    cancelled_of,
     ends_of,
     output_of,
     running_request,
@@ -65,95 +67,98 @@ def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str,
     assert not events or isinstance(events[-1].event, TERMINAL_EVENTS) or "forget" in names
 
 
-@pytest.mark.parametrize(
+TIMING = SequenceTiming(
+    queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50, memory_bytes=123_456_789
+)
+USED = SequenceUsage(num_prompt_tokens=7, num_output_tokens=1)
+
+
+@each_case(
     ("end", "words"),
     [
         (
-            "finish",
-            {
-                *("finished", "prompt=7", "completion=2", "queue_ms=12", "prefill_tokens=50"),
-                *("prefill_ms=100", "decode_ms=500", "memory_bytes=123456789"),
-            },
+            SequenceStep(
+                sequence_id="r/0",
+                token_ids=[],
+                finish_reason="stop",
+                num_output_tokens=2,
+                timing=TIMING,
+            ),
+            "finished prompt=7 completion=2 queue_ms=12 prefill_tokens=50 prefill_ms=100 "
+            "decode_ms=500 memory_bytes=123456789",
         ),
-        ("engine_failed", {"engine_error", "prompt=7", "completion=1"}),
-        ("engine_cancelled", {"cancelled", "completion=1"}),
+        (
+            SequenceFailed(sequence_id="r/0", code="engine_error", message="", used=USED),
+            "engine_error prompt=7 completion=1",
+        ),
+        (SequenceCancelled(sequence_id="r/0", used=USED), "cancelled completion=1"),
     ],
 )
 def test_each_end_is_a_line_of_the_log(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, end: str, words: set[str]
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, end: SequenceOutput, words: str
 ) -> None:
     caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
     now_s = iter([100.0, 100.125, 100.25, 101.5])
     table = RequestTable(clock=lambda: next(now_s))
     running_request(table, answer_of(tokenizer))
     table.apply([output_of("token")])
-    timing = SequenceTiming(
-        queue_ms=12.0,
-        prefill_ms=100.0,
-        decode_ms=500.0,
-        prefill_tokens=50,
-        memory_bytes=123_456_789,
-    )
-    last: dict[str, SequenceStep | SequenceFailed | SequenceCancelled] = {
-        "finish": SequenceStep(
-            sequence_id="r/0",
-            token_ids=[],
-            finish_reason="stop",
-            num_output_tokens=2,
-            timing=timing,
-        ),
-        "engine_failed": SequenceFailed(
-            sequence_id="r/0",
-            code="engine_error",
-            message="",
-            used=SequenceUsage(num_prompt_tokens=7, num_output_tokens=1),
-        ),
-        "engine_cancelled": SequenceCancelled(
-            sequence_id="r/0", used=SequenceUsage(num_prompt_tokens=7, num_output_tokens=1)
-        ),
-    }
-    table.apply([last[end]])
+    table.apply([end])
     (line,) = caplog.messages
     assert line.startswith("r model=m ")
-    assert words | {"first_token_ms=250", "ms=1500"} <= set(line.split())
+    assert {*words.split(), "first_token_ms=250", "ms=1500"} <= set(line.split())
 
 
-def test_a_cancel_before_the_engine_has_it_ends_it(
+def test_a_request_that_no_engine_has_runs_once_and_is_cancelled_at_once(
     tokenizer: Tokenizer, table: RequestTable
 ) -> None:
-    engine = RecordingEngine()
-    table.admit(submit_of("r"))
-    assert [event for _, event in table.cancel("r")] == [Cancelled(request_id="r", usage=None)]
-    assert not table.begin("r", answer_of(tokenizer), engine)
-    assert table.cancel("r") == []
-
-
-def test_a_cancel_while_it_is_handed_over_follows_the_submit(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
-    engine = RecordingEngine()
-    table.admit(submit_of("r"))
-    assert table.begin("r", answer_of(tokenizer), engine)
-    assert table.cancel("r") == []
-    assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
-    assert table.started("r"), "so it is sent afterwards"
-
-
-def test_a_frame_delivered_twice_runs_once(table: RequestTable) -> None:
     assert table.admit(submit_of("r"))
     assert not table.admit(submit_of("r"))
+    assert [event for _, event in table.cancel("r")] == [Cancelled(request_id="r", usage=None)]
+    assert not table.begin("r", answer_of(tokenizer), RecordingEngine())
+    assert table.cancel("r") == []
 
 
-def test_forgotten_requests_are_freed_in_the_engine(
-    tokenizer: Tokenizer, table: RequestTable
+@each_case("gateway_dies", [False, True])
+def test_a_cancel_while_it_is_handed_over_follows_the_submit(
+    tokenizer: Tokenizer, gateway_dies: bool
 ) -> None:
+    table, engine = RequestTable(), RecordingEngine()
+    table.admit(submit_of("r"))
+    assert table.begin("r", answer_of(tokenizer), engine)
+    if gateway_dies:
+        table.forget_gateway("g")
+    else:
+        assert table.cancel("r") == []
+    assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
+    assert table.started("r"), "so it is sent afterwards"
+    told = [type(event) for _, event in table.fail_engine(engine, engine_crashed("m"))]
+    assert told == ([] if gateway_dies else [Failed])
+
+
+@each_case("by_gateway", [False, True])
+def test_forgotten_requests_are_freed_in_the_engine_and_nobody_is_told(
+    tokenizer: Tokenizer, by_gateway: bool
+) -> None:
+    table = RequestTable()
     engine = running_request(table, answer_of(tokenizer))
-    table.forget(["r", "unknown"])
+    if by_gateway:
+        assert (table.forget_gateway("g"), table.forget_gateway("g")) == (1, 0)
+    else:
+        table.forget(["r", "unknown"])
     assert engine.cancelled == ["r/0"]
     assert table.gateway_ids() == set()
-    assert table.apply([output_of("token")]).events == [], "no gateway waits for it"
-    assert table.apply([output_of("engine_cancelled")]).events == []
-    assert not table.submits_of(engine)
+    assert table.apply([output_of("token")]).events == []
+    assert table.apply([cancelled_of(0, 7, output=2)]).events == []
+    assert not table.submits_of(engine) and not table.is_live("r")
+
+
+def test_a_dead_gateways_request_that_no_engine_has_ends_at_once(
+    tokenizer: Tokenizer, table: RequestTable
+) -> None:
+    table.admit(submit_of("r"))
+    assert table.forget_gateway("g") == 1
+    assert not table.begin("r", answer_of(tokenizer), RecordingEngine()), "nobody waits for it"
+    assert not table.is_live("r")
 
 
 def test_an_engine_that_dies_while_a_request_fails_does_not_hide_why(

@@ -8,7 +8,7 @@ from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import SequenceFailed, SequenceUsage
 from inference.protocol.events import Cancelled, Failed, Usage
 from inference.text.tokens.tokenizer import Tokenizer
-from tests.inference.neuron.recording_engine import RecordingEngine
+from tests.cases import each_case
 from tests.inference.neuron.requests.running_requests import (
     answer_of,
     cancelled_of,
@@ -19,19 +19,24 @@ from tests.inference.neuron.requests.running_requests import (
 )
 
 
-def test_a_prompt_that_was_cut_costs_what_was_computed_of_it(
-    tokenizer: Tokenizer, table: RequestTable
+@each_case(
+    ("is_text", "prompt", "cached", "usage"),
+    [
+        (True, 5, 4, Usage(prompt_tokens=5, completion_tokens=0, cached_tokens=4)),
+        (True, 0, 0, None),
+        (False, 40, 0, Usage(prompt_tokens=40, completion_tokens=0)),
+    ],
+    ids=["computed of a prompt", "only waited", "vectors that were computed"],
+)
+def test_what_was_cancelled_costs_what_was_computed_of_it(
+    tokenizer: Tokenizer, is_text: bool, prompt: int, cached: int, usage: Usage | None
 ) -> None:
-    running_request(table, answer_of(tokenizer))
+    table = RequestTable()
+    answer = answer_of(tokenizer) if is_text else EmbeddingAnswer("r", num_prompt_tokens=90)
+    running_request(table, answer)
     table.cancel("r")
-    usage = Usage(prompt_tokens=5, completion_tokens=0, cached_tokens=4)
-    assert ends_of(table, cancelled_of(0, 5, cached=4)) == Cancelled(request_id="r", usage=usage)
-
-
-def test_what_only_waited_cost_nothing(tokenizer: Tokenizer, table: RequestTable) -> None:
-    running_request(table, answer_of(tokenizer))
-    table.cancel("r")
-    assert ends_of(table, cancelled_of(0, 0)) == Cancelled(request_id="r", usage=None)
+    end = ends_of(table, cancelled_of(0, prompt, cached=cached))
+    assert end == Cancelled(request_id="r", usage=usage)
 
 
 def test_all_choices_count_before_a_cancelled_request_ends(
@@ -77,43 +82,3 @@ def test_a_refused_request_used_nothing(table: RequestTable) -> None:
     table.admit(submit_of("r"))
     failure = engine_crashed("m")
     assert table.fail("r", failure) == [("g", Failed(request_id="r", failure=failure, usage=None))]
-
-
-def test_vectors_that_were_computed_count_though_the_rest_was_not(table: RequestTable) -> None:
-    running_request(table, EmbeddingAnswer("r", num_prompt_tokens=90))
-    table.cancel("r")
-    usage = Usage(prompt_tokens=40, completion_tokens=0)
-    assert ends_of(table, cancelled_of(0, 40)) == Cancelled(request_id="r", usage=usage)
-
-
-def test_a_dead_gateways_request_is_cancelled_and_nobody_is_told(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
-    engine = running_request(table, answer_of(tokenizer))
-    table.apply([step_of(0, 70, cached=0)])
-    assert table.forget_gateway("g") == 1
-    assert table.forget_gateway("g") == 0, "it has been cancelled already"
-    assert engine.cancelled == ["r/0"]
-    assert table.apply([cancelled_of(0, 7, output=2)]).events == []
-    assert not table.is_live("r")
-
-
-def test_a_dead_gateways_request_that_no_engine_has_ends_at_once(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
-    table.admit(submit_of("r"))
-    assert table.forget_gateway("g") == 1
-    assert not table.begin("r", answer_of(tokenizer), RecordingEngine()), "nobody waits for it"
-    assert not table.is_live("r")
-
-
-def test_a_gateway_that_dies_while_its_request_is_handed_over(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
-    engine = RecordingEngine()
-    table.admit(submit_of("r"))
-    table.begin("r", answer_of(tokenizer), engine)
-    table.forget_gateway("g")
-    assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
-    assert table.started("r"), "so it is sent afterwards"
-    assert table.fail_engine(engine, engine_crashed("m")) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -33,14 +34,28 @@ def _put(client: redis.Redis, *frames: InboxFrame) -> None:
             client.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
 
 
+class Read:
+    """An inbox and what was taken from it."""
+
+    def __init__(self, client: redis.Redis, **options: Any) -> None:
+        self.client = client
+        self.taken: list[InboxFrame] = []
+        self.inbox = Inbox(
+            client, neuron="n1", handle=lambda frame, _: self.taken.append(frame), **options
+        )
+
+    def take(self, *frames: InboxFrame) -> list[InboxFrame]:
+        self.taken.clear()
+        _put(self.client, *frames)
+        self.inbox.drain()
+        return list(self.taken)
+
+
 def test_all_frames_in_order_and_then_none(redis_db: redis.Redis) -> None:
-    taken: list[InboxFrame] = []
-    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    read = Read(redis_db)
     frames = [submit_of(f"r{number}") for number in range(2 * PARTS_A_READ + 1)]
-    _put(redis_db, *frames)
-    assert inbox.drain() == len(frames)
-    assert taken == frames
-    assert inbox.drain() == 0
+    assert read.take(*frames) == frames
+    assert read.inbox.drain() == 0
     assert redis_db.xlen(inbox_key("n1")) == 0
 
 
@@ -55,9 +70,7 @@ def test_frames_of_a_reader_that_died_are_read_by_the_next(redis_db: redis.Redis
     _put(redis_db, *frames)
     with pytest.raises(DiedError):
         Inbox(redis_db, neuron="n1", handle=die).drain()
-    taken: list[InboxFrame] = []
-    Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame)).drain()
-    assert taken == frames
+    assert Read(redis_db).take() == frames
 
 
 def _drain_until(inbox: Inbox, is_done: Callable[[], bool]) -> None:
@@ -72,11 +85,11 @@ def _drain_until(inbox: Inbox, is_done: Callable[[], bool]) -> None:
 
 
 def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) -> None:
-    taken: list[InboxFrame] = []
     impatient = redis.Redis.from_url(
         mortal.url, socket_timeout=0.1, socket_connect_timeout=0.1, retry=Retry(NoBackoff(), 0)
     )
-    inbox = Inbox(impatient, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    read = Read(impatient)
+    inbox = read.inbox
     frames = [submit_of(f"r{number}") for number in range(5)]
     with redis.Redis.from_url(mortal.url) as client:
         _drain_until(inbox, lambda: True)
@@ -87,45 +100,27 @@ def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) 
                 inbox.drain()
         mortal.resume()
         _drain_until(inbox, lambda: client.xlen(inbox_key("n1")) == 0)
-        assert taken == frames
+        assert read.taken == frames
 
 
-def test_a_submit_that_comes_again_runs_once_also_after_its_end(redis_db: redis.Redis) -> None:
-    taken: list[InboxFrame] = []
-    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    _put(redis_db, submit_of("r1"), submit_of("r1"), Cancel(request_id="r1"))
-    inbox.drain()
-    _put(redis_db, submit_of("r1"), Cancel(request_id="r1"))
-    inbox.drain()
-    assert taken == [submit_of("r1"), Cancel(request_id="r1"), Cancel(request_id="r1")]
-
-
-def test_a_submit_that_its_cancel_has_overtaken_does_not_run(redis_db: redis.Redis) -> None:
-    taken: list[InboxFrame] = []
-    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    _put(redis_db, Cancel(request_id="r1"), submit_of("r1"))
-    inbox.drain()
-    assert taken == [Cancel(request_id="r1")]
+def test_a_submit_runs_once_and_not_after_its_cancel(redis_db: redis.Redis) -> None:
+    read = Read(redis_db)
+    submit, cancel = submit_of("r1"), Cancel(request_id="r1")
+    assert read.take(submit, submit, cancel) == [submit, cancel]
+    assert read.take(submit, cancel) == [cancel]
+    overtaking = Cancel(request_id="r2")
+    assert read.take(overtaking, submit_of("r2")) == [overtaking]
 
 
 def test_requests_are_remembered_for_a_time_and_up_to_a_number(
     redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "MAX_SEEN", 3)
-    taken: list[str] = []
     now_s = 0.0
-    inbox = Inbox(
-        redis_db,
-        neuron="n1",
-        handle=lambda frame, _: taken.append(frame.request_id),
-        clock=lambda: now_s,
-    )
+    read = Read(redis_db, clock=lambda: now_s)
 
     def taken_of(*request_ids: str) -> list[str]:
-        taken.clear()
-        _put(redis_db, *map(submit_of, request_ids))
-        inbox.drain()
-        return list(taken)
+        return [frame.request_id for frame in read.take(*map(submit_of, request_ids))]
 
     assert taken_of("a") == ["a"]
     now_s = requests.SEEN_S - 1
@@ -138,18 +133,14 @@ def test_requests_are_remembered_for_a_time_and_up_to_a_number(
 
 
 def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:
-    taken: list[InboxFrame] = []
-    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    read = Read(redis_db)
     request = GenerationRequest(model="m", input=TextInput(texts=["x" * 5_000_000]))
     large = structs.replace(submit_of("large"), request=request)
     *entries, last = inbox_entries(encode_inbox_frame(large))
     for entry in entries:
         redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
-    _put(redis_db, submit_of("small"))
-    inbox.drain()
-    assert taken == [submit_of("small")]
+    assert read.take(submit_of("small")) == [submit_of("small")]
     for entry in (last, *entries):  # some of them come again
         redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
-    inbox.drain()
-    assert taken == [submit_of("small"), large]
+    assert read.take() == [large]
     assert redis_db.xlen(inbox_key("n1")) == 0

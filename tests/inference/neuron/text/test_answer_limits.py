@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from inference.neuron.errors import RequestRefusedError
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget
-from inference.neuron.text.prompts import Prepared, prepare
-from inference.protocol.generation import (
-    GenerationRequest,
-    TextInput,
-    TokensInput,
-)
-from inference.protocol.sampling import SamplingOptions
+from inference.neuron.text.prompts import prepare
+from inference.protocol.generation import TextInput, TokensInput
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import prepared, request_for_model
+from tests.inference.neuron.prepared import prepared, refusal, request_for_model
+
+TWO = TokensInput(prompts=[[5] * 20, [6] * 30])
 
 
-def test_the_rest_of_the_context_is_the_default_limit(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    assert prepared(text, TokensInput(prompts=[[5] * 99])).params.max_tokens == 1
-    assert prepared(text, TokensInput(prompts=[[5] * 90]), max_tokens=10).params.max_tokens == 10
+@pytest.fixture
+def text(byte_level_dir: Path) -> ModelText:
+    return model_text(byte_level_dir)
 
 
-@each_case(("num_prompt", "max_tokens"), [(100, None), (90, 11)])
-def test_what_does_not_fit_is_refused(
-    byte_level_dir: Path, num_prompt: int, max_tokens: int | None
+@each_case(
+    ("given", "max_tokens", "operators", "fits"),
+    [
+        (TokensInput(prompts=[[5] * 100]), None, None, "75 of input beside 25 of output"),
+        (TokensInput(prompts=[[5] * 90]), 11, None, "75 of input beside 25 of output"),
+        (TextInput(texts=["q7" * 60]), None, 10, "90 of input beside 10 of output"),
+        (TextInput(texts=["x" * 100_000]), None, 10, "90 of input beside 10 of output"),
+    ],
+    ids=["prompt", "answer", "text by tokens", "text by bytes alone"],
+)
+def test_what_does_not_fit_is_refused_with_both_limits(
+    byte_level_dir: Path, given: Any, max_tokens: int | None, operators: int | None, fits: str
 ) -> None:
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(
-            model_text(byte_level_dir),
-            TokensInput(prompts=[[5] * num_prompt]),
-            max_tokens=max_tokens,
-        )
-    assert refused.value.failure.code == "context_length_exceeded"
-    assert refused.value.failure.too_long is not None
-    assert refused.value.failure.message.endswith(
-        "What always fits is 75 of input beside 25 of output"
-    )
-
-
-@each_case("given", ["q7" * 60, "x" * 100_000], ids=["by tokens", "by bytes alone"])
-def test_a_text_that_alone_is_too_long_is_refused_with_both_limits(
-    byte_level_dir: Path, given: str
-) -> None:
-    text = model_text(byte_level_dir, max_output_tokens=10)
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(text, TextInput(texts=[given]))
-    failure = refused.value.failure
-    assert failure.code == "context_length_exceeded"
+    text = model_text(byte_level_dir, max_output_tokens=operators)
+    failure = refusal(text, given, max_tokens=max_tokens)
+    assert failure.code == "context_length_exceeded" and failure.too_long is not None
     assert "maximum context length is 100 tokens" in failure.message
-    assert failure.message.endswith("What always fits is 90 of input beside 10 of output")
+    assert failure.message.endswith(f"What always fits is {fits}")
 
 
 @each_case(
@@ -65,6 +51,7 @@ def test_a_text_that_alone_is_too_long_is_refused_with_both_limits(
         (None, 4, True, 4, "length"),
         (None, 50, False, 10, "length"),
         (None, 50, True, 10, "context"),
+        (10, None, False, 10, "length"),
         (10, None, True, 10, "length"),
         (11, None, True, 10, "context"),
         (4, 4, False, 4, "length"),
@@ -82,37 +69,23 @@ def test_how_long_an_answer_may_be_and_why(
     reason: str,
 ) -> None:
     text = model_text(byte_level_dir, max_output_tokens=bound)
-    options = SamplingOptions(max_tokens=asked)
-    prepared = prepare(request_for_model(sampling=options, ends_at_context=ends_at_context), text)
-    assert prepared.params.max_tokens == max_tokens
-    assert prepared.limit.reason == reason
+    made = prepared(text, max_tokens=asked, ends_at_context=ends_at_context)
+    assert (made.params.max_tokens, made.limit.reason) == (max_tokens, reason)
 
 
 def test_more_than_the_operator_allows_is_refused_with_both_numbers(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir, max_output_tokens=4)
-    options = SamplingOptions(max_tokens=5)
-    with pytest.raises(RequestRefusedError, match="at most 4 tokens and you asked for 5") as no:
-        prepare(request_for_model(sampling=options), text)
-    assert no.value.failure.param == "max_tokens"
+    failure = refusal(model_text(byte_level_dir, max_output_tokens=4), max_tokens=5)
+    assert "at most 4 tokens and you asked for 5" in failure.message
+    assert failure.param == "max_tokens"
 
 
-def _afford(text: ModelText, budget: TokenBudget, **sampling: object) -> Prepared:
-    request = GenerationRequest(
-        model="m",
-        input=TokensInput(prompts=[[5] * 20, [6] * 30]),
-        sampling=SamplingOptions(**sampling),  # type: ignore[arg-type]
-    )
-    return prepare(request, text, budget)
-
-
-def test_a_prompt_over_the_budget_is_refused_with_both_numbers(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    assert _afford(text, TokenBudget(prompt_tokens=50)).num_prompt_tokens == 50
-    with pytest.raises(RequestRefusedError) as refused:
-        _afford(text, TokenBudget(prompt_tokens=49))
-    failure = refused.value.failure
+def test_a_budget_that_does_not_buy_the_prompt_or_any_answer_refuses(text: ModelText) -> None:
+    paid = prepare(request_for_model(TWO), text, TokenBudget(prompt_tokens=50))
+    assert paid.num_prompt_tokens == 50
+    failure = refusal(text, TWO, TokenBudget(prompt_tokens=49))
     assert failure.code == "insufficient_quota"
     assert "50 tokens" in failure.message and "49" in failure.message
+    assert refusal(text, TWO, TokenBudget(output_tokens=0)).code == "insufficient_quota"
 
 
 @each_case(
@@ -129,11 +102,6 @@ def test_the_budget_bounds_an_answer_for_which_the_client_named_no_number(
     byte_level_dir: Path, cap: int, asked: int | None, operators: int | None, expected: int
 ) -> None:
     text = model_text(byte_level_dir, max_output_tokens=operators)
-    prepared = _afford(text, TokenBudget(output_tokens=cap), max_tokens=asked)
-    assert (prepared.params.max_tokens, prepared.limit.reason) == (expected, "length")
-
-
-def test_a_budget_that_buys_no_answer_refuses(byte_level_dir: Path) -> None:
-    with pytest.raises(RequestRefusedError) as refused:
-        _afford(model_text(byte_level_dir), TokenBudget(output_tokens=0))
-    assert refused.value.failure.code == "insufficient_quota"
+    asked_for = request_for_model(TWO, max_tokens=asked)
+    made = prepare(asked_for, text, TokenBudget(output_tokens=cap))
+    assert (made.params.max_tokens, made.limit.reason) == (expected, "length")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.text.answers import Answer
 from inference.neuron.text.choice_events import Choice, Echo, call_id
 from inference.protocol.engine import SequenceStep, SequenceTiming
 from inference.protocol.events import (
     ChoiceFinished,
     Delta,
-    Event,
     Finished,
     OutputTokens,
     PromptScored,
@@ -90,19 +90,23 @@ def test_reasoning_deltas_report_every_thought_token(tokenizer: Tokenizer, text:
     assert reported == len(ids) + 1
 
 
-def _reason(events: list[Event]) -> str:
+@each_case(
+    ("text", "engines", "at_limit", "reason"),
+    [
+        ("yes", "stop", "length", "stop"),
+        ("<call>f {}</call>", "stop", "length", "tool_calls"),
+        ("<call>f {}", "stop", "length", "stop"),
+        ("<call>f {}</call>", "length", "length", "length"),
+        ("<call>f {}</call>", "length", "context", "context"),
+        ("yes", "stop", "context", "stop"),
+    ],
+)
+def test_why_a_choice_ended(
+    tokenizer: Tokenizer, text: str, engines: str, at_limit: str, reason: str
+) -> None:
+    events = events_of(tokenizer, text, engines, at_limit=at_limit)
     (finished,) = (event for event in events if isinstance(event, ChoiceFinished))
-    return finished.reason
-
-
-def test_why_a_choice_ended(tokenizer: Tokenizer) -> None:
-    call = "<call>f {}</call>"
-    assert _reason(events_of(tokenizer, "yes")) == "stop"
-    assert _reason(events_of(tokenizer, call)) == "tool_calls"
-    assert _reason(events_of(tokenizer, "<call>f {}")) == "stop"
-    assert _reason(events_of(tokenizer, call, "length")) == "length"
-    assert _reason(events_of(tokenizer, call, "length", at_limit="context")) == "context"
-    assert _reason(events_of(tokenizer, "yes", at_limit="context")) == "stop"
+    assert finished.reason == reason
 
 
 def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> None:
@@ -117,13 +121,11 @@ def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> No
     assert [(delta.call_index, delta.arguments) for delta in deltas] == [(0, "{}"), (1, "{}")]
 
 
-def test_thoughts_carry_no_logprobs(tokenizer: Tokenizer) -> None:
-    reported = Folded(events_of(tokenizer, "<think>so</think>yes")).logprobs
-    assert "".join(entry.token for entry in reported) == "yes"
-
-
-def test_usage_counts_thoughts_and_the_stop_token(tokenizer: Tokenizer) -> None:
-    finished = events_of(tokenizer, "<think>so</think>yes")[-1]
+def test_usage_counts_thoughts_which_carry_no_logprobs(tokenizer: Tokenizer) -> None:
+    """And the stop token."""
+    events = events_of(tokenizer, "<think>so</think>yes")
+    assert "".join(entry.token for entry in Folded(events).logprobs) == "yes"
+    finished = events[-1]
     assert isinstance(finished, Finished)
     num_thought, num_answer = len(ids_of(tokenizer, "so")), len(ids_of(tokenizer, "yes"))
     assert finished.usage.reasoning_tokens == num_thought
@@ -131,21 +133,11 @@ def test_usage_counts_thoughts_and_the_stop_token(tokenizer: Tokenizer) -> None:
     assert finished.usage.cached_tokens == 3
 
 
-def test_a_stop_string_ends_the_count_whatever_came_with_it(tokenizer: Tokenizer) -> None:
-    text = ChoiceText(tokenizer, stop=["E"])
-    answer = answer_of(Choice(request_id="r", text=text))
-    ids = [*ids_of(tokenizer, "yes"), *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
-    events = events_of_steps(answer, steps_of(ids, [], None))
-    assert [type(event) for event in events] == [Delta, ChoiceFinished, Finished]
-    assert answer.has_finished(0)
-    finished = events[-1]
-    assert isinstance(finished, Finished)
-    assert finished.usage.completion_tokens == len(ids_of(tokenizer, "yes")) + 1
-
-
-def test_drafts_are_counted_as_far_as_they_are_in_the_answer(tokenizer: Tokenizer) -> None:
-    ids = [*ids_of(tokenizer, "yes"), *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"]))
+def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer) -> None:
+    """Whatever came with it."""
+    before = ids_of(tokenizer, "yes")
+    ids = [*before, *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
+    answer = answer_of(Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"])))
     steps = [
         SequenceStep(
             sequence_id="r/0", token_ids=ids[:1], num_cached_tokens=0, num_drafted_tokens=3
@@ -157,9 +149,13 @@ def test_drafts_are_counted_as_far_as_they_are_in_the_answer(tokenizer: Tokenize
             num_accepted_drafts=len(ids) - 1,
         ),
     ]
-    finished = events_of_steps(answer_of(choice), steps)[-1]
+    events = events_of_steps(answer, steps)
+    assert [type(event) for event in events][-2:] == [ChoiceFinished, Finished]
+    assert answer.has_finished(0)
+    finished = events[-1]
     assert isinstance(finished, Finished)
-    assert finished.usage.accepted_drafts == finished.usage.completion_tokens - 1
+    assert finished.usage.completion_tokens == len(before) + 1
+    assert finished.usage.accepted_drafts == len(before)
     assert finished.usage.rejected_drafts == 3 + 2
 
 
@@ -188,41 +184,23 @@ def test_tokens_are_answer_once_it_is_known_that_they_are(
         assert folded.num_tokens == choice.num_output_tokens
 
 
-class TestTiming:
-    """The engine's own times, of a request's only sequence."""
+def test_the_engines_times_go_up_with_the_end_of_its_only_sequence(tokenizer: Tokenizer) -> None:
+    timing = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
+    *steps, last = steps_of(ids_of(tokenizer, "Paris is nice"), [])
+    steps.append(msgspec.structs.replace(last, timing=timing))
 
-    TIMING = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
-
-    def _end(self, answer: Answer, ids: list[int], index: int = 0) -> Event:
-        *steps, last = steps_of(ids, [])
-        timed = msgspec.structs.replace(last, timing=self.TIMING)
-        return events_of_steps(answer, [*steps, timed], index)[-1]
-
-    def test_goes_up_with_the_end(self, tokenizer: Tokenizer) -> None:
-        ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
-        answer = answer_of(Choice(request_id="r", text=text_of(tokenizer)))
-        end = self._end(answer, ids)
+    def timing_of(num_choices: int, **text: Any) -> SequenceTiming | None:
+        choices = [
+            Choice(request_id="r", text=text_of(tokenizer, **text), index=index)
+            for index in range(num_choices)
+        ]
+        answer = answer_of(*choices, n=num_choices)
+        (*_, end) = [events_of_steps(answer, steps, index)[-1] for index in range(num_choices)]
         assert isinstance(end, Finished)
-        assert end.timing == self.TIMING
+        return end.timing
 
-    def test_scores_are_not_given_for_several_choices_or_after_a_stop_string(
-        self, tokenizer: Tokenizer
-    ) -> None:
-        ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
-        two = [Choice(request_id="r", text=text_of(tokenizer), index=index) for index in (0, 1)]
-        answer = answer_of(*two, n=2)
-        self._end(answer, ids)
-        end = self._end(answer, ids, index=1)
-        assert isinstance(end, Finished) and end.timing is None
-        stopped = answer_of(Choice(request_id="r", text=text_of(tokenizer, stop=["is"])))
-        end = self._end(stopped, ids)
-        assert isinstance(end, Finished) and end.timing is None
-
-
-def test_an_echo_comes_first(tokenizer: Tokenizer) -> None:
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The "))
-    events = events_of_steps(answer_of(choice), steps_of(ids_of(tokenizer, "yes"), [0]))
-    assert Folded(events).reported == [["text", "The yes"]]
+    assert timing_of(1) == timing
+    assert timing_of(2) is timing_of(1, stop=["is"]) is None
 
 
 def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
@@ -301,8 +279,4 @@ def test_token_ids_are_reported_up_to_the_stop(tokenizer: Tokenizer, cuts: list[
     assert reported == ids[: len(reported)]
     assert b"three" in b"".join(map(tokenizer.bytes_of, reported))
     assert len(reported) == choice.num_output_tokens < len(ids)
-
-
-def test_token_ids_are_reported_only_where_asked_for(tokenizer: Tokenizer) -> None:
-    events = events_of(tokenizer, "one")
-    assert not any(isinstance(event, OutputTokens) for event in events)
+    assert not any(isinstance(event, OutputTokens) for event in events_of(tokenizer, "one"))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import struct
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable, sequence_id
-from inference.neuron.requests.starter import Starter, _suits
+from inference.neuron.requests.request_table import sequence_id
 from inference.neuron.text.embeddings import (
     cosines,
     prepare_embedding,
@@ -24,7 +22,7 @@ from inference.neuron.text.embeddings import (
 )
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
-from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
+from inference.protocol.events import Accepted, Embedded, Failed, Failure, Usage
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -33,7 +31,6 @@ from inference.protocol.generation import (
     PairsInput,
     Request,
     ScoreRequest,
-    Submit,
     TextInput,
     TokenCountRequest,
     TokensInput,
@@ -41,7 +38,7 @@ from inference.protocol.generation import (
 from inference.text.errors import TokenizerFilesError
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.recording_engine import RecordingEngine
+from tests.inference.neuron.recording_engine import Started
 
 LIMIT = 20
 DIMENSIONS = 8
@@ -77,28 +74,35 @@ def text(sentencepiece_dir: Path) -> ModelText:
 
 
 def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
+    assert prepare_embedding(tokens([5] * LIMIT), text) == [[5] * LIMIT]
     capital, paris = prepare_embedding(request("The capital", "Paris"), text)
     assert capital[0] == paris[0] == 1
     assert capital != paris
     assert prepare_embedding(tokens([5, 6], [7]), text) == [[5, 6], [7]]
 
 
-def test_an_input_may_be_as_long_as_the_limit_and_no_longer(text: ModelText) -> None:
-    assert prepare_embedding(tokens([5] * LIMIT), text) == [[5] * LIMIT]
+def refusal(given: EmbeddingRequest | ScoreRequest, text: ModelText) -> Failure:
+    prepare: Any = prepare_scoring if isinstance(given, ScoreRequest) else prepare_embedding
     with pytest.raises(RequestRefusedError) as refused:
-        prepare_embedding(tokens([5], [5] * (LIMIT + 1)), text)
-    failure = refused.value.failure
-    assert (failure.code, failure.param) == ("context_length_exceeded", "input")
-    for words in (str(LIMIT), str(LIMIT + 1), "input 1"):
-        assert words in failure.message
+        prepare(given, text)
+    return refused.value.failure
 
 
-@pytest.mark.parametrize("token_id", [-1, 350])
-def test_token_ids_are_checked(text: ModelText, token_id: int) -> None:
-    with pytest.raises(RequestRefusedError) as refused:
-        prepare_embedding(tokens([5], [5, token_id, 5]), text)
-    assert refused.value.failure.code == "bad_token_id"
-    assert str(token_id) in refused.value.failure.message
+@each_case(
+    ("given", "code", "words"),
+    [
+        (tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", [LIMIT, LIMIT + 1, "input 1"]),
+        (tokens([5], [5, -1, 5]), "bad_token_id", ["-1"]),
+        (tokens([5], [5, 350, 5]), "bad_token_id", ["350"]),
+        (tokens([5], []), "empty_prompt", []),
+    ],
+)
+def test_inputs_that_are_refused(
+    text: ModelText, given: EmbeddingRequest, code: str, words: list[object]
+) -> None:
+    failure = refusal(given, text)
+    assert failure.code == code
+    assert all(str(word) in failure.message for word in words)
 
 
 @each_case("decoder", [None, {"type": "BPEDecoder", "suffix": "</w>"}])
@@ -116,13 +120,6 @@ def test_an_encoder_needs_no_decoder(
         return
     same = prepare_embedding(request("The capital"), text_of(sentencepiece_dir))
     assert prepare_embedding(request("The capital"), text_of(directory, kind=kind)) == same
-
-
-def test_a_text_without_tokens_is_refused(byte_level_dir: Path) -> None:
-    """Such a tokenizer puts nothing around a text."""
-    with pytest.raises(RequestRefusedError) as refused:
-        prepare_embedding(request("fine", ""), text_of(byte_level_dir))
-    assert refused.value.failure.code == "empty_prompt"
 
 
 @each_case(
@@ -145,47 +142,15 @@ def test_dimensions(
     if code is None:
         prepare_embedding(request("Paris", dimensions=asked), model)
         return
-    with pytest.raises(RequestRefusedError) as refused:
-        prepare_embedding(request("Paris", dimensions=asked), model)
-    assert (refused.value.failure.code, refused.value.failure.param) == (code, "dimensions")
-
-
-class Neuron:
-    """A starter, a table and an engine that receives commands and sends nothing."""
-
-    def __init__(self, text: ModelText) -> None:
-        self.engine = RecordingEngine()
-        self.table = RequestTable()
-        self.events: list[Event] = []
-        self._starter = Starter(
-            table=self.table,
-            publish=self._publish,
-            take=lambda model: (self.engine, text),  # type: ignore[arg-type, return-value]
-            read_images=lambda _: {},
-        )
-
-    def _publish(self, events: list[AddressedEvent]) -> None:
-        self.events += [addressed.event for addressed in events]
-
-    def run(self, *requests: Request) -> None:
-        """They are r0, r1 …"""
-        for index, one in enumerate(requests):
-            submit = Submit(
-                request_id=f"r{index}",
-                gateway_id="g",
-                model="m",
-                request=one,
-                deadline_unix_s=time.time() + 60,
-            )
-            assert self._starter.admit(submit)
-            self._starter.start(submit)
+    failure = refusal(request("Paris", dimensions=asked), model)
+    assert (failure.code, failure.param) == (code, "dimensions")
 
 
 def test_a_request_is_one_sequence(text: ModelText) -> None:
-    neuron = Neuron(text)
-    neuron.run(EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8))
-    name = sequence_id("r0", 0)
-    assert neuron.engine.sent == [
+    asked = EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8)
+    started = Started(text, asked)
+    name = sequence_id("r", 0)
+    assert started.engine.sent == [
         EmbedSequences(
             sequence_id=name,
             prompts=[[5, 6], [7]],
@@ -194,47 +159,24 @@ def test_a_request_is_one_sequence(text: ModelText) -> None:
             is_anonymous=True,
         )
     ]
-    assert neuron.events == [Accepted(request_id="r0", prompt_tokens=3)]
-    applied = neuron.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
+    assert started.events == [Accepted(request_id="r", prompt_tokens=3)]
+    applied = started.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
+    usage = Usage(prompt_tokens=3, completion_tokens=0)
     assert [addressed.event for addressed in applied.events] == [
-        Embedded(
-            request_id="r0",
-            vectors=[b"a", b"b"],
-            usage=Usage(prompt_tokens=3, completion_tokens=0),
-        )
+        Embedded(request_id="r", vectors=[b"a", b"b"], usage=usage)
     ]
     assert not applied.ended_early
-    assert neuron.table.cancel("r0") == []
+    assert started.table.cancel("r") == []
 
 
-def test_a_cancel_reaches_the_engine(text: ModelText) -> None:
-    neuron = Neuron(text)
-    neuron.run(tokens([5]))
-    assert neuron.table.cancel("r0") == []
-    assert neuron.engine.cancelled == [sequence_id("r0", 0)]
-
-
-def test_the_engines_refusal_ends_it(text: ModelText) -> None:
-    neuron = Neuron(text)
-    neuron.run(tokens([5]))
-    failed = SequenceFailed(sequence_id=sequence_id("r0", 0), code="queue_full", message="full")
-    (addressed,) = neuron.table.apply([failed]).events
+def test_it_is_cancelled_in_the_engine_and_ended_by_its_refusal(text: ModelText) -> None:
+    started = Started(text, tokens([5]))
+    assert started.table.cancel("r") == []
+    assert started.engine.cancelled == [sequence_id("r", 0)]
+    failed = SequenceFailed(sequence_id=sequence_id("r", 0), code="queue_full", message="full")
+    (addressed,) = started.table.apply([failed]).events
     assert isinstance(addressed.event, Failed)
     assert addressed.event.failure.code == "queue_full"
-
-
-def test_the_wrong_kind_of_model(text: ModelText, sentencepiece_dir: Path) -> None:
-    to_embedding = Neuron(text)
-    to_embedding.run(
-        GenerationRequest(model="m", input=CHAT), TokenCountRequest(model="m", input=CHAT)
-    )
-    to_generation = Neuron(text_of(sentencepiece_dir, kind="generation"))
-    to_generation.run(tokens([5]))
-    for event in [*to_embedding.events, *to_generation.events]:
-        assert isinstance(event, Failed)
-        assert (event.failure.code, event.failure.param) == ("invalid_value", "model")
-    assert len(to_embedding.events) == 2 and len(to_generation.events) == 1
-    assert not to_embedding.engine.sent and not to_generation.engine.sent
 
 
 def scoring(*seconds: str, firsts: Sequence[str] = ("The",), **more: Any) -> ScoreRequest:
@@ -242,22 +184,14 @@ def scoring(*seconds: str, firsts: Sequence[str] = ("The",), **more: Any) -> Sco
     return ScoreRequest(model="m", input=pairs)
 
 
-def test_pairs_are_one_input_each_where_a_model_scores_them(sentencepiece_dir: Path) -> None:
+def test_a_reranker_scores_each_pair_whose_document_may_be_cut(sentencepiece_dir: Path) -> None:
     text = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
     inputs = prepare_scoring(scoring("Paris", "capital"), text)
     assert [len(one) > 2 for one in inputs] == [True, True]
     assert inputs[0] != inputs[1]
-
-
-def test_a_pair_over_the_limit_is_refused_unless_its_document_may_be_cut(
-    sentencepiece_dir: Path,
-) -> None:
-    text = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
     long = "Paris " * LIMIT
-    with pytest.raises(RequestRefusedError) as refused:
-        prepare_scoring(scoring("Paris", long), text)
-    assert refused.value.failure.code == "context_length_exceeded"
-    assert "input 1" in refused.value.failure.message
+    failure = refusal(scoring("Paris", long), text)
+    assert failure.code == "context_length_exceeded" and "input 1" in failure.message
     (cut,) = prepare_scoring(scoring(long, max_second_tokens=3), text)
     assert len(cut) <= LIMIT
 
@@ -275,8 +209,7 @@ def test_an_input_is_cut_where_that_is_asked_for(text: ModelText) -> None:
     ids = TokensInput(prompts=[[7] * (LIMIT + 3)])
     assert prepare_embedding(msgspec.structs.replace(asked, input=ids), text) == [[7] * LIMIT]
     more = msgspec.structs.replace(asked, max_input_tokens=LIMIT + 1)
-    with pytest.raises(RequestRefusedError):
-        prepare_embedding(more, text)
+    assert refusal(more, text)
 
 
 def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
@@ -289,10 +222,20 @@ def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
     assert [struct.unpack("<f", one)[0] for one in pairs] == pytest.approx([0.0, 1.0])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "asked"),
-    [("generation", scoring("a")), ("reranker", request("a")), ("reranker", GENERATION)],
+    [
+        ("embedding", GENERATION),
+        ("embedding", TokenCountRequest(model="m", input=CHAT)),
+        ("generation", tokens([5])),
+        ("generation", scoring("a")),
+        ("reranker", request("a")),
+        ("reranker", GENERATION),
+    ],
 )
-def test_who_cannot_score_or_only_scores(kind: str, asked: Request, text: ModelText) -> None:
-    kind_of = dataclasses.replace(text, report=msgspec.structs.replace(text.report, kind=kind))
-    assert not _suits(asked, kind_of)
+def test_the_wrong_kind_of_model(kind: str, asked: Request, text: ModelText) -> None:
+    report = msgspec.structs.replace(text.report, kind=kind)
+    started = Started(dataclasses.replace(text, report=report), asked)
+    (event,) = started.events
+    assert isinstance(event, Failed) and not started.engine.sent
+    assert (event.failure.code, event.failure.param) == ("invalid_value", "model")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from inference.neuron.text.prompts import prepare
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import a_chat, request_for_model
+from tests.inference.neuron.prepared import a_chat, prepared
 from tests.inference.text.family_templates import GEMMA, LLAMA, MISTRAL, QWEN
 
 BEGINS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -35,12 +34,8 @@ def test_the_end_of_a_turn_that_no_file_declares(
     text = model_text(byte_level_dir, chat_template=template, eos_token_ids=declared)
     assert text.report.eos_token_ids == ends
     assert any("behind an answer" in one for one in text.report.warnings) == (ends != declared)
-
-
-def test_requests_stop_there(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir, chat_template=TURNS, eos_token_ids=[0])
-    prepared = prepare(request_for_model(input=a_chat()), text)
-    assert prepared.params.stop_token_ids == [0, 2]
+    if template == TURNS:
+        assert prepared(text, a_chat()).params.stop_token_ids == ends
 
 
 TEXTS = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -59,14 +59,6 @@ def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any
     return found
 
 
-@each_case("demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}])
-def test_what_is_no_grammar_is_refused_at_its_place(
-    text: ModelText, demand: dict[str, Any]
-) -> None:
-    failure = _refusal(_request(OutputFormat(path="guided_grammar", **demand)), text)
-    assert (failure.code, failure.param) == ("invalid_grammar", "guided_grammar")
-
-
 def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
     with pytest.raises(RequestRefusedError) as refused:
         output_rules(request, text)
@@ -74,43 +66,37 @@ def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
 
 
 def test_free_text_has_no_grammar(text: ModelText) -> None:
-    assert output_rules(_request(), text).grammar is None
-    assert output_rules(_request(tools=[TOOL]), text).grammar is None
-    none = ToolChoice(mode="none")
-    assert output_rules(_request(tools=[TOOL], tool_choice=none), text).grammar is None
+    for chat in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": ToolChoice(mode="none")}):
+        assert output_rules(_request(**chat), text).grammar is None
 
 
 def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
-    (grammar,) = _grammars(_request(FORMAT), text)
-    assert grammar["json_schema"]["type"] == "integer"
-    (grammar,) = _grammars(_request(OutputFormat(path="response_format")), text)
-    assert grammar["json_schema"]["type"] == "object"
-
-
-def test_prompts_that_are_no_chats_have_formats_too(text: ModelText) -> None:
-    request = GenerationRequest(model="m", input=TextInput(texts=["x"]), output_format=FORMAT)
-    assert "json_schema" in _grammars(request, text)[0]
+    """Also of prompts that are no chats."""
+    of_text = GenerationRequest(model="m", input=TextInput(texts=["x"]), output_format=FORMAT)
+    for request, kind in (
+        (_request(FORMAT), "integer"),
+        (of_text, "integer"),
+        (_request(OutputFormat(path="response_format")), "object"),
+    ):
+        (grammar,) = _grammars(request, text)
+        assert grammar["json_schema"]["type"] == kind
 
 
 def test_required_calls_win_over_the_format(text: ModelText) -> None:
-    for output_format in (None, FORMAT):
+    llama = dataclasses.replace(text, tool_format=Llama3Format())
+    for output_format, model in ((None, text), (FORMAT, text), (FORMAT, llama)):
         request = _request(output_format, tools=[TOOL], tool_choice=REQUIRED)
-        (grammar,) = _grammars(request, text)
-        assert '"f"' in grammar["lark_grammar"]
+        (grammar,) = _grammars(request, model)
+        assert 'f\\"' in grammar["lark_grammar"] or '"f"' in grammar["lark_grammar"]
 
 
 def test_with_a_format_the_answer_is_a_call_or_the_json(text: ModelText) -> None:
     rules, calls, answer = _grammars(_request(FORMAT, tools=[TOOL]), text)
     assert rules["lark_grammar"] == f"start: (@{calls['name']} | @{answer['name']})"
-
-
-def test_bare_calls_are_json_beside_json(text: ModelText) -> None:
     llama = dataclasses.replace(text, tool_format=Llama3Format())
     _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), llama)
     assert call["json_schema"]["properties"]["name"] == {"const": "f"}
     assert answer["json_schema"]["type"] == "integer"
-    (grammar,) = _grammars(_request(FORMAT, tools=[TOOL], tool_choice=REQUIRED), llama)
-    assert "lark_grammar" in grammar
 
 
 def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
@@ -119,9 +105,6 @@ def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
     assert len(_grammars(_request(FORMAT, thinking=False), text)) == 1
     without = dataclasses.replace(text, markers=None)
     assert len(_grammars(_request(FORMAT, shows_reasoning=True), without)) == 1
-
-
-def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
     assert text.markers is not None
     for thinking in (None, False):  # a template may open it whatever the request asks
         request = _request(FORMAT, thinking=thinking)
@@ -130,33 +113,60 @@ def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
         assert grammar.starts_after_token_id == text.markers.end_token_id
 
 
-def test_a_bad_schema_is_named_where_the_client_wrote_it(text: ModelText) -> None:
-    schema = {"type": "object", "properties": {"x": {"not": {}}}}
-    failure = _refusal(_request(OutputFormat(path=FORMAT.path, schema=schema)), text)
-    assert failure.code == "invalid_schema"
-    assert failure.param == "response_format.json_schema.schema.properties.x.not"
-    assert failure.message.startswith(failure.param)
-
-
 def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
     path = "tools[1].function.parameters"
     return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
 
 
-def test_a_strict_tools_schema_is_checked_whole(text: ModelText) -> None:
-    strict = _tool({"properties": {"x": {"uniqueItems": True}}}, strict=True)
-    failure = _refusal(_request(tools=[TOOL, strict]), text)
-    assert failure.code == "invalid_schema"
-    assert failure.param == "tools[1].function.parameters.properties.x.uniqueItems"
+def _properties(x: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": x}}
 
 
-def test_what_a_models_own_format_cannot_express_is_named(text: ModelText) -> None:
-    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a"}}}
-    tool = msgspec.structs.replace(TOOL, parameters=schema, strict=True)
-    tags = dataclasses.replace(text, tool_format=TagFormat(QWEN_CODER))
-    failure = _refusal(_request(tools=[tool]), tags)
-    assert failure.code == "invalid_schema"
-    assert failure.param == "tools[0].function.parameters.properties.x.pattern"
+PATTERN = _properties({"type": "string", "pattern": "^a"})
+UNIQUE = {"properties": {"x": {"uniqueItems": True}}}
+
+
+@each_case(
+    ("request_", "form", "code", "param"),
+    [
+        (
+            _request(OutputFormat(path="schema", schema=_properties({"not": {}}))),
+            None,
+            "invalid_schema",
+            "schema.properties.x.not",
+        ),
+        *(
+            (_request(OutputFormat(path="guided", **demand)), None, "invalid_grammar", "guided")
+            for demand in ({"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("})
+        ),
+        (
+            _request(tools=[TOOL, _tool(UNIQUE, strict=True)]),
+            None,
+            "invalid_schema",
+            "tools[1].function.parameters.properties.x.uniqueItems",
+        ),
+        (  # which the model's own format cannot express
+            _request(tools=[_tool(PATTERN, strict=True)]),
+            TagFormat(QWEN_CODER),
+            "invalid_schema",
+            "tools[1].function.parameters.properties.x.pattern",
+        ),
+        (
+            _request(tools=[TOOL], tool_choice=ToolChoice(mode="required", name="h")),
+            None,
+            ...,
+            "tool_choice",
+        ),
+        (_request(tool_choice=REQUIRED), None, ..., "tool_choice"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_at_its_place(
+    text: ModelText, request_: GenerationRequest, form: Any, code: Any, param: str
+) -> None:
+    model = text if form is None else dataclasses.replace(text, tool_format=form)
+    failure = _refusal(request_, model)
+    assert code in (failure.code, ...) and failure.param == param
+    assert failure.code != "invalid_schema" or failure.message.startswith(param)
 
 
 def test_a_strict_tools_schema_loses_what_forbids_nothing(text: ModelText) -> None:
@@ -304,26 +314,9 @@ def test_what_is_no_schema_is_named_by_its_place_where_a_call_is_forced(
     assert output_rules(_request(tools=[TOOL, _tool(parameters)]), text).grammar is None
 
 
-@each_case(
-    ("chat", "param"),
-    [
-        ({"tools": [TOOL], "tool_choice": ToolChoice(mode="required", name="h")}, "tool_choice"),
-        ({"tool_choice": REQUIRED}, "tool_choice"),
-    ],
-)
-def test_calls_that_cannot_be_made_are_refused(
-    text: ModelText, chat: dict[str, Any], param: str
-) -> None:
-    assert _refusal(_request(**chat), text).param == param
-
-
-def test_tools_for_a_model_of_an_unknown_form_are_refused(text: ModelText) -> None:
+def test_a_model_of_an_unknown_form_calls_where_it_is_forced(text: ModelText) -> None:
     unknown = dataclasses.replace(text, tool_format=None)
     assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
-
-
-def test_a_call_is_forced_on_a_model_of_an_unknown_form(text: ModelText) -> None:
-    unknown = dataclasses.replace(text, tool_format=None)
     request = _request(tools=[TOOL], tool_choice=REQUIRED)
     (part,) = _grammars(request, unknown)
     assert '\\"name\\": \\"f\\"' in part["lark_grammar"]

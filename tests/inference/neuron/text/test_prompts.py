@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
+from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import used_sampling
-from inference.neuron.text.prompts import MAX_ARGUMENTS_CHARACTERS, chat_prompt, prepare, shortened
+from inference.neuron.text.prompts import MAX_ARGUMENTS_CHARACTERS, chat_prompt, shortened
 from inference.neuron.text.tokenize import count_tokens
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
-    GenerationRequest,
     OutputFormat,
     TextInput,
     TokenCountRequest,
@@ -27,95 +28,100 @@ from inference.protocol.generation import (
     ToolCall,
     ToolDefinition,
 )
-from inference.protocol.sampling import SamplingOptions, ThinkingLimit
+from inference.protocol.sampling import ThinkingLimit
 from inference.text.answers import phrases
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, prepared, request_for_model
+from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, prepared, refusal
+
+X = TextInput(texts=["x"])
 
 
-def test_a_text_prompt_gets_its_bos_and_a_chat_renders_its_own(sentencepiece_dir: Path) -> None:
-    text = model_text(sentencepiece_dir)
-    assert prepared(text, TextInput(texts=["The"])).prompts[0][0] == 1
-    chat = ChatInput(messages=[ChatMessage(role="user", content="The")])
-    assert 1 not in prepared(text, chat).prompts[0]
+@pytest.fixture
+def text(byte_level_dir: Path) -> ModelText:
+    return model_text(byte_level_dir)
 
 
-def test_a_chat_becomes_special_tokens(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
-    prompt = prepared(text, chat)
-    assert prompt.prompts[0][0] == 1
-    assert 2 in prompt.prompts[0]
-    assert not prompt.continues_text
-
-
-def test_token_prompts_are_verbatim_and_checked(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
+def test_special_tokens_are_a_chats_own_or_put_before_a_text(
+    text: ModelText, sentencepiece_dir: Path
+) -> None:
+    with_bos = model_text(sentencepiece_dir)
+    assert prepared(with_bos, TextInput(texts=["The"])).prompts[0][0] == 1
+    assert 1 not in prepared(with_bos, a_chat("The")).prompts[0]
+    chat = prepared(text, a_chat())
+    assert chat.prompts[0][0] == 1 and 2 in chat.prompts[0]
+    assert not chat.continues_text
     assert prepared(text, TokensInput(prompts=[[7, 8]])).prompts[0] == [7, 8]
-    for bad in (1000, -1):
-        with pytest.raises(RequestRefusedError) as refused:
-            prepared(text, TokensInput(prompts=[[bad]]))
-        assert refused.value.failure.code == "bad_token_id"
 
 
-def test_what_a_client_expects_is_tokens_where_the_engine_drafts(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
-    request = GenerationRequest(model="m", input=chat, prediction="The cat")
-    assert prepare(request, text).prediction == []
+TOOL = ToolDefinition(name="f", path="tools[0].parameters")
+LONG_CALL = ToolCall(id="c", name="f", arguments=json.dumps("x" * MAX_ARGUMENTS_CHARACTERS))
+CALLS = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=[LONG_CALL])])
+
+
+@each_case(
+    ("prompt", "request_", "code", "param"),
+    [
+        (TokensInput(prompts=[[1000]]), {}, "bad_token_id", ...),
+        (TokensInput(prompts=[[-1]]), {}, "bad_token_id", ...),
+        (TextInput(texts=[""]), {}, "empty_prompt", ...),
+        (CALLS, {}, "invalid_value", "messages"),
+        (X, {"logit_bias": {5000: 1.0}}, ..., "logit_bias"),
+        (X, {"stop_token_ids": [5000]}, ..., "stop_token_ids"),
+    ],
+)
+def test_what_is_refused(
+    text: ModelText, prompt: Any, request_: dict[str, Any], code: Any, param: Any
+) -> None:
+    failure = refusal(text, prompt, **request_)
+    assert code in (failure.code, ...) and param in (failure.param, ...)
+    assert code != "invalid_value" or str(MAX_ARGUMENTS_CHARACTERS) in failure.message
+
+
+@each_case(
+    ("template", "tools", "code", "param"),
+    [
+        ("{# nothing #}", [], "empty_prompt", "messages"),
+        ("{{ messages[0].content }}", [TOOL], "template_render_failed", "tools"),
+    ],
+)
+def test_what_a_template_has_no_place_for_is_refused(
+    byte_level_dir: Path, template: str, tools: list[ToolDefinition], code: str, param: str
+) -> None:
+    text = model_text(byte_level_dir, chat_template=template)
+    failure = refusal(text, a_chat(tools=tools))
+    assert failure.code == code and failure.param == param
+
+
+def test_what_a_client_expects_is_tokens_where_the_engine_drafts(text: ModelText) -> None:
+    assert prepared(text, a_chat(), prediction="The cat").prediction == []
     drafting = replace(text, report=msgspec.structs.replace(text.report, takes_predictions=True))
     expected = text.tokenizer.encode("The cat", add_special_tokens=False)
-    assert prepare(request, drafting).prediction == expected
+    assert prepared(drafting, a_chat(), prediction="The cat").prediction == expected
 
 
-def test_an_empty_prompt_is_refused(byte_level_dir: Path) -> None:
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(model_text(byte_level_dir), TextInput(texts=[""]))
-    assert refused.value.failure.code == "empty_prompt"
-
-
-def test_a_template_that_writes_nothing_is_refused(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir, chat_template="{# nothing #}")
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(text, ChatInput(messages=[ChatMessage(role="user", content="Hi")]))
-    assert (refused.value.failure.code, refused.value.failure.param) == ("empty_prompt", "messages")
-
-
-def test_counting_renders_what_answering_renders(thinking_dir: Path) -> None:
+def test_counting_is_of_what_answering_renders_and_refuses(
+    byte_level_dir: Path, thinking_dir: Path
+) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
     for chat in (a_chat(), a_chat(thinking=True)):
         counted = count_tokens(TokenCountRequest(model="m", input=chat), text)
-        assert counted == prepare(request_for_model(input=chat), text).num_prompt_tokens
+        assert counted == prepared(text, chat).num_prompt_tokens
     assert counted > count_tokens(TokenCountRequest(model="m", input=a_chat()), text)
-
-
-def test_counting_refuses_what_answering_refuses(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir, chat_template="{{ tools }}{{ messages[0].content }}")
-    tool = ToolDefinition(name="f", path="tools[0].parameters", parameters={"type": "object"})
+    tool = msgspec.structs.replace(TOOL, parameters={"type": "object"})
     wrong = OutputFormat(path="output_format.schema", schema={"type": "no such type"})
     for chat, output_format in ((a_chat(tools=[tool]), None), (a_chat(), wrong)):
-        with pytest.raises(RequestRefusedError) as answering:
-            prepare(request_for_model(input=chat, output_format=output_format), text)
+        asked = TokenCountRequest(model="m", input=chat, output_format=output_format)
         with pytest.raises(RequestRefusedError) as counting:
-            count_tokens(
-                TokenCountRequest(model="m", input=chat, output_format=output_format), text
-            )
-        assert counting.value.failure == answering.value.failure
+            count_tokens(asked, text)
+        assert counting.value.failure == refusal(text, chat, output_format=output_format)
 
 
-def test_tools_without_a_place_are_refused_as_tools(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir, chat_template="{{ messages[0].content }}")
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(text, a_chat(tools=[ToolDefinition(name="f", path="tools[0].parameters")]))
-    assert refused.value.failure.param == "tools"
-
-
-def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path) -> None:
-    made = model_text(byte_level_dir).fingerprint
-    assert made == model_text(byte_level_dir).fingerprint
-    assert made != model_text(byte_level_dir, dtype="bfloat16").fingerprint
-    assert made != model_text(byte_level_dir, chat_template="x").fingerprint
+def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path, text: ModelText) -> None:
+    assert text.fingerprint == model_text(byte_level_dir).fingerprint
+    assert text.fingerprint != model_text(byte_level_dir, dtype="bfloat16").fingerprint
+    assert text.fingerprint != model_text(byte_level_dir, chat_template="x").fingerprint
 
 
 def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_dir: Path) -> None:
@@ -125,6 +131,7 @@ def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_d
         (byte_level_dir, None, set()),
         (byte_level_dir, takes_tools, {"tool_call"}),
         (byte_level_dir, OPENS, set()),
+        (byte_level_dir, SPOKEN, {"reasoning"}),
         (thinking_dir, THINKS, set()),
         (thinking_dir, OPENS, {"reasoning"}),
         (thinking_dir, OPENS + takes_tools, {"reasoning", "tool_call"}),
@@ -135,68 +142,35 @@ def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_d
 
 
 def test_a_text_that_cannot_fit_is_refused_by_its_size_alone(
-    byte_level_dir: Path, monkeypatch: pytest.MonkeyPatch
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = model_text(byte_level_dir)
+    assert "the prompt has 120," in refusal(text, TextInput(texts=["q" * 120])).message
     most = text.tokenizer.most_bytes_per_token
     assert most is not None
     monkeypatch.setattr(text.tokenizer, "encode", None)
-    for prompt, param in (
-        (TextInput(texts=["x" * (100 * most)]), "prompt"),
-        (ChatInput(messages=[ChatMessage(role="user", content="x" * (100 * most))]), "messages"),
-    ):
-        with pytest.raises(RequestRefusedError) as refused:
-            prepared(text, prompt)
-        failure = refused.value.failure
+    long = "x" * (100 * most)
+    for prompt, param in ((TextInput(texts=[long]), "prompt"), (a_chat(long), "messages")):
+        failure = refusal(text, prompt)
         assert (failure.code, failure.param) == ("context_length_exceeded", param)
         for words in ("100 tokens", "at least 10", f"more than {most}"):
             assert words in failure.message
 
 
-def test_what_may_fit_by_its_size_is_counted(byte_level_dir: Path) -> None:
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(model_text(byte_level_dir), TextInput(texts=["q" * 120]))
-    assert "the prompt has 120," in refused.value.failure.message
-
-
-def test_a_tool_call_with_too_long_arguments_is_refused(byte_level_dir: Path) -> None:
-    calls = [ToolCall(id="c", name="f", arguments=json.dumps("x" * MAX_ARGUMENTS_CHARACTERS))]
-    chat = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=calls)])
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(model_text(byte_level_dir), chat)
-    failure = refused.value.failure
-    assert (failure.code, failure.param) == ("invalid_value", "messages")
-    assert str(MAX_ARGUMENTS_CHARACTERS) in failure.message
-
-
 def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20})
-    params = prepared(text, TextInput(texts=["x"]), temperature=0.0).params
-    assert params.temperature == 0.0
-    assert params.top_k == 20
-    assert params.top_p == 1.0
+    params = prepared(text, X, temperature=0.0).params
+    assert (params.temperature, params.top_k, params.top_p) == (0.0, 20, 1.0)
     assert params.repetition_penalty == 1.0
-    used = used_sampling(prepared(text, TextInput(texts=["x"]), frequency_penalty=0.5).params)
+    used = used_sampling(prepared(text, X, frequency_penalty=0.5).params)
     assert used == UsedSampling(
         temperature=0.6, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.5
     )
 
 
-def test_stop_token_ids_hold_eos_unless_it_is_ignored(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    asked = {"stop_token_ids": [9, 2]}
-    assert prepared(text, TextInput(texts=["x"]), **asked).params.stop_token_ids == [2, 9]
-    ignoring = prepared(text, TextInput(texts=["x"]), ignore_eos=True, stop_token_ids=[9])
+def test_stop_token_ids_hold_eos_unless_it_is_ignored(text: ModelText) -> None:
+    assert prepared(text, X, stop_token_ids=[9, 2]).params.stop_token_ids == [2, 9]
+    ignoring = prepared(text, X, ignore_eos=True, stop_token_ids=[9])
     assert ignoring.params.stop_token_ids == [9]
-
-
-@each_case("field", [{"logit_bias": {5000: 1.0}}, {"stop_token_ids": [5000]}])
-def test_token_ids_outside_the_vocabulary_are_refused(
-    byte_level_dir: Path, field: dict[str, object]
-) -> None:
-    with pytest.raises(RequestRefusedError) as refused:
-        prepared(model_text(byte_level_dir), TextInput(texts=["x"]), **field)
-    assert refused.value.failure.param == next(iter(field))
 
 
 def _chat(num_turns: int) -> ChatInput:
@@ -210,44 +184,29 @@ def _chat(num_turns: int) -> ChatInput:
 
 
 @given(num_turns=st.integers(1, 12), room=st.integers(1, 30))
-def test_the_fewest_that_are_enough(num_turns: int, room: int) -> None:
+def test_the_fewest_turns_that_are_enough_are_left_out(num_turns: int, room: int) -> None:
     chat = _chat(num_turns)
     made, lost = shortened(chat, lambda one: len(one.messages) <= room)
     assert made.messages == [chat.messages[0], *chat.messages[1 + 2 * lost :]]
     least = max(0, -(-(len(chat.messages) - room) // 2))
     assert lost == min(least, num_turns - 1)
+    kept = ChatInput(messages=chat.messages)
+    assert shortened(kept, lambda _: False) == (kept, 0)
 
 
-def test_what_may_not_be_lost_stays() -> None:
-    chat = ChatInput(messages=_chat(3).messages)
-    assert shortened(chat, lambda _: False) == (chat, 0)
-
-
-def test_a_prompt_is_cut_to_the_context(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
+def test_a_prompt_is_cut_to_the_context(text: ModelText) -> None:
     chat = _chat(20)
-    with pytest.raises(RequestRefusedError, match="maximum context length"):
-        prepare(request_for_model(input=ChatInput(messages=chat.messages)), text)
-    whole = prepare(request_for_model(input=chat), text)
+    uncut = refusal(text, ChatInput(messages=chat.messages))
+    assert "maximum context length" in uncut.message
+    whole = prepared(text, chat)
     assert 0 < whole.num_lost_turns < 19
     assert whole.num_prompt_tokens < text.report.context_tokens
-    with_room = prepare(
-        request_for_model(input=chat, sampling=SamplingOptions(max_tokens=50)), text
-    )
+    with_room = prepared(text, chat, max_tokens=50)
     assert with_room.num_lost_turns > whole.num_lost_turns
     assert with_room.num_prompt_tokens + 50 <= text.report.context_tokens
-
-
-def test_a_last_turn_that_is_too_long_is_refused(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    chat = _chat(2)
     long = ChatMessage(role="user", content="word " * 300)
-    with pytest.raises(RequestRefusedError) as refused:
-        prepare(
-            request_for_model(input=ChatInput(messages=[*chat.messages, long], may_lose=[3, 5])),
-            text,
-        )
-    assert refused.value.failure.code == "context_length_exceeded"
+    last = ChatInput(messages=[*_chat(2).messages, long], may_lose=[3, 5])
+    assert refusal(text, last).code == "context_length_exceeded"
 
 
 SPOKEN = "{{ messages[0].content }}{% if thinking %}" + " ".join(
@@ -256,55 +215,43 @@ SPOKEN = "{{ messages[0].content }}{% if thinking %}" + " ".join(
 TAGGED = "{{ messages[0].content }}{# </think> #}{% if thinking is not false %}<think>\n{% endif %}"
 
 
-class TestPhrases:
-    """Thinking between words that are no single tokens."""
-
-    def test_they_are_looked_for_where_the_model_was_asked_to_think(
-        self, byte_level_dir: Path
-    ) -> None:
-        text = model_text(byte_level_dir, chat_template=SPOKEN)
-        assert "reasoning" in text.capabilities
-        assert (
-            prepare(request_for_model(input=a_chat(thinking=True)), text).thinking.phrases
-            is phrases.SPOKEN
-        )
-        assert (
-            prepare(request_for_model(input=a_chat(shows_reasoning=True)), text).thinking.phrases
-            is not None
-        )
-        assert prepare(request_for_model(input=a_chat()), text).thinking.phrases is None
-        begun = a_chat(thinking=True, answer_start="Yes")
-        assert prepare(request_for_model(input=begun), text).thinking.phrases is None
-
-    def test_a_template_opens_the_block(self, byte_level_dir: Path) -> None:
-        text = model_text(byte_level_dir, chat_template=TAGGED)
-        opened = prepare(request_for_model(input=a_chat(thinking=True)), text)
-        assert opened.thinking.is_open and opened.params.thinking_limit is None
-        assert not prepare(request_for_model(input=a_chat(thinking=False)), text).thinking.is_open
-        begun = a_chat(thinking=True, answer_start="Yes")
-        assert chat_prompt(begun, text, 100) == "Hi<think>\n\n</think>\n\nYes"
-
-    def test_what_needs_a_token_that_ends_it_is_refused(self, byte_level_dir: Path) -> None:
-        text = model_text(byte_level_dir, chat_template=TAGGED)
-        bounded = request_for_model(input=a_chat(thinking=True, thinking_budget_tokens=5))
-        in_json = request_for_model(
-            input=a_chat(thinking=True), output_format=OutputFormat(path="format")
-        )
-        for asked in (bounded, in_json):
-            with pytest.raises(RequestRefusedError) as refused:
-                prepare(asked, text)
-            assert refused.value.failure.code == "unsupported_parameter"
-        unopened = request_for_model(
-            input=a_chat(thinking=False), output_format=OutputFormat(path="format")
-        )
-        assert prepare(unopened, text).params.grammar is not None
+def test_spoken_phrases_are_looked_for_where_the_model_was_asked_to_think(
+    byte_level_dir: Path,
+) -> None:
+    text = model_text(byte_level_dir, chat_template=SPOKEN)
+    for chat, found in (
+        (a_chat(thinking=True), phrases.SPOKEN),
+        (a_chat(shows_reasoning=True), phrases.SPOKEN),
+        (a_chat(), None),
+        (a_chat(thinking=True, answer_start="Yes"), None),
+    ):
+        assert prepared(text, chat).thinking.phrases is found
 
 
-def test_a_prompt_that_opens_the_block_is_noticed(thinking_dir: Path) -> None:
+def test_tags_that_are_no_single_tokens_open_a_block_that_no_token_ends(
+    byte_level_dir: Path,
+) -> None:
+    text = model_text(byte_level_dir, chat_template=TAGGED)
+    opened = prepared(text, a_chat(thinking=True))
+    assert opened.thinking.is_open and opened.params.thinking_limit is None
+    assert not prepared(text, a_chat(thinking=False)).thinking.is_open
+    begun = a_chat(thinking=True, answer_start="Yes")
+    assert chat_prompt(begun, text, 100) == "Hi<think>\n\n</think>\n\nYes"
+    in_json = {"output_format": OutputFormat(path="format")}
+    bounded = a_chat(thinking=True, thinking_budget_tokens=5)
+    for chat, fields in ((bounded, {}), (a_chat(thinking=True), in_json)):
+        assert refusal(text, chat, **fields).code == "unsupported_parameter"
+    assert prepared(text, a_chat(thinking=False), **in_json).params.grammar is not None
+
+
+def test_a_prompt_that_opens_the_block_is_noticed_in_chats_only(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepare(request_for_model(input=a_chat(thinking=True)), text).thinking.is_open
-    assert prepare(request_for_model(input=a_chat(shows_reasoning=True)), text).thinking.is_open
-    assert not prepare(request_for_model(input=a_chat()), text).thinking.is_open
+    assert prepared(text, a_chat(thinking=True)).thinking.is_open
+    assert prepared(text, a_chat(shows_reasoning=True)).thinking.is_open
+    unasked = prepared(text, a_chat()).thinking
+    assert not unasked.is_open and unasked.markers is not None
+    raw = prepared(text, TextInput(texts=["<think>"])).thinking
+    assert (raw.markers, raw.is_open) == (None, False)
 
 
 def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
@@ -312,25 +259,16 @@ def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
     for thinking, block in ((False, ""), (None, "<think>\n\n</think>\n\n")):
         chat = a_chat(thinking=thinking, shows_reasoning=True, answer_start="Once ")
-        prepared = prepare(request_for_model(input=chat), text)
-        wanted = text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)
-        assert prepared.prompts == [wanted]
-        assert prepared.continues_text
-        assert not prepared.thinking.is_open
-
-
-def test_thinking_is_looked_for_in_chats_only(thinking_dir: Path) -> None:
-    text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepare(request_for_model(input=a_chat()), text).thinking.markers is not None
-    raw = prepare(request_for_model(input=TextInput(texts=["<think>"])), text)
-    assert (raw.thinking.markers, raw.thinking.is_open) == (None, False)
+        made = prepared(text, chat)
+        assert made.prompts == [text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)]
+        assert made.continues_text and not made.thinking.is_open
 
 
 def test_a_budget_limits_the_block(thinking_dir: Path, byte_level_dir: Path) -> None:
     def limit(directory: Path, template: str) -> ThinkingLimit | None:
         text = model_text(directory, chat_template=template)
         asked = a_chat(thinking=True, thinking_budget_tokens=7)
-        return prepare(request_for_model(input=asked), text).params.thinking_limit
+        return prepared(text, asked).params.thinking_limit
 
     markers = model_text(thinking_dir).markers
     assert markers is not None

@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inference.neuron.requests.request_table import AddressedEvent, RequestTable
-from inference.neuron.requests.starter import Starter
+from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.request_details import RequestTrace
 from inference.protocol.engine import SequenceCancelled, SequenceStep
-from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Event, Finished, Traced
-from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
-    GenerationRequest,
-    Submit,
-    TextInput,
-    ToolDefinition,
-)
-from inference.settings.neuron import Accounts, LoggedBodies
+from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Finished, Traced
+from inference.protocol.generation import TextInput, ToolDefinition
+from inference.settings.neuron import Accounts
 from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
+from tests.inference.neuron.prepared import a_chat, request_for_model
+from tests.inference.neuron.recording_engine import Started
 from tests.inference.text.family_templates import QWEN
 
 SECRET = "sk-proj-0123456789abcdef"
 WEATHER = ToolDefinition(name="weather", path="tools[0]")
-CHAT = ChatInput(
-    messages=[ChatMessage(role="user", content=f"The cat sat. {SECRET}")], tools=[WEATHER]
-)
+CHAT = a_chat(f"The cat sat. {SECRET}", tools=[WEATHER])
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 BROKEN = '<tool_call>{"name": "weather", "arguments": {"city": Oslo'
-
-
-class Engine:
-    def send(self, command: object) -> None: ...
-
-    def cancel(self, sequence_id: str) -> None: ...
+END = SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")
 
 
 @pytest.fixture
@@ -52,38 +37,25 @@ def text(thinking_dir: Path) -> ModelText:
     return replace(found, tool_format=HermesFormat())
 
 
-def logged(
-    caplog: pytest.LogCaptureFixture,
-    text: ModelText,
-    answer: str = "",
-    *,
-    input: Any = CHAT,
-    bodies: str | None = None,
-    level: int = logging.DEBUG,
-) -> list[str]:
-    """The lines of a request of the account acme that is answered so."""
-    table = RequestTable()
-    events: list[AddressedEvent] = []
-    starter = Starter(
-        table=table,
-        publish=events.extend,
-        take=lambda model: (Engine(), text),  # type: ignore[arg-type, return-value]
-        read_images=lambda _: {},
-        bodies=LoggedBodies() if bodies is None else Accounts().parse(bodies),
-    )
-    submit = Submit(
-        request_id="r",
-        gateway_id="g",
-        model="m",
-        request=GenerationRequest(model="m", input=input),
-        deadline_unix_s=time.time() + 600,
-        account="acme",
-    )
-    caplog.set_level(level, logger="inference.neuron")
-    assert starter.admit(submit)
-    starter.start(submit)
-    assert events
-    _answer(table, text, text.tokenizer.encode(answer, add_special_tokens=False))
+def started(
+    text: ModelText, given: Any = CHAT, *, bodies: str | None = None, captures: bool = False
+) -> RequestTable:
+    """The table of a request of the account acme."""
+    shown = None if bodies is None else Accounts().parse(bodies)
+    request = request_for_model(given)
+    return Started(text, request, bodies=shown, account="acme", captures=captures).table
+
+
+def answer(table: RequestTable, text: ModelText, answered: str) -> list[Any]:
+    """Returns the events of the last step."""
+    for token_id in text.tokenizer.encode(answered, add_special_tokens=False):
+        table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
+    return [one.event for one in table.apply([END]).events]
+
+
+def logged(caplog: Any, text: ModelText, answered: str, given: Any = CHAT, **more: Any) -> Any:
+    caplog.set_level(more.pop("level", logging.DEBUG), logger="inference.neuron")
+    answer(started(text, given, **more), text, answered)
     return [
         record.getMessage()
         for record in caplog.records
@@ -91,19 +63,8 @@ def logged(
     ]
 
 
-def _answer(table: RequestTable, text: ModelText, token_ids: Sequence[int]) -> None:
-    for token_id in token_ids:
-        table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
-    table.apply([SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")])
-
-
-def test_at_info_there_are_none(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+def test_without_the_setting_no_text_is_in_the_log(caplog: Any, text: ModelText) -> None:
     assert logged(caplog, text, CALL, bodies="all", level=logging.INFO) == []
-
-
-def test_without_the_setting_no_text_is_in_the_log(
-    caplog: pytest.LogCaptureFixture, text: ModelText
-) -> None:
     prompt, call = logged(caplog, text, CALL)
     assert prompt.startswith("r prompt 0: tokens=")
     assert "tools=1 tool_format=hermes characters=" in prompt and "digest=" in prompt
@@ -113,9 +74,9 @@ def test_without_the_setting_no_text_is_in_the_log(
     assert not [word for word in ("cat", "Oslo", "sk-", "text=") if word in everything]
 
 
-@pytest.mark.parametrize("bodies", ["all", "acme", "other, acme"])
+@each_case("bodies", ["all", "acme", "other, acme"])
 def test_the_rendered_prompt_and_a_call_of_an_account_that_is_named(
-    caplog: pytest.LogCaptureFixture, text: ModelText, bodies: str
+    caplog: Any, text: ModelText, bodies: str
 ) -> None:
     prompt, call = logged(caplog, text, CALL, bodies=bodies)
     rendered = prompt.partition("text=")[2]
@@ -124,35 +85,25 @@ def test_the_rendered_prompt_and_a_call_of_an_account_that_is_named(
     assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
 
 
-def test_other_accounts_texts_stay_out(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+def test_other_accounts_texts_stay_out(caplog: Any, text: ModelText) -> None:
     lines = logged(caplog, text, CALL, bodies="other")
     assert len(lines) == 2 and "text=" not in "".join(lines)
 
 
-def test_why_a_block_is_text(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+def test_blocks_that_are_no_calls_of_its_tools(caplog: Any, text: ModelText) -> None:
     _, broken = logged(caplog, text, BROKEN)
     assert broken.startswith("r/0 tool calls=0 text because its call cannot be read block: char")
+    assert "secret_plan" not in str(logged(caplog, text, CALL.replace("weather", "secret_plan")))
 
 
-def test_a_name_that_is_none_of_the_tools_is_not_shown(
-    caplog: pytest.LogCaptureFixture, text: ModelText
-) -> None:
-    made_up = CALL.replace("weather", "my_secret_plan")
-    _, call = logged(caplog, text, made_up)
-    assert "my_secret_plan" not in call
+def test_thinking_opens_and_closes(caplog: Any, text: ModelText) -> None:
+    _, opens, closes = logged(caplog, text, "<think>\nHm, the cat.\n</think>\nYes.")
+    assert opens.startswith("r/0 reasoning opens") and closes.startswith("r/0 reasoning closes")
+    assert "cat" not in opens + closes
 
 
-def test_thinking_opens_and_closes(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
-    _, *lines = logged(caplog, text, "<think>\nHm, the cat.\n</think>\nYes.")
-    assert [line.partition(" by")[0] for line in lines] == [
-        "r/0 reasoning opens",
-        "r/0 reasoning closes",
-    ]
-    assert "cat" not in "".join(lines)
-
-
-def test_a_prompt_that_is_text(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
-    (prompt,) = logged(caplog, text, "Yes.", input=TextInput(texts=["The cat"]), bodies="all")
+def test_a_prompt_that_is_text(caplog: Any, text: ModelText) -> None:
+    (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies="all")
     assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
 
 
@@ -162,49 +113,16 @@ def test_a_list_without_an_account_is_refused(word: str) -> None:
         Accounts().parse(word)
 
 
-def started(text: ModelText, *, captures: bool) -> RequestTable:
-    table = RequestTable()
-    events: list[AddressedEvent] = []
-    starter = Starter(
-        table=table,
-        publish=events.extend,
-        take=lambda model: (Engine(), text),  # type: ignore[arg-type, return-value]
-        read_images=lambda *_: {},
-    )
-    submit = Submit(
-        request_id="r",
-        gateway_id="g",
-        model="m",
-        request=GenerationRequest(model="m", input=CHAT),
-        deadline_unix_s=time.time() + 600,
-        captures=captures,
-    )
-    assert starter.admit(submit)
-    starter.start(submit)
-    return table
-
-
-def answered(text: ModelText, *, captures: bool) -> list[Event]:
-    """Returns the events of the last step."""
-    table = started(text, captures=captures)
-    for token_id in text.tokenizer.encode(CALL, add_special_tokens=False):
-        table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
-    last = SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")
-    return [one.event for one in table.apply([last]).events]
-
-
-def test_the_prompt_the_raw_text_and_what_the_parser_decided(text: ModelText) -> None:
-    *_, traced, finished = answered(text, captures=True)
+def test_a_trace_has_the_prompt_the_raw_text_and_what_the_parser_decided(text: ModelText) -> None:
+    *_, traced, finished = answer(started(text, captures=True), text, CALL)
     assert isinstance(traced, Traced) and isinstance(finished, Finished)
     prompt, _, rest = traced.text.partition("choice 0: ")
     assert "text=<|im_start|>" in prompt and "The cat sat. sk-***" in prompt
     assert SECRET not in traced.text
     assert rest.startswith("tool calls=1 weather(") and "Oslo" in rest
     assert "raw text: tokens=" in rest and rest.endswith(f"text={CALL}")
-
-
-def test_of_no_other_request(text: ModelText) -> None:
-    assert not [one for one in answered(text, captures=False) if isinstance(one, Traced)]
+    untraced = answer(started(text), text, CALL)
+    assert not [one for one in untraced if isinstance(one, Traced)]
 
 
 def test_a_cancelled_request_reports_it_too(text: ModelText) -> None:

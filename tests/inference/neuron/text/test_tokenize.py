@@ -8,18 +8,16 @@ import pytest
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.text import tokenize
-from inference.neuron.text.prompts import prepare
 from inference.neuron.text.tokenize import tokenized
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import (
     ChatInput,
-    ChatMessage,
-    GenerationRequest,
     TextInput,
     TokenizeRequest,
     TokensInput,
 )
 from tests.inference.neuron.model_texts import model_text
+from tests.inference.neuron.prepared import a_chat, prepared
 
 
 def _tokenized(
@@ -37,9 +35,8 @@ def test_a_text_with_and_without_special_tokens(sentencepiece_dir: Path) -> None
 
 
 def test_a_chat_is_what_answering_it_computes(byte_level_dir: Path) -> None:
-    chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
-    prepared = prepare(GenerationRequest(model="m", input=chat), model_text(byte_level_dir))
-    assert _tokenized(byte_level_dir, chat).token_ids == prepared.prompts[0]
+    answered = prepared(model_text(byte_level_dir), a_chat()).prompts[0]
+    assert _tokenized(byte_level_dir, a_chat()).token_ids == answered
 
 
 def test_there_and_back(byte_level_dir: Path) -> None:
