@@ -1,0 +1,238 @@
+"""Answers with calls in tags or in Gemma's notation as models write them, and what is read."""
+
+from __future__ import annotations
+
+from inference.text.tool_calls.tag_formats import DSML
+from tests.inference.text.tool_calls.calls import Merged
+from tests.inference.text.tool_calls.formats import written
+from tests.inference.text.tool_calls.json_examples import GRANITE_LS, LS
+
+PARIS = ("get_weather", '{"city":"Paris","days":3}')
+CALLED = ("get_weather", {"city": "Paris", "days": 3})
+GLM_PARIS = written("glm", CALLED)
+FG_PARIS = written("function_gemma", CALLED)
+SEED_PARIS = written("seed", CALLED)
+DSML_LS, DSML_PARIS = (
+    written("dsml", call)
+    .removeprefix(f"<{DSML}function_calls>\n")
+    .partition(f"\n</{DSML}function")[0]
+    for call in (("bash", {"command": "ls"}), CALLED)
+)
+DSML_SECTION = f"<{DSML}function_calls>\n", f"\n</{DSML}function_calls>"
+INVOKE_LS = '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>'
+MINIMAX_SECTION = "<minimax:tool_call>\n", "\n</minimax:tool_call>"
+QWEN_LS = "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>"
+
+
+def _wrapped(call: str) -> str:
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _with(arguments: str) -> str:
+    return _wrapped(f"<function=write_file>\n{arguments}</function>")
+
+
+READ: dict[str, dict[str, tuple[str, Merged]]] = {
+    "qwen_coder": {
+        "without the outer tags": (f"I look.\n\n{QWEN_LS}", ["I look.", LS]),
+        "only the outer closing tag": (f"I look.\n{QWEN_LS}\n</tool_call>", ["I look.", LS]),
+        "only the outer opening tag": (f"<tool_call>\n{QWEN_LS}", [LS]),
+        "without the function's closing tag": (
+            "<tool_call><function=bash><parameter=command>ls</parameter></tool_call> ok",
+            [LS, "ok"],
+        ),
+        "one newline at either end is the format's": (
+            _with("<parameter=path>\n\n a \n\n</parameter>\n"),
+            [("write_file", '{"path":"\\n a \\n"}')],
+        ),
+        "an empty value": (
+            _with("<parameter=path>\n</parameter>\n<parameter=mode></parameter>"),
+            [("write_file", '{"path":"","mode":""}')],
+        ),
+        "values after their schema": (
+            _with(
+                "<parameter=mode>\n420\n</parameter>\n"
+                "<parameter=tags>\n[\"a\", 'b']\n</parameter>\n"
+                "<parameter=options>\n{'a': True}\n</parameter>\n"
+            ),
+            [("write_file", '{"mode":420,"tags":["a","b"],"options":{"a":true}}')],
+        ),
+        "null where it is allowed": (
+            _with("<parameter=mode>\nnull\n</parameter>\n"),
+            [("write_file", '{"mode":null}')],
+        ),
+        "what fits no type is a string": (
+            _with("<parameter=mode>\nrw\n</parameter>\n<parameter=options>\n{a\n</parameter>\n"),
+            [("write_file", '{"mode":"rw","options":"{a"}')],
+        ),
+        "an unknown argument is kept": (
+            _with("<parameter=path>\na\n</parameter>\n<parameter=depth>\n3\n</parameter>\n"),
+            [("write_file", '{"path":"a","depth":"3"}')],
+        ),
+        "quotes, line breaks and backslashes": (
+            _with('<parameter=content>\n"a"\\n\n\tb</c>\n</parameter>\n'),
+            [("write_file", '{"content":"\\"a\\"\\\\n\\n\\tb</c>"}')],
+        ),
+        "tags inside a value": (
+            _with(
+                "<parameter=content>\n<function=demo>\n</function>\n</tool_call>\n</parameter>\n"
+                "<parameter=path>\na\n</parameter>\n"
+            ),
+            [
+                (
+                    "write_file",
+                    '{"content":"<function=demo>\\n</function>\\n</tool_call>","path":"a"}',
+                )
+            ],
+        ),
+        "an argument's closing tag inside a value": (
+            _with("<parameter=content>\na </parameter> </b>\n</parameter>\n"),
+            [("write_file", '{"content":"a </parameter> </b>"}')],
+        ),
+    },
+    "dsml": {
+        "without its section": (DSML_LS, [LS]),
+        "a text of several lines is kept to the character": (
+            DSML_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(DSML_SECTION),
+            [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
+        ),
+        "closing tags inside a value": (
+            DSML_LS.replace("ls", f"a</{DSML}parameter> b").join(DSML_SECTION),
+            [("bash", f'{{"command":"a</{DSML}parameter> b"}}')],
+        ),
+        "text that its tag calls text, and lists": (
+            f'<{DSML}invoke name="write_file">\n'
+            f'<{DSML}parameter name="mode" string="true">420</{DSML}parameter>\n'
+            f'<{DSML}parameter name="tags" string="false">["a", "b"]</{DSML}parameter>\n'
+            f"</{DSML}invoke>",
+            [("write_file", '{"mode":"420","tags":["a","b"]}')],
+        ),
+        "a text in JSON": (DSML_LS.replace('"true">ls', '"false">"ls"'), [LS]),
+        "no JSON where the tag declares it": (
+            DSML_PARIS.replace(">3<", ">three<"),
+            [("get_weather", '{"city":"Paris","days":"three"}')],
+        ),
+        "a tag without a type": (
+            DSML_PARIS.replace(' string="true"', "").replace(' string="false"', ""),
+            [PARIS],
+        ),
+    },
+    "glm": {
+        "without newlines": (GLM_PARIS.replace("\n", ""), [PARIS]),
+        "a text of several lines is kept to the character": (
+            "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>\ncat <<E\n a \nE\n"
+            "</arg_value>\n</tool_call>",
+            [("bash", '{"command":"\\ncat <<E\\n a \\nE\\n"}')],
+        ),
+        "closing tags inside a value": (
+            "<tool_call>bash\n<arg_key>command</arg_key><arg_value>a</arg_value> b</tool_call> c"
+            "</arg_value></tool_call>",
+            [("bash", '{"command":"a</arg_value> b</tool_call> c"}')],
+        ),
+        "values after their schema": (
+            "<tool_call>write_file\n<arg_key>mode</arg_key><arg_value> 420 </arg_value>"
+            '<arg_key>tags</arg_key><arg_value>["a", "b"]</arg_value></tool_call>',
+            [("write_file", '{"mode":420,"tags":["a","b"]}')],
+        ),
+        "JSON between the tags": (f"<tool_call>{GRANITE_LS}</tool_call>", [LS]),
+    },
+    "seed": {
+        "a text of several lines is kept to the character": (
+            SEED_PARIS.replace("Paris", "\na\n"),
+            [("get_weather", '{"city":"\\na\\n","days":3}')],
+        ),
+    },
+    "minimax": {
+        "without its section": (INVOKE_LS, [LS]),
+        "a text of several lines is kept to the character": (
+            INVOKE_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(MINIMAX_SECTION),
+            [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
+        ),
+        "closing tags inside a value": (
+            INVOKE_LS.replace("ls", "a</parameter> b").join(MINIMAX_SECTION),
+            [("bash", '{"command":"a</parameter> b"}')],
+        ),
+    },
+    "function_gemma": {
+        "nested": (
+            "<start_function_call>call:f{a:[{b:<escape>x, }y<escape>,c:null},1.5,true],d:{}}"
+            "<end_function_call>",
+            [("f", '{"a":[{"b":"x, }y","c":null},1.5,true],"d":{}}')],
+        ),
+        "spaces": (
+            "<start_function_call> call:f { a : 1 , b : <escape> x <escape> }<end_function_call>",
+            [("f", '{"a":1,"b":" x "}')],
+        ),
+        "keys between quote markers": (
+            "<start_function_call>call:f{<escape>a b<escape>:1}<end_function_call>",
+            [("f", '{"a b":1}')],
+        ),
+        "a text without its markers": (
+            "<start_function_call>call:f{a:Paris,b:01}<end_function_call>",
+            [("f", '{"a":"Paris","b":"01"}')],
+        ),
+        "JSON": (
+            '<start_function_call>call:f{"a": "x\\"y", "b": [1, 2]}<end_function_call>',
+            [("f", '{"a":"x\\"y","b":[1,2]}')],
+        ),
+        "quotes, lines and backslashes in a text": (
+            '<start_function_call>call:f{a:<escape>"x"\n\\n<escape>}<end_function_call>',
+            [("f", '{"a":"\\"x\\"\\n\\\\n"}')],
+        ),
+    },
+    "gemma_4": {
+        "nested": (
+            '<|tool_call>call:f{a:{b:[1,{c:<|"|>x, }y<|"|>}]},d:true}<tool_call|>',
+            [("f", '{"a":{"b":[1,{"c":"x, }y"}]},"d":true}')],
+        ),
+        "a list of texts": (
+            '<|tool_call>call:f{a:[<|"|>x<|"|>,<|"|>y|"z<|"|>]}<tool_call|>',
+            [("f", '{"a":["x","y|\\"z"]}')],
+        ),
+    },
+}
+KEPT: dict[str, dict[str, str]] = {
+    "qwen_coder": {
+        "an unknown tool without the outer tags": "Write <function=fly>\n</function> then",
+        "the tag in prose": "Write <tool_call> and then",
+        "JSON behind the name": _wrapped('<function=fly>{"a": 1}</function>'),
+        "a name that does not end": "<tool_call>\n<function=a\n>",
+        "a key that does not end": _with("<parameter=path>\na\n</parameter>\n<parameter=mode\n>"),
+        "a broken tag between two arguments": _with(
+            "<parameter=path>\na\n</parameter>\n<paramter=content>\nb\n</parameter>\n"
+        ),
+        "a broken closing tag": _with(
+            "<parameter=path>\na\n</parmeter>\n<parameter=content>\nb\n</parameter>\n"
+        ),
+        "a key twice": _with(
+            "<parameter=path>\na\n</parameter>\n<parameter=path>\nb\n</parameter>\n"
+        ),
+        "cut off in the name": "<tool_call>\n<function=ba",
+        "cut off in a text": "<tool_call>\n<function=bash>\n<parameter=command>\nls -\n</para",
+        "cut off in another value": "<function=write_file>\n<parameter=mode>\n42",
+    },
+    "dsml": {
+        "white space in a tag that writes none": DSML_LS.replace('"true">', '"true" >').join(
+            DSML_SECTION
+        ),
+        "the tag in prose": f"Write <{DSML}function_calls> and then\n",
+        "cut off in the name": f'<{DSML}invoke name="ba',
+        "cut off in another value": DSML_PARIS[: DSML_PARIS.index("3") + 1],
+    },
+    "glm": {
+        "the tag in prose": "Write <tool_call> and then\n",
+        "a key without its end": GLM_PARIS.replace("days</arg_key>", "days<x>"),
+        "cut off in a text": GLM_PARIS[: GLM_PARIS.index("ris")],
+    },
+    "seed": {
+        "the marker in prose": "A <seed:tool_call> is",
+    },
+    "function_gemma": {
+        "what may be left of a text": "<start_function_call>call:f{a:)30}<end_function_call>",
+        "what may be a broken number": "<start_function_call>call:f{a:7e}<end_function_call>",
+        "the marker in prose": "<start_function_call> is a marker",
+        "cut off in a text": FG_PARIS[: FG_PARIS.index("ris")],
+        "broken": "<start_function_call>call:f{a:1}}<end_function_call>",
+    },
+}
+"""What is no call, or has two readings, stays text."""
