@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+from inference.text.schemas.schema_check import KNOWN
 from tests.inference.text.schemas.test_schema_check import PERSON
 
 ORDER = {
@@ -66,8 +67,9 @@ PATTERNS = [
     *(r"\uD83D", "["),
     *("(?i)" + "ß" * 50, "[" + "😀-😏" * 20 + "]", "(.|\n)*" * 30, "(?s).{0,100000}", r"\w{5000}"),
 ]
-KEYWORDS = ["type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items", "prefixItems", "additionalProperties", "anyOf", "allOf", "oneOf", "properties", "patternProperties", "$defs", "$ref", "nullable", "not", "if", "additionalItems", "definitions", "title", "default", "$id", "x-guidance", "uniqueItems"]
-SIZES = KEYWORDS[4:10]
+SIZES = ["minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"]
+UNKNOWN = ["not", "if", "additionalItems", "uniqueItems", "x-guidance"]
+KEYWORDS = sorted({*KNOWN, *SIZES, *UNKNOWN})
 COUNTS = [10**9, 10**6, 100_000, 5000, 2**31, 2**32, 2**64]
 MAX_DEPTH = 130
 MAX_CHARACTERS = 200_000
