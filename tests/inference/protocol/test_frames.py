@@ -75,13 +75,12 @@ def test_only_a_traced_request_has_a_trace_in_its_frame() -> None:
     )
 
 
-def test_every_end_may_report_what_was_used() -> None:
+@each_case("usage", [USAGE, None])
+def test_every_end_may_report_what_was_used(usage: Usage | None) -> None:
     failure = Failure(code="engine_crashed", message="it ended")
     events: list[Event] = [
-        Failed(request_id="a", failure=failure, usage=USAGE),
-        Failed(request_id="b", failure=failure),
-        Cancelled(request_id="c", usage=USAGE),
-        Cancelled(request_id="d"),
+        Failed(request_id="a", failure=failure, usage=usage),
+        Cancelled(request_id="b", usage=usage),
     ]
     batch = EventBatch(epoch="e", sequence_number=1, events=events)
     assert decode_event_batch(encode_event_batch(batch)) == batch
