@@ -37,11 +37,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         "a list, as SmolLM2 writes it": (_wrapped(f"[{WEATHER}, {WEATHER}]"), [TO_PARIS, TO_PARIS]),
         "no whitespace": (f"Hi<tool_call>{WEATHER}</tool_call>", ["Hi", TO_PARIS]),
         "no closing marker": (f"<tool_call>\n{WEATHER}", [TO_PARIS]),
-        "an unknown tool": (_wrapped('{"name": "fly", "arguments": {}}'), [("fly", "{}")]),
-        "a closing marker in a string": (
-            _wrapped('{"name": "bash", "arguments": {"command": "echo \'</tool_call>}\'"}}'),
-            [("bash", '{"command":"echo \'</tool_call>}\'"}')],
-        ),
         "no arguments": (_wrapped('{"name": "now"}'), [("now", "{}")]),
         "one extra brace": (_wrapped(WEATHER + "}"), [TO_PARIS]),
         "arguments beside the name, in doubled braces": (
@@ -97,14 +92,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         "an id after the arguments": (
             _wrapped('{"name": "bash", "arguments": {"command": "ls"}, "id": 3}'),
             [LS],
-        ),
-        "escapes that JSON does not have": (
-            _wrapped(r'{"name": "bash", "arguments": {"command": "grep \d \'x\' \u12"}}'),
-            [("bash", r'{"command":"grep \\d ' + "'x'" + r' \\u12"}')],
-        ),
-        "a trailing comma and Python's words": (
-            _wrapped('{"name": "f", "arguments": {"a": [True, None,], }}'),
-            [("f", '{"a":[true,null]}')],
         ),
         "cut off in the closing marker": (f"<tool_call>{WEATHER}\n</tool", [TO_PARIS]),
     },
@@ -206,10 +193,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         ),
     },
     "lfm2": {
-        "JSON's values": (
-            "<|tool_call_start|>[f(a=true, b=null, c=[1, {}])]<|tool_call_end|>",
-            [("f", '{"a":true,"b":null,"c":[1,{}]}')],
-        ),
         "JSON": (f"<|tool_call_start|>{GRANITE_LS}<|tool_call_end|>", [LS]),
         "without its end": ('<|tool_call_start|>[bash(command="ls")]', [LS]),
     },

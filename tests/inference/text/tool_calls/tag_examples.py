@@ -57,10 +57,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
             ),
             [("write_file", '{"mode":420,"tags":["a","b"],"options":{"a":true}}')],
         ),
-        "null where it is allowed": (
-            _with("<parameter=mode>\nnull\n</parameter>\n"),
-            [("write_file", '{"mode":null}')],
-        ),
         "what fits no type is a string": (
             _with("<parameter=mode>\nrw\n</parameter>\n<parameter=options>\n{a\n</parameter>\n"),
             [("write_file", '{"mode":"rw","options":"{a"}')],
@@ -68,10 +64,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         "an unknown argument is kept": (
             _with("<parameter=path>\na\n</parameter>\n<parameter=depth>\n3\n</parameter>\n"),
             [("write_file", '{"path":"a","depth":"3"}')],
-        ),
-        "quotes, line breaks and backslashes": (
-            _with('<parameter=content>\n"a"\\n\n\tb</c>\n</parameter>\n'),
-            [("write_file", '{"content":"\\"a\\"\\\\n\\n\\tb</c>"}')],
         ),
         "tags inside a value": (
             _with(
@@ -85,21 +77,9 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
                 )
             ],
         ),
-        "an argument's closing tag inside a value": (
-            _with("<parameter=content>\na </parameter> </b>\n</parameter>\n"),
-            [("write_file", '{"content":"a </parameter> </b>"}')],
-        ),
     },
     "dsml": {
         "without its section": (DSML_LS, [LS]),
-        "a text of several lines is kept to the character": (
-            DSML_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(DSML_SECTION),
-            [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
-        ),
-        "closing tags inside a value": (
-            DSML_LS.replace("ls", f"a</{DSML}parameter> b").join(DSML_SECTION),
-            [("bash", f'{{"command":"a</{DSML}parameter> b"}}')],
-        ),
         "text that its tag calls text, and lists": (
             f'<{DSML}invoke name="write_file">\n'
             f'<{DSML}parameter name="mode" string="true">420</{DSML}parameter>\n'
@@ -119,16 +99,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
     },
     "glm": {
         "without newlines": (GLM_PARIS.replace("\n", ""), [PARIS]),
-        "a text of several lines is kept to the character": (
-            "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>\ncat <<E\n a \nE\n"
-            "</arg_value>\n</tool_call>",
-            [("bash", '{"command":"\\ncat <<E\\n a \\nE\\n"}')],
-        ),
-        "closing tags inside a value": (
-            "<tool_call>bash\n<arg_key>command</arg_key><arg_value>a</arg_value> b</tool_call> c"
-            "</arg_value></tool_call>",
-            [("bash", '{"command":"a</arg_value> b</tool_call> c"}')],
-        ),
         "values after their schema": (
             "<tool_call>write_file\n<arg_key>mode</arg_key><arg_value> 420 </arg_value>"
             '<arg_key>tags</arg_key><arg_value>["a", "b"]</arg_value></tool_call>',
@@ -136,29 +106,7 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         ),
         "JSON between the tags": (f"<tool_call>{GRANITE_LS}</tool_call>", [LS]),
     },
-    "seed": {
-        "a text of several lines is kept to the character": (
-            SEED_PARIS.replace("Paris", "\na\n"),
-            [("get_weather", '{"city":"\\na\\n","days":3}')],
-        ),
-    },
-    "minimax": {
-        "without its section": (INVOKE_LS, [LS]),
-        "a text of several lines is kept to the character": (
-            INVOKE_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(MINIMAX_SECTION),
-            [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
-        ),
-        "closing tags inside a value": (
-            INVOKE_LS.replace("ls", "a</parameter> b").join(MINIMAX_SECTION),
-            [("bash", '{"command":"a</parameter> b"}')],
-        ),
-    },
     "function_gemma": {
-        "nested": (
-            "<start_function_call>call:f{a:[{b:<escape>x, }y<escape>,c:null},1.5,true],d:{}}"
-            "<end_function_call>",
-            [("f", '{"a":[{"b":"x, }y","c":null},1.5,true],"d":{}}')],
-        ),
         "spaces": (
             "<start_function_call> call:f { a : 1 , b : <escape> x <escape> }<end_function_call>",
             [("f", '{"a":1,"b":" x "}')],
@@ -174,20 +122,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         "JSON": (
             '<start_function_call>call:f{"a": "x\\"y", "b": [1, 2]}<end_function_call>',
             [("f", '{"a":"x\\"y","b":[1,2]}')],
-        ),
-        "quotes, lines and backslashes in a text": (
-            '<start_function_call>call:f{a:<escape>"x"\n\\n<escape>}<end_function_call>',
-            [("f", '{"a":"\\"x\\"\\n\\\\n"}')],
-        ),
-    },
-    "gemma_4": {
-        "nested": (
-            '<|tool_call>call:f{a:{b:[1,{c:<|"|>x, }y<|"|>}]},d:true}<tool_call|>',
-            [("f", '{"a":{"b":[1,{"c":"x, }y"}]},"d":true}')],
-        ),
-        "a list of texts": (
-            '<|tool_call>call:f{a:[<|"|>x<|"|>,<|"|>y|"z<|"|>]}<tool_call|>',
-            [("f", '{"a":["x","y|\\"z"]}')],
         ),
     },
 }

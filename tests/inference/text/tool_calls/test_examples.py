@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.tag_formats import DSML, TagFormat
 from tests.cases import each_case
 from tests.inference.text.tool_calls import json_examples, tag_examples
 from tests.inference.text.tool_calls.calls import TOOLS, Merged, merged, parts_of, read
-from tests.inference.text.tool_calls.formats import FORMATS, written
+from tests.inference.text.tool_calls.formats import FORMATS, Call, written
 
 LS, PARIS = ("bash", {"command": "ls"}), ("get_weather", {"city": "Paris", "days": 3})
 ONE_CALL, BARE_CALL = ("harmony",), ("llama3", "plain")
@@ -44,6 +45,29 @@ def test_calls_are_read_with_the_text_around_them(name: str) -> None:
         assert read(FORMATS[name], f"{written(name, LS)}\nDone.") == [texts[0], "Done."]
     if name not in BARE_CALL:
         assert read(FORMATS[name], f"I look.\n{written(name, LS)}") == ["I look.", texts[0]]
+
+
+CLOSING = f"</parameter> </arg_value> </{DSML}parameter> </tool_call> }}]"
+NESTED = {"a": [{"b": "x, }y", "c": None}, 1.5, True, ["x", 'y|"z']], "d": {}}
+
+
+@each_case("name", FORMATS)
+@each_case(
+    "call",
+    [
+        ("bash", {"command": "\ncat <<E\n <a> \nE\n"}),
+        ("bash", {"command": f"a{CLOSING} b"}),
+        ("bash", {"command": '"a"\\n\n\tb</c>'}),
+        ("write_file", {"mode": 420, "tags": ["a", "b"], "options": {"a": True}}),
+        ("write_file", {"path": "007", "mode": None}),
+        ("f", NESTED),
+    ],
+)
+def test_arguments_are_kept_to_the_character(name: str, call: Call) -> None:
+    if call[0] == "f" and isinstance(FORMATS[name], TagFormat):
+        return  # without a schema a tag's value is a text
+    ((called, arguments),) = read(FORMATS[name], written(name, call))
+    assert (called, json.loads(arguments)) == call
 
 
 @each_case(("name", "case"), EXAMPLES)
