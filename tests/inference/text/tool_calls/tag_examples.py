@@ -141,22 +141,16 @@ KEPT: dict[str, dict[str, str]] = {
         "a key twice": _with(
             "<parameter=path>\na\n</parameter>\n<parameter=path>\nb\n</parameter>\n"
         ),
-        "cut off in the name": "<tool_call>\n<function=ba",
-        "cut off in a text": "<tool_call>\n<function=bash>\n<parameter=command>\nls -\n</para",
-        "cut off in another value": "<function=write_file>\n<parameter=mode>\n42",
     },
     "dsml": {
         "white space in a tag that writes none": DSML_LS.replace('"true">', '"true" >').join(
             DSML_SECTION
         ),
         "the tag in prose": f"Write <{DSML}function_calls> and then\n",
-        "cut off in the name": f'<{DSML}invoke name="ba',
-        "cut off in another value": DSML_PARIS[: DSML_PARIS.index("3") + 1],
     },
     "glm": {
         "the tag in prose": "Write <tool_call> and then\n",
         "a key without its end": GLM_PARIS.replace("days</arg_key>", "days<x>"),
-        "cut off in a text": GLM_PARIS[: GLM_PARIS.index("ris")],
     },
     "seed": {
         "the marker in prose": "A <seed:tool_call> is",
@@ -165,7 +159,6 @@ KEPT: dict[str, dict[str, str]] = {
         "what may be left of a text": "<start_function_call>call:f{a:)30}<end_function_call>",
         "what may be a broken number": "<start_function_call>call:f{a:7e}<end_function_call>",
         "the marker in prose": "<start_function_call> is a marker",
-        "cut off in a text": FG_PARIS[: FG_PARIS.index("ris")],
         "broken": "<start_function_call>call:f{a:1}}<end_function_call>",
     },
 }

@@ -47,6 +47,16 @@ def test_calls_are_read_with_the_text_around_them(name: str) -> None:
         assert read(FORMATS[name], f"I look.\n{written(name, LS)}") == ["I look.", texts[0]]
 
 
+@each_case("name", FORMATS)
+def test_a_call_that_is_cut_off_is_text_where_anything_of_it_is_missing(name: str) -> None:
+    text = written(name, PARIS)
+    (whole,) = read(FORMATS[name], text)
+    last_value = text.rindex("3")
+    for cut in range(1, len(text)):
+        parts = read(FORMATS[name], text[:cut])
+        assert parts == [text[:cut]] or (parts == [whole] and cut > last_value), text[:cut]
+
+
 CLOSING = f"</parameter> </arg_value> </{DSML}parameter> </tool_call> }}]"
 NESTED = {"a": [{"b": "x, }y", "c": None}, 1.5, True, ["x", 'y|"z']], "d": {}}
 
