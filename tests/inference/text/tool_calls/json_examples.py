@@ -38,6 +38,19 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         "no whitespace": (f"Hi<tool_call>{WEATHER}</tool_call>", ["Hi", TO_PARIS]),
         "no closing marker": (f"<tool_call>\n{WEATHER}", [TO_PARIS]),
         "no arguments": (_wrapped('{"name": "now"}'), [("now", "{}")]),
+        "no closing marker before the next": (
+            f"<tool_call>{WEATHER}<tool_call>{WEATHER}",
+            [TO_PARIS, TO_PARIS],
+        ),
+        "arguments that are null": (
+            _wrapped('{"name": "now", "arguments": null}'),
+            [("now", "{}")],
+        ),
+        "a number as a text": (
+            _wrapped('{"name": "get_weather", "arguments": {"city": "Paris", "days": "3"}}'),
+            [("get_weather", '{"city":"Paris","days":3}')],
+        ),
+        "three extra braces": (_wrapped(WEATHER + "}\n}}"), [TO_PARIS]),
         "one extra brace": (_wrapped(WEATHER + "}"), [TO_PARIS]),
         "arguments beside the name, in doubled braces": (
             _wrapped('{{"name": "get_weather", "city": "Paris"}}'),

@@ -34,6 +34,11 @@ def _with(arguments: str) -> str:
 
 READ: dict[str, dict[str, tuple[str, Merged]]] = {
     "qwen_coder": {
+        "several without the outer tags": (f"{QWEN_LS}\n{QWEN_LS}", [LS, LS]),
+        "a value on the tag's line": (
+            _with("<parameter=path>a</parameter>\n"),
+            [("write_file", '{"path":"a"}')],
+        ),
         "without the outer tags": (f"I look.\n\n{QWEN_LS}", ["I look.", LS]),
         "only the outer closing tag": (f"I look.\n{QWEN_LS}\n</tool_call>", ["I look.", LS]),
         "only the outer opening tag": (f"<tool_call>\n{QWEN_LS}", [LS]),
