@@ -12,6 +12,7 @@ from django.test import Client
 
 from inference.build import Build, build_of_checkout, this_build, version_object
 from inference.version import VERSION
+from tests.cases import each_case
 from tests.fleet.api.api_support import key_api
 
 BUILT = Build(
@@ -30,9 +31,10 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_package_knows_its_commit(tmp_path: Path) -> None:
-    (tmp_path / "build.json").write_text(json.dumps(asdict(BUILT)))
-    assert this_build(tmp_path / "build.json", tmp_path) == BUILT
+@each_case(("content", "expected"), [(json.dumps(asdict(BUILT)), BUILT), ("[]", Build())])
+def test_a_package_knows_its_commit(tmp_path: Path, content: str, expected: Build) -> None:
+    (tmp_path / "build.json").write_text(content)
+    assert this_build(tmp_path / "build.json", tmp_path) == expected
 
 
 def test_a_checkout_asks_git(tmp_path: Path) -> None:
@@ -48,21 +50,10 @@ def test_a_checkout_asks_git(tmp_path: Path) -> None:
     assert build_of_checkout(tmp_path).git_dirty
 
 
-def test_what_is_neither_is_unknown(tmp_path: Path) -> None:
-    (tmp_path / "build.json").write_text("[]")
-    assert this_build(tmp_path / "build.json", tmp_path) == Build()
-
-
-def test_the_fields_that_users_of_the_original_know() -> None:
-    answer = version_object(BUILT)
-    assert answer["package_version"] == VERSION
-    assert answer["git_sha"] == BUILT.git_sha
-    assert answer["features"] == []
-
-
 @pytest.mark.django_db
 def test_the_gateway_shows_it_to_those_who_may_read_the_fleet() -> None:
     assert Client().get("/version").status_code in (401, 403)
     key = key_api("fleet:read").key
-    answer = Client().get("/version", HTTP_AUTHORIZATION=f"Bearer {key}")
-    assert answer.json()["package_version"] == VERSION
+    answer = Client().get("/version", HTTP_AUTHORIZATION=f"Bearer {key}").json()
+    assert (answer["package_version"], answer["features"]) == (VERSION, [])
+    assert version_object(BUILT)["git_sha"] == BUILT.git_sha

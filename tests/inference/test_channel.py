@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from inference.channel import (
     ChannelClosedError,
     FrameTooLargeError,
 )
+from tests.cases import each_case
 
 
 @given(payloads=st.lists(st.binary(max_size=2000), max_size=5))
@@ -23,37 +24,31 @@ def test_frames_arrive_whole_whatever_pieces_they_come_in(payloads: list[bytes])
     near, far = socket.socketpair()
     with near, far:
         stream = b"".join(HEADER.pack(len(p)) + p for p in payloads)
-        sender = threading.Thread(
-            target=lambda: [near.send(stream[i : i + 1]) for i in range(len(stream))]
-        )
-        sender.start()
-        channel = Channel(far)
-        assert [channel.receive() for _ in payloads] == payloads
-        sender.join()
+        with ThreadPoolExecutor(1) as sender:
+            sender.submit(lambda: [near.send(stream[i : i + 1]) for i in range(len(stream))])
+            channel = Channel(far)
+            assert [channel.receive() for _ in payloads] == payloads
 
 
 def test_large_frame() -> None:
     near, far = socket.socketpair()
-    with near, far:
-        payload = bytes(range(256)) * 20_000
-        sender = threading.Thread(target=Channel(near).send, args=(payload,))
-        sender.start()
+    payload = bytes(range(256)) * 20_000
+    with near, far, ThreadPoolExecutor(1) as sender:
+        sender.submit(Channel(near).send, payload)
         assert Channel(far).receive() == payload
-        sender.join()
 
 
-def test_end_of_file_within_a_frame() -> None:
+@each_case(
+    ("sent", "error"),
+    [
+        (HEADER.pack(10) + b"half", ChannelClosedError),
+        (HEADER.pack(MAX_FRAME_BYTES + 1), FrameTooLargeError),
+    ],
+)
+def test_frames_that_end_early_or_cannot_be(sent: bytes, error: type[Exception]) -> None:
     near, far = socket.socketpair()
     with far:
-        near.sendall(HEADER.pack(10) + b"half")
-        near.close()
-        with pytest.raises(ChannelClosedError):
-            Channel(far).receive()
-
-
-def test_length_that_cannot_be() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        near.sendall(HEADER.pack(MAX_FRAME_BYTES + 1))
-        with pytest.raises(FrameTooLargeError):
+        with near:
+            near.sendall(sent)
+        with pytest.raises(error):
             Channel(far).receive()

@@ -55,13 +55,8 @@ HARMLESS = {
 }
 KNOWN = {
     Role.GATEWAY: {
-        "DATABASE_URL",
-        "PGPASSWORD",
-        "REDIS_URL",
-        "HELEXA_SECRET_KEY",
-        "HELEXA_API_KEY",
-        "OTEL_EXPORTER_OTLP_ENDPOINT",
-        "OTEL_EXPORTER_OTLP_HEADERS",
+        *("DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY", "HELEXA_API_KEY"),
+        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"),
     },
     Role.CONTROL: {"DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY"},
     Role.NEURON: {"REDIS_URL", "HF_TOKEN"},
@@ -87,41 +82,47 @@ def held(path: Path) -> set[str]:
     return found
 
 
-@each_case("role", Role, ids=lambda role: role.name)
-def test_who_knows_what(role: Role) -> None:
-    given = environment_for(role, SECRETS | HARMLESS)
-    assert given.keys() - HARMLESS.keys() == KNOWN[role]
-    assert given.keys() >= HARMLESS.keys()
+SOURCES = {
+    "HELEXA_SOURCES": "lab=https://lab token=LAB_TOKEN,box=http://box token=boxes_word",
+    "LAB_TOKEN": "sesame-lab",
+    "boxes_word": "sesame-box",
+}
+BENCH = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word", "peers_word": "sesame-peer"}
 
 
 @each_case("role", Role, ids=lambda role: role.name)
-def test_whoever_lists_or_downloads_models_gets_the_tokens_of_named_sources(role: Role) -> None:
-    """Whatever their names are."""
-    named = {
-        "HELEXA_SOURCES": "lab=https://lab token=LAB_TOKEN,box=http://box token=boxes_word",
-        "LAB_TOKEN": "sesame-lab",
-        "boxes_word": "sesame-box",
-    }
-    given = environment_for(role, SECRETS | HARMLESS | named)
-    tokens = set() if role is Role.OTHER else {"LAB_TOKEN", "boxes_word"}
-    assert given.keys() - HARMLESS.keys() == KNOWN[role] | tokens | {"HELEXA_SOURCES"}
+@each_case(
+    ("more", "setting", "wrong", "tokens", "who"),
+    [
+        ({}, None, "", set(), set()),
+        (SOURCES, "HELEXA_SOURCES", "lab", {"LAB_TOKEN", "boxes_word"}, {*Role} - {Role.OTHER}),
+        (
+            BENCH,
+            "HELEXA_BENCH_VARIABLES",
+            "DATABASE_URL",
+            {"OPENAI_API_KEY", "peers_word"},
+            {Role.CONTROL},
+        ),
+    ],
+    ids=["nothing named", "tokens of sources", "keys of bench targets"],
+)
+def test_who_knows_what_of_secrets_and_of_those_that_a_setting_names(
+    role: Role,
+    more: dict[str, str],
+    setting: str | None,
+    wrong: str,
+    tokens: set[str],
+    who: set[Role],
+) -> None:
+    """Whatever the names of those are."""
+    harmless = HARMLESS.keys() | ({setting} if setting else set())
+    given = environment_for(role, SECRETS | HARMLESS | more)
+    assert given.keys() == harmless | KNOWN[role] | (tokens if role in who else set())
     forget_secrets(given)
-    assert given.keys() == HARMLESS.keys() | {"HELEXA_SOURCES"}
-    wrong = SECRETS | HARMLESS | {"HELEXA_SOURCES": "lab"}
-    assert environment_for(role, wrong).keys() - HARMLESS.keys() - {"HELEXA_SOURCES"} == KNOWN[role]
-
-
-@each_case("role", Role, ids=lambda role: role.name)
-def test_the_control_alone_gets_the_keys_of_bench_targets(role: Role) -> None:
-    """Whatever their names are."""
-    setting = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word"}
-    given = environment_for(role, SECRETS | HARMLESS | setting | {"peers_word": "sesame-peer"})
-    keys = {"OPENAI_API_KEY", "peers_word"} if role is Role.CONTROL else set()
-    assert given.keys() - HARMLESS.keys() == KNOWN[role] | keys | setting.keys()
-    forget_secrets(given)
-    assert given.keys() == HARMLESS.keys() | setting.keys()
-    wrong = SECRETS | HARMLESS | {"HELEXA_BENCH_VARIABLES": "DATABASE_URL"}
-    assert environment_for(role, wrong).keys() - HARMLESS.keys() - setting.keys() == KNOWN[role]
+    assert given.keys() == harmless
+    if setting:
+        given = environment_for(role, SECRETS | HARMLESS | {setting: wrong})
+        assert given.keys() == harmless | KNOWN[role]
 
 
 def test_no_child_of_serve_knows_more(environment: None) -> None:

@@ -63,31 +63,18 @@ def test_which_proxy_is_asked(
 
 
 @each_case("ask", CLIENTS.values(), ids=CLIENTS)
-def test_clients_ask_this_machine_directly(
+def test_clients_ask_this_machine_directly_and_others_through_the_proxy(
     monkeypatch: pytest.MonkeyPatch, asked: list[str], ask: Callable[[str], Any]
 ) -> None:
-    set_proxies(monkeypatch, http_proxy=DEAD, HTTPS_PROXY=DEAD, ALL_PROXY=SOCKS)
     url, *before = asked
+    set_proxies(monkeypatch, http_proxy=DEAD, HTTPS_PROXY=DEAD, ALL_PROXY=SOCKS)
     ask(url)
     assert len(asked) == 1 + len(before) + 1
-
-
-@each_case("ask", CLIENTS.values(), ids=CLIENTS)
-def test_clients_ask_others_through_the_proxy(
-    monkeypatch: pytest.MonkeyPatch, asked: list[str], ask: Callable[[str], Any]
-) -> None:
-    set_proxies(monkeypatch, all_proxy=asked[0])
+    set_proxies(monkeypatch, all_proxy=url)
     ask(BEAST)
     assert asked[-1].startswith(f"{BEAST}/")
-
-
-@each_case("ask", CLIENTS.values(), ids=CLIENTS)
-def test_clients_name_the_variable_of_a_proxy_that_is_not_supported(
-    monkeypatch: pytest.MonkeyPatch, ask: Callable[[str], Any]
-) -> None:
     set_proxies(monkeypatch, ALL_PROXY=SOCKS)
-    with pytest.raises(
-        (CommandError, RefusedError, TargetError), match="ALL_PROXY names a proxy"
-    ) as raised:
+    errors = (CommandError, RefusedError, TargetError)
+    with pytest.raises(errors, match="ALL_PROXY names a proxy") as raised:
         ask(BEAST)
     assert "\n" not in str(raised.value)

@@ -45,26 +45,14 @@ def database(
             yield using
 
 
-def _add_file(number: int, using: str) -> Any:
-    return file_add(
-        file_id=f"file-{number}",
-        account="lab",
+def _add_file(account: str, quota: Quota) -> Add:
+    return lambda number, using: file_add(
+        file_id=f"file-{account}-{number}",
+        account=account,
         name="x",
         purpose="batch",
         size_bytes=10,
-        quota=Quota(ROOM, 10_000),
-        using=using,
-    )
-
-
-def _add_bytes(number: int, using: str) -> Any:
-    return file_add(
-        file_id=f"file-b{number}",
-        account="bytes",
-        name="x",
-        purpose="batch",
-        size_bytes=10,
-        quota=Quota(10_000, ROOM * 10 + 9),
+        quota=quota,
         using=using,
     )
 
@@ -77,15 +65,13 @@ def _add_batch(number: int, using: str) -> Any:
 
 
 def _add_response(number: int, using: str) -> Any:
-    response = {
-        "id": f"resp_{number}",
-        "status": "completed",
-        "model": "tiny",
-        "created_at": 1_700_000_000,
-        "output": [],
-    }
+    response = {"id": f"resp_{number}", "status": "completed", "model": "tiny", "output": []}
     record = ResponseRecord(
-        account="lab", response=response, input_items=[], previous_id=None, background=False
+        account="lab",
+        response=response | {"created_at": 1_700_000_000},
+        input_items=[],
+        previous_id=None,
+        background=False,
     )
     return response_save(record=record, quota=Quota(ROOM), using=using)
 
@@ -93,8 +79,8 @@ def _add_response(number: int, using: str) -> Any:
 @each_case(
     ("model", "account", "add"),
     [
-        (StoredFile, "lab", _add_file),
-        (StoredFile, "bytes", _add_bytes),
+        (StoredFile, "lab", _add_file("lab", Quota(ROOM, 10_000))),
+        (StoredFile, "bytes", _add_file("bytes", Quota(10_000, ROOM * 10 + 9))),
         (Batch, "lab", _add_batch),
         (StoredResponse, "lab", _add_response),
     ],

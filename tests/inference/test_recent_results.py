@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,16 +23,13 @@ def fail(text: str) -> str:
     raise ValueError(text)
 
 
-def test_a_result_is_computed_once() -> None:
+def test_a_result_is_computed_once_and_none_is_one() -> None:
     kept = made(2)
     assert kept.get("a", upper) == "A"
     assert kept.get("a", fail) == "A"
-
-
-def test_none_is_a_result() -> None:
-    kept: RecentResults[str | None] = RecentResults(10_000, lambda *_: 0)
-    assert kept.get("a", lambda _: None) is None
-    assert kept.get("a", upper) is None
+    empty: RecentResults[str | None] = RecentResults(10_000, lambda *_: 0)
+    assert empty.get("a", lambda _: None) is None
+    assert empty.get("a", upper) is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -70,9 +68,6 @@ def test_threads_that_compute_the_same_count_it_once() -> None:
         barrier.wait()
         return upper(text)
 
-    threads = [threading.Thread(target=kept.get, args=("a", slow)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(kept.get, "aaaa", [slow] * 4)) == ["A"] * 4
     assert kept.num_bytes == ENTRY_BYTES + 1

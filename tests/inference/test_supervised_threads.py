@@ -19,6 +19,7 @@ from inference.supervised_threads import (
     mend_threads,
     thread_problems,
 )
+from tests.cases import each_case
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +41,18 @@ class Scripted:
             raise self.errors.pop(0)
 
 
-@pytest.mark.parametrize("error", [PanicError("oh"), SystemExit(1), KeyboardInterrupt(), OSError()])
+def _run(thread: SupervisedThread) -> None:
+    thread.start()
+    thread.join(60)
+
+
+@each_case("error", [PanicError("oh"), SystemExit(1), KeyboardInterrupt(), OSError()])
 def test_whatever_it_raises_it_continues(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, broken = Scripted(error, error), list[BaseException]()
     thread = SupervisedThread(target, name="worker", on_broken=broken.append, pause=lambda _: None)
-    thread.start()
-    thread.join(60)
+    _run(thread)
     assert target.num_calls == 3
     assert broken == [error, error]
     assert caplog.messages == ["the thread worker broke"] * 2
@@ -66,8 +71,7 @@ def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
             raise PanicError
 
     thread = SupervisedThread(target, name="w", pause=pauses.append, clock=lambda: now_s[0])
-    thread.start()
-    thread.join(60)
+    _run(thread)
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert pauses[7] == BACKOFF.max_s
     assert pauses[8:] == [0.1, 0.2]
@@ -76,8 +80,7 @@ def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
 def test_one_that_is_called_once_reports_it_and_ends() -> None:
     target, broken = Scripted(PanicError()), list[BaseException]()
     thread = SupervisedThread(target, name="once", restarts=False, on_broken=broken.append)
-    thread.start()
-    thread.join(60)
+    _run(thread)
     assert (target.num_calls, len(broken), thread.is_gone) == (1, 1, False)
 
 
@@ -116,8 +119,7 @@ def test_one_that_is_gone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> N
     thread = SupervisedThread(work, name="lost")
     real_run = thread._run
     monkeypatch.setattr(thread, "_run", lambda: None)
-    thread.start()
-    thread.join(60)
+    _run(thread)
     assert thread_problems() == ["the thread lost is gone"]
     monkeypatch.setattr(threading.Thread, "start", _refuse, raising=True)
     assert mend_threads() == ["lost"]
@@ -134,21 +136,17 @@ def _refuse(_thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_what_a_job_of_a_pool_raises_is_an_exception() -> None:
-    with SupervisedPool(1) as pool:
-        broken = pool.submit(Scripted(SystemExit("the library ended")))
-        assert isinstance(broken.exception(60), BrokenJobError)
-        refused = pool.submit(Scripted(ValueError("bad")))
-        assert isinstance(refused.exception(60), ValueError)
-        assert pool.submit(lambda: 5).result(60) == 5
-
-
-async def test_a_loop_that_waits_for_a_job_outlives_it() -> None:
+async def test_what_a_job_of_a_pool_raises_is_an_exception_to_who_waits() -> None:
     """``SystemExit`` out of a plain pool's job ends the event loop that awaits it."""
     with SupervisedPool(1) as pool:
         loop = asyncio.get_running_loop()
-        with pytest.raises(BrokenJobError):
-            await loop.run_in_executor(pool, Scripted(SystemExit(3)))
+        for raised, error in (
+            (SystemExit("the library ended"), BrokenJobError),
+            (ValueError("bad"), ValueError),
+        ):
+            assert isinstance(pool.submit(Scripted(raised)).exception(60), error)
+            with pytest.raises(error):
+                await loop.run_in_executor(pool, Scripted(raised))
         assert await loop.run_in_executor(pool, lambda: 5) == 5
 
 

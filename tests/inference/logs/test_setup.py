@@ -37,18 +37,18 @@ fail("at the end")
 """
 
 
-def run(log_format: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, log_format: str, level: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         cwd=REPOSITORY_DIR,
-        env={"HELEXA_LOG_FORMAT": log_format},
+        env={"HELEXA_LOG_FORMAT": log_format, "HELEXA_LOG_LEVEL": level},
         capture_output=True,
         text=True,
     )
 
 
 def test_everything_is_a_record_of_one_line() -> None:
-    outcome = run("json")
+    outcome = run(PROGRAM, "json")
     assert outcome.stdout == ""
     records = [json.loads(line) for line in outcome.stderr.splitlines()]
     assert {entry["role"] for entry in records} == {"neuron"}
@@ -63,17 +63,12 @@ def test_everything_is_a_record_of_one_line() -> None:
 
 
 def test_text_is_the_default() -> None:
-    outcome = run("")
+    outcome = run(PROGRAM, "")
     records = [line for line in outcome.stderr.splitlines() if not line.startswith("    ")]
     assert len(records) == 5
     assert " WARNING neuron uvicorn: from uvicorn\\nforged" in records[0]
     assert " CRITICAL neuron inference.logs.setup: " in records[4]
     assert outcome.returncode == 1
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(ValueError, match="HELEXA_LOG_FORMAT='xml' is not text or json"):
-        configure_logging("gateway", environment={"HELEXA_LOG_FORMAT": "xml"})
 
 
 LEVELS = """
@@ -90,29 +85,26 @@ for name in ("inference.neuron.app", "inference.gateway", "httpx", "celery"):
     ("word", "num_records"),
     [
         ("", (3, 3, 2, 2)),
-        ("info", (3, 3, 2, 2)),
         ("debug", (4, 4, 2, 2)),
         ("WARNING", (2, 2, 2, 2)),
-        ("error", (1, 1, 1, 1)),
         ("info,inference.neuron=debug", (4, 3, 2, 2)),
         (" inference=error , httpx=info ", (1, 1, 3, 2)),
     ],
 )
 def test_levels_are_the_operators(word: str, num_records: tuple[int, ...]) -> None:
-    outcome = subprocess.run(
-        [sys.executable, "-c", LEVELS],
-        cwd=REPOSITORY_DIR,
-        env={"HELEXA_LOG_LEVEL": word, "HELEXA_LOG_FORMAT": "json"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    outcome = run(LEVELS, "json", word)
     loggers = Counter(json.loads(line)["logger"] for line in outcome.stderr.splitlines())
     names = ("inference.neuron.app", "inference.gateway", "httpx", "celery")
     assert tuple(loggers[name] for name in names) == num_records
 
 
-@each_case("word", ["loud", "info,debug", "info,a b=debug", "a=info,a=debug", "a="])
-def test_levels_that_do_not_exist_are_refused(word: str) -> None:
-    with pytest.raises(SettingError, match="HELEXA_LOG_LEVEL="):
-        configure_logging("gateway", environment={"HELEXA_LOG_LEVEL": word})
+@each_case(
+    ("name", "word"),
+    [
+        ("HELEXA_LOG_FORMAT", "xml"),
+        *[("HELEXA_LOG_LEVEL", word) for word in ("loud", "info,debug", "a=info,a=debug", "a=")],
+    ],
+)
+def test_formats_and_levels_that_do_not_exist_are_refused(name: str, word: str) -> None:
+    with pytest.raises(SettingError, match=f"{name}="):
+        configure_logging("gateway", environment={name: word})

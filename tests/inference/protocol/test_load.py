@@ -27,37 +27,23 @@ from inference.protocol.sampling import SamplingOptions
 from tests.cases import each_case
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
+ELSEWHERE: list[dict[str, Any]] = [
+    *({"job_id": "other"}, {"devices": ["cuda:3"]}, {"evict": ["n"]}, {"promised_bytes": 7}),
+    *({"earlier_loads": EarlierLoads(device_kind="cpu", needed_bytes=5)}, {"dtype": "auto"}),
+]
+OTHERWISE: list[dict[str, Any]] = [
+    *({"model": "n"}, {"source": "path:/models/n.gguf"}, {"revision": "main"}),
+    *({"max_context_tokens": 100}, {"kv_memory_bytes": 10**9}, {"max_concurrent_sequences": 3}),
+    *({"chat_template": "{{ messages }}"}, {"max_prefill_s": 60.0}),
+    *({"min_devices": 2}, {"tensor_parallel": 2}),
+]
 
 
 @each_case(
     ("changes", "is_same"),
     [
-        *[
-            (changes, True)
-            for changes in (
-                {"job_id": "other"},
-                {"devices": ["cuda:3"]},
-                {"evict": ["n"]},
-                {"promised_bytes": 7},
-                {"earlier_loads": EarlierLoads(device_kind="cpu", needed_bytes=5)},
-                {"dtype": "auto"},
-            )
-        ],
-        *[
-            (changes, False)
-            for changes in (
-                {"model": "n"},
-                {"source": "path:/models/n.gguf"},
-                {"revision": "main"},
-                {"max_context_tokens": 100},
-                {"kv_memory_bytes": 10**9},
-                {"max_concurrent_sequences": 3},
-                {"chat_template": "{{ messages }}"},
-                {"max_prefill_s": 60.0},
-                {"min_devices": 2},
-                {"tensor_parallel": 2},
-            )
-        ],
+        *[(changes, True) for changes in ELSEWHERE],
+        *[(changes, False) for changes in OTHERWISE],
     ],
 )
 def test_a_digest_is_of_how_a_model_serves_not_of_where(
@@ -99,12 +85,9 @@ STAGED = LoadSpec(
 )
 
 
-def test_the_key_crosses_with_the_load_and_is_shown_nowhere() -> None:
+def test_stages_cross_with_the_load_show_no_key_and_do_not_count_in_the_digest() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(STAGED), type=LoadSpec) == STAGED
     assert SECRET not in repr(STAGED)
-
-
-def test_where_stages_are_does_not_count_in_the_digest() -> None:
     elsewhere = LoadSpec(job_id="1", model="m", source="path:/models/m")
     assert spec_digest(STAGED) == spec_digest(elsewhere)
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 40},
-        "age": {"type": ["integer", "null"], "minimum": 0, "maximum": 150},
-        "born": {"type": "string", "format": "date"},
-        "tags": {"type": "array", "items": {"enum": ["a", 1, None]}, "maxItems": 3},
-        "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"},
-        "friend": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
-        "pet": {"$ref": "#/$defs/pet"},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-    "$defs": {"pet": {"type": "object", "properties": {"kind": {"const": "cat"}}}},
-}
+from inference.text.schemas.schema_check import KNOWN
+from tests.inference.text.schemas.test_schema_check import PERSON
+
 ORDER = {
     "type": "object",
     "properties": {
@@ -74,45 +63,13 @@ TEXTS = [
 PATTERNS = [
     *("(a{1,1000}){1,1000}", "((a{1,1000}b?){1,1000}c?){1,1000}", ".*a.{1000}b.{1000}c", "(" * 300),
     *("a{999999999}", "a{1,18446744073709551616}", r"\p{L}{1,500}\p{N}{1,500}", "(?=a)b", r"(a)\1"),
-    *(
-        "^$",
-        "^",
-        "a|" * 1000,
-        "[^\\x00-\\xff]",
-        "(a*)*b",
-        "(a+)+$",
-        "[ab]*a[ab]{40}",
-        r"\uD83D",
-        "[",
-    ),
+    *("^$", "^", "a|" * 1000, "[^\\x00-\\xff]", "(a*)*b", "(a+)+$", "[ab]*a[ab]{40}"),
+    *(r"\uD83D", "["),
     *("(?i)" + "ß" * 50, "[" + "😀-😏" * 20 + "]", "(.|\n)*" * 30, "(?s).{0,100000}", r"\w{5000}"),
 ]
-KEYWORDS = [
-    *(
-        "type",
-        "enum",
-        "const",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "minItems",
-        "maxItems",
-    ),
-    *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum"),
-    *("exclusiveMaximum", "multipleOf", "items", "prefixItems", "additionalProperties", "anyOf"),
-    *(
-        "allOf",
-        "oneOf",
-        "properties",
-        "patternProperties",
-        "$defs",
-        "$ref",
-        "nullable",
-        "not",
-        "if",
-    ),
-    *("additionalItems", "definitions", "title", "default", "$id", "x-guidance", "uniqueItems"),
-]
+SIZES = ["minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"]
+UNKNOWN = ["not", "if", "additionalItems", "uniqueItems", "x-guidance"]
+KEYWORDS = sorted({*KNOWN, *SIZES, *UNKNOWN})
 COUNTS = [10**9, 10**6, 100_000, 5000, 2**31, 2**32, 2**64]
 MAX_DEPTH = 130
 MAX_CHARACTERS = 200_000
@@ -126,52 +83,40 @@ class SchemaMutator:
 
     def make(self) -> Any:
         while True:
-            try:
-                schema = self._made()
+            with contextlib.suppress(RecursionError):
+                schema = _copied(self._random.choice(SEEDS))
+                for _ in range(self._random.choice([1, 1, 2, 3, 6])):
+                    schema = self._mutated(schema)
                 if len(json.dumps(_nested(schema))) < MAX_CHARACTERS:
                     return schema
-            except RecursionError:
-                continue
-
-    def _made(self) -> Any:
-        pick = self._random
-        schema = _copied(pick.choice(SEEDS))
-        for _ in range(pick.choice([1, 1, 2, 3, 6])):
-            schema = self._mutated(schema)
-        return schema
 
     def _mutated(self, schema: Any) -> Any:
         places = list(_containers(schema))
         if not places:
             return {"anyOf": [schema, self._value()]}
         place, pick = self._random.choice(places), self._random
-        match pick.randrange(8):
-            case 0:
-                return self._nested(schema)
-            case 1 if isinstance(place, dict):
-                place[pick.choice(KEYWORDS)] = self._value()
-            case 2 if isinstance(place, dict):
-                place["pattern"] = pick.choice(PATTERNS)
-                place["type"] = "string"
-            case 3 if isinstance(place, dict):
-                place[pick.choice(KEYWORDS[4:10])] = pick.choice(COUNTS)
-            case 4 if isinstance(place, dict):
-                place[pick.choice(["const", "enum"])] = self._constant()
-            case 5 if isinstance(place, dict):
-                place[pick.choice(["anyOf", "allOf", "oneOf"])] = [
-                    self._value(),
-                    *_some(schema, pick),
-                ]
-            case 6:
-                self._replace(place, self._value())
-            case _:
-                self._replace(place, _copied(pick.choice(places)))
+        kind = pick.randrange(8)
+        if kind == 0:
+            return self._nested(schema)
+        if isinstance(place, dict) and kind <= 5:
+            place |= self._members(kind, schema)
+        elif keys := list(place) if isinstance(place, dict) else list(range(len(place))):
+            place[pick.choice(keys)] = self._value() if kind == 6 else _copied(pick.choice(places))
         return schema
 
-    def _replace(self, place: Any, value: Any) -> None:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        if keys:
-            place[self._random.choice(keys)] = value
+    def _members(self, kind: int, schema: Any) -> dict[str, Any]:
+        pick = self._random
+        match kind:
+            case 1:
+                return {pick.choice(KEYWORDS): self._value()}
+            case 2:
+                return {"pattern": pick.choice(PATTERNS), "type": "string"}
+            case 3:
+                return {pick.choice(SIZES): pick.choice(COUNTS)}
+            case 4:
+                return {pick.choice(["const", "enum"]): self._constant()}
+        options = [self._value(), *_some(schema, pick)]
+        return {pick.choice(["anyOf", "allOf", "oneOf"]): options}
 
     def _value(self) -> Any:
         pick = self._random
@@ -196,13 +141,8 @@ class SchemaMutator:
     def _nested(self, schema: Any) -> Any:
         keyword = self._random.choice(["items", "anyOf", "properties", "allOf"])
         for _ in range(self._random.choice([3, 30, 99, MAX_DEPTH])):
-            match keyword:
-                case "items":
-                    schema = {"type": "array", "items": schema}
-                case "properties":
-                    schema = {"type": "object", "properties": {"a": schema}}
-                case _:
-                    schema = {keyword: [schema]}
+            inner = {"a": schema} if keyword == "properties" else schema
+            schema = {keyword: [schema] if keyword.endswith("Of") else inner}
         return schema
 
 

@@ -29,6 +29,7 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.pool import WorkerPool
 from inference.text.grammars.parts import json_part
+from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, render
 from tests.processes import command_line, has_ended
@@ -77,7 +78,7 @@ def is_busy(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("job", "reason"),
     [
         (CRASHING_GRAMMAR, CRASH),
@@ -85,8 +86,8 @@ def is_busy(process: psutil.Process) -> bool:
         (CheckGrammar(text=json.dumps({"grammars": [json_part(PANICS)]}), tokenizer=""), CRASH),
         (render("{{ messages[0].content * 10000000000 }}"), LossReason.MEMORY),
         (render("{{ messages[0].content * 10000000 }}"), LossReason.OUTPUT),
+        (render(LOOPS), LossReason.TIME),
     ],
-    ids=["crash", "crash with tokens", "panic", "memory", "output"],
 )
 def test_a_job_that_breaks_ends_alone(pool: WorkerPool, job: Job, reason: LossReason) -> None:
     assert is_fine(pool)
@@ -94,12 +95,9 @@ def test_a_job_that_breaks_ends_alone(pool: WorkerPool, job: Job, reason: LossRe
     assert is_fine(pool)
 
 
-def test_what_never_ends_is_ended_at_its_limit(pool: WorkerPool) -> None:
-    assert loss(pool, render(LOOPS)) is LossReason.TIME
-    assert is_fine(pool)
-
-
-def test_what_hangs_holds_up_nobody_else(pool: WorkerPool) -> None:
+def test_what_hangs_holds_up_nobody_else_and_ends_at_once_when_cancelled(
+    pool: WorkerPool,
+) -> None:
     assert is_fine(pool)
     is_wanted = threading.Event()
     is_wanted.set()
@@ -122,24 +120,6 @@ def test_what_hangs_holds_up_nobody_else(pool: WorkerPool) -> None:
     for thread in hanging:
         thread.join(60)
     assert not any(thread.is_alive() for thread in hanging)
-    assert is_fine(pool)
-
-
-def test_a_cancelled_job_ends_at_once(pool: WorkerPool) -> None:
-    assert is_fine(pool)
-    is_wanted = threading.Event()
-    is_wanted.set()
-
-    def hang() -> None:
-        with pytest.raises(NotWantedError):
-            pool.run(render(LOOPS), is_wanted.is_set)
-
-    thread = threading.Thread(target=hang)
-    thread.start()
-    wait_until(lambda: any(is_busy(one) for one in workers()))
-    is_wanted.clear()
-    thread.join(60)
-    assert not thread.is_alive()
     wait_until(lambda: not any(is_busy(one) for one in workers()))
     assert is_fine(pool)
 

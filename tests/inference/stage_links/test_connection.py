@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,32 +15,24 @@ from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Ends
 MANY_BYTES = 24_000_000
 
 
-def _read(link, num_bytes: int, *, begins_frame: bool = True) -> bytearray:
+def _read(link, num_bytes: int) -> bytearray:
     read = bytearray(num_bytes)
-    link.read_into(memoryview(read), begins_frame=begins_frame)
+    link.read_into(memoryview(read), begins_frame=True)
     return read
 
 
 @pytest.mark.parametrize("ends", [LONG_S], indirect=True)
 def test_bytes_cross_both_ways_at_once(ends: Ends) -> None:
     """The bytes are more than sockets hold, with a thread for each direction at each end."""
-    sent = {end: os.urandom(MANY_BYTES) for end in ("ours", "theirs")}
-    found: dict[str, bytes] = {}
-
-    def read(name: str, end) -> None:
-        found[name] = hashlib.sha256(_read(end, MANY_BYTES)).digest()
-
-    threads = [
-        threading.Thread(target=ends.ours.sendall, args=(sent["ours"],)),
-        threading.Thread(target=ends.theirs.sendall, args=(sent["theirs"],)),
-        threading.Thread(target=read, args=("ours", ends.theirs)),
-        threading.Thread(target=read, args=("theirs", ends.ours)),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == {name: hashlib.sha256(data).digest() for name, data in sent.items()}
+    ours, theirs = os.urandom(MANY_BYTES), os.urandom(MANY_BYTES)
+    with ThreadPoolExecutor(4) as pool:
+        pool.submit(ends.ours.sendall, ours)
+        pool.submit(ends.theirs.sendall, theirs)
+        read = [pool.submit(_read, end, MANY_BYTES) for end in (ends.theirs, ends.ours)]
+        assert [one.result(60) == sent for one, sent in zip(read, (ours, theirs), strict=True)] == [
+            True,
+            True,
+        ]
 
 
 def test_an_idle_link_stays(ends: Ends) -> None:
@@ -55,14 +47,11 @@ def test_an_idle_link_stays(ends: Ends) -> None:
     assert read == [b"!"]
 
 
-def test_a_frame_that_stops_coming_is_a_timeout(ends: Ends) -> None:
+def test_a_peer_that_sends_or_reads_no_more_is_a_timeout(ends: Ends) -> None:
+    """Back-pressure: the sender waits, holds nothing for its peer, and ends."""
     ends.ours.sendall(b"half")
     with pytest.raises(TimeoutError):
         _read(ends.theirs, 8)
-
-
-def test_a_peer_that_reads_no_more_is_a_timeout(ends: Ends) -> None:
-    """Back-pressure: the sender waits, holds nothing for its peer, and ends."""
     with pytest.raises(TimeoutError):
         ends.ours.sendall(bytes(64_000_000))
 

@@ -3,124 +3,98 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
-import msgspec
 import pytest
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
 from inference.engine.errors import BadRowsError
-from inference.engine.stages.row_link import RowLink, RowReader
-from inference.stage_links.identities import new_identity
-from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Wait
-from tests.inference.stage_links.peer import NUM_FEATURES, Order
+from inference.engine.stages.row_link import HEADER, RowLink, RowReader
+from inference.stage_links.connection import SecureConnection
+from tests.inference.stage_links.conftest import LONG_S, Ends
 
-pytestmark = pytest.mark.slow
-
-WAIT_S = 60.0
-MAX_ROWS = 4096
-STALLING = ("half a header", "half its rows", "reads nothing")
+NUM_FEATURES, MAX_ROWS = 64, 4096
+ROWS = torch.ones(MAX_ROWS, NUM_FEATURES)
+"""Half a megabyte on a link."""
 
 
-class Peer:
-    def __init__(self, wait: Wait, sends: str) -> None:
-        stage, before = new_identity(), new_identity()
-        stall_s = SHORT_S if sends in STALLING else LONG_S
-        waiting = wait(stage, {"rows": before.certificate}, WAIT_S, stall_timeout_s=stall_s)
-        order = Order(before, stage.certificate, waiting.address[1], sends)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.inference.stage_links.peer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(order))
-        self.process.stdin.close()
-        connection = waiting.links.result(WAIT_S)["rows"]
-        self.link = RowLink(connection, NUM_FEATURES, max_rows=MAX_ROWS)
-        first = self.link.receive()
-        assert first.number == 1 and first.rows is not None
-        assert torch.equal(first.rows, torch.ones(3, NUM_FEATURES, dtype=torch.bfloat16))
-
-    def wait_sent(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"sent\n"
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.link.close()
+def _begun(ends: Ends) -> tuple[RowLink, RowLink]:
+    """The links of the stage that sends, of whose rows one step has come, and of the reader."""
+    stage = RowLink(ends.ours, NUM_FEATURES, is_narrow=True)
+    reader = RowLink(ends.theirs, NUM_FEATURES, max_rows=MAX_ROWS)
+    stage.send(1, ROWS[:3])
+    first = reader.receive()
+    assert first.number == 1 and first.rows is not None
+    assert torch.equal(first.rows, ROWS[:3].bfloat16())
+    return stage, reader
 
 
-@pytest.fixture
-def peer(wait: Wait, request: pytest.FixtureRequest) -> Iterator[Peer]:
-    """It has sent three rows as step 1 before, and sends what the test's parameter names."""
-    peer = Peer(wait, getattr(request, "param", "nothing"))
-    yield peer
-    peer.close()
+def _sends(data: bytes) -> Callable[[SecureConnection], None]:
+    return lambda connection: connection.sendall(data)
+
+
+def _dies(connection: SecureConnection) -> None:
+    """Its kernel closes the socket; TLS has no last word."""
+    with socket.socket(fileno=os.dup(connection._fileno)) as tcp:
+        tcp.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize(
-    ("peer", "error"),
+    ("act", "error"),
     [
-        ("half a header", ChannelClosedError),
-        ("half its rows", ChannelClosedError),
-        ("end of file", ChannelClosedError),
-        ("too many rows", BadRowsError),
-        ("rows of another model", BadRowsError),
-        ("garbage", BadRowsError),
+        (_sends(HEADER.pack(2, 2, 3, NUM_FEATURES)[:7]), ChannelClosedError),
+        (_sends(HEADER.pack(2, 2, 3, NUM_FEATURES) + bytes(NUM_FEATURES)), ChannelClosedError),
+        (SecureConnection.close, ChannelClosedError),
+        (_dies, ChannelClosedError),
+        (_sends(HEADER.pack(2, 2, 2**31, NUM_FEATURES)), BadRowsError),
+        (_sends(HEADER.pack(2, 2, 3, NUM_FEATURES + 1)), BadRowsError),
+        (_sends(bytes(7) + b"\x80" + bytes(range(256)) * 40), BadRowsError),
     ],
-    indirect=["peer"],
+    ids=["half-header", "half-rows", "end", "death", "many-rows", "other-model", "garbage"],
 )
-def test_what_no_stage_sends_ends_the_link(peer: Peer, error: type[ChannelError]) -> None:
+def test_what_no_stage_sends_ends_the_link(
+    ends: Ends, act: Callable[[SecureConnection], None], error: type[ChannelError]
+) -> None:
     """It ends in the stall timeout at the latest."""
-    peer.wait_sent()
-    began_s = time.monotonic()
+    _, reader = _begun(ends)
+    act(ends.ours)
     with pytest.raises(error):
-        peer.link.receive()
-    assert time.monotonic() - began_s < 10
+        reader.receive()
 
 
-@pytest.mark.parametrize("peer", ["nothing"], indirect=True)
-def test_a_peer_that_is_killed_is_noticed_at_once(peer: Peer) -> None:
-    peer.wait_sent()
-    threading.Timer(0.3, peer.process.kill).start()
-    began_s = time.monotonic()
-    with pytest.raises(ChannelClosedError):
-        peer.link.receive()
-    assert time.monotonic() - began_s < 10
-
-
-@pytest.mark.parametrize("peer", ["reads nothing"], indirect=True)
-def test_a_peer_that_is_stopped_holds_no_sender(peer: Peer) -> None:
-    peer.wait_sent()
-    os.kill(peer.process.pid, signal.SIGSTOP)
-    began_s = time.monotonic()
+def test_a_peer_that_reads_nothing_holds_no_sender(ends: Ends) -> None:
+    _, reader = _begun(ends)
     with pytest.raises(ChannelClosedError):
         for number in range(200):
-            peer.link.send(number, torch.ones(4096, NUM_FEATURES))
-    assert time.monotonic() - began_s < 20
+            reader.send(number, ROWS)
 
 
-@pytest.mark.parametrize("peer", ["a flood"], indirect=True)
-def test_a_flood_waits_at_its_sender(peer: Peer) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [LONG_S], indirect=True)
+def test_a_flood_waits_at_its_sender(ends: Ends) -> None:
     """Some 100 MB of steps that no engine has begun: the reader keeps as many as it may."""
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ended: list[ChannelError] = []
-    reader = RowReader(peer.link, "flood", ended.append, max_arrivals=4)
-    time.sleep(3.0)
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
-    assert grown_kib < 20_000
+    stage, link = _begun(ends)
+    sent, ended = [], list[ChannelError]()
+
+    def flood() -> None:
+        for number in range(2, 200):
+            stage.send(number, ROWS)
+            sent.append(number)
+
+    sender = threading.Thread(target=flood)
+    sender.start()
+    reader = RowReader(link, "flood", ended.append, max_arrivals=4)
+    time.sleep(2.0)
+    assert len(sent) < 60
     numbers = [arrival.number for _ in range(20) if (arrival := reader.next(20)) is not None]
     assert numbers == list(range(2, 22)), "in order, once there is room"
-    peer.process.kill()
-    while reader.next(20) is not None:
+    while (arrival := reader.next(20)) is not None and arrival.number < 199:
         pass
+    sender.join(60)
+    _dies(ends.ours)
+    assert reader.next(20) is None
     assert len(ended) == 1

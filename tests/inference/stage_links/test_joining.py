@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from benchmarks.ports import free_port
 from inference.protocol.load import LinkIdentity
+from inference.stage_links.connection import SecureConnection
 from inference.stage_links.dialling import dial
 from inference.stage_links.errors import LinkRefusedError, LinkTimeoutError
 from inference.stage_links.identities import (
@@ -21,6 +22,7 @@ from inference.stage_links.identities import (
     protocol_of,
 )
 from inference.stage_links.listener import MAX_HANDSHAKES, LinkListener
+from tests.cases import each_case
 from tests.inference.stage_links.conftest import LOOPBACK, WAIT_S, Wait, Waiting
 
 pytestmark = pytest.mark.slow
@@ -44,6 +46,14 @@ def _dial(waiting: Waiting, who: LinkIdentity, purpose: Purpose, timeout_s: floa
     return dial(waiting.address, who, STAGE.certificate, purpose, timeout_s=timeout_s)
 
 
+def _carries(own: SecureConnection, link: SecureConnection) -> bool:
+    own.sendall(b"x")
+    read = bytearray(1)
+    link.read_into(memoryview(read), begins_frame=True)
+    own.close()
+    return read == b"x"
+
+
 def _is_refused(address: tuple[str, int]) -> bool:
     try:
         socket.create_connection(address, 5).close()
@@ -57,14 +67,8 @@ def test_each_purpose_gets_its_own_link_and_nothing_listens_after(wait: Wait) ->
     dialled = {p: _dial(waiting, w, p) for p, w in (("rows", BEFORE), ("control", ENGINE))}
     dialled["rows-back"] = _dial(waiting, ENGINE, "rows-back")
     links = waiting.links.result(WAIT_S)
-    for purpose, own in dialled.items():
-        own.sendall(purpose.encode())
-        read = bytearray(len(purpose))
-        links[purpose].read_into(memoryview(read), begins_frame=True)
-        assert read.decode() == purpose
+    assert all(_carries(own, links[purpose]) for purpose, own in dialled.items())
     assert _is_refused(waiting.address)
-    for own in dialled.values():
-        own.close()
 
 
 @pytest.mark.parametrize(
@@ -89,32 +93,20 @@ def test_a_certificate_without_its_key_is_worth_nothing(wait: Wait) -> None:
     _join(waiting)
 
 
-def test_a_link_is_made_once(wait: Wait) -> None:
-    waiting = wait(STAGE, EXPECTED)
-    first = _dial(waiting, ENGINE, "control")
-    with pytest.raises(LinkTimeoutError):
-        _dial(waiting, ENGINE, "control", timeout_s=1.0)
-    for who, purpose in ((BEFORE, "rows"), (ENGINE, "rows-back")):
-        _dial(waiting, who, purpose).close()
-    first.sendall(b"x")
-    read = bytearray(1)
-    waiting.links.result(WAIT_S)["control"].read_into(memoryview(read), begins_frame=True)
-    assert read == b"x", "the first one's"
-    first.close()
-
-
-def test_an_end_that_gave_up_before_it_was_accepted_joins_again(wait: Wait) -> None:
+@each_case("gives_up", [False, True])
+def test_a_link_is_made_once_or_again_after_its_end_gave_up(wait: Wait, gives_up: bool) -> None:
     """A stage whose process stood still has accepted a link that its other end has left."""
     waiting = wait(STAGE, EXPECTED)
-    _dial(waiting, ENGINE, "control").close()
-    again = _dial(waiting, ENGINE, "control")
+    used = _dial(waiting, ENGINE, "control")
+    if gives_up:
+        used.close()
+        used = _dial(waiting, ENGINE, "control")
+    else:
+        with pytest.raises(LinkTimeoutError):
+            _dial(waiting, ENGINE, "control", timeout_s=1.0)
     for who, purpose in ((BEFORE, "rows"), (ENGINE, "rows-back")):
         _dial(waiting, who, purpose).close()
-    again.sendall(b"x")
-    read = bytearray(1)
-    waiting.links.result(WAIT_S)["control"].read_into(memoryview(read), begins_frame=True)
-    assert read == b"x"
-    again.close()
+    assert _carries(used, waiting.links.result(WAIT_S)["control"])
 
 
 def test_the_last_end_joins_again_where_it_gave_up_before_it_was_accepted() -> None:
@@ -136,12 +128,8 @@ def test_the_last_end_joins_again_where_it_gave_up_before_it_was_accepted() -> N
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
         link = listener.accept_all(WAIT_S)["control"]
-        again.result(WAIT_S).sendall(b"x")
-        read = bytearray(1)
-        link.read_into(memoryview(read), begins_frame=True)
-    assert read == b"x"
+        assert _carries(again.result(WAIT_S), link)
     link.close()
-    again.result().close()
 
 
 def test_one_that_dials_knows_the_stage_too(wait: Wait) -> None:
@@ -152,7 +140,7 @@ def test_one_that_dials_knows_the_stage_too(wait: Wait) -> None:
     _join(impostor, another)  # its control link is not made yet
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, None], ids=["tls-1.2", "no-purpose"])
+@each_case("version", [ssl.TLSVersion.TLSv1_2, None])
 def test_an_older_or_purposeless_handshake_is_closed(
     wait: Wait, version: ssl.TLSVersion | None
 ) -> None:
@@ -162,31 +150,26 @@ def test_an_older_or_purposeless_handshake_is_closed(
         context.set_alpn_protocols(["h2"])
     else:
         context.minimum_version = context.maximum_version = version
-    with socket.create_connection(waiting.address, 10) as plain:
-        try:
-            with context.wrap_socket(plain) as connection:
-                assert connection.recv(1) == b""
-        except ssl.SSLError:
-            pass
+    with socket.create_connection(waiting.address, 10) as plain, suppress(ssl.SSLError):
+        with context.wrap_socket(plain) as connection:
+            assert connection.recv(1) == b""
     _join(waiting)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sent",
     [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(2000), b"\x16\x03\x01\xff\xff" + b"\xff" * 70_000],
     ids=["nothing", "http", "zeros", "oversized-hello"],
 )
 def test_strangers_who_talk_something_else_are_closed(wait: Wait, sent: bytes) -> None:
+    """They may be closed before all is sent."""
     waiting = wait(STAGE, EXPECTED)
-    with socket.create_connection(waiting.address, 10) as stranger:
-        try:
-            stranger.sendall(sent)
-            stranger.shutdown(socket.SHUT_WR)
-            stranger.settimeout(10)
-            while stranger.recv(4096):
-                pass
-        except OSError:
-            pass  # it was closed before all was sent
+    with socket.create_connection(waiting.address, 10) as stranger, suppress(OSError):
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(10)
+        while stranger.recv(4096):
+            pass
     _join(waiting)
 
 
@@ -195,19 +178,13 @@ def test_silent_strangers_keep_nobody_out(wait: Wait) -> None:
     any of the strangers' time is up."""
     waiting = wait(STAGE, EXPECTED)
     strangers = [socket.create_connection(waiting.address, 10) for _ in range(MAX_HANDSHAKES + 20)]
-    try:
+    with ExitStack() as ends:
+        for stranger in strangers:
+            ends.enter_context(stranger).settimeout(10)
         _join(waiting)
-        num_closed = 0
         for stranger in strangers:
-            stranger.settimeout(10)
-            try:
-                num_closed += stranger.recv(1) == b""
-            except ConnectionError:
-                num_closed += 1
-        assert num_closed == len(strangers), "those that were left, at the end"
-    finally:
-        for stranger in strangers:
-            stranger.close()
+            with suppress(ConnectionError):
+                assert stranger.recv(1) == b"", "those that were left are closed at the end"
 
 
 def test_who_never_comes_is_named_and_nothing_stays() -> None:
@@ -225,22 +202,15 @@ def test_who_never_comes_is_named_and_nothing_stays() -> None:
     link.close()
 
 
-def test_a_stage_may_begin_to_listen_later(wait: Wait) -> None:
+def test_a_stage_may_begin_to_listen_later() -> None:
     address = (LOOPBACK, free_port())
-    found = []
-
-    def dial_early() -> None:
-        found.append(dial(address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S))
-
-    thread = threading.Thread(target=dial_early)
-    thread.start()
-    time.sleep(0.5)
-    listener = LinkListener(address, STAGE, {"control": ENGINE.certificate})
-    links = listener.accept_all(WAIT_S)
-    thread.join()
-    for link in (*found, *links.values()):
-        link.close()
-    assert found
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
+        time.sleep(0.5)
+        listener = LinkListener(address, STAGE, {"control": ENGINE.certificate})
+        link = listener.accept_all(WAIT_S)["control"]
+        assert _carries(early.result(), link)
+    link.close()
 
 
 def test_a_listener_that_accepts_nothing_is_a_timeout() -> None:
@@ -252,11 +222,8 @@ def test_a_listener_that_accepts_nothing_is_a_timeout() -> None:
         assert time.monotonic() - began_s < 10
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secrets_are_not_shown_and_purposes_have_names_of_their_own() -> None:
     assert "PRIVATE" in STAGE.private_key
     for shown in (repr(STAGE), str(STAGE), f"{[STAGE]}"):
         assert STAGE.private_key not in shown and "PRIVATE" not in shown
-
-
-def test_purposes_have_names_of_their_own() -> None:
     assert len({protocol_of(purpose) for purpose in EXPECTED}) == len(EXPECTED)

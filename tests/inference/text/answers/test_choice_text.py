@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
+from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart
 from inference.text.answers.reasoning import find_markers
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
+from tests.inference.text.answers.pieces import pieces_of
 from tests.inference.text.marked_calls import MarkedCalls
-
-
-@pytest.fixture(scope="module")
-def tokenizer(thinking_dir: Path) -> Tokenizer:
-    return Tokenizer.load(thinking_dir)
 
 
 def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> ChoiceText:
@@ -33,40 +29,52 @@ def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> C
     )
 
 
-def _run(choice: ChoiceText, text: str) -> list[Piece]:
-    pieces: list[Piece] = []
-    for token_id in choice.tokenizer.encode(text, add_special_tokens=False):
-        pieces += choice.feed(token_id)[1]
-        if choice.stop is not None:
-            return merged(pieces)
-    return merged([*pieces, *choice.flush()[1]])
+THOUGHT = ThoughtPart("so", "<think>", "</think>")
+CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g</call>'
 
 
 @each_case(
-    ("text", "pieces"),
+    ("text", "given", "pieces"),
     [
-        ("Straße", [TextPart("Straße")]),
-        ("\n\nStraße", [TextPart("\n\nStraße")]),
-        ("\n\n", [TextPart("\n\n")]),
-        ("<think>so</think>yes", [ThoughtPart("so", "<think>", "</think>"), TextPart("yes")]),
+        ("Straße", {}, [TextPart("Straße")]),
+        ("\n\nStraße", {}, [TextPart("\n\nStraße")]),
+        ("\n\n", {}, [TextPart("\n\n")]),
+        ("<think>so</think>yes", {}, [THOUGHT, TextPart("yes")]),
         (
             "\n<think>\nso\n</think>\n\n yes\n",
+            {},
             [ThoughtPart("so\n", "<think>", "</think>"), TextPart("yes\n")],
         ),
-        ("<think></think>", [ThoughtPart("", "<think>", "</think>")]),
-        ("<think>\n\n</think>\n\n", [ThoughtPart("", "<think>", "</think>")]),
-        ("<think>for ever", [ThoughtPart("for ever", "<think>", None, "</think>")]),
-        ("<think>", [ThoughtPart("", "<think>", None, "</think>")]),
-        ("a <think>b</think>", [TextPart("a <think>b</think>")]),
+        ("<think>\n\n</think>\n\n", {}, [ThoughtPart("", "<think>", "</think>")]),
+        ("<think>for ever", {}, [ThoughtPart("for ever", "<think>", None, "</think>")]),
+        ("<think>", {}, [ThoughtPart("", "<think>", None, "</think>")]),
+        ("a <think>b</think>", {}, [TextPart("a <think>b</think>")]),
+        ("\nso</think>\n\nyes", {"starts_thinking": True}, [THOUGHT, TextPart("yes")]),
+        (
+            "<think>END</think>\n\nyes END no",
+            {"stop": ["END", "\n\n"]},
+            [ThoughtPart("END", "<think>", "</think>"), TextPart("yes ")],
+        ),
+        (
+            CALLS,
+            {"calls": True},
+            [
+                ThoughtPart("no {}", "<think>", "</think>"),
+                TextPart("first"),
+                *(CallStarted("f"), CallArguments('{"a": 1}')),
+                *(CallStarted("g"), CallArguments("{}")),
+            ],
+        ),
+        ("<call>f</call>", {}, [TextPart("f")]),
+        ("a<call>f END", {"calls": True, "stop": ["END"]}, [TextPart("a<call>f ")]),
     ],
 )
-def test_thinking_is_taken_out(tokenizer: Tokenizer, text: str, pieces: list[Piece]) -> None:
-    assert _run(_choice(tokenizer), text) == pieces
-
-
-def test_a_block_that_the_prompt_opened(tokenizer: Tokenizer) -> None:
-    pieces = _run(_choice(tokenizer, starts_thinking=True), "\nso</think>\n\nyes")
-    assert pieces == [ThoughtPart("so", "<think>", "</think>"), TextPart("yes")]
+def test_thinking_and_calls_are_taken_out(
+    tokenizer: Tokenizer, text: str, given: dict[str, Any], pieces: list[Piece]
+) -> None:
+    choice = _choice(tokenizer, **given)
+    assert pieces_of(choice, text) == pieces
+    assert choice.stop == ("END" if "stop" in given else None)
 
 
 def test_the_marker_is_reported_at_once(tokenizer: Tokenizer) -> None:
@@ -74,31 +82,12 @@ def test_the_marker_is_reported_at_once(tokenizer: Tokenizer) -> None:
     assert _choice(tokenizer).feed(start)[1] == [ThoughtPart("", "<think>", None)]
 
 
-def test_thought_tokens_are_counted_without_markers(tokenizer: Tokenizer) -> None:
-    for text in ("<think>so it is</think>yes", "<think>so it is"):
-        choice = _choice(tokenizer)
-        _run(choice, text)
-        thought = tokenizer.encode("so it is", add_special_tokens=False)
-        assert choice.num_thought_tokens == len(thought)
-
-
-def test_stop_strings_are_not_looked_for_in_thoughts(tokenizer: Tokenizer) -> None:
-    choice = _choice(tokenizer, stop=["END", "\n\n"])
-    pieces = _run(choice, "<think>END</think>\n\nyes END no")
-    assert pieces == [ThoughtPart("END", "<think>", "</think>"), TextPart("yes ")]
-    assert choice.stop == "END"
-
-
-def test_calls_are_taken_out_of_the_visible_text(tokenizer: Tokenizer) -> None:
-    text = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g</call>'
-    assert _run(_choice(tokenizer, calls=True), text) == [
-        ThoughtPart("no {}", "<think>", "</think>"),
-        TextPart("first"),
-        CallStarted("f"),
-        CallArguments('{"a": 1}'),
-        CallStarted("g"),
-        CallArguments("{}"),
-    ]
+@each_case("text", ["<think>so it is</think>yes", "<think>so it is"])
+def test_thought_tokens_are_counted_without_markers(tokenizer: Tokenizer, text: str) -> None:
+    choice = _choice(tokenizer)
+    pieces_of(choice, text)
+    thought = tokenizer.encode("so it is", add_special_tokens=False)
+    assert choice.num_thought_tokens == len(thought)
 
 
 @each_case(
@@ -116,41 +105,14 @@ def test_a_label_behind_the_marker_is_no_thought(
 ) -> None:
     backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
     backend.add_special_tokens(["<|channel>", "<channel|>"])
-    choice = _choice(Tokenizer(backend.to_str(), {}))
-    assert _run(choice, text) == [
-        ThoughtPart(thought, "<|channel>", "<channel|>"),
-        TextPart("yes"),
-    ]
+    expected = [ThoughtPart(thought, "<|channel>", "<channel|>"), TextPart("yes")]
+    assert pieces_of(_choice(Tokenizer(backend.to_str(), {})), text) == expected
 
 
-def test_special_tokens_have_no_text_where_nobody_needs_it(tokenizer: Tokenizer) -> None:
-    assert _run(_choice(tokenizer), "<call>f</call>") == [TextPart("f")]
-
-
-def test_a_stop_string_flushes_the_parser(tokenizer: Tokenizer) -> None:
-    choice = _choice(tokenizer, calls=True, stop=["END"])
-    assert _run(choice, "a<call>f END") == [TextPart("a<call>f ")]
-
-
-TEXTS = st.lists(
-    st.sampled_from(
-        [
-            "<think>",
-            "</think>",
-            "\n",
-            " ",
-            "so",
-            "yes",
-            "END",
-            "E",
-            "<call>",
-            "</call>",
-            "f {}",
-            "🙂",
-        ]
-    ),
-    max_size=14,
-).map("".join)
+WORDS = [
+    *("<think>", "</think>", "\n", " ", "so", "yes", "END", "E", "<call>", "</call>", "f {}", "🙂"),
+]
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
 @given(text=TEXTS, starts_thinking=st.booleans(), calls=st.booleans())
@@ -161,7 +123,7 @@ def test_nothing_visible_is_lost(
     in order."""
     choice = _choice(tokenizer, starts_thinking=starts_thinking, calls=calls)
     streamed = ""
-    for piece in _run(choice, text):
+    for piece in pieces_of(choice, text):
         match piece:
             case ThoughtPart(text=thought, opens=opens, closes=closes):
                 streamed += (opens or "") + thought + (closes or "")

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.engine.sampling.logits_processors import ThinkingBudget
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.protocol.sampling import ThinkingLimit
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
+from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
 from inference.text.answers.reasoning import ReasoningMarkers, find_markers, opens_block
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
@@ -19,6 +19,7 @@ from inference.text.grammars.parts import calls_part, json_part
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.json_formats import HarmonyFormat
 from tests.cases import each_case
+from tests.inference.text.answers.pieces import pieces_of
 
 TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"
 SPECIAL = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
@@ -27,6 +28,7 @@ FINAL = "<|channel|>final<|message|>"
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
 OPENS = "<|channel|>analysis<|message|>"
 TOOL = ToolDefinition(name="f", path="tools.0", parameters={"properties": {"a": {}}})
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
 SEEN = ThoughtPart("Let me see.", OPENS, "<|end|>")
 CALLED = [CallStarted("f"), CallArguments('{"a":1}')]
 
@@ -51,66 +53,41 @@ def markers(tokenizer: Tokenizer) -> ReasoningMarkers:
     return found
 
 
-def _run(
-    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, *, calls: bool = True, **more: bool
-) -> list[Piece]:
-    choice = ChoiceText(
-        tokenizer,
-        markers=markers,
-        tool_calls=HarmonyFormat().parser([TOOL]) if calls else None,
-        **more,
-    )
-    pieces: list[Piece] = []
-    for token_id in tokenizer.encode(text, add_special_tokens=False):
-        pieces += choice.feed(token_id)[1]
-    return merged([*pieces, *choice.flush()[1]])
-
-
-def test_only_templates_that_speak_so_have_channels(tokenizer: Tokenizer) -> None:
-    assert find_markers(tokenizer, "{{ messages }}") is None
-    assert find_markers(tokenizer, None) is None
+def _choice(
+    tokenizer: Tokenizer, markers: ReasoningMarkers, *, calls: bool = True, **given: bool
+) -> ChoiceText:
+    parser = HarmonyFormat().parser([TOOL]) if calls else None
+    return ChoiceText(tokenizer, markers=markers, tool_calls=parser, **given)
 
 
 @each_case(
-    ("text", "pieces"),
+    ("text", "given", "pieces"),
     [
-        (f"{THOUGHT}{FINAL}Yes.", [SEEN, TextPart("Yes.")]),
-        (f"{FINAL}Yes.", [TextPart("Yes.")]),
-        (f"{THOUGHT}{CALL}", [SEEN, *CALLED]),
-        (f"{CALL}<|call|>", CALLED),
-        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', CALLED),
-        (f"{THOUGHT}{CALL.replace('functions.', '')}", [SEEN, *CALLED]),
-        (
-            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}",
-            [TextPart("I look."), *CALLED],
-        ),
-        (
-            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{FINAL}Yes.",
-            [TextPart("I look.\n\nYes.")],
-        ),
-        (f"{THOUGHT}{THOUGHT}{FINAL}Yes.", [SEEN, SEEN, TextPart("Yes.")]),
-        ("<|channel|>analysis<|message|>Let", [ThoughtPart("Let", OPENS, None, "<|end|>")]),
-        (f"{THOUGHT}<|channel|>fin", [SEEN]),
-        ("Yes.", [TextPart("Yes.")]),
-        ("to be or not", [TextPart("to be or not")]),
+        (f"{THOUGHT}{FINAL}Yes.", {}, [SEEN, TextPart("Yes.")]),
+        (f"{FINAL}Yes.", {}, [TextPart("Yes.")]),
+        (f"{THOUGHT}{CALL}", {}, [SEEN, *CALLED]),
+        (f"{CALL}<|call|>", {}, CALLED),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {}, CALLED),
+        (f"{THOUGHT}{CALL.replace('functions.', '')}", {}, [SEEN, *CALLED]),
+        (f"{PREAMBLE}{CALL}", {}, [TextPart("I look."), *CALLED]),
+        (f"{PREAMBLE}{FINAL}Yes.", {}, [TextPart("I look.\n\nYes.")]),
+        (f"{THOUGHT}{THOUGHT}{FINAL}Yes.", {}, [SEEN, SEEN, TextPart("Yes.")]),
+        (f"{OPENS}Let", {}, [ThoughtPart("Let", OPENS, None, "<|end|>")]),
+        (f"{THOUGHT}<|channel|>fin", {}, [SEEN]),
+        ("Yes.", {}, [TextPart("Yes.")]),
+        ("to be or not", {}, [TextPart("to be or not")]),
+        (CALL, {"calls": False}, [TextPart('{"a": 1}')]),
+        (" more", {"continues_text": True}, [TextPart(" more")]),
     ],
 )
 def test_an_answer_is_taken_apart(
-    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, pieces: list[Piece]
+    tokenizer: Tokenizer,
+    markers: ReasoningMarkers,
+    text: str,
+    given: dict[str, bool],
+    pieces: list[Piece],
 ) -> None:
-    assert _run(tokenizer, markers, text) == pieces
-
-
-def test_a_call_that_nobody_offered_is_its_text(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
-    assert _run(tokenizer, markers, CALL, calls=False) == [TextPart('{"a": 1}')]
-
-
-def test_an_answer_that_the_prompt_has_begun(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
-    assert _run(tokenizer, markers, " more", continues_text=True) == [TextPart(" more")]
+    assert pieces_of(_choice(tokenizer, markers, **given), text) == pieces
 
 
 def test_headers_and_thoughts_are_no_answer(
@@ -125,7 +102,11 @@ def test_headers_and_thoughts_are_no_answer(
     assert choice.num_thought_tokens == kinds.count(TokenKind.THOUGHT) > 0
 
 
-def test_a_prompt_opens_no_block(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
+def test_templates_show_channels_and_prompts_open_no_block(
+    tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    for template in ("{{ messages }}", None):
+        assert find_markers(tokenizer, template) is None
     token_ids = tokenizer.encode("<|start|>assistant", add_special_tokens=False)
     assert not opens_block(token_ids, markers, tokenizer)
 

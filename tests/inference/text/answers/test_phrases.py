@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
+from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
 from inference.text.answers.parts import Run, TextPart, TokenKind
 from inference.text.answers.phrases import (
     SPOKEN,
@@ -21,6 +22,7 @@ from inference.text.answers.phrases import (
 )
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
+from tests.inference.text.answers.pieces import pieces_of
 
 OPENS, CLOSES = SPOKEN.opens[0], SPOKEN.closes[0]
 GRANITE_32 = (
@@ -33,11 +35,8 @@ GRANITE_33 = (
 )
 TAGS = find_phrases(GRANITE_33)
 assert TAGS is not None
-
-
-@pytest.fixture(scope="module")
-def tokenizer(byte_level_dir: Path) -> Tokenizer:
-    return Tokenizer.load(byte_level_dir)
+OPENED, CLOSED = ("opens", OPENS), ("closes", CLOSES)
+TAGGED = [("opens", "<think>"), "So.", ("closes", "</think>")]
 
 
 def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
@@ -61,72 +60,47 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
     return joined
 
 
-def _kinds(phrases: PhraseMarkers, text: str) -> list[tuple[str, str]]:
-    return [(kind.value, run) for kind, run in _read(phrases, list(text))]
-
-
 @each_case(
-    ("text", "expected"),
+    ("phrases", "text", "expected"),
     [
+        (SPOKEN, f"{OPENS}\nSo.\n\n{CLOSES}\nYes.", [OPENED, "\nSo.\n\n", CLOSED, "\nYes."]),
         (
-            f"{OPENS}\nSo.\n\n{CLOSES}\nYes.",
-            [("opens", OPENS), ("thought", "\nSo.\n\n"), ("closes", CLOSES), ("answer", "\nYes.")],
-        ),
-        (
+            SPOKEN,
             f"\n {SPOKEN.opens[1]} So. Here is my res! {SPOKEN.closes[1]} Yes.",
             [
                 ("opens", SPOKEN.opens[1]),
-                ("thought", " So. Here is my res! "),
+                " So. Here is my res! ",
                 ("closes", SPOKEN.closes[1]),
-                ("answer", " Yes."),
+                " Yes.",
             ],
         ),
-        ("Here is a list.", [("answer", "Here is a list.")]),
-        ("Here is my thought", [("answer", "Here is my thought")]),
-        (f"So: {OPENS}", [("answer", f"So: {OPENS}")]),
-        (f"{OPENS} for ever. Here is", [("opens", OPENS), ("thought", " for ever. Here is")]),
-        (f"{OPENS}{CLOSES}{OPENS}", [("opens", OPENS), ("closes", CLOSES), ("answer", OPENS)]),
-        (" \n", [("answer", " \n")]),
-        ("", []),
-    ],
-)
-def test_the_text_between_phrases(text: str, expected: list[tuple[str, str]]) -> None:
-    assert _kinds(SPOKEN, text) == expected
-
-
-@each_case(
-    ("text", "expected"),
-    [
+        (SPOKEN, "Here is a list.", ["Here is a list."]),
+        (SPOKEN, "Here is my thought", ["Here is my thought"]),
+        (SPOKEN, f"So: {OPENS}", [f"So: {OPENS}"]),
+        (SPOKEN, f"{OPENS} for ever. Here is", [OPENED, " for ever. Here is"]),
+        (SPOKEN, f"{OPENS}{CLOSES}{OPENS}", [OPENED, CLOSED, OPENS]),
+        (SPOKEN, " \n", [" \n"]),
+        (SPOKEN, "", []),
         (
+            TAGS,
             "<think>So.</think>\n<response>Yes.</response>\n",
-            [
-                ("opens", "<think>"),
-                ("thought", "So."),
-                ("closes", "</think>"),
-                ("markup", "<response>"),
-                ("answer", "Yes."),
-                ("markup", "</response>"),
-                ("answer", "\n"),
-            ],
+            [*TAGGED, ("markup", "<response>"), "Yes.", ("markup", "</response>"), "\n"],
         ),
-        (
-            "<think>So.</think> Yes </response>",
-            [
-                ("opens", "<think>"),
-                ("thought", "So."),
-                ("closes", "</think>"),
-                ("answer", " Yes </response>"),
-            ],
-        ),
-        ("<response>Yes", [("answer", "<response>Yes")]),
-        (
-            "<think>So.</think><resp",
-            [("opens", "<think>"), ("thought", "So."), ("closes", "</think>"), ("answer", "<resp")],
-        ),
+        (TAGS, "<think>So.</think> Yes </response>", [*TAGGED, " Yes </response>"]),
+        (TAGS, "<response>Yes", ["<response>Yes"]),
+        (TAGS, "<think>So.</think><resp", [*TAGGED, "<resp"]),
     ],
 )
-def test_tags_that_are_no_tokens(text: str, expected: list[tuple[str, str]]) -> None:
-    assert _kinds(TAGS, text) == expected
+def test_the_text_between_phrases(
+    phrases: PhraseMarkers, text: str, expected: list[str | tuple[str, str]]
+) -> None:
+    """A text without a kind is a thought where the block is open, else of the answer."""
+    kind, runs = "answer", []
+    for one in expected:
+        if not isinstance(one, str):
+            kind = {"opens": "thought", "closes": "answer"}.get(one[0], kind)
+        runs.append((kind, one) if isinstance(one, str) else one)
+    assert [(found.value, run) for found, run in _read(phrases, list(text))] == runs
 
 
 WORDS = (
@@ -169,40 +143,37 @@ def test_templates_declare_them() -> None:
     assert opens_phrase("Hi<think>\n", TAGS) and not opens_phrase("<think></think>", TAGS)
 
 
-def _run(tokenizer: Tokenizer, text: str, **more: object) -> tuple[ChoiceText, list[Piece]]:
-    choice = ChoiceText(tokenizer, phrases=SPOKEN, **more)  # type: ignore[arg-type]
-    pieces: list[Piece] = []
-    for token_id in tokenizer.encode(text, add_special_tokens=False):
-        pieces += choice.feed(token_id)[1]
-        if choice.stop is not None:
-            return choice, merged(pieces)
-    return choice, merged([*pieces, *choice.flush()[1]])
-
-
-def test_an_answer_is_taken_apart(tokenizer: Tokenizer) -> None:
-    choice, pieces = _run(tokenizer, f"{OPENS}\n\nSo é.\n\n{CLOSES}\n\nStraße.")
-    assert pieces == [
-        ThoughtPart("So é.\n\n", f"{OPENS}\n", f"{CLOSES}\n"),
-        TextPart("Straße."),
-    ]
+@each_case(
+    ("text", "given", "pieces"),
+    [
+        (
+            f"{OPENS}\n\nSo é.\n\n{CLOSES}\n\nStraße.",
+            {},
+            [ThoughtPart("So é.\n\n", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("Straße.")],
+        ),
+        (
+            f"{OPENS} my END {CLOSES} yes END no",
+            {"stop": ["END"]},
+            [ThoughtPart("my END ", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("yes ")],
+        ),
+        ("Here is a list", {"stop": ["Here"]}, []),
+        (
+            f"\nSo. {CLOSES} yes",
+            {"starts_thinking": True},
+            [ThoughtPart("So. ", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("yes")],
+        ),
+    ],
+)
+def test_an_answer_is_taken_apart(
+    byte_level_dir: Path, text: str, given: dict[str, Any], pieces: list[Piece]
+) -> None:
+    tokenizer = Tokenizer.load(byte_level_dir)
+    choice = ChoiceText(tokenizer, phrases=SPOKEN, **given)
+    assert pieces_of(choice, text) == pieces
+    assert [choice.stop] == given.get("stop", [None])
     thought = tokenizer.encode("\n\nSo é.\n\n", add_special_tokens=False)
-    assert 0 < choice.num_thought_tokens <= len(thought)
-
-
-def test_stop_strings_are_looked_for_behind_the_thought(tokenizer: Tokenizer) -> None:
-    choice, pieces = _run(tokenizer, f"{OPENS} my END {CLOSES} yes END no", stop=["END"])
-    assert choice.stop == "END"
-    assert pieces[-1] == TextPart("yes ")
-
-
-def test_a_stop_string_that_begins_like_a_phrase(tokenizer: Tokenizer) -> None:
-    choice, pieces = _run(tokenizer, "Here is a list", stop=["Here"])
-    assert choice.stop == "Here" and pieces == []
-
-
-def test_a_block_that_the_prompt_opened(tokenizer: Tokenizer) -> None:
-    _, pieces = _run(tokenizer, f"\nSo. {CLOSES} yes", starts_thinking=True)
-    assert pieces == [ThoughtPart("So. ", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("yes")]
+    if not given:
+        assert 0 < choice.num_thought_tokens <= len(thought)
 
 
 ALPHABET = "ab\n🙂"
@@ -250,13 +221,10 @@ def test_only_what_could_become_a_stop_is_held(stops: list[str], text: str) -> N
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_sixty_four_stop_strings_that_begin_alike() -> None:
+def test_stop_strings_that_begin_alike_and_an_empty_one() -> None:
     stops = [f"\n\nUser {number}:" for number in range(64)]
     text = "One.\n\nUser 6, not a turn.\n\nUser 63: Two."
-    assert _emitted(stops, list(text)) == ("One.\n\nUser 6, not a turn.", "\n\nUser 63:")
-    assert _emitted(stops, [text]) == _emitted(stops, list(text))
-
-
-def test_an_empty_stop_string_is_refused() -> None:
+    for chunks in ([text], list(text)):
+        assert _emitted(stops, chunks) == ("One.\n\nUser 6, not a turn.", "\n\nUser 63:")
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])

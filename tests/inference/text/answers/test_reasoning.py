@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import tokenizers
@@ -37,21 +38,22 @@ def test_every_known_pair_is_found(
 
 
 def test_both_sides_must_be_one_token(byte_level_dir: Path, sentencepiece_dir: Path) -> None:
-    assert find_markers(Tokenizer.load(byte_level_dir), "<think></think>") is None
-    assert find_markers(Tokenizer.load(sentencepiece_dir), "<think></think>") is None
     half = _with_tokens(byte_level_dir, special=True, tokens=["<think>"])
-    assert find_markers(half, None) is None
+    for tokenizer in (Tokenizer.load(byte_level_dir), Tokenizer.load(sentencepiece_dir), half):
+        assert find_markers(tokenizer, "<think></think>") is None
 
 
-def test_the_pair_that_the_template_names_comes_first(byte_level_dir: Path) -> None:
+@each_case(
+    ("template", "opens"),
+    [("{{ '[THINK]' }}{{ '[/THINK]' }}", "[THINK]"), ("no markers", "<think>")],
+)
+def test_the_pair_that_the_template_names_comes_first(
+    byte_level_dir: Path, template: str, opens: str
+) -> None:
     tokens = ["<think>", "</think>", "[THINK]", "[/THINK]"]
-    tokenizer = _with_tokens(byte_level_dir, special=True, tokens=tokens)
-    found = find_markers(tokenizer, "{{ '[THINK]' }}{{ '[/THINK]' }}")
+    found = find_markers(_with_tokens(byte_level_dir, special=True, tokens=tokens), template)
     assert found is not None
-    assert found.opens == "[THINK]"
-    first = find_markers(tokenizer, "no markers")
-    assert first is not None
-    assert first.opens == "<think>"
+    assert found.opens == opens
 
 
 @each_case(
@@ -75,43 +77,30 @@ def test_a_prompt_opens_the_block(
 
 
 def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
-    letters = {
-        TokenKind.OPENS: "(",
-        TokenKind.THOUGHT: "t",
-        TokenKind.CLOSES: ")",
-        TokenKind.ANSWER: "a",
-    }
+    order = (TokenKind.OPENS, TokenKind.THOUGHT, TokenKind.CLOSES, TokenKind.ANSWER)
+    letters = dict(zip(order, "(t)a", strict=True))
     ids = tokenizer.encode(text, add_special_tokens=False)
-    kinds = "".join(letters[kind] for token_id in ids for kind in splitter.feed(token_id, "")[0])
-    return "".join(
-        letter for position, letter in enumerate(kinds) if kinds[position - 1 : position] != letter
-    )
+    kinds = [letters[kind] for token_id in ids for kind in splitter.feed(token_id, "")[0]]
+    return "".join(letter for letter, _ in itertools.groupby(kinds))
 
 
 @each_case(
-    ("text", "kinds"),
+    ("text", "is_open", "kinds"),
     [
-        ("<think>so</think>yes", "(t)a"),
-        ("\n<think>so</think>\nyes", "a(t)a"),
-        ("<think></think><think>more</think>yes", "()(t)a"),
-        ("yes, <think>is a marker</think>", "a"),
-        ("yes</think>", "a"),
-        ("<think>a<think>b</think>yes", "(t)a"),
-        ("<think>for ever", "(t"),
-        ("plain", "a"),
+        ("<think>so</think>yes", False, "(t)a"),
+        ("\n<think>so</think>\nyes", False, "a(t)a"),
+        ("<think></think><think>more</think>yes", False, "()(t)a"),
+        ("yes, <think>is a marker</think>", False, "a"),
+        ("yes</think>", False, "a"),
+        ("<think>a<think>b</think>yes", False, "(t)a"),
+        ("<think>for ever", False, "(t"),
+        ("so</think>yes", True, "t)a"),
     ],
 )
 def test_where_tokens_belong(
-    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, kinds: str
+    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, is_open: bool, kinds: str
 ) -> None:
-    assert _kinds(tokenizer, ThinkingSplitter(tokenizer, markers), text) == kinds
-
-
-def test_a_block_that_the_prompt_opened(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
-    splitter = ThinkingSplitter(tokenizer, markers, is_open=True)
-    assert _kinds(tokenizer, splitter, "so</think>yes") == "t)a"
-
-
-def test_without_markers_everything_is_answer(tokenizer: Tokenizer) -> None:
-    splitter = ThinkingSplitter(tokenizer, None)
-    assert _kinds(tokenizer, splitter, "<think>so</think>yes") == "a"
+    splitter = ThinkingSplitter(tokenizer, markers, is_open=is_open)
+    assert _kinds(tokenizer, splitter, text) == kinds
+    if not is_open:
+        assert _kinds(tokenizer, ThinkingSplitter(tokenizer, None), text) == "a"

@@ -63,20 +63,43 @@ def _calls(tokenizer: Tokenizer, *, parallel: bool = True) -> dict[str, Any]:
     return calls_part(lark)
 
 
-def test_any_json_object(accepts: Accepts) -> None:
-    grammar = answer_grammar([json_part(None)])
-    for text in ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}'):
-        assert accepts(grammar, text), text
-    for text in ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes"):
-        assert not accepts(grammar, text), text
+POINT = {"type": "object", "properties": {"id": {"$ref": "#/$defs/n"}}, "required": ["id"]}
+POINT |= {"$id": "point", "$defs": {"n": {"type": "integer"}}}
+STRICT = ToolDefinition(name="f", path="t", parameters=POINT, strict=True)
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
 
 
-def test_what_a_schema_allows(accepts: Accepts) -> None:
-    grammar = answer_grammar([json_part(SCHEMA)])
-    assert accepts(grammar, ROME)
-    for text in ('{"city": 1}', '{"city": "Rome", "b": 1}', "{}"):
-        assert not accepts(grammar, text), text
-    assert accepts(answer_grammar([json_part(True)]), "[1]")
+@each_case(
+    ("parts", "allowed", "not_allowed"),
+    [
+        (
+            [json_part(None)],
+            ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}'),
+            ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes"),
+        ),
+        ([json_part(SCHEMA)], (ROME,), ('{"city": 1}', '{"city": "Rome", "b": 1}', "{}")),
+        ([json_part(True)], ("[1]",), ()),
+        ([json_part(NODE)], ('{"next": {"next": {}}}',), ('{"next": {"other": {}}}',)),
+        (
+            [
+                *(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])),
+                json_part(SCHEMA),
+            ],
+            (
+                ROME,
+                '{"name": "f", "parameters": {"id": 1}}',
+                '{"name": "g", "parameters": {"any": []}}',
+            ),
+            ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}'),
+        ),
+    ],
+)
+def test_json_and_bare_calls(
+    accepts: Accepts, parts: list[Any], allowed: tuple[str, ...], not_allowed: tuple[str, ...]
+) -> None:
+    grammar = answer_grammar(parts)
+    for text in (*allowed, *not_allowed):
+        assert accepts(grammar, text) is (text in allowed), text
 
 
 @each_case(
@@ -102,32 +125,12 @@ def test_a_grammar_that_cannot_be_read() -> None:
         text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
 
 
-def test_a_schema_that_refers_to_itself(accepts: Accepts) -> None:
-    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
-    grammar = answer_grammar([json_part(node)])
-    assert accepts(grammar, '{"next": {"next": {}}}')
-    assert not accepts(grammar, '{"next": {"other": {}}}')
-
-
 def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:
     grammar = answer_grammar([_calls(tokenizer), json_part(SCHEMA)])
     assert accepts(grammar, ROME)
     assert accepts(grammar, CALL)
     assert accepts(grammar, CALL + CALL)
     for text in ("yes", CALL + ROME, ROME + CALL, "<call>h {}</call>"):
-        assert not accepts(grammar, text), text
-
-
-def test_a_bare_call_or_the_json(accepts: Accepts) -> None:
-    point = {"type": "object", "properties": {"id": {"$ref": "#/$defs/n"}}, "required": ["id"]}
-    point |= {"$id": "point", "$defs": {"n": {"type": "integer"}}}
-    strict = ToolDefinition(name="f", path="t", parameters=point, strict=True)
-    calls = [bare_call_part(tool, "parameters") for tool in (strict, TOOLS[1])]
-    grammar = answer_grammar([*calls, json_part(SCHEMA)])
-    assert accepts(grammar, ROME)
-    assert accepts(grammar, '{"name": "f", "parameters": {"id": 1}}')
-    assert accepts(grammar, '{"name": "g", "parameters": {"any": []}}')
-    for text in ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}'):
         assert not accepts(grammar, text), text
 
 

@@ -13,22 +13,18 @@ from hypothesis import strategies as st
 from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
 
 
-class Case:
-    """One tokenizer and its reference."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ours = Tokenizer.load(directory)
-        self.reference = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+@pytest.fixture(scope="module")
+def byte_level(byte_level_dir: Path) -> Tokenizer:
+    return Tokenizer.load(byte_level_dir)
 
 
 @pytest.fixture(scope="module")
-def byte_level(byte_level_dir: Path) -> Case:
-    return Case(byte_level_dir)
+def sentencepiece(sentencepiece_dir: Path) -> Tokenizer:
+    return Tokenizer.load(sentencepiece_dir)
 
 
-@pytest.fixture(scope="module")
-def sentencepiece(sentencepiece_dir: Path) -> Case:
-    return Case(sentencepiece_dir)
+def _decode(directory: Path, ids: list[int]) -> str:
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids)
 
 
 def _split(items: list[int], cuts: list[int]) -> list[list[int]]:
@@ -43,41 +39,38 @@ def _detokenize(tokenizer: Tokenizer, chunks: list[list[int]]) -> str:
 
 @given(ids=st.lists(st.integers(0, 420)), cuts=st.lists(st.integers(0, 1000)))
 def test_byte_level_equals_decode_for_any_ids(
-    byte_level: Case, ids: list[int], cuts: list[int]
+    byte_level: Tokenizer, byte_level_dir: Path, ids: list[int], cuts: list[int]
 ) -> None:
     """The ids may make no valid UTF-8, be special ones, or lie past the vocabulary."""
-    assert _detokenize(byte_level.ours, _split(ids, cuts)) == byte_level.reference.decode(ids)
+    assert _detokenize(byte_level, _split(ids, cuts)) == _decode(byte_level_dir, ids)
 
 
-@given(text=st.text(), cuts=st.lists(st.integers(0, 1000)))
-def test_sentencepiece_equals_decode_for_any_text(
-    sentencepiece: Case, text: str, cuts: list[int]
+@given(text=st.text(), ids=st.lists(st.integers(0, 300)), cuts=st.lists(st.integers(0, 1000)))
+def test_sentencepiece_equals_decode_for_any_text_and_split(
+    sentencepiece: Tokenizer, sentencepiece_dir: Path, text: str, ids: list[int], cuts: list[int]
 ) -> None:
-    ids = sentencepiece.ours.encode(text, add_special_tokens=True)
-    expected = sentencepiece.reference.decode(ids)
-    assert _detokenize(sentencepiece.ours, _split(ids, cuts)) == expected
+    encoded = sentencepiece.encode(text, add_special_tokens=True)
+    expected = _decode(sentencepiece_dir, encoded)
+    assert _detokenize(sentencepiece, _split(encoded, cuts)) == expected
+    assert _detokenize(sentencepiece, _split(ids, cuts)) == _detokenize(sentencepiece, [ids])
 
 
-@given(ids=st.lists(st.integers(0, 300)), cuts=st.lists(st.integers(0, 1000)))
-def test_sentencepiece_text_does_not_depend_on_the_split(
-    sentencepiece: Case, ids: list[int], cuts: list[int]
+def test_a_character_is_never_split_and_a_broken_one_shows_at_the_end(
+    byte_level: Tokenizer,
 ) -> None:
-    tokenizer = sentencepiece.ours
-    assert _detokenize(tokenizer, _split(ids, cuts)) == _detokenize(tokenizer, [ids])
-
-
-def test_a_character_is_never_split(byte_level: Case) -> None:
-    detokenizer = Detokenizer(byte_level.ours)
-    bytes_to_id = {byte_level.ours.bytes_of(i): i for i in range(byte_level.ours.vocab_size)}
+    detokenizer = Detokenizer(byte_level)
+    bytes_to_id = {byte_level.bytes_of(i): i for i in range(byte_level.vocab_size)}
     pieces = [detokenizer.feed([bytes_to_id[bytes([byte])]]) for byte in "🙂".encode()]
     assert pieces == ["", "", "", "🙂"]
+    assert detokenizer.feed([bytes_to_id[b"\xf0"]]) == ""
+    assert detokenizer.flush() == "�"
 
 
 def test_each_token_is_looked_at_once_and_only_an_unfinished_character_is_kept(
-    byte_level: Case, monkeypatch: pytest.MonkeyPatch
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a token costs the same however long the text before it is."""
-    ids = byte_level.ours.encode("naïve 🙂 日本 " * 200, add_special_tokens=False)
+    ids = byte_level.encode("naïve 🙂 日本 " * 200, add_special_tokens=False)
     looked_up: list[int] = []
     bytes_of = Tokenizer.bytes_of
 
@@ -86,7 +79,7 @@ def test_each_token_is_looked_at_once_and_only_an_unfinished_character_is_kept(
         return bytes_of(self, token_id)
 
     monkeypatch.setattr(Tokenizer, "bytes_of", counting)
-    detokenizer, text = Detokenizer(byte_level.ours), ""
+    detokenizer, text = Detokenizer(byte_level), ""
     for token_id in ids:
         text += detokenizer.feed([token_id])
         kept, _ = detokenizer._decoder.getstate()
@@ -95,14 +88,7 @@ def test_each_token_is_looked_at_once_and_only_an_unfinished_character_is_kept(
     assert text == "naïve 🙂 日本 " * 200
 
 
-def test_a_broken_character_shows_at_the_end(byte_level: Case) -> None:
-    bytes_to_id = {byte_level.ours.bytes_of(i): i for i in range(byte_level.ours.vocab_size)}
-    detokenizer = Detokenizer(byte_level.ours)
-    assert detokenizer.feed([bytes_to_id[b"\xf0"]]) == ""
-    assert detokenizer.flush() == "�"
-
-
-def test_a_continuation_keeps_its_first_space(sentencepiece: Case) -> None:
-    ids = sentencepiece.ours.encode("Paris", add_special_tokens=False)
-    assert Detokenizer(sentencepiece.ours).feed(ids) == "Paris"
-    assert Detokenizer(sentencepiece.ours, continues_text=True).feed(ids) == " Paris"
+def test_a_continuation_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
+    ids = sentencepiece.encode("Paris", add_special_tokens=False)
+    assert Detokenizer(sentencepiece).feed(ids) == "Paris"
+    assert Detokenizer(sentencepiece, continues_text=True).feed(ids) == " Paris"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,12 @@ def _with_config(source: Path, target: Path, **changes: object) -> Path:
 def test_encodes_as_transformers_does(
     byte_level_dir: Path, sentencepiece_dir: Path, add_special_tokens: bool
 ) -> None:
+    text, given = "The capital of Straße 🙂", {"add_special_tokens": add_special_tokens}
     for directory in (byte_level_dir, sentencepiece_dir):
         reference = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-        ours = Tokenizer.load(directory)
-        text = "The capital of Straße 🙂"
-        assert ours.encode(text, add_special_tokens=add_special_tokens) == reference.encode(
-            text, add_special_tokens=add_special_tokens
-        )
-
-
-def test_the_post_processor_puts_bos_before_a_prompt(sentencepiece_dir: Path) -> None:
-    tokenizer = Tokenizer.load(sentencepiece_dir)
-    assert tokenizer.encode("The", add_special_tokens=True)[0] == 1
-    assert tokenizer.encode("The", add_special_tokens=False)[0] != 1
+        assert Tokenizer.load(directory).encode(text, **given) == reference.encode(text, **given)
+    ids = Tokenizer.load(sentencepiece_dir).encode(text, **given)
+    assert (ids[0] == 1) is add_special_tokens, "the post-processor's bos"
 
 
 def test_the_config_overrules_the_post_processor(sentencepiece_dir: Path, tmp_path: Path) -> None:
@@ -57,38 +51,35 @@ def test_special_tokens_in_text_become_their_ids(byte_level_dir: Path) -> None:
     assert tokenizer.special_tokens["eos_token"] == "<|im_end|>"
     assert tokenizer.special_token_ids == {0, 1, 2}
     assert tokenizer.bytes_of(2) == b"<|im_end|>"
-
-
-def test_ids_past_the_vocabulary_have_no_bytes(byte_level_dir: Path) -> None:
-    tokenizer = Tokenizer.load(byte_level_dir)
     assert tokenizer.bytes_of(tokenizer.vocab_size + 100) == b""
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerFilesError, match=r"tokenizer\.json is missing"):
-        Tokenizer.load(tmp_path)
+CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
 
 
-def test_a_broken_file_is_named(byte_level_dir: Path, tmp_path: Path) -> None:
-    directory = _with_config(byte_level_dir, tmp_path / "t")
-    (directory / "tokenizer_config.json").write_text("{")
-    with pytest.raises(TokenizerFilesError, match="not JSON"):
-        Tokenizer.load(directory)
-
-
-def test_an_unknown_decoder_is_refused(byte_level_dir: Path, tmp_path: Path) -> None:
-    directory = _with_config(byte_level_dir, tmp_path / "t")
-    path = directory / "tokenizer.json"
-    definition = json.loads(path.read_text())
-    definition["decoder"] = {
-        "type": "CTC",
-        "pad_token": "<pad>",
-        "word_delimiter_token": "|",
-        "cleanup": True,
-    }
-    path.write_text(json.dumps(definition))
-    with pytest.raises(TokenizerFilesError, match="CTC"):
-        Tokenizer.load(directory)
+@each_case(
+    ("name", "change", "problem"),
+    [
+        ("tokenizer.json", lambda _: None, r"tokenizer\.json is missing"),
+        ("tokenizer_config.json", lambda _: "{", "not JSON"),
+        ("tokenizer.json", lambda text: json.dumps(json.loads(text) | {"decoder": CTC}), "CTC"),
+        ("tokenizer_config.json", lambda _: '{"add_bos_token": true}', "bos_token"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(
+    byte_level_dir: Path,
+    tmp_path: Path,
+    name: str,
+    change: Callable[[str], str | None],
+    problem: str,
+) -> None:
+    file = _with_config(byte_level_dir, tmp_path / "t") / name
+    changed = change(file.read_text())
+    file.unlink()
+    if changed is not None:
+        file.write_text(changed)
+    with pytest.raises(TokenizerFilesError, match=problem):
+        Tokenizer.load(file.parent)
 
 
 def test_the_word_pieces_of_encoders(tmp_path: Path) -> None:
@@ -103,12 +94,6 @@ def test_the_word_pieces_of_encoders(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("singing", add_special_tokens=True) == [1, 3, 4, 2]
     assert tokenizer.bytes_of(3) + tokenizer.bytes_of(4) == b" singing"
-
-
-def test_a_bos_that_is_added_must_be_named(byte_level_dir: Path, tmp_path: Path) -> None:
-    directory = _with_config(byte_level_dir, tmp_path / "t", add_bos_token=True, bos_token=None)
-    with pytest.raises(TokenizerFilesError, match="bos_token"):
-        Tokenizer.load(directory)
 
 
 def test_a_long_prompt_does_not_stop_other_threads(byte_level_dir: Path) -> None:

@@ -9,27 +9,22 @@ from typing import Any
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
 from inference.text.tool_calls.call_parser import CallParser
-from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
-from inference.text.tool_calls.python_formats import Llama3Format
-from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
-
-FORMATS: dict[str, ToolFormat] = {
-    "hermes": HermesFormat(),
-    "qwen_coder": TagFormat(QWEN_CODER),
-    "llama3": Llama3Format(),
-    "mistral": MistralFormat(writes_lists=True),
-    "mistral_named": MistralFormat(writes_lists=False),
-}
 
 
 def tool(
-    name: str, properties: dict[str, Any], *, required: Sequence[str] = (), strict: bool = False
+    name: str,
+    properties: dict[str, Any],
+    *,
+    required: Sequence[str] = (),
+    strict: bool = False,
+    defs: dict[str, Any] | None = None,
 ) -> ToolDefinition:
     parameters = {
         "type": "object",
         "properties": properties,
         "required": list(required),
         "additionalProperties": False,
+        **({} if defs is None else {"$defs": defs}),
     }
     return ToolDefinition(name=name, path=f"tools.{name}", parameters=parameters, strict=strict)
 

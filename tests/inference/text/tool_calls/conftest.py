@@ -10,8 +10,20 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls import json_formats as js
+from inference.text.tool_calls.tag_formats import DSML
 
-MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"]
+MARKERS = [
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
+    *(js.CALLS_BEGIN, js.CALLS_END, js.CALL_BEGIN, js.CALL_END, js.SEPARATOR, DSML, '<|"|>'),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|tool_call|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call>", "<tool_call|>"),
+    *("<start_function_call>", "<end_function_call>", "<escape>"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    *("<seed:tool_call>", "</seed:tool_call>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
+]
 CORPUS = [
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
     "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function> [TOOL_CALLS] [ARGS]",

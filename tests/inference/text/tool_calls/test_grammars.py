@@ -1,132 +1,271 @@
-"""What the grammars let through and what not, by llguidance itself."""
+"""What the grammars let through and what not, by llguidance itself; and all of it can be read."""
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
-from inference.protocol.generation import ToolChoice
-from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import FORMATS
-from tests.inference.text.tool_calls.conftest import Vocabulary
-from tests.inference.text.tool_calls.enforced import (
-    AUTO,
-    LOOSE,
-    NAMED,
-    NOW,
-    OTHER,
-    REQUIRED,
-    STRICT,
-    Enforced,
-    tagged_call,
-    written,
-)
+import pytest
 
-GOOD_CALL = ("weather", {"city": "Paris", "days": 3, "unit": "C", "near": [{"lat": 1.5}]})
-NOW_CALL: tuple[str, dict[str, Any]] = ("now", {})
-BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.errors import UnsupportedSchemaError
+from tests.cases import each_case
+from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
+from tests.inference.text.tool_calls.conftest import MARKERS, Vocabulary
+from tests.inference.text.tool_calls.enforced import AUTO, REQUIRED, Enforced
+from tests.inference.text.tool_calls.formats import FORMATS, Call
+from tests.inference.text.tool_calls.formats import written as plainly_written
+
+PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "unit": {"enum": ["C", "F"]},
+    "exact": {"type": ["boolean", "null"]},
+    "near": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
+}
+PLACE = {
+    "type": "object",
+    "properties": {"lat": {"type": "number"}, "in": {"$ref": "#/$defs/Place"}},
+    "required": ["lat"],
+    "additionalProperties": False,
+}
+STRICT, LOOSE = (
+    tool("weather", PROPERTIES, required=["city"], strict=is_strict, defs={"Place": PLACE})
+    for is_strict in (True, False)
+)
+NOW = ToolDefinition(name="now", path="tools.1", strict=True)
+OTHER = tool("other", {"a": {"type": "integer"}})
+GOOD: Call = (
+    "weather",
+    {"city": "Paris", "days": 3, "unit": "C", "near": [{"lat": 1.5, "in": {"lat": 2}}]},
+)
+NOW_CALL: Call = ("now", {})
+BAD: list[Call] = [
     ("weather", {"days": 3}),
     ("weather", {"city": "Paris", "days": "x"}),
     ("weather", {"city": "Paris", "unit": "K"}),
-    ("weather", {"city": "Paris", "near": [{"lon": 1}]}),
+    ("weather", {"city": "Paris", "near": [{"in": {"lat": 1}}]}),
     ("weather", {"city": "Paris", "more": 1}),
     ("now", {"a": 1}),
     ("nobody", {}),
 ]
+MANY = [name for name in FORMATS if name != "harmony"]
+BESIDE_TEXT = [name for name in MANY if name not in ("plain", "llama3")]
+
+
+def written(name: str, *calls: Call) -> str:
+    return plainly_written(name, *calls).replace("commentary to=", "commentary to=functions.")
 
 
 @each_case("name", FORMATS)
-class TestRequired:
-    def test_one_or_more_calls(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [STRICT, NOW], REQUIRED)
-        assert enforced.accepts(written(name, GOOD_CALL))
-        assert enforced.accepts(written(name, GOOD_CALL, NOW_CALL, GOOD_CALL))
-        assert not enforced.accepts("")
-        assert not enforced.accepts("I do not want to.")
-        assert not enforced.accepts(f"{written(name, NOW_CALL)} And then.")
-
-    def test_exactly_one(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [STRICT, NOW], REQUIRED, parallel=False)
-        assert enforced.accepts(written(name, NOW_CALL))
-        assert not enforced.accepts("")
-        assert not enforced.accepts(written(name, NOW_CALL, NOW_CALL))
-
-    def test_the_named_function(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [STRICT, NOW], NAMED, parallel=False)
-        assert enforced.accepts(written(name, NOW_CALL))
-        assert not enforced.accepts(written(name, GOOD_CALL))
-
-    @each_case("call", BAD_CALLS)
-    def test_schemas_hold(
-        self, name: str, vocabulary: Vocabulary, call: tuple[str, dict[str, Any]]
-    ) -> None:
-        for first in (STRICT, LOOSE):
-            enforced = Enforced(name, vocabulary, [first, NOW], REQUIRED)
-            assert not enforced.accepts(written(name, call))
+def test_a_forced_call_follows_its_schema(name: str, vocabulary: Vocabulary) -> None:
+    for first in (STRICT, LOOSE):
+        enforced = Enforced(name, vocabulary, [first, NOW], REQUIRED)
+        for allowed in (GOOD, NOW_CALL):
+            assert enforced.accepts(written(name, allowed))
+        for call in BAD:
+            assert not enforced.accepts(written(name, call)), call
+        for text in ("", "I do not want to.", f"{written(name, NOW_CALL)} And then."):
+            assert not enforced.accepts(text), text
 
 
 @each_case("name", FORMATS)
-class TestAuto:
-    def test_nothing_to_enforce(self, name: str, vocabulary: Vocabulary) -> None:
-        tool_format = FORMATS[name]
-        for choice, parallel in ((AUTO, True), (ToolChoice(mode="none"), False)):
-            assert (
-                tool_format.grammar([LOOSE], choice, parallel=parallel, tokenizer=vocabulary.text)
-                is None
-            )
-
-    def test_text_is_free(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [STRICT, OTHER], AUTO)
-        assert enforced.accepts("")
-        assert enforced.accepts('Text, <b>, {"a": [1]}, [x]\n\n and é🙂.')
-
-    def test_strict_tools_are_held_to_their_schema(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [STRICT, NOW, OTHER], AUTO)
-        assert enforced.accepts(written(name, GOOD_CALL, NOW_CALL))
-        for call in BAD_CALLS:
-            assert not enforced.accepts(written(name, call))
-            assert not enforced.accepts(written(name, GOOD_CALL, call))
-
-    def test_other_tools_are_not(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [STRICT, OTHER], AUTO)
-        assert enforced.accepts(written(name, ("other", {"b": "x"})))
-
-    def test_at_most_one_call(self, name: str, vocabulary: Vocabulary) -> None:
-        enforced = Enforced(name, vocabulary, [LOOSE, OTHER], AUTO, parallel=False)
-        assert enforced.accepts("No call.")
-        assert enforced.accepts(written(name, ("other", {"b": "x"})))
-        assert not enforced.accepts(written(name, ("other", {}), ("other", {})))
+def test_how_many_calls_and_of_which_function(name: str, vocabulary: Vocabulary) -> None:
+    one = Enforced(name, vocabulary, [STRICT, NOW], REQUIRED, parallel=False)
+    assert one.accepts(written(name, NOW_CALL))
+    assert not one.accepts("")
+    named = ToolChoice(mode="required", name="now")
+    for parallel in (True, False):
+        enforced = Enforced(name, vocabulary, [STRICT, NOW], named, parallel=parallel)
+        assert enforced.accepts(written(name, NOW_CALL))
+        assert not enforced.accepts(written(name, GOOD))
+    if name in MANY:
+        several = written(name, GOOD, NOW_CALL, GOOD)
+        assert Enforced(name, vocabulary, [STRICT, NOW], REQUIRED).accepts(several)
+        assert not one.accepts(several)
+        assert not one.accepts(written(name, NOW_CALL, NOW_CALL))
 
 
-@each_case("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
-def test_a_call_behind_text_is_enforced(name: str, vocabulary: Vocabulary) -> None:
-    enforced = Enforced(name, vocabulary, [STRICT, NOW], AUTO)
-    assert enforced.accepts(f"I look.\n{written(name, GOOD_CALL)}")
-    assert not enforced.accepts(f"I look.\n{written(name, BAD_CALLS[0])}")
+@each_case("name", [*BESIDE_TEXT, "llama3"])
+def test_strict_tools_beside_free_text(name: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(name, vocabulary, [STRICT, NOW, OTHER], AUTO)
+    for text in ("", 'Text, <b>, {"a": [1]}, [x]\n\n and é🙂.\n'):
+        assert enforced.accepts(text), text
+    before = "" if name == "llama3" else "I look.\n"
+    assert enforced.accepts(before + written(name, GOOD, NOW_CALL))
+    assert enforced.accepts(written(name, ("other", {"b": "x"}))), "it is not strict"
+    for call in BAD:
+        assert not enforced.accepts(before + written(name, call)), call
+        assert not enforced.accepts(written(name, GOOD, call)), call
+
+
+@each_case("name", [*BESIDE_TEXT, "llama3"])
+def test_at_most_one_call_beside_text(name: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(name, vocabulary, [LOOSE, OTHER], AUTO, parallel=False)
+    assert enforced.accepts("No call.")
+    assert enforced.accepts(written(name, ("other", {"b": "x"})))
+    assert not enforced.accepts(written(name, ("other", {}), ("other", {})))
+
+
+@each_case("name", FORMATS)
+def test_nothing_to_enforce(name: str, vocabulary: Vocabulary) -> None:
+    for choice in (AUTO, ToolChoice(mode="none")):
+        text = FORMATS[name].grammar([LOOSE], choice, parallel=True, tokenizer=vocabulary.text)
+        assert text is None
 
 
 @each_case("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
 def test_a_marker_that_is_spelled_out_is_enforced(name: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(name, vocabulary, [STRICT, NOW], AUTO)
-    call = written(name, BAD_CALLS[0])
+    call = written(name, BAD[0])
     marker = call[: 12 if call.startswith("[") else 11]
     spelled = [token_id for character in marker for token_id in vocabulary.encode(character)]
-    assert enforced.accepts(spelled) is False
-    rest = vocabulary.encode(call.removeprefix(marker))
-    assert not enforced.accepts([*spelled, *rest])
+    assert not enforced.accepts(spelled)
+    assert not enforced.accepts([*spelled, *vocabulary.encode(call.removeprefix(marker))])
 
 
 def test_a_call_without_its_outer_tags_is_enforced(vocabulary: Vocabulary) -> None:
     enforced = Enforced("qwen_coder", vocabulary, [STRICT, NOW], AUTO)
-    assert enforced.accepts(f"I look.\n{tagged_call(*GOOD_CALL)}")
-    assert not enforced.accepts(f"I look.\n{tagged_call(*BAD_CALLS[0])}")
+    for call, is_good in ((GOOD, True), (BAD[0], False)):
+        inner = written("qwen_coder", call).removeprefix("<tool_call>\n")
+        assert enforced.accepts("I look.\n" + inner.removesuffix("\n</tool_call>")) is is_good
 
 
 def test_llama_calls_are_enforced_wherever_they_are_read(vocabulary: Vocabulary) -> None:
     enforced = Enforced("llama3", vocabulary, [STRICT, NOW], AUTO)
-    bad, good = written("llama3", BAD_CALLS[0]), written("llama3", GOOD_CALL)
+    bad, good = written("llama3", BAD[0]), written("llama3", GOOD)
     for before in ("\n", "I look.\n ", "<|python_tag|>", "I look. <|python_tag|>"):
         assert not enforced.accepts(before + bad)
     assert not enforced.accepts("[weather(days=3)]")
     assert enforced.accepts(f"I look: {bad}")
     has_tag = len(vocabulary.encode("<|python_tag|>")) == 1
     assert enforced.accepts(f"I look. <|python_tag|>{good}") is has_tag
+
+
+def test_text_of_harmony_is_in_its_channel(vocabulary: Vocabulary) -> None:
+    enforced = Enforced("harmony", vocabulary, [STRICT, NOW], AUTO)
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    assert enforced.accepts("<|channel|>final<|message|>Yes.")
+    assert enforced.accepts(f"{preamble}{written('harmony', GOOD)}")
+    assert not enforced.accepts(f"{preamble}{written('harmony', BAD[0])}")
+    assert not enforced.accepts("Yes.")
+
+
+def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
+    either = tool("f", {"a": {"type": ["string", "integer"]}, "b": {"enum": ["x", 1]}}, strict=True)
+    enforced = Enforced("dsml", vocabulary, [either], REQUIRED)
+    for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1}):
+        answer = written("dsml", ("f", arguments))
+        assert enforced.accepts(answer), arguments
+        ((_, parsed),) = read(FORMATS["dsml"], answer, [either])
+        assert json.loads(parsed) == arguments
+    assert not enforced.accepts(written("dsml", ("f", {"b": "1"})))
+
+
+@each_case("keyword", ["pattern", "minLength"])
+@each_case("name", ["qwen_coder", "glm", "gemma_4", "dsml", "minimax", "seed"])
+def test_what_tags_cannot_hold_a_text_to_is_refused_by_name(
+    name: str, keyword: str, vocabulary: Vocabulary
+) -> None:
+    held = tool("f", {"a": {"type": "string", keyword: 3 if keyword == "minLength" else "^x"}})
+    with pytest.raises(UnsupportedSchemaError, match=keyword) as caught:
+        Enforced(name, vocabulary, [held], REQUIRED)
+    assert caught.value.param == f"tools.f.properties.a.{keyword}"
+    assert caught.value.tool is held
+
+
+def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) -> None:
+    properties = {
+        "size": {"type": "integer", "maximum": 9},
+        "depth": {"allOf": [{"$ref": "#/properties/size"}]},
+        "children": {"type": "array", "items": {"$ref": "#"}},
+        "never": False,
+    }
+    nested = tool("tree", properties, required=["size"], strict=True)
+    enforced = Enforced("qwen_coder", vocabulary, [nested], REQUIRED)
+    child = {"size": 1, "children": []}
+    for arguments, is_accepted in (
+        ({"size": 3}, True),
+        ({"size": 3, "depth": 2, "children": [child]}, True),
+        ({"size": 3, "depth": 10}, False),
+        ({"size": 3, "children": [[]]}, False),
+        ({"size": 3, "never": 1}, False),
+        ({}, False),
+    ):
+        answer = written("qwen_coder", ("tree", arguments))
+        assert enforced.accepts(answer) is is_accepted, arguments
+
+
+@each_case("keyword", ["required", "properties"])
+def test_a_schema_that_is_none_is_refused(keyword: str, vocabulary: Vocabulary) -> None:
+    broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
+    with pytest.raises(UnsupportedSchemaError, match="properties an object"):
+        Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
+
+
+@each_case("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
+def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> None:
+    properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
+    strict = tool("f", properties, required=list(properties), strict=True)
+    enforced = Enforced("qwen_coder", vocabulary, [strict], REQUIRED)
+    answer = written("qwen_coder", ("f", {key: 3, "e": key}))
+    assert enforced.accepts(answer)
+    ((_, arguments),) = read(FORMATS["qwen_coder"], answer, [strict])
+    assert json.loads(arguments) == {key: 3, "e": key}
+
+
+@each_case("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
+def test_keys_that_no_tag_can_hold(key: str, vocabulary: Vocabulary) -> None:
+    with pytest.raises(UnsupportedSchemaError):
+        Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
+    loose = Enforced("qwen_coder", vocabulary, [tool("f", {key: {}})], REQUIRED)
+    assert loose.accepts(written("qwen_coder", ("f", {})))
+
+
+SNIPPETS = [
+    *('"', "}", "]", ",", "</parameter>", "</parameter>\n", "<function=", "1", ": ", ":", "{"),
+    *('{"name"', "\n", "x", "city", *MARKERS),
+]
+
+
+def _follows_schema(name: str, arguments: dict[str, Any]) -> bool:
+    if name != "weather":
+        return name == "other" or (name, arguments) == NOW_CALL
+    near = arguments.get("near", [])
+    if isinstance(near, str) and "e" in near.lower():
+        near = []  # a number that no float can hold leaves its value a text
+    return (
+        isinstance(arguments["city"], str)
+        and isinstance(arguments.get("days", 1), int)
+        and arguments.get("unit", "C") in ("C", "F")
+        and arguments.get("exact") in (True, False, None)
+        and all(isinstance(place["lat"], int | float) for place in near)
+        and arguments.keys() <= PROPERTIES.keys()
+    )
+
+
+@pytest.mark.slow
+@each_case("name", MANY)
+@each_case(
+    ("choice", "parallel"), [(AUTO, True), (AUTO, False), (REQUIRED, True), (REQUIRED, False)]
+)
+def test_what_a_grammar_lets_through_can_be_read(
+    name: str, choice: ToolChoice, parallel: bool, vocabulary: Vocabulary
+) -> None:
+    if name == "plain" and choice is AUTO:
+        return
+    tools, chooser = [STRICT, NOW, OTHER], random.Random(7)
+    enforced = Enforced(name, vocabulary, tools, choice, parallel=parallel)
+    num_ended = 0
+    for _ in range(12):
+        answer = enforced.walk(chooser, SNIPPETS, ends=0.2, jumps=0.5)
+        if answer is None:
+            continue
+        num_ended += 1
+        parts = (read if choice is AUTO else read_by_grammar)(FORMATS[name], answer, tools)
+        calls = [part for part in parts if not isinstance(part, str)]
+        assert all(_follows_schema(one[0], json.loads(one[1])) for one in calls), answer
+        assert parallel or len(calls) <= 1, answer
+        assert choice is AUTO or parts == calls != [], answer
+    assert num_ended > 0

@@ -21,13 +21,13 @@ import pytest
 from inference.text.answers.parts import ToolFormat
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import FORMATS, Merged, merged, parts_of, read
-from tests.inference.text.tool_calls.family_cases import FAMILIES
-from tests.inference.text.tool_calls.written_calls import (
-    ARGUMENTS,
+from tests.inference.text.tool_calls.calls import Merged, merged, parts_of, read
+from tests.inference.text.tool_calls.formats import FORMATS, Call, written
+from tests.inference.text.tool_calls.strict_readings import (
+    CALLS,
     NAMES,
+    READINGS,
     TOOLS,
-    WRITINGS,
     Calls,
     lenient_json,
 )
@@ -46,7 +46,7 @@ CALL_CHARACTERS = re.compile(r'["{}\[\]:<>=]')
 
 
 def format_of(name: str) -> ToolFormat:
-    return FORMATS["llama3"] if name.startswith("llama3") else {**FORMATS, **FAMILIES}[name]
+    return FORMATS["llama3" if name.startswith("llama3") else name]
 
 
 def borders(text: str) -> list[int]:
@@ -98,12 +98,12 @@ def is_closed(block: str) -> bool:
     return block.rstrip().endswith(">")
 
 
-def readings(name: str, written: str, answer: Merged) -> Iterator[Calls]:
+def readings(name: str, whole: str, answer: Merged) -> Iterator[Calls]:
     """Strict readings of the text, without the text around its calls: as it stands, with the brace
     that may be missing, without up to three that are too many, and without a comma behind which no
     argument is missing. Nothing, where the text behind the calls may be a part of them."""
     before, after = (one if isinstance(one, str) else "" for one in (answer[0], answer[-1]))
-    block = written.removeprefix(before).removesuffix(after)
+    block = whole.removeprefix(before).removesuffix(after)
     if not is_closed(block) and CALL_CHARACTERS.search(after.partition("\n")[0]):
         return
     end = block.rfind("}") + 1
@@ -111,22 +111,22 @@ def readings(name: str, written: str, answer: Merged) -> Iterator[Calls]:
     spare = (block[: end - n] + block[end:] for n in range(4) if braces[:n] == block[end - n : end])
     cut = re.sub(r"\s*<[^<>]*\Z", "", block)
     added = (block[:end] + brackets + block[end:] for brackets in ("}", "]", "}]"))
-    for text in (written, block, cut, f"{block}]", *added, *spare):
+    for text in (whole, block, cut, f"{block}]", *added, *spare):
         try:
-            yield WRITINGS[name].read(text)
+            yield READINGS[name](text)
         except (ValueError, RecursionError):
             continue
     with contextlib.suppress(ValueError, RecursionError):
-        calls = WRITINGS[name].read(re.sub(r",(\s*[}\]])", r"\1", block))
+        calls = READINGS[name](re.sub(r",(\s*[}\]])", r"\1", block))
         if all(PROPERTIES.get(one, set()) <= given.keys() for one, given in calls):
             yield calls
 
 
-def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Merged) -> str | None:
+def fault(name: str, text: str, call: Call, answer: Merged) -> str | None:
     """``None``: the answer is the call, the text, or a strict reading of the text."""
     calls = [(one[0], json.loads(one[1])) for one in answer if not isinstance(one, str)]
     if not calls:
-        return None if "".join(map(str, answer)) == written else "the text is not whole"
+        return None if "".join(map(str, answer)) == text else "the text is not whole"
     names = [named for one in calls for named in (one[0], *one[1])]
     if name in ("llama3_python", "lfm2") and any(map(keyword.iskeyword, names)):
         return None  # Python, which is the second reader, has another meaning for it
@@ -138,37 +138,38 @@ def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Mer
             one[0] == two[0] and same(one[1], two[1])
             for one, two in zip(calls, strict, strict=True)
         )
-        for strict in readings(name, written, answer)
+        for strict in readings(name, text, answer)
     )
     return None if is_strict else "another call"
 
 
-@each_case("name", WRITINGS)
+@each_case("name", READINGS)
 def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
-    for called, arguments in ARGUMENTS:
-        written = WRITINGS[name].write(called, arguments)
-        assert WRITINGS[name].read(written) == [(called, arguments)], written
-        whole = read(format_of(name), written, TOOLS)
-        assert [(one[0], json.loads(one[1])) for one in whole] == [(called, arguments)], written
-        assert merged(parts_of(format_of(name), written, TOOLS)) == whole
-    for cut in range(len(written)):
-        assert merged(parts_of(format_of(name), [written[:cut], written[cut:]], TOOLS)) == whole
+    for call in CALLS:
+        text = written(name, call)
+        assert READINGS[name](text) == [call], text
+        whole = read(format_of(name), text, TOOLS)
+        assert [(one[0], json.loads(one[1])) for one in whole] == [call], text
+        assert merged(parts_of(format_of(name), text, TOOLS)) == whole
+    for cut in range(len(text)):
+        assert merged(parts_of(format_of(name), [text[:cut], text[cut:]], TOOLS)) == whole
 
 
 @pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY))
-@each_case("name", WRITINGS)
+@each_case("name", READINGS)
 def test_a_changed_call_is_the_call_or_text(name: str) -> None:
     chooser = random.Random(f"{name} {MANY}{SEED}")
-    for _ in range(max(1, MANY // len(WRITINGS))):
-        called, arguments = call = chooser.choice(ARGUMENTS)
-        written = mutated(WRITINGS[name].write(called, arguments), chooser)
-        answer = read(format_of(name), written, TOOLS)
-        assert fault(name, written, call, answer) is None, f"{written}\n{call}\n{answer}"
+    for _ in range(max(1, MANY // len(READINGS))):
+        call = chooser.choice(CALLS)
+        text = mutated(written(name, call), chooser)
+        answer = read(format_of(name), text, TOOLS)
+        assert fault(name, text, call, answer) is None, f"{text}\n{call}\n{answer}"
         cuts = (
-            range(len(written))
+            range(len(text))
             if MANY > 10_000 and chooser.random() < 0.02
-            else [chooser.randrange(len(written) + 1)]
+            else [chooser.randrange(len(text) + 1)]
         )
         for cut in cuts:
-            pieces = [written[:cut], written[cut:]]
-            assert merged(parts_of(format_of(name), pieces, TOOLS)) == answer, written
+            assert merged(parts_of(format_of(name), [text[:cut], text[cut:]], TOOLS)) == answer, (
+                text
+            )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls import find_tool_format
-from inference.text.tool_calls.json_formats import MistralFormat
-from inference.text.tool_calls.python_formats import Llama3Format
 from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
 
@@ -37,47 +35,45 @@ GEMMA_3 = (
     "argument name and its value}",
 )
 """The prompt of Gemma 3's documentation."""
-UNKNOWN = {
-    "no template": None,
-    "no place for tools": "{{ messages[0].content }}",
-}
+ALL = [*TEMPLATES.items(), *(("llama3", TOOLS + prompt) for prompt in GEMMA_3)]
 
 
-@each_case("name", TEMPLATES)
-def test_a_template_shows_its_format(name: str, vocabularies: dict[str, Vocabulary]) -> None:
-    found = find_tool_format(TEMPLATES[name], vocabularies["spelled"].text)
+@each_case(("name", "template"), ALL)
+def test_a_template_shows_its_format(
+    name: str, template: str, vocabularies: dict[str, Vocabulary]
+) -> None:
+    found = find_tool_format(template, vocabularies["spelled"].text)
     assert found is not None
     assert found.name == name
 
 
-@each_case("prompt", GEMMA_3)
-def test_gemma_3_writes_what_its_prompt_asks_for(
-    prompt: str, vocabularies: dict[str, Vocabulary]
-) -> None:
-    found = find_tool_format(TOOLS + prompt, vocabularies["spelled"].text)
-    assert isinstance(found, Llama3Format)
-
-
-@each_case("template", [TEMPLATES["glm"], TEMPLATES["deepseek"] + "```json"])
+@each_case(
+    ("template", "other"),
+    [
+        (TEMPLATES["glm"], TEMPLATES["glm"].replace("</arg_key>\n", "</arg_key>")),
+        (TEMPLATES["deepseek"], TEMPLATES["deepseek"] + "```json"),
+        (TEMPLATES["dsml"], TEMPLATES["dsml"].replace("function_calls", "tool_calls")),
+        (TEMPLATES["mistral"], TOOLS + "'[TOOL_CALLS]' + name + '[ARGS]' + arguments"),
+    ],
+)
 def test_templates_show_which_of_two_forms(
-    template: str, vocabularies: dict[str, Vocabulary]
+    template: str, other: str, vocabularies: dict[str, Vocabulary]
 ) -> None:
-    text = vocabularies["spelled"].text
-    tools = [ToolDefinition(name="f", path="")]
-    choice = ToolChoice(mode="required")
-    both = (template, template.replace("```json", "").replace("</arg_key>\n", "</arg_key>"))
-    grammars = [
-        found.grammar(tools, choice, parallel=False, tokenizer=text)
-        for one in both
-        if (found := find_tool_format(one, text)) is not None
-    ]
-    assert len(set(grammars)) == len(both)
+    text, found = vocabularies["spelled"].text, []
+    for one in (template, other):
+        tool_format = find_tool_format(one, text)
+        assert tool_format is not None
+        tools, choice = [ToolDefinition(name="f", path="")], ToolChoice(mode="required")
+        found.append(tool_format.grammar(tools, choice, parallel=True, tokenizer=text))
+    assert found[0] != found[1]
 
 
-@each_case("name", UNKNOWN)
-def test_other_formats_are_not_guessed(name: str, vocabularies: dict[str, Vocabulary]) -> None:
+@each_case("template", [None, "{{ messages[0].content }}"])
+def test_other_formats_are_not_guessed(
+    template: str | None, vocabularies: dict[str, Vocabulary]
+) -> None:
     for vocabulary in vocabularies.values():
-        assert find_tool_format(UNKNOWN[name], vocabulary.text) is None
+        assert find_tool_format(template, vocabulary.text) is None
 
 
 def test_a_tokenizer_shows_what_its_template_does_not(
@@ -87,26 +83,6 @@ def test_a_tokenizer_shows_what_its_template_does_not(
     found = find_tool_format(TOOLS, vocabularies["special"].text)
     assert found is not None
     assert found.name == "mistral"
-
-
-def test_mistral_templates_show_which_form_the_model_writes(
-    vocabularies: dict[str, Vocabulary],
-) -> None:
-    text = vocabularies["special"].text
-    for template, begins in (
-        (TEMPLATES["mistral"], 'rest: "["'),
-        (TOOLS + "'[TOOL_CALLS]' + name + '[ARGS]' + arguments", "rest: rest_0"),
-    ):
-        found = find_tool_format(template, text)
-        assert isinstance(found, MistralFormat)
-        grammar = found.grammar(
-            [ToolDefinition(name="f", path="")],
-            ToolChoice(mode="required"),
-            parallel=True,
-            tokenizer=text,
-        )
-        assert grammar is not None
-        assert begins in grammar
 
 
 def test_only_special_markers_need_to_be_shown(vocabularies: dict[str, Vocabulary]) -> None:

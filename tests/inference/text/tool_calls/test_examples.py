@@ -1,0 +1,228 @@
+"""Answers as models write them, whole and cut anywhere; no text or schema makes a parser fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from inference.protocol.generation import ToolDefinition
+from inference.text.answers.parts import CallArguments, CallStarted
+from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.tag_formats import DSML, TagFormat
+from tests.cases import each_case
+from tests.inference.text.tool_calls import json_examples, tag_examples
+from tests.inference.text.tool_calls.calls import TOOLS, Merged, merged, parts_of, read
+from tests.inference.text.tool_calls.formats import FORMATS, Call, written
+
+LS, PARIS = ("bash", {"command": "ls"}), ("get_weather", {"city": "Paris", "days": 3})
+ONE_CALL, BARE_CALL = ("harmony",), ("llama3", "plain")
+EXAMPLES: dict[tuple[str, str], tuple[str, Merged]] = {
+    (name, case): example
+    for module in (json_examples, tag_examples)
+    for name, cases in module.READ.items()
+    for case, example in cases.items()
+}
+EXAMPLES |= {
+    (name, case): (text, [text])
+    for module in (json_examples, tag_examples)
+    for name, cases in module.KEPT.items()
+    for case, text in cases.items()
+}
+
+
+@each_case("name", FORMATS)
+def test_calls_are_read_with_the_text_around_them(name: str) -> None:
+    calls = [LS, ("now", {}), PARIS]
+    texts = [(called, json.dumps(one, separators=(",", ":"))) for called, one in calls]
+    for call, text in zip(calls, texts, strict=True):
+        assert read(FORMATS[name], written(name, call)) == [text]
+    if name not in ONE_CALL:
+        assert read(FORMATS[name], written(name, *calls)) == texts
+        assert read(FORMATS[name], f"{written(name, LS)}\nDone.") == [texts[0], "Done."]
+    if name not in BARE_CALL:
+        assert read(FORMATS[name], f"I look.\n{written(name, LS)}") == ["I look.", texts[0]]
+
+
+@each_case("name", FORMATS)
+def test_a_call_that_is_cut_off_is_text_where_anything_of_it_is_missing(name: str) -> None:
+    text = written(name, PARIS)
+    (whole,) = read(FORMATS[name], text)
+    last_value = text.rindex("3")
+    for cut in range(1, len(text)):
+        parts = read(FORMATS[name], text[:cut])
+        assert parts == [text[:cut]] or (parts == [whole] and cut > last_value), text[:cut]
+
+
+CLOSING = f"</parameter> </arg_value> </{DSML}parameter> </tool_call> }}]"
+NESTED = {"a": [{"b": "x, }y", "c": None}, 1.5, True, ["x", 'y|"z']], "d": {}}
+
+
+@each_case("name", FORMATS)
+@each_case(
+    "call",
+    [
+        ("bash", {"command": "\ncat <<E\n <a> \nE\n"}),
+        ("bash", {"command": f"a{CLOSING} b"}),
+        ("bash", {"command": '"a"\\n\n\tb</c>'}),
+        ("write_file", {"mode": 420, "tags": ["a", "b"], "options": {"a": True}}),
+        ("write_file", {"path": "007", "mode": None}),
+        ("f", NESTED),
+    ],
+)
+def test_arguments_are_kept_to_the_character(name: str, call: Call) -> None:
+    if call[0] == "f" and isinstance(FORMATS[name], TagFormat):
+        return  # without a schema a tag's value is a text
+    ((called, arguments),) = read(FORMATS[name], written(name, call))
+    assert (called, json.loads(arguments)) == call
+
+
+@each_case(("name", "case"), EXAMPLES)
+def test_an_example_is_read_whole_and_in_pieces(name: str, case: str) -> None:
+    text, expected = EXAMPLES[name, case]
+    for size in (len(text), 1, 2, 3, 7):
+        chunks = [text[start : start + size] for start in range(0, len(text), size)]
+        assert merged(parts_of(FORMATS[name], chunks)) == expected, size
+    if name == "mistral":
+        assert read(FORMATS["mistral_named"], text) == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(text=st.text() | st.text('<tol_ca>[]{}fp/="\n ') | st.text('[]{}()"abc:=,\n '))
+@example(text=" \n ")
+@example(text="```json\n{}\n```<|")
+def test_text_without_calls_is_unchanged(name: str, text: str) -> None:
+    parts = read(FORMATS[name], text, [])
+    is_call = name in BARE_CALL and any(isinstance(part, tuple) for part in parts)
+    assert is_call or parts == ([text] if text else [])
+
+
+JSON_FRAGMENTS = [
+    *('{"name": "bash", "arguments": {"command": "', '{"name": "now"', '"arguments": {', "{}"),
+    *('{"arguments": {"name": "bash", "command": "ls"}}', '{"arguments": "{\\"command\\": 1}"'),
+    *('{"parameters": {"city": "P"}, "name": "get_weather"}', '"name"', "\\u00e", "nul", "2.5e"),
+    *("}}", "}}}", "}}}}", "é🙂", *'{}[]:,"\\1-\n \x01'),
+]
+
+
+def _answers(name: str) -> st.SearchStrategy[str]:
+    """Pieces of the format's examples, of JSON and of anything, in any order."""
+    texts = [text for (owner, _), (text, _) in EXAMPLES.items() if owner == name]
+    texts.append(written(name, LS))
+    cut = st.tuples(st.sampled_from(texts), st.integers(0, 80), st.integers(1, 40))
+    piece = cut.map(lambda one: one[0][one[1] : one[1] + one[2]])
+    fragments = piece | st.sampled_from([*texts, *JSON_FRAGMENTS]) | st.text(max_size=4)
+    return st.lists(fragments, max_size=10).map("".join)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+def test_any_answer_is_the_same_however_it_is_cut(name: str, data: st.DataObject) -> None:
+    text = data.draw(_answers(name))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    borders = sorted({0, len(text), *cuts})
+    chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
+    whole = read(FORMATS[name], text)
+    assert merged(parts_of(FORMATS[name], chunks)) == whole
+    assert merged(parts_of(FORMATS[name], text)) == whole
+    if all(isinstance(part, str) for part in whole):
+        assert "".join(map(str, whole)) == text
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+WRITTEN = {
+    "hermes": '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>',
+    "llama3": '{{"name": "f", "parameters": {}}}',
+    "mistral": '[TOOL_CALLS][{{"name": "f", "arguments": {}}}]',
+    "mistral_named": "[TOOL_CALLS]f[ARGS]{}",
+    "kimi": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@given(
+    arguments=st.dictionaries(st.text(), VALUES, max_size=4),
+    indent=st.none() | st.integers(0, 2),
+    is_ascii=st.booleans(),
+    data=st.data(),
+)
+def test_json_arguments_come_through_or_are_text_where_they_are_cut_off(
+    name: str,
+    arguments: dict[str, object],
+    indent: int | None,
+    is_ascii: bool,
+    data: st.DataObject,
+) -> None:
+    text = WRITTEN[name].format(json.dumps(arguments, indent=indent, ensure_ascii=is_ascii))
+    ((called, streamed),) = read(FORMATS[name], text)
+    assert (called, json.loads(streamed)) == ("f", arguments)
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    parts = read(FORMATS[name], cut)
+    assert parts == [cut] or not any(isinstance(part, str) for part in parts)
+
+
+@each_case("name", WRITTEN)
+def test_arguments_are_reported_as_they_come_under_a_grammar_else_whole(name: str) -> None:
+    text = WRITTEN[name].format('{"a": "' + "x" * 9 + '"}')
+    whole = [CallStarted("f"), CallArguments('{"a":"xxxxxxxxx"}')]
+    parser = FORMATS[name].parser([])
+    assert [part for character in text[:-1] for part in parser.feed(character)] == []
+    assert [*parser.feed(text[-1]), *parser.flush()] == whole
+    begin = text.index("x") + 1
+    parser = FORMATS[name].parser([])
+    assert isinstance(parser, CallParser)
+    parser.streams_arguments = True
+    begun = parser.feed(text[:begin])
+    for _ in range(8):
+        begun += (more := parser.feed("x"))
+        assert more == [CallArguments("x")]
+    assert merged([*begun, CallArguments('"}')]) == merged(whole)
+    assert parser.flush() == [], "what is cut off stays unfinished"
+
+
+@each_case("begun", ['{"a', '{"name": "Alice", "age', '{"type": "object", "properties": {"'])
+def test_an_answer_in_json_is_not_held_back(begun: str) -> None:
+    parser = FORMATS["llama3"].parser(TOOLS)
+    text = begun + '": ["'
+    assert merged(part for character in text for part in parser.feed(character)) == [text]
+
+
+SCHEMA_WORDS = st.sampled_from(
+    [
+        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
+        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
+        *("command", "city", "bash"),
+    ]
+)
+SCHEMAS = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200)
+@given(
+    data=st.data(),
+    name=st.sampled_from(list(FORMATS)),
+    schema=st.dictionaries(SCHEMA_WORDS, SCHEMAS, max_size=4),
+)
+def test_no_schema_makes_a_parser_fail(
+    data: st.DataObject, name: str, schema: dict[str, object]
+) -> None:
+    tools = [ToolDefinition(name="bash", path="", parameters=schema)]
+    read(FORMATS[name], data.draw(_answers(name)), tools)
+    read(FORMATS["hermes"], '<tool_call>{"arguments": {"command": 1}}</tool_call>', tools)
+    text = written(name, ("bash", {"command": "1", "city": "a"}))
+    assert [called for called, _ in read(FORMATS[name], text, tools)] == ["bash"]
