@@ -11,7 +11,6 @@ import pytest
 from helexa_site import program
 from helexa_site.program import Installation
 from tests.cases import each_case
-from tests.helexa_site.processes import manage
 
 FILES = {
     Installation.CHECKOUT: ("manage.py", "requirements-dev.txt"),
@@ -66,13 +65,3 @@ def test_names(
 ) -> None:
     install(kind, monkeypatch, tmp_path)
     assert (program.program(), program.neuron_program()) == (name, neuron)
-
-
-@pytest.mark.slow
-@each_case("words", ["keys list", "changepassword admin"])
-def test_a_command_leaves_no_database_behind(tmp_path: Path, words: str) -> None:
-    """Django's own neither."""
-    done = manage(*words.split(), unset=("DATABASE_URL",), HELEXA_DATA_DIR=str(tmp_path))
-    assert done.returncode != 0
-    assert "Has it been set up" in done.stderr and "unable to open" in done.stderr
-    assert not list(tmp_path.glob("helexa.sqlite3*"))

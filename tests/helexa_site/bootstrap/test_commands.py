@@ -194,25 +194,19 @@ def test_an_environment_that_was_made_runs_every_command(tmp_path: Path) -> None
         assert output.endswith(f"manage.py {words}\n"), output
 
 
-@each_case("command", ["status", "gateway"])
 @each_case(
     ("name", "value"), [("HELEXA_MAX_BODY_BYTES", "32MB"), ("DATABASE_URL", "mysql://db/helexa")]
 )
 def test_a_setting_that_cannot_be_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    name: str,
-    value: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
     """Django reads the settings when it is asked for the first command."""
-
-    def read_settings(_arguments: list[str]) -> None:
-        database_settings(read_config({name: value}).database_url)
-
     monkeypatch.setenv("HELEXA_LISTEN_HOST", "127.0.0.1")  # the command sets it
-    monkeypatch.setattr("django.core.management.execute_from_command_line", read_settings)
-    assert run([command]) == EXIT_MISCONFIGURED
+    monkeypatch.setattr(
+        "django.core.management.execute_from_command_line",
+        lambda _: database_settings(read_config({name: value}).database_url),
+    )
+    assert run(["gateway"]) == EXIT_MISCONFIGURED
     printed = capsys.readouterr().err
     assert printed.startswith(f"helexa: {name}")
     assert printed.count("\n") == 1
@@ -232,30 +226,29 @@ def replica(status: ReplicaStatus, **fields: Any) -> ReplicaView:
     return ReplicaView(neuron="n", model="m", job_id="1", status=status, status_age_s=0.0, **fields)
 
 
-def test_progress_is_reported_in_tenths() -> None:
+def test_a_load_is_reported_in_tenths_and_its_failure_in_its_words() -> None:
     lines = []
     for done in range(101):
         progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=done * 10**6, total=10**8)
         lines.append(replica_line(replica(ReplicaStatus.LOADING, progress=progress)))
     assert len(set(lines)) == 11
     assert lines[50] == "downloading 50 % of 100 MB"
-
-
-def test_a_failed_load_is_reported_in_its_words() -> None:
     failure = LoadFailure(code="download_failed", message="pip could not download it")
     line = replica_line(replica(ReplicaStatus.FAILED, failure=failure))
     assert line.startswith("cannot be loaded: pip could not download it")
 
 
 @pytest.mark.parametrize(
-    "command", slow_but(["migrate", "ensure_default_model", "createsuperuser"], "createsuperuser")
+    "command", slow_but(["migrate", "changepassword admin", "createsuperuser"], "createsuperuser")
 )
 def test_a_database_that_cannot_be_opened_is_one_line(command: str, tmp_path: Path) -> None:
-    """The rule holds for Django's own commands too."""
-    outcome = manage(command, HELEXA_DATA_DIR=str(tmp_path / "nothing"), DATABASE_URL="")
+    """The rule holds for Django's own commands too, and no database is left behind."""
+    data_dir = tmp_path if command.startswith("changepassword") else tmp_path / "nothing"
+    outcome = manage(*command.split(), HELEXA_DATA_DIR=str(data_dir), DATABASE_URL="")
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("helexa: The database does not answer as it should: unable to")
     assert outcome.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("**/*.sqlite3*"))
 
 
 def test_serve_prints_lines_or_json(

@@ -144,12 +144,8 @@ def hostile(redis_url: str, database: Path, directory: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("command", "is_hostile"),
     [
-        pytest.param(("-c", SUITE), True, id="manage.py, hostile", marks=pytest.mark.slow),
         pytest.param(("-c", SUITE), False, id="manage.py, nothing set"),
-        pytest.param(("-m", "pytest"), True, id="pytest, hostile", marks=pytest.mark.slow),
-        pytest.param(
-            ("-m", "pytest", "-n", "2", "--dist", "loadfile"), True, id="processes, hostile"
-        ),
+        pytest.param(("-m", "pytest", "-n", "2", "--dist", "loadfile"), True, id="pytest, hostile"),
     ],
 )
 def test_a_run_reaches_no_live_server(

@@ -150,32 +150,6 @@ OLLAMA_GENERATE: dict[str, Field] = OLLAMA | {
     "system": Field(inside=("Be brief.",), outside=(3,)),
     "raw": Field(inside=(True, False), outside=("yes",)),
 }
-ELSEWHERE: dict[str, frozenset[str]] = {
-    "/v1/chat/completions": frozenset(
-        {
-            *("model", "messages", "stream", "stream_options", "tools", "tool_choice"),
-            *("parallel_tool_calls", "prediction", "reasoning_effort", "include_reasoning"),
-            *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
-        }
-    ),
-    "/v1/completions": frozenset({"model", "prompt", "stream", "stream_options"}),
-    "/v1/messages": frozenset(
-        {
-            *("model", "messages", "stream", "tools", "tool_choice", "thinking"),
-            *("output_config", "output_format"),
-        }
-    ),
-    "/v1/responses": frozenset(
-        {
-            *("model", "input", "stream", "stream_options", "tools", "tool_choice", "store"),
-            *("parallel_tool_calls", "background", "include", "metadata", "reasoning", "text"),
-            *("previous_response_id", "truncation", "top_logprobs"),
-        }
-    ),
-    "/api/chat": frozenset({"model", "messages", "options", "stream", "think", "tools"}),
-    "/api/generate": frozenset({"model", "prompt", "options", "stream", "think", "images"}),
-}
-"""Fields that every request here has, or that the official clients try (tests/live)."""
 FIELDS: dict[str, dict[str, Field]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
@@ -247,44 +221,3 @@ def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
     if name == "max_completion_tokens":
         del body["max_tokens"]
     return body
-
-
-EMBEDDING_MODEL = "all-minilm-l6-v2"
-DIMENSIONS = 384
-LIMIT = 256
-"""Tokens of an input."""
-VOCAB_SIZE = 30_522
-LONG = "word " * (LIMIT + 50)
-MOST_INPUTS = 2048
-
-DIMENSION = Field(inside=(DIMENSIONS,), outside=(0, DIMENSIONS // 2, DIMENSIONS + 1, "384"))
-TEXTS = ("Hello", ["Hello"], ["One text.", "Another one."], ["a"] * MOST_INPUTS)
-NO_TEXTS = ("", [], [""], ["a", ""], ["a"] * (MOST_INPUTS + 1), 3, LONG, ["a", LONG])
-IDS = ([101, 7592, 102], [[101, 7592, 102], [101, 102]], [VOCAB_SIZE - 1])
-NO_IDS = ([[]], [-1], [VOCAB_SIZE], [[101], "Hello"], [1.5])
-EMBEDDING_FIELDS: dict[str, dict[str, Field]] = {
-    "/v1/embeddings": {
-        "input": Field(inside=(*TEXTS, *IDS), outside=(*NO_TEXTS, *NO_IDS)),
-        "dimensions": DIMENSION,
-        "encoding_format": Field(inside=("float", "base64"), outside=("hex", 3)),
-        "truncate_prompt_tokens": Field(
-            inside=(-1, 3, LIMIT), outside=(-2, 0, "3"), beside={"input": LONG}
-        ),
-        "user": Field(inside=("", "reader-7"), outside=(3,)),
-    },
-    "/api/embed": {
-        "input": Field(inside=TEXTS, outside=NO_TEXTS, beside={"truncate": False}),
-        "dimensions": DIMENSION,
-        "truncate": Field(inside=(True,), outside=("yes",), beside={"input": LONG}),
-    },
-    "/api/embeddings": {"prompt": Field(inside=("Hello",), outside=(3,))},
-}
-
-
-def plain_embedding(path: str) -> dict[str, Any]:
-    field = "prompt" if path == "/api/embeddings" else "input"
-    return {"model": EMBEDDING_MODEL, field: "A lighthouse keeper in a storm."}
-
-
-def embedding_of(path: str, name: str, value: Any) -> dict[str, Any]:
-    return plain_embedding(path) | EMBEDDING_FIELDS[path][name].beside | {name: value}
