@@ -25,7 +25,8 @@ PROXY = "10.1.0.7"
 
 
 @pytest.fixture
-def behind_tls(monkeypatch: pytest.MonkeyPatch) -> Config:
+def behind_tls(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Config:
+    settings.ALLOWED_HOSTS = ["chat.example.org"]
     config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
     monkeypatch.setattr(middleware, "CONFIG", config)
     return config
@@ -41,12 +42,6 @@ def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET")
     return request if answer is None else answer
 
 
-@pytest.fixture
-def _is_chat(settings: Any) -> None:
-    settings.ALLOWED_HOSTS = ["chat.example.org"]
-
-
-@pytest.mark.usefixtures("_is_chat")
 @each_case(
     ("peer", "forwarded", "is_secure"),
     [
@@ -64,7 +59,6 @@ def test_only_a_trusted_proxys_https_header_counts(
     assert asked(behind_tls, peer, forwarded).is_secure() is is_secure
 
 
-@pytest.mark.usefixtures("_is_chat")
 @each_case("method", ["GET", "POST"])
 def test_what_came_by_http_through_the_proxy_is_sent_to_https(
     behind_tls: Config, monkeypatch: pytest.MonkeyPatch, method: str
