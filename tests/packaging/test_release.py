@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from helexa_site.bootstrap.environment import applying, installed_version, pins_of
 from tests.cases import each_case
@@ -52,14 +49,13 @@ RELEASED = """\
 
 * Sun Nov 22 2026 helexa - 0.1.0-1
 The first release."""
-LATER_THAN_ANY_RELEASE = 4102444800
 SCRIPT = """\
 import sys
 from types import SimpleNamespace
 sys.path.insert(0, {folder!r})
 from release_notes import NotesError, rpm_changelog
 release = SimpleNamespace(
-    version={version!r}, is_tagged={is_tagged}, unix_s={unix_s},
+    version={version!r}, is_tagged={is_tagged}, unix_s=1795609863,
     package_version="0.2.0+git20261225.abc",
 )
 try:
@@ -69,12 +65,9 @@ except NotesError as error:
 """
 
 
-def changelog(
-    notes: str, *, version: str = "0.2.0", is_tagged: bool, unix_s: int = 1795609863
-) -> tuple[str, str]:
+def changelog(notes: str, *, version: str = "0.2.0", is_tagged: bool) -> tuple[str, str]:
     """What it printed, and its error. In a process of its own, as packaging/ is no package."""
-    folder = str(ROOT / "packaging")
-    script = SCRIPT.format(folder=folder, version=version, is_tagged=is_tagged, unix_s=unix_s)
+    script = SCRIPT.format(folder=str(PACKAGING), version=version, is_tagged=is_tagged)
     done = subprocess.run(
         (sys.executable, "-c", script), input=notes, capture_output=True, text=True, check=False
     )
@@ -86,25 +79,6 @@ def test_a_build_begins_with_what_is_not_released_and_a_release_with_its_own_not
     assert changelog(NOTES, is_tagged=True) == (RELEASED, "")
     written, error = changelog(NOTES, version="0.3.0", is_tagged=True)
     assert written == "" and "'## 0.3.0 - YYYY-MM-DD'" in error
-
-
-def test_rpm_reads_this_projects_notes(tmp_path: Path) -> None:
-    if shutil.which("rpmspec") is None:
-        pytest.skip("there is no rpmspec on this machine")
-    notes = (ROOT / "CHANGELOG.md").read_text()
-    written, error = changelog(notes, is_tagged=False, unix_s=LATER_THAN_ANY_RELEASE)
-    assert error == ""
-    spec = tmp_path / "x.spec"
-    head = "Name: x\nVersion: 1\nRelease: 1\nSummary: x\nLicense: x\n%description\n%files\n"
-    spec.write_text(f"{head}%changelog\n{written}\n")
-    read = subprocess.run(
-        ("rpmspec", "--query", "--queryformat", "[%{CHANGELOGNAME}\\n]", str(spec)),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert "helexa - 0.1.0-1" in read.stdout
-    assert "warning" not in read.stderr
 
 
 CLEAN = "No known vulnerabilities found"

@@ -109,9 +109,11 @@ def _read_response(answer: Answer, body: dict[str, Any]) -> None:
 
 
 def _read_ollama(answer: Answer, body: dict[str, Any]) -> None:
-    text = body["message"]["content"] if "message" in body else body["response"]
-    logprobs = body.get("logprobs") or []
-    answer.choices[0] = Choice(text=text, reason=body["done_reason"], logprobs=logprobs)
+    answer.choices[0] = Choice(
+        text=body["message"]["content"],
+        reason=body["done_reason"],
+        logprobs=body.get("logprobs") or [],
+    )
     _add_usage(answer, body["prompt_eval_count"], body["eval_count"])
 
 
@@ -125,7 +127,6 @@ _READERS = {
     "/v1/messages": _read_message,
     "/v1/responses": _read_response,
     "/api/chat": _read_ollama,
-    "/api/generate": _read_ollama,
 }
 
 

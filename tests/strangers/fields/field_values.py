@@ -1,8 +1,7 @@
 """Each field that an endpoint honours: its least, usual and greatest value, and one step outside.
 
-``inside`` are accepted and held to the rules of ``answer_rules``; ``outside`` are refused by name.
-A field that needs others beside it has them in ``beside``. ``test_field_values`` compares the table
-with the OpenAPI document: a field that is honoured and stands nowhere here fails.
+``inside`` are accepted and held to the rules of ``answers``; ``outside`` are refused by name. A
+field that needs others beside it has them in ``beside``.
 """
 
 from __future__ import annotations
@@ -146,17 +145,12 @@ OLLAMA: dict[str, Field] = {
     ),
 }
 """Options stand in an object of their own."""
-OLLAMA_GENERATE: dict[str, Field] = OLLAMA | {
-    "system": Field(inside=("Be brief.",), outside=(3,)),
-    "raw": Field(inside=(True, False), outside=("yes",)),
-}
 FIELDS: dict[str, dict[str, Field]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/v1/messages": MESSAGE,
     "/v1/responses": RESPONSE,
     "/api/chat": OLLAMA,
-    "/api/generate": OLLAMA_GENERATE,
 }
 MAX_TOKENS_FIELD = {
     "/v1/chat/completions": "max_tokens",
@@ -164,7 +158,6 @@ MAX_TOKENS_FIELD = {
     "/v1/messages": "max_tokens",
     "/v1/responses": "max_output_tokens",
     "/api/chat": "options.num_predict",
-    "/api/generate": "options.num_predict",
 }
 IN_OPTIONS = "options."
 COMMON_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -179,8 +172,11 @@ def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
     if "repetition_penalty" in FIELDS[path]:
         body["repetition_penalty"] = 1
     match path:
-        case "/api/chat" | "/api/generate":
-            return _ollama_body(path, max_tokens)
+        case "/api/chat":
+            options = {"temperature": 0, "num_predict": max_tokens, "repeat_penalty": 1}
+            del body["temperature"]
+            body |= {"stream": False, "options": options}
+            return body | {"messages": [{"role": "user", "content": TALE}]}
         case "/v1/completions":
             body["prompt"] = "Once upon a time"
         case "/v1/responses":
@@ -190,18 +186,9 @@ def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
     return body | {MAX_TOKENS_FIELD[path]: max_tokens}
 
 
-def _ollama_body(path: str, max_tokens: int) -> dict[str, Any]:
-    asked = {"prompt": TALE} if path == "/api/generate" else {"messages": _USER_TURN}
-    options = {"temperature": 0, "num_predict": max_tokens, "repeat_penalty": 1}
-    return {"model": "smollm2-135m-instruct", "stream": False, "options": options, **asked}
-
-
-_USER_TURN = [{"role": "user", "content": TALE}]
-
-
 def as_asked(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The body with Ollama's options beside its other fields, by the names of other dialects."""
-    if path not in ("/api/chat", "/api/generate"):
+    if path != "/api/chat":
         return body
     options = {COMMON_NAMES.get(name, name): value for name, value in body["options"].items()}
     return {name: value for name, value in body.items() if name != "options"} | options
