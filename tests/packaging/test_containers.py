@@ -58,7 +58,7 @@ def test_every_variable_is_in_the_example_and_no_secret() -> None:
 
 NGINX = (
     *("proxy_buffering off;", "proxy_http_version 1.1;", "proxy_set_header Upgrade $http_upgrade;"),
-    *("X-Forwarded-For $proxy_add_x_forwarded_for;", "X-Forwarded-Proto $scheme;"),
+    *("X-Forwarded-For $proxy_add_x_forwarded_for;", "proxy_set_header X-Forwarded-Proto"),
 )
 NGINX_TIMEOUT, NGINX_BODY = r"proxy_read_timeout (\d+)s;", r"client_max_body_size (\d+)m;"
 

@@ -1,4 +1,4 @@
-"""Each field that an endpoint honours: its least, usual and greatest value, and one step outside.
+"""Each field that a chat honours: its least, usual and greatest value, and one step outside.
 
 ``inside`` are accepted and held to the rules of ``answers``; ``outside`` are refused by name. A
 field that needs others beside it has them in ``beside``.
@@ -40,7 +40,7 @@ PENALTY = Field(inside=(-2, 0.5, 2), outside=(-2.01, 2.01, "0.5", True))
 NAME = Field(inside=("", "reader-7"), outside=(3, ["reader-7"]), max_tokens=SHORT_TOKENS)
 """The end user's name, for the request's record alone."""
 SAMPLED = {"temperature": 0.8, "seed": 7}
-SAMPLING: dict[str, Field] = {
+FIELDS: dict[str, Field] = {
     "temperature": Field(inside=(0, 0.7, 2), outside=(-0.01, 2.01, "hot")),
     "top_p": Field(inside=(0.01, 0.9, 1), outside=(-0.01, 1.01), beside=SAMPLED),
     "top_k": Field(inside=(-1, 0, 1, 40, 49_152), outside=(-2, 1.5), beside=SAMPLED),
@@ -84,8 +84,6 @@ SAMPLING: dict[str, Field] = {
     ),
     "return_token_ids": Field(inside=(True, False), outside=("yes",)),
     "prompt_logprobs": Field(inside=(0, 5, 20), outside=(-2, 21), max_tokens=SHORT_TOKENS),
-}
-CHAT: dict[str, Field] = SAMPLING | {
     "max_tokens": Field(inside=(1, 64, 300), outside=(0, -1, 1.5, 10**9)),
     "max_completion_tokens": Field(inside=(1, 64), outside=(0, -1)),
     "logprobs": Field(inside=(True, False), outside=("yes",)),
@@ -95,116 +93,23 @@ CHAT: dict[str, Field] = SAMPLING | {
     "user": NAME,
     "safety_identifier": NAME,
 }
-COMPLETION: dict[str, Field] = SAMPLING | {
-    "max_tokens": Field(inside=(1, 64, 300), outside=(-1, 1.5, 10**9)),
-    "logprobs": Field(inside=(0, 5, 20), outside=(-1, 21), max_tokens=SHORT_TOKENS),
-    "echo": Field(inside=(True, False), outside=("yes",), max_tokens=SHORT_TOKENS),
-    "user": NAME,
-}
-MESSAGE: dict[str, Field] = {
-    "max_tokens": Field(inside=(1, 64, ANSWER_TOKENS), outside=(0, -1, 1.5)),
-    "temperature": Field(inside=(0, 0.7, 1), outside=(-0.01, 1.01)),
-    "top_p": Field(inside=(0.01, 0.9, 1), outside=(-0.01, 1.01), beside={"temperature": 0.8}),
-    "top_k": Field(inside=(0, 1, 40), outside=(-2,), beside={"temperature": 0.8}),
-    "stop_sequences": Field(
-        inside=(["zzz"], [" the"]), outside=([f"s{number}" for number in range(65)], [1])
-    ),
-    "system": Field(inside=("Be brief.", [{"type": "text", "text": "Be brief."}]), outside=(3,)),
-    "metadata": Field(
-        inside=({}, {"user_id": "reader-7"}),
-        outside=({"user_id": 3}, "reader-7"),
-        max_tokens=SHORT_TOKENS,
-    ),
-}
-RESPONSE: dict[str, Field] = {
-    "max_output_tokens": Field(inside=(1, 64, ANSWER_TOKENS), outside=(0, -1, 1.5)),
-    "temperature": Field(inside=(0, 0.7, 2), outside=(-0.01, 2.01)),
-    "top_p": Field(inside=(0.01, 0.9, 1), outside=(-0.01, 1.01), beside={"temperature": 0.8}),
-    "top_k": Field(inside=(-1, 0, 40), outside=(-2,), beside={"temperature": 0.8}),
-    "seed": Field(inside=(0, 2**63 - 1), outside=(2**64,), beside={"temperature": 0.8}),
-    "frequency_penalty": PENALTY,
-    "presence_penalty": PENALTY,
-    "instructions": Field(inside=("Be brief.",), outside=(3,)),
-    "user": NAME,
-    "safety_identifier": NAME,
-}
-OLLAMA: dict[str, Field] = {
-    **{
-        f"options.{name}": SAMPLING[name]
-        for name in ("temperature", "top_p", "top_k", "min_p", "seed")
-    },
-    "options.frequency_penalty": PENALTY,
-    "options.presence_penalty": PENALTY,
-    "options.repeat_penalty": SAMPLING["repetition_penalty"],
-    "options.stop": SAMPLING["stop"],
-    "options.num_predict": Field(inside=(1, 64, ANSWER_TOKENS), outside=(0, -3, 1.5, 2**31)),
-    "format": Field(inside=("json", SCHEMA), outside=("yaml", {"type": "no type"}, 3)),
-    "logprobs": Field(inside=(True, False), outside=("yes",), max_tokens=SHORT_TOKENS),
-    "top_logprobs": Field(
-        inside=(0, 5, 20), outside=(-1, 21), beside={"logprobs": True}, max_tokens=SHORT_TOKENS
-    ),
-}
-"""Options stand in an object of their own."""
-FIELDS: dict[str, dict[str, Field]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETION,
-    "/v1/messages": MESSAGE,
-    "/v1/responses": RESPONSE,
-    "/api/chat": OLLAMA,
-}
-MAX_TOKENS_FIELD = {
-    "/v1/chat/completions": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/messages": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-    "/api/chat": "options.num_predict",
-}
-IN_OPTIONS = "options."
-COMMON_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""What other dialects call two of Ollama's options."""
 
 
-def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
+def plain_body(*, max_tokens: int) -> dict[str, Any]:
     """A greedy request for a tale; the fields that are tried come on top. Without the repetition
-    penalty that the model has by itself, where the dialect has a field for that: what it does
-    cannot be seen in log probabilities."""
-    body: dict[str, Any] = {"model": "smollm2-135m-instruct", "temperature": 0}
-    if "repetition_penalty" in FIELDS[path]:
-        body["repetition_penalty"] = 1
-    match path:
-        case "/api/chat":
-            options = {"temperature": 0, "num_predict": max_tokens, "repeat_penalty": 1}
-            del body["temperature"]
-            body |= {"stream": False, "options": options}
-            return body | {"messages": [{"role": "user", "content": TALE}]}
-        case "/v1/completions":
-            body["prompt"] = "Once upon a time"
-        case "/v1/responses":
-            body |= {"input": TALE, "store": False}
-        case _:
-            body["messages"] = [{"role": "user", "content": TALE}]
-    return body | {MAX_TOKENS_FIELD[path]: max_tokens}
+    penalty that the model has by itself: it cannot be seen in log probabilities."""
+    return {
+        "model": "smollm2-135m-instruct",
+        "messages": [{"role": "user", "content": TALE}],
+        "temperature": 0,
+        "repetition_penalty": 1,
+        "max_tokens": max_tokens,
+    }
 
 
-def as_asked(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The body with Ollama's options beside its other fields, by the names of other dialects."""
-    if path != "/api/chat":
-        return body
-    options = {COMMON_NAMES.get(name, name): value for name, value in body["options"].items()}
-    return {name: value for name, value in body.items() if name != "options"} | options
-
-
-def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
-    tried = FIELDS[path][name]
-    is_in_options = name.startswith(IN_OPTIONS)
-    body = plain_body(path, max_tokens=tried.max_tokens)
-    for field_name, given in (tried.beside | {name: value}).items():
-        if is_in_options and field_name in SAMPLED:  # beside an option stand others
-            body["options"][field_name] = given
-        elif field_name.startswith(IN_OPTIONS):
-            body["options"][field_name.removeprefix(IN_OPTIONS)] = given
-        else:
-            body[field_name] = given
+def body_of(name: str, value: Any) -> dict[str, Any]:
+    tried = FIELDS[name]
+    body = plain_body(max_tokens=tried.max_tokens) | tried.beside | {name: value}
     if name == "max_completion_tokens":
         del body["max_tokens"]
     return body
