@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from helexa_site.bootstrap.environment import applying, installed_version, pins_of
 from tests.cases import each_case
@@ -49,36 +53,27 @@ RELEASED = """\
 
 * Sun Nov 22 2026 helexa - 0.1.0-1
 The first release."""
-SCRIPT = """\
-import sys
-from types import SimpleNamespace
-sys.path.insert(0, {folder!r})
-from release_notes import NotesError, rpm_changelog
-release = SimpleNamespace(
-    version={version!r}, is_tagged={is_tagged}, unix_s=1795609863,
-    package_version="0.2.0+git20261225.abc",
-)
-try:
-    print(rpm_changelog(sys.stdin.read(), release))
-except NotesError as error:
-    sys.exit(str(error))
-"""
 
 
-def changelog(notes: str, *, version: str = "0.2.0", is_tagged: bool) -> tuple[str, str]:
-    """What it printed, and its error. In a process of its own, as packaging/ is no package."""
-    script = SCRIPT.format(folder=str(PACKAGING), version=version, is_tagged=is_tagged)
-    done = subprocess.run(
-        (sys.executable, "-c", script), input=notes, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip(), done.stderr.strip()
+def test_a_build_begins_with_what_is_not_released_and_a_release_with_its_own_notes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(PACKAGING))
+    release_notes = importlib.import_module("release_notes")
 
+    def changelog(*, version: str = "0.2.0", is_tagged: bool) -> str:
+        release = SimpleNamespace(
+            version=version,
+            is_tagged=is_tagged,
+            unix_s=1795609863,
+            package_version="0.2.0+git20261225.abc",
+        )
+        return str(release_notes.rpm_changelog(NOTES, release))
 
-def test_a_build_begins_with_what_is_not_released_and_a_release_with_its_own_notes() -> None:
-    assert changelog(NOTES, is_tagged=False) == (f"{UNRELEASED}\n\n{RELEASED}", "")
-    assert changelog(NOTES, is_tagged=True) == (RELEASED, "")
-    written, error = changelog(NOTES, version="0.3.0", is_tagged=True)
-    assert written == "" and "'## 0.3.0 - YYYY-MM-DD'" in error
+    assert changelog(is_tagged=False) == f"{UNRELEASED}\n\n{RELEASED}"
+    assert changelog(is_tagged=True) == RELEASED
+    with pytest.raises(release_notes.NotesError, match=r"'## 0\.3\.0 - YYYY-MM-DD'"):
+        changelog(version="0.3.0", is_tagged=True)
 
 
 CLEAN = "No known vulnerabilities found"

@@ -157,28 +157,6 @@ def test_what_started_last_stops_first(tmp_path: Path, monkeypatch: pytest.Monke
         child.kill()
 
 
-KILLED_SUPERVISOR = """
-import os, sys, time
-from pathlib import Path
-from helexa_site.bootstrap.guardian import Guardian
-from helexa_site.bootstrap.supervisor import ChildSpec, Supervisor
-with Guardian() as guardian, Supervisor(logs_dir=Path(sys.argv[1]), guardian=guardian) as all:
-    all.start(ChildSpec(name="child", command=(sys.executable, "-u", "-c", sys.argv[2]),
-                        environment=dict(os.environ), stop_grace_s=5.0))
-    time.sleep(60)
-"""
-
-
-def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
-    killed = psutil.Popen([sys.executable, "-c", KILLED_SUPERVISOR, str(tmp_path), WITH_GRANDCHILD])
-    log = tmp_path / "child.log"
-    wait_until(lambda: log.exists() and grandchild(log.read_text()))
-    descendants = killed.children(recursive=True)
-    killed.kill()
-    killed.wait()
-    wait_until(lambda: all(has_ended(process) for process in descendants))
-
-
 def test_a_guardian_leaves_alone_what_was_released() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(command, start_new_session=True) as process:
