@@ -17,12 +17,12 @@ FILES = {
     Installation.PACKAGES: ("manage.py",),
     Installation.WHEEL: (),
 }
-
-
-def install(kind: Installation, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    for name in FILES[kind]:
-        (folder / name).touch()
-    monkeypatch.setattr(program, "REPOSITORY_DIR", folder)
+NAMES = {
+    Installation.CHECKOUT: ("manage.py", "python3 manage.py"),
+    Installation.WHEEL: ("helexa", "helexa"),
+    Installation.PACKAGES: ("helexa", "sudo helexa --neuron"),
+}
+"""The program's name, and how its neuron is started."""
 
 
 @each_case(
@@ -45,23 +45,11 @@ def install(kind: Installation, monkeypatch: pytest.MonkeyPatch, folder: Path) -
 def test_a_command_to_paste(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, called: str, expected: str
 ) -> None:
-    install(kind, monkeypatch, tmp_path)
+    for name in FILES[kind]:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(program, "REPOSITORY_DIR", tmp_path)
+    assert (program.program(), program.neuron_program()) == NAMES[kind]
     monkeypatch.setattr(sys, "argv", [called])
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert program.installation() is kind
     assert program.pasteable_program() == expected
-
-
-@each_case(
-    ("kind", "name", "neuron"),
-    [
-        (Installation.CHECKOUT, "manage.py", "python3 manage.py"),
-        (Installation.WHEEL, "helexa", "helexa"),
-        (Installation.PACKAGES, "helexa", "sudo helexa --neuron"),
-    ],
-)
-def test_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, name: str, neuron: str
-) -> None:
-    install(kind, monkeypatch, tmp_path)
-    assert (program.program(), program.neuron_program()) == (name, neuron)

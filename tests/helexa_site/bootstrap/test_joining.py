@@ -113,21 +113,6 @@ def test_share_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_serve(["--share", "h:1"])
 
 
-def test_the_private_redis_listens_where_it_is_shared(tmp_path: Path) -> None:
-    port = free_port()
-    share = Share(host="127.0.0.1", port=port)
-    server = configure_private_redis(tmp_path, listening=share.directives())
-    password = server.url.removeprefix("unix://:").partition("@")[0]
-    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
-        try:
-            wait_for_redis(server.url)
-            assert redis.Redis.from_url(f"redis://:{password}@127.0.0.1:{port}").ping()
-            with pytest.raises(redis.AuthenticationError):
-                redis.Redis.from_url(f"redis://127.0.0.1:{port}").ping()
-        finally:
-            process.kill()
-
-
 def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> None:
     """Whichever is installed here: one that passes listens with a certificate."""
     chain, key = Authority("tests").vouch("127.0.0.1", tmp_path / "certificate")
