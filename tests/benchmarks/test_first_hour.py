@@ -94,14 +94,11 @@ def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -
     return Part(name=name, command=("-c", code), limit_s=limit_s, left_out=left_out)
 
 
-def result(outcome: str = "passed") -> Result:
-    return Result(outcome=outcome, seconds=1, summary="", log="")  # type: ignore[arg-type]
-
-
 def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
     parts = [part("a"), part("b"), part("c", left_out="no room"), part("d")]
-    State(tmp_path).keep(parts[0], result())
-    State(tmp_path).keep(parts[1], result("timed out"))
+    ended = Result(outcome="passed", seconds=1, summary="", log="")
+    State(tmp_path).keep(parts[0], ended)
+    State(tmp_path).keep(parts[1], replace(ended, outcome="timed out"))
     results = State(tmp_path).results
 
     def names(only: list[str], again: set[str]) -> list[str]:
