@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import time
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from benchmarks.first_hour import checks, command
@@ -37,6 +40,8 @@ from inference.protocol.engine import Awake, FellAsleep
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
 from tests.cases import each_case
+from tests.live.serving import wait_until
+from tests.processes import has_ended
 
 MUCH = 10**12
 
@@ -89,14 +94,11 @@ def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -
     return Part(name=name, command=("-c", code), limit_s=limit_s, left_out=left_out)
 
 
-def result(outcome: str = "passed") -> Result:
-    return Result(outcome=outcome, seconds=1, summary="", log="")  # type: ignore[arg-type]
-
-
 def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
     parts = [part("a"), part("b"), part("c", left_out="no room"), part("d")]
-    State(tmp_path).keep(parts[0], result())
-    State(tmp_path).keep(parts[1], result("timed out"))
+    ended = Result(outcome="passed", seconds=1, summary="", log="")
+    State(tmp_path).keep(parts[0], ended)
+    State(tmp_path).keep(parts[1], replace(ended, outcome="timed out"))
     results = State(tmp_path).results
 
     def names(only: list[str], again: set[str]) -> list[str]:
@@ -113,57 +115,25 @@ def test_a_state_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
         State(tmp_path)
 
 
-@pytest.mark.slow
-def test_no_log_is_overwritten(tmp_path: Path) -> None:
-    state, one = State(tmp_path), part("kill in mid-step")
-    logs = []
-    for _ in range(2):
-        log = state.next_log(one)
-        run_part(one, log, os.environ, "abc")
-        logs.append(log.name)
-    assert logs == ["kill-in-mid-step.1", "kill-in-mid-step.2"]
-
-
-@pytest.mark.slow
-@each_case(
-    ("code", "outcome", "summary"),
-    [
-        ("print('12 passed')", "passed", "12 passed"),
-        ("import sys; sys.exit('no such card')", "failed", "no such card"),
-    ],
-)
-def test_how_a_part_ended(tmp_path: Path, code: str, outcome: str, summary: str) -> None:
-    found = run_part(part("a", code, limit_s=120), tmp_path / "a.1", os.environ, "abc")
-    assert (found.outcome, found.summary, found.commit) == (outcome, summary, "abc")
-
-
-def over_its_limit(tmp_path: Path, code: str) -> Result:
-    """Returns the result of a part that prints a line and does not end. A busy machine gets longer
-    for the line."""
-    for limit_s in (3, 30, 90):
-        one = part("a", code, limit_s=limit_s)
-        found = run_part(one, tmp_path / f"a.{limit_s}", os.environ, "")
-        if found.summary:
-            break
-    return found
+WITH_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.mark.slow
 def test_a_part_over_its_limit_has_timed_out_and_leaves_no_process(tmp_path: Path) -> None:
-    code = (
-        "import subprocess, sys, time; "
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
-        "print(child.pid, flush=True); time.sleep(600)"
-    )
-    found = over_its_limit(tmp_path, code)
-    assert found.outcome == "timed out"
-    child = Path("/proc") / found.summary / "stat"
-    for _ in range(1200):
-        # It may stay a zombie until its new parent reads its end.
-        if not child.exists() or child.read_text().split(") ")[1].startswith("Z"):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the part's child still runs")
+    for limit_s in (3, 30, 90):  # a busy machine gets longer for the line
+        one = part("a", WITH_CHILD, limit_s=limit_s)
+        found = run_part(one, tmp_path / f"a.{limit_s}", os.environ, "abc")
+        if found.summary:
+            break
+    assert (found.outcome, found.commit) == ("timed out", "abc")
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(found.summary))
+        wait_until(lambda: has_ended(child), "the part's child has ended")
 
 
 BENCH = {
@@ -204,23 +174,26 @@ def test_what_a_part_found_in_words(
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command over two parts, of which the second fails while no file of its name is there."""
     mended = tmp_path / "mended"
     code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(mended)!r}).exists() else 'bad')"
-    parts = [part("first"), part("second", code)]
+    parts = [part("first", "print('12 passed')"), part("second", code)]
     monkeypatch.setattr(command, "parts_of", lambda host: parts)
-
-    def run(*more: str) -> int:
-        return command.main(["--device", "cpu", "--folder", str(tmp_path / "hour"), *more])
-
-    return run
+    fixed = ["--device", "cpu", "--folder", str(tmp_path / "hour")]
+    return lambda *more: command.main([*fixed, *more])
 
 
 @pytest.mark.slow
-def test_a_failed_part_is_repeated_when_asked(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_failed_part_is_repeated_when_asked(run: Callable[..., int], tmp_path: Path) -> None:
+    """No log is overwritten."""
     assert run("--minutes", "0.5") == 1 and not State(tmp_path / "hour").results
     assert run() == 1
+    ended = State(tmp_path / "hour").results.values()
+    assert [(one.outcome, one.summary) for one in ended] == [
+        ("passed", "12 passed"),
+        ("failed", "bad"),
+    ]
     (tmp_path / "mended").touch()
     assert run() == 1, "it has ended"
     assert run("--again", "failed") == 0
@@ -228,7 +201,9 @@ def test_a_failed_part_is_repeated_when_asked(run, tmp_path: Path) -> None:  # t
     assert logs == ["first.1.out", "second.1.out", "second.2.out"]
 
 
-def test_wrong_words_are_refused(run, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_words_are_refused(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("--only", "third") == 1
     assert "no part is called third" in capsys.readouterr().err
 
@@ -254,12 +229,11 @@ SPEC = LoadSpec(job_id="1", model="m", source="path:/m", devices=["cpu"])
 class FakeEngine:
     """Answers with one token before it sleeps, and with ``token_after`` once it woke."""
 
+    token, token_after = 7, 7
     awake = Awake(seconds=0.1)
-    token_after = 7
     report = SimpleNamespace(process_bytes=1, actual_bytes=2)
 
-    def __init__(self, spec: LoadSpec) -> None:
-        self.token, self.has_ended = 7, False
+    def __init__(self, spec: LoadSpec) -> None: ...
 
     def first_token(self, prompt: list[int]) -> int:
         return self.token
@@ -271,28 +245,20 @@ class FakeEngine:
         self.token = self.token_after
         return self.awake
 
-    def end(self) -> None:
-        self.has_ended = True
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
-    class Engine(FakeEngine):
-        pass
-
-    monkeypatch.setattr(checks, "EngineUnderTest", Engine)
-    return Engine
+    def end(self) -> None: ...
 
 
 def test_what_is_wrong_with_an_engine_that_woke_ends_the_check(
-    engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(checks, "EngineUnderTest", FakeEngine)
     assert checks.check_wake(SPEC)
     facts = json.loads(capsys.readouterr().out.removeprefix(FACTS))
     assert (facts["awake_bytes"], facts["asleep_device_bytes"]) == (3, 1)
-    engine.token_after = 8
+    monkeypatch.setattr(FakeEngine, "token_after", 8)
     with pytest.raises(RuntimeError, match="answers otherwise"):
         checks.check_wake(SPEC)
-    engine.awake = Awake(seconds=0.1, capture_problem="after waking: no CUDA graphs (Error)")
-    with pytest.raises(RuntimeError, match=r"^after waking: no CUDA graphs \(Error\)$"):
+    problem = "after waking: no CUDA graphs (Error)"
+    monkeypatch.setattr(FakeEngine, "awake", Awake(seconds=0.1, capture_problem=problem))
+    with pytest.raises(RuntimeError, match=f"^{re.escape(problem)}$"):
         checks.check_wake(SPEC)

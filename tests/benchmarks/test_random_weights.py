@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.weights import random_folder
 from benchmarks.weights.random_gguf import file_bytes, write
@@ -30,54 +32,55 @@ SHAPE = MixtureShape(
 )
 
 
-def opened(shape: DenseShape | HybridShape | MixtureShape, folder: Path) -> OpenedModel:
-    write(shape, folder / "x.gguf")
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{folder / 'x.gguf'}", devices=["cpu"])
+def opened(source: Path, folder: Path) -> OpenedModel:
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{source}", devices=["cpu"])
     model = open_model(spec, folder / "cache", lambda progress: None)
     assert isinstance(model, OpenedModel)
     return model
 
 
-def test_a_mixture_of_random_weights_is_a_model(tmp_path: Path) -> None:
-    model = opened(SHAPE, tmp_path)
-    experts = model.config.experts
-    assert experts is not None and experts.normalizes
-    assert (experts.num_experts, experts.experts_per_token, experts.intermediate_size) == (
-        3,
-        2,
-        256,
-    )
-    prefix = "model.layers.0.mlp.experts.2"
-    for name, bits in (("gate_proj", 4), ("down_proj", 6)):
-        stored = model.weights.stored(f"{prefix}.{name}")
-        assert not isinstance(stored, DenseWeight) and stored.bits == bits
-        assert 0.02 < float(stored.dequantize().square().mean().sqrt()) < 0.04
-    model.close()
-
-
-HYBRID = SHAPES["tiny-hybrid"]
-assert isinstance(HYBRID, HybridShape)
-
-
-def test_a_hybrid_of_random_weights_is_a_model(tmp_path: Path) -> None:
-    model = opened(HYBRID, tmp_path)
-    config = model.config
-    assert config.mixers == ("delta", "delta", "delta", "attention") and config.rotary_dim == 64
-    assert config.delta is not None and config.delta.conv_channels == 3 * 2 * 128
-    assert all(model.weights.has(tensor.name) for tensor in family_of(config).tensors(config))
-    stored = model.weights.stored("model.layers.0.linear_attn.in_proj_qkv")
-    assert not isinstance(stored, DenseWeight) and stored.bits == 4
-    model.close()
-
-
-def test_a_dense_file_of_random_weights_is_a_model(tmp_path: Path) -> None:
-    dense = SHAPES["tiny-dense"]
-    assert isinstance(dense, DenseShape)
-    model = opened(dense, tmp_path)
-    assert file_bytes(dense) <= (tmp_path / "x.gguf").stat().st_size < file_bytes(dense) + 10**6
-    assert (model.config.intermediate_size, model.config.qk_norm) == (512, True)
-    stored = model.weights.stored("model.layers.0.mlp.gate_proj")
-    assert not isinstance(stored, DenseWeight) and stored.bits == 4
+@each_case(
+    ("shape", "config", "bits"),
+    [
+        (
+            SHAPE,
+            {"experts.num_experts": 3, "experts.experts_per_token": 2}
+            | {"experts.intermediate_size": 256, "experts.normalizes": True},
+            {"mlp.experts.2.gate_proj": 4, "mlp.experts.2.down_proj": 6},
+        ),
+        (
+            SHAPES["tiny-hybrid"],
+            {"mixers": ("delta", "delta", "delta", "attention"), "rotary_dim": 64}
+            | {"delta.conv_channels": 3 * 2 * 128},
+            {"linear_attn.in_proj_qkv": 4},
+        ),
+        (
+            SHAPES["tiny-dense"],
+            {"intermediate_size": 512, "qk_norm": True},
+            {"mlp.gate_proj": 4},
+        ),
+    ],
+    ids=["mixture", "hybrid", "dense"],
+)
+def test_a_file_of_random_weights_is_a_model(
+    tmp_path: Path,
+    shape: DenseShape | HybridShape | MixtureShape,
+    config: dict[str, Any],
+    bits: dict[str, int],
+) -> None:
+    file = tmp_path / "x.gguf"
+    write(shape, file)
+    if isinstance(shape, DenseShape):
+        assert file_bytes(shape) <= file.stat().st_size < file_bytes(shape) + 10**6
+    model = opened(file, tmp_path)
+    assert {name: attrgetter(name)(model.config) for name in config} == config
+    if isinstance(shape, HybridShape):
+        tensors = family_of(model.config).tensors(model.config)
+        assert all(model.weights.has(tensor.name) for tensor in tensors)
+    for name, num_bits in bits.items():
+        stored = model.weights.stored(f"model.layers.0.{name}")
+        assert not isinstance(stored, DenseWeight) and stored.bits == num_bits
+        assert 0.01 < float(stored.dequantize().square().mean().sqrt()) < 0.05
     model.close()
 
 
@@ -94,9 +97,7 @@ def test_a_folder_of_random_weights_is_a_model(tmp_path: Path, is_fp8: bool) -> 
     written_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     counted_bytes = random_folder.folder_bytes("tiny-dense", is_fp8=is_fp8)
     assert counted_bytes <= written_bytes < counted_bytes + 10**5
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{folder}", devices=["cpu"])
-    model = open_model(spec, tmp_path / "cache", lambda progress: None)
-    assert isinstance(model, OpenedModel)
+    model = opened(folder, tmp_path)
     read = model.weights.stored("model.layers.1.mlp.gate_proj")
     assert isinstance(read, DenseWeight)
     assert read.weight.shape == (shape.inner_size, shape.hidden_size)

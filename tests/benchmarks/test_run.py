@@ -7,6 +7,7 @@ import io
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -40,12 +41,12 @@ class FakeSubject:
         self.kind = kind
         self.description = f"{kind} of this test"
         self._factor = factor
-        self._asked = asked
+        self.asked = asked
 
     def close(self) -> None: ...
 
     def ask(self, **question: Any) -> Any:
-        self._asked.append((self.kind, question["seed"]))
+        self.asked.append((self.kind, question["seed"]))
         if self.kind == "mortal" and question["seed"] > 1000:
             raise SubjectError("mortal ended by SIGILL")
         if question["measure"] == "time_to_first_token":
@@ -54,27 +55,29 @@ class FakeSubject:
         return self._factor * round_number
 
 
-def results_of(num_rounds: int) -> tuple[Results, list[tuple[str, int]]]:
-    asked: list[tuple[str, int]] = []
-    subjects = [FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)]
-    return run_of(subjects, list(measurements()), num_rounds), asked
-
-
-def run_of(subjects: list[FakeSubject], rows: list[Measurement], num_rounds: int) -> Results:
+def results_of(
+    num_rounds: int, *subjects: FakeSubject, rows: list[Measurement] | None = None
+) -> Results:
     results = Results({subject.kind: subject.description for subject in subjects})
-    run(
-        subjects,
-        results,
-        measurements=rows,
-        num_rounds=num_rounds,
-        on_reading=lambda *_: None,
-    )
+    chosen = rows or list(measurements())
+    run(subjects, results, measurements=chosen, num_rounds=num_rounds, on_reading=Mock())
     return results
 
 
-def test_subjects_alternate_on_the_same_prompts() -> None:
+@pytest.fixture
+def pair() -> tuple[FakeSubject, FakeSubject]:
+    """They note what they are asked in one list."""
+    asked: list[tuple[str, int]] = []
+    return FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)
+
+
+Pair = tuple[FakeSubject, FakeSubject]
+
+
+def test_subjects_alternate_on_the_same_prompts(pair: Pair) -> None:
     """Who comes first comes last in the next round."""
-    _, asked = results_of(1)
+    results_of(1, *pair)
+    asked = pair[0].asked
     pairs = list(zip(asked[::2], asked[1::2], strict=True))
     assert all(seed == other for (_, seed), (_, other) in pairs)
     num_rows = len(list(measurements()))
@@ -82,11 +85,21 @@ def test_subjects_alternate_on_the_same_prompts() -> None:
     assert len({seed for _, seed in asked}) == 2 * num_rows
 
 
-def test_the_first_round_is_not_kept_and_medians_are_of_the_rest() -> None:
-    results, _ = results_of(3)
+def test_the_first_round_is_not_kept_and_medians_are_of_the_rest(pair: Pair) -> None:
+    """A subject without an answer has a gap. The table and the JSON agree."""
+    results = results_of(3, *pair)
     name = next(measurements()).name
     assert results.readings[name]["ours"] == [30.0, 60.0, 90.0]
     assert results.median(name, "ours") == 60.0
+    cold = next(row.name for row in measurements() if row.name.startswith("TTFT"))
+    assert results.median(cold, "forgetful") is None
+    assert results.median(warm_name(cold), "ours") is not None
+    text = io.StringIO()
+    print_table(results, Console(file=text, width=200))
+    assert "3.00x" in text.getvalue()
+    rows = as_json(results)["measurements"]
+    assert set(rows) == set(results.readings)
+    assert all(row["median"]["ours"] for row in rows.values())
 
 
 def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,30 +126,12 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
 
 
 def test_where_a_subject_ends_the_others_go_on() -> None:
-    asked: list[tuple[str, int]] = []
-    subjects = [FakeSubject("mortal", 30.0, asked), FakeSubject("ours", 10.0, asked)]
     chosen = list(measurements())[:2]
-    results = run_of(subjects, chosen, 2)
+    subjects = FakeSubject("mortal", 30.0, []), FakeSubject("ours", 10.0, [])
+    results = results_of(2, *subjects, rows=chosen)
     assert results.ended == {"mortal": f"mortal ended by SIGILL, asked for {chosen[1].name}"}
     assert results.readings[chosen[0].name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
     assert results.readings[chosen[1].name] == {"ours": [10.0, 20.0]}
-
-
-def test_a_subject_without_an_answer_has_a_gap() -> None:
-    results, _ = results_of(1)
-    cold = next(row.name for row in measurements() if row.name.startswith("TTFT"))
-    assert results.median(cold, "forgetful") is None
-    assert results.median(warm_name(cold), "ours") is not None
-
-
-def test_the_table_and_the_json_agree() -> None:
-    results, _ = results_of(1)
-    text = io.StringIO()
-    print_table(results, Console(file=text, width=200))
-    assert "3.00x" in text.getvalue()
-    rows = as_json(results)["measurements"]
-    assert set(rows) == set(results.readings)
-    assert all(row["median"]["ours"] for row in rows.values())
 
 
 def test_memory_is_compared_without_our_interpreter() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +11,8 @@ import pytest
 
 from helexa_site.config import read_config
 from helexa_site.instance import SecretKeyError, instance_id, secret_key
-from helexa_site.program import REPOSITORY_DIR
 from helexa_site.whole_file import keep_once, write_whole, written_whole
+from tests.helexa_site.processes import python
 
 
 def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
@@ -30,42 +27,17 @@ def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
     assert instance_id(tmp_path / "none") is None
 
 
-SHOW = "from django.conf import settings; print(settings.SECRET_KEY.encode().decode())"
-NUM_PROCESSES = 4
-
-
-def start(data_dir: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    environment = {name: os.environ[name] for name in os.environ if name != "HELEXA_SECRET_KEY"}
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY_DIR,
-        env=environment
-        | {"HELEXA_DATA_DIR": str(data_dir), "DJANGO_SETTINGS_MODULE": "helexa_site.settings"}
-        | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_agree(tmp_path: Path) -> None:
-    data_dir = tmp_path / "var"
-    processes = [start(data_dir, "-c", SHOW) for _ in range(NUM_PROCESSES)]
-    keys = {process.communicate()[0].strip() for process in processes}
-    assert keys == {(data_dir / "secret_key").read_text()}
-    assert len(keys.pop()) >= 48
-    assert stat.S_IMODE((data_dir / "secret_key").stat().st_mode) == 0o600
-    assert [path.name for path in data_dir.iterdir()] == ["secret_key"]
-
-
-def test_what_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
-    process = start(tmp_path, "-c", SHOW, HELEXA_SECRET_KEY="sesame, and long enough")
-    assert process.communicate()[0].strip() == "sesame, and long enough"
+def test_the_key_is_made_once_and_one_that_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
+    config = replace(read_config(), data_dir=tmp_path, secret_key="sesame, and long enough")
+    assert secret_key(config) == config.secret_key
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "secret_key").touch()
+    config = replace(config, secret_key=None)
+    made = secret_key(config)
+    assert len(made) >= 48 and secret_key(config) == made
+    assert mode_of(tmp_path / "secret_key") == 0o600
+    (tmp_path / "secret_key").write_text("")
     with pytest.raises(SecretKeyError, match="is empty"):
-        secret_key(replace(read_config(), data_dir=tmp_path, secret_key=None))
+        secret_key(config)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +53,13 @@ def test_who_signs_refuses_to_start_where_none_can_be_kept(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "file").touch()
-    process = start(tmp_path / "file" / "var", *command, DATABASE_URL="sqlite://")
-    _, complaint = process.communicate()
-    assert process.returncode != 0
-    assert "no key to sign with" in complaint and "HELEXA_SECRET_KEY" in complaint
-    assert "Traceback" not in complaint
-
-
-@pytest.mark.slow
-def test_what_signs_nothing_needs_none_and_makes_none(tmp_path: Path) -> None:
-    process = start(tmp_path / "var", "manage.py", "check", DATABASE_URL="sqlite://")
-    assert process.wait() == 0
-    process.communicate()
-    assert not (tmp_path / "var").exists()
+    data_dir = str(tmp_path / "file" / "var")
+    done = python(
+        *command, unset=["HELEXA_SECRET_KEY"], HELEXA_DATA_DIR=data_dir, DATABASE_URL="sqlite://"
+    )
+    assert done.returncode != 0
+    assert "no key to sign with" in done.stderr and "HELEXA_SECRET_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def mode_of(path: Path) -> int:

@@ -11,19 +11,18 @@ import pytest
 from helexa_site import program
 from helexa_site.program import Installation
 from tests.cases import each_case
-from tests.helexa_site.processes import manage
 
 FILES = {
     Installation.CHECKOUT: ("manage.py", "requirements-dev.txt"),
     Installation.PACKAGES: ("manage.py",),
     Installation.WHEEL: (),
 }
-
-
-def install(kind: Installation, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    for name in FILES[kind]:
-        (folder / name).touch()
-    monkeypatch.setattr(program, "REPOSITORY_DIR", folder)
+NAMES = {
+    Installation.CHECKOUT: ("manage.py", "python3 manage.py"),
+    Installation.WHEEL: ("helexa", "helexa"),
+    Installation.PACKAGES: ("helexa", "sudo helexa --neuron"),
+}
+"""The program's name, and how its neuron is started."""
 
 
 @each_case(
@@ -46,33 +45,11 @@ def install(kind: Installation, monkeypatch: pytest.MonkeyPatch, folder: Path) -
 def test_a_command_to_paste(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, called: str, expected: str
 ) -> None:
-    install(kind, monkeypatch, tmp_path)
+    for name in FILES[kind]:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(program, "REPOSITORY_DIR", tmp_path)
+    assert (program.program(), program.neuron_program()) == NAMES[kind]
     monkeypatch.setattr(sys, "argv", [called])
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert program.installation() is kind
     assert program.pasteable_program() == expected
-
-
-@each_case(
-    ("kind", "name", "neuron"),
-    [
-        (Installation.CHECKOUT, "manage.py", "python3 manage.py"),
-        (Installation.WHEEL, "helexa", "helexa"),
-        (Installation.PACKAGES, "helexa", "sudo helexa --neuron"),
-    ],
-)
-def test_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, name: str, neuron: str
-) -> None:
-    install(kind, monkeypatch, tmp_path)
-    assert (program.program(), program.neuron_program()) == (name, neuron)
-
-
-@pytest.mark.slow
-@each_case("words", ["keys list", "changepassword admin"])
-def test_a_command_leaves_no_database_behind(tmp_path: Path, words: str) -> None:
-    """Django's own neither."""
-    done = manage(*words.split(), unset=("DATABASE_URL",), HELEXA_DATA_DIR=str(tmp_path))
-    assert done.returncode != 0
-    assert "Has it been set up" in done.stderr and "unable to open" in done.stderr
-    assert not list(tmp_path.glob("helexa.sqlite3*"))

@@ -19,48 +19,35 @@ pytestmark = [
 ]
 
 
+def printed(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def built(out: Path) -> dict[str, bytes]:
-    subprocess.run(
-        (sys.executable, str(ROOT / "packaging" / "build"), "--out", str(out)),
-        check=True,
-        capture_output=True,
-    )
+    printed(sys.executable, str(ROOT / "packaging" / "build"), "--out", str(out))
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("dist")
+    folder = tmp_path_factory.mktemp("dist")
+    built(folder)
+    return folder
 
 
-@pytest.fixture(scope="module")
-def first(out: Path) -> dict[str, bytes]:
-    return built(out)
-
-
-def test_built_twice_they_are_equal(first: dict[str, bytes], tmp_path: Path) -> None:
+def test_built_twice_they_are_equal_and_there_is_each_kind(out: Path, tmp_path: Path) -> None:
     second = built(tmp_path)
-    assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == []
-
-
-def test_there_is_each_kind(first: dict[str, bytes]) -> None:
-    kinds = [name.rpartition(".")[2] for name in first]
-    assert kinds.count("whl") == 2
-    assert kinds.count("deb") == 4
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == second
+    kinds = [name.rpartition(".")[2] for name in second]
+    assert (kinds.count("whl"), kinds.count("deb")) == (2, 4)
     assert kinds.count("rpm") == (4 if shutil.which("rpmbuild") else 0)
 
 
-def test_the_wheel_has_every_file_of_the_code(first: dict[str, bytes], out: Path) -> None:
+def test_the_wheel_has_every_file_of_the_code(out: Path) -> None:
     (wheel,) = out.glob("helexa-*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    tracked = subprocess.run(
-        ("git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD", "--", *CODE),
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    assert set(tracked) - packed == set()
+    tracked = printed("git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD", "--", *CODE)
+    assert set(tracked.split()) - packed == set()
     assert "inference/build.json" in packed
     (metadata,) = (name for name in packed if name.endswith("/METADATA"))
     output = zipfile.ZipFile(wheel).read(metadata).decode()
@@ -71,11 +58,9 @@ def test_the_wheel_has_every_file_of_the_code(first: dict[str, bytes], out: Path
     assert any("Django==" in line for line in requirements)
 
 
-def test_a_deb_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path) -> None:
+def test_debs_have_their_users_settings_units_and_recommendations(out: Path) -> None:
     (deb,) = out.glob("cortex_*.deb")
-    listed = subprocess.run(
-        ("dpkg-deb", "--contents", str(deb)), check=True, capture_output=True, text=True
-    ).stdout
+    listed = printed("dpkg-deb", "--contents", str(deb))
     lines = {line.split()[-1]: line.split()[:2] for line in listed.splitlines()}
     assert lines["./etc/cortex/cortex.env"] == ["-rw-r-----", "root/root"]
     for path in (
@@ -87,37 +72,22 @@ def test_a_deb_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path
     ):
         assert lines[path][0] == "-rw-r--r--"
     (common,) = out.glob("helexa-common_*.deb")
-    output = subprocess.run(
-        ("dpkg-deb", "--contents", str(common)), check=True, capture_output=True, text=True
-    ).stdout
+    output = printed("dpkg-deb", "--contents", str(common))
     assert "./usr/lib/helexa/manage.py" in output and "/usr/share/man/man1/helexa.1" in output
     assert "./usr/share/bash-completion/completions/helexa" in output
     assert "site-packages" not in output and "libtorch" not in output
+    (neuron,) = out.glob("helexa-neuron_*.deb")
+    recommended = printed("dpkg-deb", "--field", str(neuron), "Recommends").strip()
+    assert {"g++", "gcc", "python3-dev"} == set(recommended.split(", "))
 
 
-def test_a_neurons_deb_recommends_compilers_for_cpu_and_gpu(
-    first: dict[str, bytes], out: Path
-) -> None:
-    (deb,) = out.glob("helexa-neuron_*.deb")
-    recommended = subprocess.run(
-        ("dpkg-deb", "--field", str(deb), "Recommends"), check=True, capture_output=True, text=True
-    ).stdout
-    assert {"g++", "gcc", "python3-dev"} == set(recommended.strip().split(", "))
-
-
-def test_an_rpm_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path) -> None:
+def test_an_rpm_has_its_user_settings_and_unit(out: Path) -> None:
     if shutil.which("rpmbuild") is None:
         pytest.skip("there is no rpmbuild on this machine")
     (rpm,) = out.glob("helexa-neuron-*.rpm")
 
     def asked(*words: str) -> list[str]:
-        done = subprocess.run(
-            ("rpm", "--query", "--package", *words, str(rpm)),
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout.splitlines()
+        return printed("rpm", "--query", "--package", *words, str(rpm)).splitlines()
 
     (settings,) = (line for line in asked("--dump") if line.startswith("/etc/"))
     path, _, _, _, mode, owner, group, is_config, *_ = settings.split()

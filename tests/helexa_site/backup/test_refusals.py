@@ -58,12 +58,6 @@ def repack(archive: Path, folder: Path, name: str, text: str) -> None:
         tar.add(folder, arcname=".")
 
 
-def test_what_was_packed_is_unpacked(packed: Path, tmp_path: Path) -> None:
-    found = unpack(packed, tmp_path / "out")
-    assert replace(found, files={}) == MANIFEST_OF_A_TEST
-    assert (tmp_path / "out" / "database" / "one").read_text() == "rows"
-
-
 def test_apps_of_earlier_releases_are_left_out(tmp_path: Path) -> None:
     """Their migrations and tables are not known here any more."""
     kept = replace(MANIFEST_OF_A_TEST, rows={"fleet_neuron": 2}, columns={"fleet_neuron": ["id"]})
@@ -73,9 +67,13 @@ def test_apps_of_earlier_releases_are_left_out(tmp_path: Path) -> None:
         rows={"axes_accesslog": 1, **kept.rows},
         columns={"axes_accesslog": ["id"], **kept.columns},
     )
-    (tmp_path / "content").mkdir()
-    pack(tmp_path / "content", earlier, tmp_path / "backup.tar.gz")
-    assert unpack(tmp_path / "backup.tar.gz", tmp_path / "out") == kept
+    folder = tmp_path / "content"
+    folder.mkdir()
+    (folder / "one").write_text("rows")
+    pack(folder, earlier, tmp_path / "backup.tar.gz")
+    found = unpack(tmp_path / "backup.tar.gz", tmp_path / "out")
+    assert replace(found, files={}) == kept
+    assert (tmp_path / "out" / "one").read_text() == "rows"
 
 
 def test_a_changed_file_another_format_and_something_else_are_refused(
@@ -144,26 +142,23 @@ def users(path: Path) -> list[str]:
         return [name for (name,) in database.execute("SELECT name FROM users")]
 
 
-def test_a_damaged_database_is_replaced(tmp_path: Path) -> None:
-    """It is why there are backups."""
+@each_case("is_damaged", [False, True])
+def test_the_database_that_was_there_is_kept_beside(tmp_path: Path, is_damaged: bool) -> None:
+    """Damage is why there are backups. A restore that fails leaves the database there."""
     database = tmp_path / "helexa.sqlite3"
-    database.write_bytes(b"no database at all" * 100)
-    make_database(tmp_path / sqlite_part.FILE, "of then")
-    kept = sqlite_part.put_in_place(tmp_path, database)
-    assert users(database) == ["of then"]
-    assert kept is not None and kept.read_bytes().startswith(b"no database")
-
-
-def test_a_restore_that_fails_leaves_the_database_there(tmp_path: Path) -> None:
-    database = tmp_path / "helexa.sqlite3"
-    make_database(database, "of now")
+    if is_damaged:
+        database.write_bytes(b"no database at all" * 100)
+    else:
+        make_database(database, "of now")
+    before = database.read_bytes()
     with pytest.raises(OSError, match="No such file"):  # of a full disk it is another one
         sqlite_part.put_in_place(tmp_path / "nothing", database)
-    assert users(database) == ["of now"]
+    assert database.read_bytes() == before
     make_database(tmp_path / sqlite_part.FILE, "of then")
     kept = sqlite_part.put_in_place(tmp_path, database)
     assert users(database) == ["of then"]
-    assert kept is not None and users(kept) == ["of now"]
+    assert kept is not None and (is_damaged or users(kept) == ["of now"])
+    assert not is_damaged or kept.read_bytes() == before
     files = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert files == {"helexa.sqlite3", kept.name}
 
@@ -177,24 +172,20 @@ def test_a_row_that_refers_to_nothing_is_damage(tmp_path: Path) -> None:
         sqlite_part.whole_rows(tmp_path / "db")
 
 
-def test_another_secret_key_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "secret_key").write_text("of then")
-    config = replace(read_config(), data_dir=tmp_path / "data", secret_key="of now")
+def test_another_secret_key_is_refused_or_kept_beside(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    for path, text in ((tmp_path, "of then"), (data_dir, "of now")):
+        path.mkdir(exist_ok=True)
+        (path / "secret_key").write_text(text)
+    config = replace(read_config(), data_dir=data_dir, secret_key="of now")
     with pytest.raises(BackupError, match="HELEXA_SECRET_KEY"):
         ensure_key_fits(config, tmp_path)
     ensure_key_fits(replace(config, secret_key="of then"), tmp_path)
     ensure_key_fits(replace(config, secret_key=None), tmp_path)
-
-
-def test_a_key_that_was_there_is_kept_beside(tmp_path: Path) -> None:
-    folder, data_dir = tmp_path / "folder", tmp_path / "data"
-    for path, text in ((folder, "of then"), (data_dir, "of now")):
-        path.mkdir()
-        (path / "secret_key").write_text(text)
-    restore_key(replace(read_config(), data_dir=data_dir, secret_key=None), folder)
+    restore_key(replace(config, secret_key=None), tmp_path)
     assert (data_dir / "secret_key").read_text() == "of then"
-    assert not list(data_dir.glob(".*"))
     assert (data_dir / "secret_key.before-restore").read_text() == "of now"
+    assert not list(data_dir.glob(".*"))
 
 
 def test_settings_are_written_as_a_shell_reads_them() -> None:

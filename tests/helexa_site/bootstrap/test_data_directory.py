@@ -76,12 +76,13 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
             pass
 
 
-URL = "http://127.0.0.1:4711"
+HERE = "http://127.0.0.1:4711"
+THERE = "http://gpu-box:31313"
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> RunningServe:
-    running = RunningServe(url=URL, key="of-serve", process_id=os.getpid())
+    running = RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
     write_running(tmp_path, running)
     return running
 
@@ -92,11 +93,9 @@ def test_it_is_found_while_it_runs_and_read_by_its_owner_alone(
     assert find_running(tmp_path) == running
     assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600
     assert "of-serve" not in repr(running)
-    write_running(tmp_path, replace(running, url="http://127.0.0.1:4712"))
-    assert [path.name for path in tmp_path.iterdir()] == [RUNNING_FILE]
-    forget_running(tmp_path)
-    forget_running(tmp_path)
-    assert find_running(tmp_path) is None
+    for _ in range(2):
+        forget_running(tmp_path)
+        assert find_running(tmp_path) is None
 
 
 def test_one_that_was_killed_or_cannot_be_read_is_none(
@@ -111,42 +110,39 @@ def test_one_that_was_killed_or_cannot_be_read_is_none(
         assert find_running(tmp_path) is None
 
 
-HERE = "http://127.0.0.1:4711"
-THERE = "http://gpu-box:31313"
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes the data directory of a serve that runs."""
+@each_case(
+    ("url", "key", "variables", "asked"),
+    [
+        (None, None, {}, (HERE, "of-serve")),
+        (None, "hx-1", {}, (HERE, "hx-1")),
+        (None, None, {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-2")),
+        (None, "hx-1", {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-1")),
+        # Another server never gets the key of the serve here.
+        (THERE, None, {}, (THERE, None)),
+        (None, None, {"HELEXA_URL": THERE}, (THERE, None)),
+        (THERE, None, {"HELEXA_URL": "http://other:31313"}, (THERE, None)),
+    ],
+)
+def test_which_server_a_command_asks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str | None,
+    key: str | None,
+    variables: dict[str, str],
+    asked: tuple[str, str | None],
+) -> None:
+    write_running(tmp_path, RunningServe(url=HERE, key="of-serve", process_id=os.getpid()))
     for name in ("HELEXA_URL", "HELEXA_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    write_running(tmp_path, RunningServe(url=HERE, key="of-serve", process_id=os.getpid()))
-    return tmp_path
-
-
-def test_the_serve_here_is_asked_where_nothing_else_is_named(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert server_and_key(None, None, data_dir) == (HERE, "of-serve")
-    assert server_and_key(None, "hx-1", data_dir) == (HERE, "hx-1")
-    monkeypatch.setenv("HELEXA_API_KEY", "hx-2")
-    assert server_and_key(None, None, data_dir) == (HERE, "hx-2")
-    assert server_and_key(None, "hx-1", data_dir) == (HERE, "hx-1")
-    assert server_url(None, data_dir) == HERE
-    forget_running(data_dir)
-    assert server_and_key(None, None, data_dir) == (DEFAULT_URL, "hx-2")
-
-
-def test_a_named_server_never_gets_the_key_of_the_serve_here(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert server_and_key(THERE, None, data_dir) == (THERE, None)
-    monkeypatch.setenv("HELEXA_URL", "http://other:31313")
-    assert server_and_key(None, None, data_dir) == ("http://other:31313", None)
-    assert server_url(THERE, data_dir) == THERE
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert server_and_key(url, key, tmp_path) == asked
+    assert server_url(url, tmp_path) == asked[0]
+    forget_running(tmp_path)
+    assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
 
 
 @each_case("url", ["gpu-box:31313", "ftp://gpu-box", "http://", "http://gpu-box:0"])
-def test_a_url_that_no_server_can_have_is_refused(data_dir: Path, url: str) -> None:
+def test_a_url_that_no_server_can_have_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(CommandError, match="is not like http"):
-        server_url(url, data_dir)
+        server_url(url, tmp_path)

@@ -8,12 +8,20 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helexa_site.bootstrap import environment
 from helexa_site.bootstrap.commands import run
-from helexa_site.bootstrap.environment import CPU_SIZE, CUDA_SIZE, pins_of, unmet
+from helexa_site.bootstrap.environment import (
+    CPU_LOCK,
+    CPU_SIZE,
+    CUDA_LOCK,
+    CUDA_SIZE,
+    pins_of,
+    unmet,
+)
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
@@ -21,11 +29,6 @@ from tests.cases import each_case
 
 REQUIREMENTS = REPOSITORY_DIR / "requirements.txt"
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="torch has one build elsewhere")
-
-
-@each_case("name", ["requirements.txt", "requirements-dev.txt"])
-def test_our_own_files_are_met(name: str) -> None:
-    assert unmet(pins_of(REPOSITORY_DIR / name)) == []
 
 
 def test_reads_what_our_files_hold(tmp_path: Path) -> None:
@@ -60,11 +63,12 @@ def test_versions(
 
 
 class Host:
-    """A host without torch, on which pip finds torch for CPUs or does not."""
+    """A host on which pip finds torch for CPUs or does not, with a torch or none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, driver_sign: Path) -> None:
         self.printed: list[str] = []
-        self.ran: list[tuple[str, ...]] = []
+        self.ran: list[str] = []
+        """The words of each run of pip, its files by their names alone."""
         self.finds_it = True
         self.installed: str | None = None
         monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
@@ -74,78 +78,89 @@ class Host:
         monkeypatch.setattr(environment, "DRIVER_SIGNS", (str(driver_sign),))
 
     def pip(self, *arguments: str) -> tuple[bool, str]:
-        self.ran.append(arguments)
+        words = [Path(word).name if word.startswith("/") else word for word in arguments]
+        self.ran.append(" ".join(word for word in words if word != "--requirement"))
         return "--no-deps" not in arguments or self.finds_it, ""
 
-    def files(self) -> list[str]:
-        """The names of the files that the last run of pip installed."""
-        return [Path(word).name for word in self.ran[-1] if not word.startswith("-")]
 
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
-    return Host(monkeypatch, tmp_path / "driver")
-
-
-@ON_LINUX
-def test_without_a_driver_torch_for_cpus_comes_first_and_alone(host: Host) -> None:
-    environment.install(REQUIREMENTS)
-    first, _ = host.ran
-    assert first[:4] == ("--no-deps", "--extra-index-url", TORCH_CPU_INDEX_URL, "--require-hashes")
-    assert first[-1].endswith("requirements-cpu.lock")
-    assert host.files() == ["requirements-gateway.lock", "requirements-neuron.lock"]
-    assert CPU_SIZE in host.printed[0]
-    host.ran.clear()
-    environment.install(REPOSITORY_DIR / "requirements-gateway.txt")
-    assert len(host.ran) == 1
-    assert host.files() == ["requirements-gateway.lock"], "a gateway gets no torch"
+(TORCH,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
+VERSION = TORCH.removeprefix("torch==")
+OF_CPU = f"--no-deps --extra-index-url {TORCH_CPU_INDEX_URL} --require-hashes {CPU_LOCK}"
+LOCKED = "--require-hashes requirements-gateway.lock"
+WITH_NEURON = f"{LOCKED} requirements-neuron.lock"
+WITH_CUDA = f"{WITH_NEURON} {CUDA_LOCK}"
+OFF = {"HELEXA_TORCH_CPU_INDEX": "off"}
+UNCHECKED = {"HELEXA_REQUIRE_HASHES": "0"}
 
 
 @ON_LINUX
-def test_with_a_driver_it_is_the_build_with_cuda(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "driver").touch()
-    environment.install(REQUIREMENTS)
-    (only,) = host.ran
-    assert only[0] == "--require-hashes"
-    assert host.files()[-1] == "requirements-cuda.lock"
-    assert CUDA_SIZE in host.printed[0]
-
-
-@ON_LINUX
-@each_case("is_off", [False, True])
-def test_the_package_index_may_have_the_build_for_cpus_too(
-    host: Host, monkeypatch: pytest.MonkeyPatch, is_off: bool
+@each_case(
+    ("state", "variables", "ran", "size"),
+    [
+        ({}, {}, [OF_CPU, WITH_NEURON], CPU_SIZE),
+        ({"has_driver": True}, {}, [WITH_CUDA], CUDA_SIZE),
+        ({"finds_it": False}, {}, [OF_CPU, WITH_CUDA], CUDA_SIZE),
+        ({}, OFF, [f"--no-deps --require-hashes {CPU_LOCK}", WITH_NEURON], CPU_SIZE),
+        (
+            {},
+            UNCHECKED,
+            [f"--no-deps --index-url {TORCH_CPU_INDEX_URL} {TORCH}", "requirements.txt"],
+            CPU_SIZE,
+        ),
+        ({"installed": f"{VERSION}+cpu"}, {}, [WITH_NEURON], ""),
+        ({"installed": VERSION}, {}, [WITH_CUDA], ""),
+        ({"name": "requirements-gateway.txt"}, {}, [LOCKED], ""),
+    ],
+)
+def test_which_torch_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    state: dict[str, Any],
+    variables: dict[str, str],
+    ran: list[str],
+    size: str,
 ) -> None:
-    if is_off:
-        monkeypatch.setenv("HELEXA_TORCH_CPU_INDEX", "off")
-    host.finds_it = True
-    environment.install(REQUIREMENTS)
-    assert ("--extra-index-url" in host.ran[-2]) is not is_off
-    assert host.files()[-1] == "requirements-neuron.lock"
-    host.finds_it, host.printed = False, []
-    environment.install(REQUIREMENTS)
-    assert host.files()[-1] == "requirements-cuda.lock", "nobody has it"
-    assert any(CUDA_SIZE in line for line in host.printed)
+    """Torch for CPUs comes first and alone, where there is no driver. The package index may have
+    that build too, and a gateway gets no torch."""
+    host = Host(monkeypatch, tmp_path / "driver")
+    host.finds_it, host.installed = state.get("finds_it", True), state.get("installed")
+    if "has_driver" in state:
+        (tmp_path / "driver").touch()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    environment.install(REPOSITORY_DIR / state.get("name", "requirements.txt"))
+    assert host.ran == ran
+    assert any(size in line for line in host.printed)
 
 
-@ON_LINUX
-def test_without_locks_torch_is_pinned_by_the_requirements(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+@each_case(
+    ("printed", "reason"),
+    [
+        ("THESE PACKAGES DO NOT MATCH THE HASHES FROM\n", "HELEXA_REQUIRE_HASHES=0"),
+        ("Max retries exceeded with url\nERROR: x\n", "no package index can be reached"),
+        ("ERROR: no such pin\n\n", "cannot install own.txt: ERROR: no such pin"),
+        ("", "no reason given"),
+    ],
+)
+def test_an_install_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str, reason: str
 ) -> None:
-    monkeypatch.setenv("HELEXA_REQUIRE_HASHES", "0")
-    environment.install(REQUIREMENTS)
-    (pin,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
-    assert host.ran[0] == ("--no-deps", "--index-url", TORCH_CPU_INDEX_URL, pin)
-    assert host.files() == ["requirements.txt"]
+    Host(monkeypatch, tmp_path)
+    monkeypatch.setattr(environment, "_pip", lambda *_: (False, printed))
+    (tmp_path / "own.txt").write_text("own==1.0\n")
+    with pytest.raises(BootstrapError, match=reason):
+        environment.install(tmp_path / "own.txt")
 
 
-def test_a_torch_that_is_installed_stays(host: Host) -> None:
-    (pin,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
-    for label, last in (("+cpu", "requirements-neuron.lock"), ("", "requirements-cuda.lock")):
-        host.installed = pin.removeprefix("torch==") + label
-        environment.install(REQUIREMENTS)
-        assert host.files()[-1] == last
-    assert all("--no-deps" not in arguments for arguments in host.ran)
+def test_pins_that_are_not_locked_are_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch, tmp_path)
+    (tmp_path / "requirements-gateway.txt").write_text("own==1.0\n")
+    (tmp_path / "requirements-gateway.lock").write_text("other==1.0\n")
+    environment.install(tmp_path / "requirements-gateway.txt")
+    assert host.ran == ["requirements-gateway.txt"]
+    assert any("are of other pins than requirements-gateway.txt" in line for line in host.printed)
 
 
 OF_GATEWAY = "django==5.2.19"

@@ -91,56 +91,26 @@ def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
     assert "ssl_check_hostname=true" in known
 
 
-@pytest.fixture
-def no_redis_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names no Redis, so that there is a private one, which alone is shared."""
-    monkeypatch.delenv("REDIS_URL", raising=False)
-
-
-@pytest.mark.usefixtures("no_redis_named")
 def test_share_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)  # there is a private one, which alone is shared
     assert parse_serve(["--share", "10.0.0.5:7000"]).share == Share(host="10.0.0.5", port=7000)
     assert parse_serve(["--share", ":7000"]).share == Share(host="0.0.0.0", port=7000)
     assert parse_serve(["--share", "[::1]:7000"]).share == Share(host="::1", port=7000)
     options = parse_serve(["--share", "h:1", "--share-tls-cert", "/c", "--share-tls-key", "/k"])
-    assert options.share is not None
-    assert options.share.is_tls
-    assert not parse_serve(["--no-neuron"]).with_neuron
+    assert options.share is not None and options.share.is_tls
+    for wrong in (
+        "--share here",
+        "--share 7000",
+        "--share h:0",
+        "--share-tls-cert c --share-tls-key k",
+        "--share h:1 --share-tls-cert c",
+    ):
+        with pytest.raises(SystemExit) as ended:
+            parse_serve(wrong.split())
+        assert ended.value.code == 2
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")  # it is not shared by serve
     with pytest.raises(SystemExit):
         parse_serve(["--share", "h:1"])
-
-
-@each_case(
-    "flags",
-    [
-        ["--share", "here"],
-        ["--share", "7000"],
-        ["--share", "h:0"],
-        ["--share-tls-cert", "c", "--share-tls-key", "k"],
-        ["--share", "h:1", "--share-tls-cert", "c"],
-    ],
-)
-@pytest.mark.usefixtures("no_redis_named")
-def test_bad_share_flags(flags: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_serve(flags)
-    assert ended.value.code == 2
-
-
-def test_the_private_redis_listens_where_it_is_shared(tmp_path: Path) -> None:
-    port = free_port()
-    share = Share(host="127.0.0.1", port=port)
-    server = configure_private_redis(tmp_path, listening=share.directives())
-    password = server.url.removeprefix("unix://:").partition("@")[0]
-    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
-        try:
-            wait_for_redis(server.url)
-            assert redis.Redis.from_url(f"redis://:{password}@127.0.0.1:{port}").ping()
-            with pytest.raises(redis.AuthenticationError):
-                redis.Redis.from_url(f"redis://127.0.0.1:{port}").ping()
-        finally:
-            process.kill()
 
 
 def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> None:

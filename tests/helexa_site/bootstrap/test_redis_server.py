@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import stat
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -20,7 +13,6 @@ from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.redis_server import (
     MAX_SOCKET_PATH_BYTES,
     configure_private_redis,
-    discard_private_redis,
     find_redis_server,
     wait_for_redis,
 )
@@ -30,41 +22,18 @@ from tests.servers.private_redis import running_redis
 pytestmark = pytest.mark.slow
 
 
-def test_answers_and_leaves_no_socket(tmp_path: Path) -> None:
+def test_it_is_private_and_leaves_no_socket(tmp_path: Path) -> None:
+    """A stale socket of an earlier run is replaced."""
+    (tmp_path / "redis.sock").touch()
     with running_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
         client.set("key", "value")
         assert client.get("key") == b"value"
-    assert not (tmp_path / "redis.sock").exists()
-    assert {file.name for file in tmp_path.iterdir()} == {"redis.conf", "redis.log"}
-
-
-def test_refuses_without_the_password(tmp_path: Path) -> None:
-    with running_redis(tmp_path) as url:
-        naked = "unix://" + url.partition("@")[2]
-        with pytest.raises(BootstrapError, match="authenticate"):
-            wait_for_redis(naked)
-
-
-def test_configuration_is_private(tmp_path: Path) -> None:
-    configure_private_redis(tmp_path)
-    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
-
-
-def test_a_client_that_does_not_read_takes_no_more_than_clients_may(tmp_path: Path) -> None:
-    """A thousand questions for a large value took all of the machine's memory."""
-    with running_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        # A client that does not read its answers takes no more memory than that.
         assert client.config_get("maxmemory-clients") == {"maxmemory-clients": str(24 << 20)}
-        client.config_set("maxmemory-clients", 16_000_000)
-        client.set("large", b"x" * 2_000_000)
-        greedy: Any = redis.Redis.from_url(url).connection_pool.get_connection()
-        with contextlib.suppress(redis.ConnectionError):
-            for _ in range(20):
-                greedy.send_command("GET", "large")
-        deadline_s = time.monotonic() + 60
-        while not client.info("stats")["evicted_clients"] and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert client.info("stats")["evicted_clients"] == 1
-        greedy.disconnect()
+        with pytest.raises(BootstrapError, match="authenticate"):
+            wait_for_redis("unix://" + url.partition("@")[2])
+    assert {file.name for file in tmp_path.iterdir()} == {"redis.conf", "redis.log"}
+    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
 
 
 @each_case(
@@ -92,19 +61,10 @@ def test_awkward_directories_get_a_socket_elsewhere(tmp_path: Path, name: str) -
     assert not socket_dir.exists()
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "redis.sock").touch()
-    with running_redis(tmp_path) as url:
-        wait_for_redis(url)
-
-
 def test_a_server_that_dies_is_named_at_once(tmp_path: Path) -> None:
-    server = configure_private_redis(tmp_path)
-    started_s = time.monotonic()
-    with pytest.raises(BootstrapError, match="does not answer"):
-        wait_for_redis(server.url, timeout_s=60.0, is_alive=lambda: False)
-    assert time.monotonic() - started_s < 30.0
-    discard_private_redis(server, tmp_path)
+    lives = iter([True])
+    with pytest.raises(BootstrapError, match=r"does not answer: .*No such file"):
+        wait_for_redis(f"unix://{tmp_path}/none.sock", is_alive=lambda: next(lives, False))
 
 
 def test_no_server_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,31 +79,3 @@ def test_the_path_comes_before_the_wheel(tmp_path: Path, monkeypatch: pytest.Mon
     valkey.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_redis_server() == valkey
-
-
-KILLED_OWNER = """
-import sys, time
-from pathlib import Path
-from tests.servers.private_redis import running_redis
-with running_redis(Path(sys.argv[1])) as url:
-    print(url, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_dies_with_its_owner(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED_OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        url = owner.stdout.readline().strip()
-        os.kill(owner.pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + 60.0
-    with redis.Redis.from_url(url) as client:
-        while time.monotonic() < deadline_s:
-            try:
-                client.ping()
-            except redis.ConnectionError:
-                return
-            time.sleep(0.02)
-    pytest.fail("Redis outlived the process that started it")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from fleet.live.desired_state import (
     encode_desired_states,
 )
 from helexa_site.bootstrap import readiness
-from helexa_site.bootstrap.database import prepare_database
+from helexa_site.bootstrap.database import has_keys, prepare_database
 from helexa_site.bootstrap.readiness import EnsureWanted
 from helexa_site.bootstrap.serve import first_key_lines
 from helexa_site.bootstrap.supervisor import StoppingError
@@ -33,10 +30,9 @@ from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
-from tests.cases import each_case
+from metering.services import account_create, key_create
 from tests.fleet.conftest import heartbeat, replica
 from tests.fleet.ordered import ordered
-from tests.leftovers import MARK_VARIABLE
 from tests.servers.answering_server import answering
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,24 +57,26 @@ def start() -> None:
     readiness.wait_for_default_model("http://host", lambda: None)
 
 
-def test_the_default_model_is_waited_for_while_it_is_pinned(waits: list[str]) -> None:
-    services.default_model_ensure(actor=COMMAND)
-    start()
-    assert waits == ["http://host"]
-
-
-@each_case(
-    ("change", "expected"),
-    [({"pinned": False}, "is loaded on request"), ({"enabled": False}, "is not offered")],
+@pytest.mark.parametrize(
+    ("change", "waited_at", "expected"),
+    [
+        ({}, ["http://host"], ""),
+        ({"pinned": False}, [], "is loaded on request"),
+        ({"enabled": False}, [], "is not offered"),
+    ],
 )
-def test_a_model_that_nobody_loads_is_not_waited_for(
-    change: dict[str, bool], expected: str, waits: list[str], capsys: pytest.CaptureFixture[str]
+def test_the_default_model_is_waited_for_while_it_is_pinned(
+    change: dict[str, bool],
+    waited_at: list[str],
+    expected: str,
+    waits: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = services.default_model_ensure(actor=COMMAND)
     model.assign(change)
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(change))
     start()
-    assert waits == []
+    assert waits == waited_at
     assert expected in capsys.readouterr().out
 
 
@@ -97,15 +95,9 @@ def test_a_default_model_that_was_deleted_is_neither_put_back_nor_waited_for(
 
 def test_a_gateway_of_another_instance_is_not_waited_for(tmp_path: Path) -> None:
     """It is not waited for even where it accepts our key and reports that it is healthy."""
-    asked = iter(range(3))
-
-    def ensure_wanted() -> None:
-        if next(asked, None) is None:
-            raise StoppingError
-
     health = {"/health": b'{"status": "ok", "neurons": [{}], "reasons": []}'}
     with answering(health, "another") as port, pytest.raises(StoppingError):
-        readiness.wait_for_gateway(f"http://127.0.0.1:{port}", tmp_path, ensure_wanted)
+        readiness.wait_for_gateway(f"http://127.0.0.1:{port}", tmp_path, never_again(3))
     ours = instance_id(tmp_path)
     with answering(health, ours) as port:
         readiness.wait_for_gateway(f"http://127.0.0.1:{port}", tmp_path, lambda: None)
@@ -141,20 +133,36 @@ def waited(
     return wait
 
 
-def report(redis_db: redis.Redis, name: str, *, is_ready: bool = True, **changes: Any) -> None:
-    """An invited host may not write the list of neurons: the desired states name it."""
-    services.neuron_expect(actor=COMMAND, neuron_name=name)
-    replicas = [replica(model=readiness.DEFAULT_MODEL)] if is_ready else []
-    beat = msgspec.structs.replace(ordered(heartbeat(name, replicas=replicas)), **changes)
-    redis_db.set(heartbeat_key(name), encode_heartbeat(beat))
+READY = [replica(model=readiness.DEFAULT_MODEL)]
 
 
-def test_the_answer_of_an_invited_host_is_waited_for(
-    redis_db: redis.Redis, waited: Callable[..., str]
+@pytest.mark.parametrize(
+    ("replicas", "changes", "host", "shown"),
+    [
+        (READY, {}, {}, f"{readiness.DEFAULT_MODEL} answers"),
+        # Its replica is ready, and gateways send it nothing.
+        (READY, {"protocol": PROTOCOL - 1}, {}, "invited"),
+        ([], {}, {"cuda_unavailable": "reboot"}, "The cards of invited cannot be used: reboot"),
+    ],
+    ids=["it answers", "not upgraded", "without its cards"],
+)
+def test_an_invited_host_is_waited_for_where_it_can_answer(
+    redis_db: redis.Redis,
+    waited: Callable[..., str],
+    replicas: list[Any],
+    changes: dict[str, Any],
+    host: dict[str, Any],
+    shown: str,
 ) -> None:
-    report(redis_db, "invited")
+    """It may not write the list of neurons: the desired states name it."""
+    services.neuron_expect(actor=COMMAND, neuron_name="invited")
+    beat = ordered(heartbeat("invited", replicas=replicas))
+    host_facts = msgspec.structs.replace(beat.host, **host)
+    beat = msgspec.structs.replace(beat, host=host_facts, **changes)
+    redis_db.set(heartbeat_key("invited"), encode_heartbeat(beat))
     with answering(ASKED, "ours") as port:
-        assert f"{readiness.DEFAULT_MODEL} answers" in waited(port)
+        printed = waited(port)
+    assert shown in printed and ("answers" in printed) == ("answers" in shown)
 
 
 def test_a_host_that_stays_away_does_not_hold_up_the_start(
@@ -164,23 +172,6 @@ def test_a_host_that_stays_away_does_not_hold_up_the_start(
     desired_states = DesiredStates(by_neuron={"invited": DesiredState(host=host)})
     redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(desired_states))
     assert "can only be loaded on invited, which has been away" in waited()
-
-
-def test_a_host_that_is_not_upgraded_does_not_hold_up_the_start(
-    redis_db: redis.Redis, waited: Callable[..., str]
-) -> None:
-    """Its replica is ready, and gateways send it nothing."""
-    report(redis_db, "invited", protocol=PROTOCOL - 1)
-    assert "answers" not in (shown := waited())
-    assert "invited" in shown, shown
-
-
-def test_a_host_whose_cards_cannot_be_used_does_not_hold_up_the_start(
-    redis_db: redis.Redis, waited: Callable[..., str]
-) -> None:
-    facts = msgspec.structs.replace(ordered(heartbeat("broken")).host, cuda_unavailable="reboot")
-    report(redis_db, "broken", is_ready=False, host=facts)
-    assert "The cards of broken cannot be used: reboot" in waited()
 
 
 def lines(
@@ -200,41 +191,11 @@ def test_the_message_without_any_key() -> None:
     assert command == (
         "python3 manage.py accounts create team && python3 manage.py keys create team"
     ), "the usual data directory is not named"
+    variable, *words = shlex.split(lines(Path("/some data"))[1])
+    assert variable == "HELEXA_DATA_DIR=/some data" and words.count(variable) == 1
 
 
-@pytest.mark.slow
-def test_the_command_works(tmp_path: Path, migrated_sqlite: Path) -> None:
-    """It runs in a directory whose name needs quotes, with nothing else in the environment."""
-    data_dir = tmp_path / "some data"
-    data_dir.mkdir()
-    (data_dir / "secret_key").write_text("a secret key of this test, long enough to be one")
-    shutil.copy(migrated_sqlite, data_dir)
-    manage = REPOSITORY_DIR / "manage.py"
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    if MARK_VARIABLE in os.environ:
-        environment[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
-    command = lines(data_dir, f"python3 {manage}")[1]
-    done = subprocess.run(
-        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("hx-")
-    again = subprocess.run(
-        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert again.returncode == 1
-    assert "already" in again.stderr
-    assert "Traceback" not in again.stderr
-
-
-@pytest.mark.django_db
 def test_whether_there_are_keys() -> None:
-    from helexa_site.bootstrap.database import has_keys
-    from metering.actor import COMMAND
-    from metering.services import account_create, key_create
-
     assert not has_keys()
     key_create(actor=COMMAND, account=account_create(actor=COMMAND, name="some-team"))
     assert has_keys()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from helexa_site.bootstrap import supervisor as supervision
 from helexa_site.bootstrap.guardian import Guardian, guard
 from helexa_site.bootstrap.supervisor import (
     BACKOFF,
+    Child,
     ChildSpec,
     LogFile,
     StoppingError,
@@ -29,9 +31,8 @@ from tests.processes import has_ended
 pytestmark = pytest.mark.slow
 
 WAIT_TIMEOUT_S = 120.0
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 HOT = "2026-11-22 10:00:00,123 WARNING gateway fleet: hot"
-SLEEP = "time.sleep(60)"
 WITH_GRANDCHILD = (
     "import subprocess, sys, time; "
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
@@ -55,13 +56,13 @@ def wait_until(is_done: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@dataclass(frozen=True)
 class Supervised:
-    def __init__(self, supervisor: Supervisor, logs_dir: Path) -> None:
-        self.supervisor = supervisor
-        self._logs_dir = logs_dir
+    supervisor: Supervisor
+    logs_dir: Path
 
     def log(self, name: str = "child") -> str:
-        path = self._logs_dir / f"{name}.log"
+        path = self.logs_dir / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
 
@@ -81,77 +82,55 @@ def test_no_child_is_started_after_the_stop(supervised: Supervised) -> None:
     assert supervised.log() == ""
 
 
-def test_output_is_logged_and_warnings_are_shown(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
-) -> None:
-    supervised.supervisor.start(
-        python(f"print('plain'); print('{HOT}'); import time; time.sleep(60)")
-    )
-    wait_until(lambda: "hot" in supervised.log())
-    supervised.supervisor.stop()
-    assert supervised.log() == f"plain\n{HOT}\n"
-    shown = capfd.readouterr().out
-    assert HOT in shown
-    assert "plain" not in shown
-
-
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        (f"print('plain'); print('{HOT}'); exit(2)", "ended (exit code 2); restarting in 0.5 s"),
+        ("import os; os.kill(os.getpid(), 9)", "ended (killed by SIGKILL); restarting"),
+        ("import helexa_missing", "it ends with: ModuleNotFoundError: No module named"),
+        (None, "cannot start /nonexistent"),
+    ],
+)
 def test_a_child_that_ends_is_restarted_and_reported(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+    supervised: Supervised, capfd: pytest.CaptureFixture[str], code: str | None, ending: str
 ) -> None:
     """With its last line, such as the reason of a traceback, which no log record has."""
-    started = supervised.supervisor.start(python("print('life'); import helexa_missing"))
-    wait_until(lambda: supervised.log().count("life") >= 2)
-    assert started.num_failures >= 1
-    shown = capfd.readouterr().out
-    assert "ended (exit code 1); restarting in 0.5 s" in shown
-    assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
-    hot = python(f"import sys; print('{HOT}'); sys.exit(2)", name="hot")
-    started = supervised.supervisor.start(hot)
-    wait_until(lambda: started.num_failures > 0)
+    spec = python(code or "")
+    started = supervised.supervisor.start(
+        spec if code else replace(spec, command=("/nonexistent",))
+    )
+    wait_until(lambda: started.num_failures >= 2)
     supervised.supervisor.stop()
     shown = capfd.readouterr().out
-    assert "ended (exit code 2); restarting" in shown
-    assert shown.count(HOT) == 1, "what the console has shown is not repeated"
+    assert ending in shown
+    assert supervised.log().count(HOT) == shown.count(HOT), "it is not repeated at the end"
+    assert "plain" not in shown
+    assert shown.count("it ends with") == shown.count("it ends with: ModuleNotFoundError")
+
+
+def test_restarts_wait_longer_each_time() -> None:
     assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert BACKOFF.wait_s(100) == BACKOFF.max_s
 
 
-def test_a_child_that_is_killed_is_reported_by_its_signal(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
-) -> None:
-    started = supervised.supervisor.start(python("import os; os.kill(os.getpid(), 9)"))
-    wait_until(lambda: started.num_failures > 0)
-    supervised.supervisor.stop()
-    assert "ended (killed by SIGKILL); restarting" in capfd.readouterr().out
-
-
-def test_a_child_that_cannot_start_is_tried_again(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
-) -> None:
-    spec = ChildSpec(name="child", command=("/nonexistent",), environment={}, stop_grace_s=1.0)
-    started = supervised.supervisor.start(spec)
-    wait_until(lambda: started.num_failures >= 1)
-    supervised.supervisor.stop()
-    assert "cannot start /nonexistent" in capfd.readouterr().out
-
-
+@pytest.mark.parametrize("is_hurried", [False, True])
 def test_a_stubborn_child_is_killed_with_its_group(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+    supervised: Supervised, capfd: pytest.CaptureFixture[str], is_hurried: bool
 ) -> None:
-    supervised.supervisor.start(python(STUBBORN + SLEEP, grace_s=0.2))
-    wait_until(lambda: "up" in supervised.log())
-    supervised.supervisor.stop()
-    assert "did not stop within 0.2 s; killing it" in capfd.readouterr().out
-
-
-def test_a_stop_that_is_hurried_kills_what_is_left(supervised: Supervised) -> None:
-    supervised.supervisor.start(python(STUBBORN + SLEEP, grace_s=3600.0))
-    wait_until(lambda: "up" in supervised.log())
+    """After its grace, or at once where the stop is hurried."""
+    spec = python(STUBBORN + WITH_GRANDCHILD, grace_s=3600.0 if is_hurried else 0.2)
+    supervised.supervisor.start(spec)
+    wait_until(lambda: grandchild(supervised.log()))
+    left = grandchild(supervised.log())
     stopping = threading.Thread(target=supervised.supervisor.stop)
     stopping.start()
-    supervised.supervisor.kill()
+    if is_hurried:
+        supervised.supervisor.kill()
     stopping.join(WAIT_TIMEOUT_S)
     assert not stopping.is_alive()
+    assert ("did not stop within 0.2 s; killing it" in capfd.readouterr().out) is not is_hurried
+    assert left is not None
+    wait_until(lambda: has_ended(left))
 
 
 def grandchild(log: str) -> psutil.Process | None:
@@ -168,56 +147,19 @@ def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
     wait_until(lambda: has_ended(left))
 
 
-def test_what_started_last_stops_first(supervised: Supervised, tmp_path: Path) -> None:
-    order = tmp_path / "order"
-    names = ("first", "second", "third")
-    for name in names:
-        code = (
-            "import signal, time\n"
-            "def stop(*_):\n"
-            f"    open({str(order)!r}, 'a').write('{name} ')\n"
-            "    exit()\n"
-            "signal.signal(signal.SIGTERM, stop)\n"
-            "print('up')\n"
-            "time.sleep(60)\n"
-        )
-        supervised.supervisor.start(python(code, name=name))
-    wait_until(lambda: all("up" in supervised.log(name) for name in names))
-    supervised.supervisor.stop()
-    assert order.read_text() == "third second first "
-
-
-KILLED_SUPERVISOR = """
-import os, sys, time
-from pathlib import Path
-from helexa_site.bootstrap.guardian import Guardian
-from helexa_site.bootstrap.supervisor import ChildSpec, Supervisor
-with Guardian() as guardian, Supervisor(logs_dir=Path(sys.argv[1]), guardian=guardian) as all:
-    all.start(ChildSpec(name="child", command=(sys.executable, "-u", "-c", sys.argv[2]),
-                        environment=dict(os.environ), stop_grace_s=5.0))
-    time.sleep(60)
-"""
-
-
-def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
-    killed = psutil.Popen([sys.executable, "-c", KILLED_SUPERVISOR, str(tmp_path), WITH_GRANDCHILD])
-    log = tmp_path / "child.log"
-    wait_until(lambda: log.exists() and grandchild(log.read_text()))
-    descendants = killed.children(recursive=True)
-    killed.kill()
-    killed.wait()
-    wait_until(lambda: all(has_ended(process) for process in descendants))
-
-
-def sleeping() -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own, for a ``with``."""
-    return subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
-    )
+def test_what_started_last_stops_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(Child, "stop", lambda child: order.append(child.spec.name))
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        children = [supervisor.start(python("", name=name)) for name in ("first", "second")]
+    assert order == ["second", "first"]
+    for child in children:
+        child.kill()
 
 
 def test_a_guardian_leaves_alone_what_was_released() -> None:
-    with sleeping() as process:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command, start_new_session=True) as process:
         guard([f"+{process.pid}\n", f"-{process.pid}\n"])
         assert process.poll() is None
         guard([f"+{process.pid}\n"])

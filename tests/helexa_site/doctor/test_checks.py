@@ -71,32 +71,12 @@ def test_settings(config: Config) -> None:
 
 
 @each_case(("free", "level"), [(0.5, Level.FAILED), (5, Level.WARNING), (50, Level.OK)])
-def test_disk(config: Config, tmp_path: Path, free: float, level: Level) -> None:
-    config = replace(config, data_dir=tmp_path)
-    assert levels(list(disk_findings(config, {}, lambda _: int(free * GIB)))) == [level]
-    cache = str(tmp_path / "hub")
-    found = list(disk_findings(config, {"HF_HOME": cache}, lambda _: int(free * GIB)))
-    assert [str(tmp_path) in finding.text for finding in found] == [True, True]
-    assert list(tmp_path.iterdir()) == [], "the doctor leaves nothing"
-
-
-@each_case(
-    ("limit", "overloaded", "expected"),
-    [
-        (1024, 0, [Level.WARNING]),
-        (524_288, 0, [Level.OK]),
-        (524_288, 30, [Level.OK, Level.WARNING]),
-    ],
-)
-def test_file_descriptors(limit: int, overloaded: int, expected: list[Level]) -> None:
-    refused = {Refused("queue_full", "research"): 3, Refused("invalid_api_key", ""): 4}
-    if overloaded:
-        refused[Refused("overloaded", "")] = overloaded
-    found = list(host_checks.descriptor_limit_findings(limit, refused))
-    assert levels(found) == expected
-    assert f"{limit:,}" in found[0].text
-    if overloaded:
-        assert "30 connections" in found[1].text and "ulimit" in found[1].mend
+def test_disk(config: Config, free: float, level: Level) -> None:
+    cache = {"HF_HOME": str(config.data_dir / "hub")}
+    found = list(disk_findings(config, cache, lambda _: int(free * GIB)))
+    assert levels(found) == [level, level]
+    assert str(config.data_dir) in found[0].text and cache["HF_HOME"] in found[1].text
+    assert list(config.data_dir.iterdir()) == [], "the doctor leaves nothing"
 
 
 @each_case("place", ["/proc/helexa/var", "a file/var", "a file"])
@@ -111,39 +91,78 @@ def test_a_data_directory_that_cannot_be_made_is_reported_as_that(
     assert "GiB" not in found.text and "HELEXA_DATA_DIR" in found.mend
 
 
-def info(**changes: Any) -> dict[str, Any]:
-    return {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0} | changes
+def of_redis(**changes: Any) -> list[Finding]:
+    facts = {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0}
+    return list(service_checks.info_findings(facts | changes, 0.3))
 
 
-@each_case(
-    ("facts", "level"),
-    [
-        (info(), Level.OK),
-        (info(redis_version="6.0.16"), Level.FAILED),
-        (info(redis_version="6.2.1"), Level.WARNING),
-        (info(maxmemory_policy="allkeys-lru"), Level.FAILED),
-        (info(maxmemory=100, used_memory=95), Level.WARNING),
-    ],
-)
-def test_redis(facts: dict[str, Any], level: Level) -> None:
-    assert levels(list(service_checks.info_findings(facts, 0.3))) == [level]
-
-
-@each_case(
-    ("users", "clients_bytes", "value_bytes", "num_warnings"),
-    [
-        (["default"], 0, 512 << 20, 0),
-        (["default", "neuron-beast"], 0, 512 << 20, 2),
-        (["default", "neuron-beast"], 1 << 30, 4 << 20, 1),
-        (["default", "neuron-beast"], 24 << 20, 4 << 20, 0),
-    ],
-)
-def test_a_redis_that_invited_hosts_reach_is_bounded(
-    users: list[str], clients_bytes: int, value_bytes: int, num_warnings: int
-) -> None:
+def of_bounds(clients_bytes: int, value_bytes: int, *invited: str) -> list[Finding]:
     bounds = {"maxmemory-clients": clients_bytes, "proto-max-bulk-len": value_bytes}
-    found = list(service_checks.bounds_findings(users, bounds))
-    assert levels(found) == [Level.WARNING] * num_warnings
+    return list(service_checks.bounds_findings(["default", *invited], bounds))
+
+
+def of_descriptors(limit: int, num_overloaded: int = 0) -> list[Finding]:
+    refused = {Refused("queue_full", "research"): 3, Refused("invalid_api_key", ""): 4}
+    if num_overloaded:
+        refused[Refused("overloaded", "")] = num_overloaded
+    return list(host_checks.descriptor_limit_findings(limit, refused))
+
+
+def of_clocks(redis_s: float) -> list[Finding]:
+    return [service_checks.clock_finding(redis_s, 99.9, 100.1)]
+
+
+def of_fleet(*versions: str | None) -> list[Finding]:
+    reports = [
+        Report("box", version and heartbeat("box", version=version), "it is refused: nonsense")
+        for version in versions
+    ]
+    return list(service_checks.report_findings(reports))
+
+
+def of_gpus(**changes: Any) -> list[Finding]:
+    card = {"cards": ["RTX 4090"], "driver": "580.65", "driver_cuda": "13.0"}
+    facts = {"problems": [], "torch": "2.13.0", "torch_cuda": "13.0", **card}
+    return list(host_checks.gpu_fact_findings(facts | changes))
+
+
+NO_COMPILER = "GPU kernels cannot be built without a C compiler: install gcc"
+OK, WARNING, FAILED = Level.OK, Level.WARNING, Level.FAILED
+
+
+@each_case(
+    ("found", "expected", "words"),
+    [
+        (of_redis(), [OK], ""),
+        (of_redis(redis_version="6.0.16"), [FAILED], ""),
+        (of_redis(redis_version="6.2.1"), [WARNING], ""),
+        (of_redis(maxmemory_policy="allkeys-lru"), [FAILED], ""),
+        (of_redis(maxmemory=100, used_memory=95), [WARNING], ""),
+        # A Redis that invited hosts reach is bounded.
+        (of_bounds(0, 512 << 20), [], ""),
+        (of_bounds(0, 512 << 20, "neuron-beast"), [WARNING, WARNING], ""),
+        (of_bounds(1 << 30, 4 << 20, "neuron-beast"), [WARNING], ""),
+        (of_bounds(24 << 20, 4 << 20, "neuron-beast"), [], ""),
+        (of_clocks(100.0), [OK], ""),
+        (of_clocks(130.0), [WARNING], ""),
+        (of_clocks(60.0), [WARNING], ""),
+        (of_descriptors(1024), [WARNING], "1,024"),
+        (of_descriptors(524_288), [OK], "524,288"),
+        (of_descriptors(524_288, 30), [OK, WARNING], "30 connections"),
+        (of_fleet(VERSION, "0.0.1", None), [OK, WARNING, WARNING], "0.0.1"),
+        (of_fleet(), [WARNING], ""),
+        (of_gpus(), [OK], "RTX 4090"),
+        (of_gpus(cards=[], driver=None, driver_cuda=None), [OK], "CPU"),
+        (of_gpus(driver_cuda="12.8"), [FAILED], "driver for CUDA 13.0"),
+        (of_gpus(driver_cuda="13.2"), [OK], "agree"),
+        (of_gpus(problems=["versions differ: reboot"]), [FAILED], "reboot"),
+        (of_gpus(torch=None, torch_cuda=None), [WARNING], "manage.py neuron"),
+        (of_gpus(triton_problem=NO_COMPILER), [WARNING, OK], "C compiler: install gcc"),
+    ],
+)
+def test_facts(found: list[Finding], expected: list[Level], words: str) -> None:
+    assert levels(found) == expected
+    assert words in " ".join(f"{finding.text}: {finding.mend}" for finding in found)
 
 
 def test_a_redis_that_is_there_and_some_that_are_not(config: Config, redis_url: str) -> None:
@@ -152,37 +171,6 @@ def test_a_redis_that_is_there_and_some_that_are_not(config: Config, redis_url: 
     for url in (f"unix://{config.data_dir}/none.sock", "http://redis"):
         away = replace(config, redis_url=url)
         assert levels(list(service_checks.redis_findings(away))) == [Level.FAILED]
-
-
-@each_case(("redis_s", "level"), [(100.0, Level.OK), (130.0, Level.WARNING), (60.0, Level.WARNING)])
-def test_clocks_that_are_apart(redis_s: float, level: Level) -> None:
-    assert service_checks.clock_finding(redis_s, 99.9, 100.1).level is level
-
-
-def host(**changes: Any) -> dict[str, Any]:
-    card = {"cards": ["RTX 4090"], "driver": "580.65", "driver_cuda": "13.0"}
-    return {"problems": [], "torch": "2.13.0", "torch_cuda": "13.0", **card} | changes
-
-
-NO_COMPILER = "GPU kernels cannot be built without a C compiler: install gcc"
-
-
-@each_case(
-    ("facts", "level", "word"),
-    [
-        (host(), Level.OK, "RTX 4090"),
-        (host(cards=[], driver=None, driver_cuda=None), Level.OK, "CPU"),
-        (host(driver_cuda="12.8"), Level.FAILED, "driver for CUDA 13.0"),
-        (host(driver_cuda="13.2"), Level.OK, "agree"),
-        (host(problems=["versions differ: reboot"]), Level.FAILED, "reboot"),
-        (host(torch=None, torch_cuda=None), Level.WARNING, "manage.py neuron"),
-        (host(triton_problem=NO_COMPILER), Level.WARNING, "C compiler: install gcc"),
-    ],
-)
-def test_gpus(facts: dict[str, Any], level: Level, word: str) -> None:
-    found = list(host_checks.gpu_fact_findings(facts))
-    assert levels(found) == [level, *([Level.OK] if "triton_problem" in facts else [])]
-    assert word in f"{found[0].text}: {found[0].mend}"
 
 
 def test_this_host_can_be_asked_for_its_gpus() -> None:
@@ -218,21 +206,6 @@ def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
             found = list(port_findings(data_dir, "127.0.0.1", free_port(), listen))[1:]
     assert levels(found) == [level]
     assert ("another data directory" in found[0].text) == (level is Level.FAILED)
-
-
-def test_versions_across_the_fleet() -> None:
-    found = list(
-        service_checks.report_findings(
-            [
-                Report("beast", heartbeat("beast", version=VERSION)),
-                Report("benjy", heartbeat("benjy", version="0.0.1")),
-                Report("bad", None, "its report is refused: nonsense"),
-            ]
-        )
-    )
-    assert levels(found) == [Level.OK, Level.WARNING, Level.WARNING]
-    assert "0.0.1" in found[1].text
-    assert levels(list(service_checks.report_findings([]))) == [Level.WARNING]
 
 
 @pytest.mark.django_db

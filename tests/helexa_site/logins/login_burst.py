@@ -20,8 +20,6 @@ LIMIT_S = 90
 
 
 class Guesses:
-    """Where each of them is."""
-
     def __init__(self) -> None:
         self.num_looked_at = 0
         self.num_answered = 0
@@ -61,14 +59,8 @@ def main() -> None:
     ModelBackend.authenticate = guesses.look
     with ThreadPoolExecutor(NUM_GUESSES) as pool:
         statuses = list(pool.map(guesses.send, range(NUM_GUESSES)))
-    json.dump(
-        {
-            "num_sent": NUM_GUESSES,
-            "num_looked_at": guesses.num_looked_at,
-            "statuses": statuses,
-        },
-        sys.stdout,
-    )
+    found = {"num_sent": NUM_GUESSES, "num_looked_at": guesses.num_looked_at, "statuses": statuses}
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ PROXY = "10.1.0.7"
 
 
 @pytest.fixture
-def behind_tls(monkeypatch: pytest.MonkeyPatch) -> Config:
+def behind_tls(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Config:
+    settings.ALLOWED_HOSTS = ["chat.example.org"]
     config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
     monkeypatch.setattr(middleware, "CONFIG", config)
     return config
@@ -41,12 +41,6 @@ def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET")
     return request if answer is None else answer
 
 
-@pytest.fixture
-def _is_chat(settings: Any) -> None:
-    settings.ALLOWED_HOSTS = ["chat.example.org"]
-
-
-@pytest.mark.usefixtures("_is_chat")
 @each_case(
     ("peer", "forwarded", "is_secure"),
     [
@@ -64,7 +58,6 @@ def test_only_a_trusted_proxys_https_header_counts(
     assert asked(behind_tls, peer, forwarded).is_secure() is is_secure
 
 
-@pytest.mark.usefixtures("_is_chat")
 @each_case("method", ["GET", "POST"])
 def test_what_came_by_http_through_the_proxy_is_sent_to_https(
     behind_tls: Config, monkeypatch: pytest.MonkeyPatch, method: str
@@ -123,49 +116,13 @@ def test_the_doctor_misses_the_proxy() -> None:
     assert all("HELEXA_TRUSTED_PROXIES" not in one.mend for one in settings_findings(named, {}))
 
 
-def behind(data_dir: Path) -> dict[str, str]:
-    return {
-        "HELEXA_DATA_DIR": str(data_dir),
-        "HELEXA_PUBLIC_URL": PUBLIC,
-        "HELEXA_TRUSTED_PROXIES": PROXY,
-    }
-
-
 def test_djangos_deployment_check_finds_nothing_behind_tls(tmp_path: Path) -> None:
+    """Neither in cookies nor in HSTS."""
     done = manage(
-        "check", "--deploy", "--tag", "security", "--fail-level", "WARNING", **behind(tmp_path)
+        *("check", "--deploy", "--tag", "security", "--fail-level", "WARNING"),
+        HELEXA_DATA_DIR=str(tmp_path),
+        HELEXA_PUBLIC_URL=PUBLIC,
+        HELEXA_TRUSTED_PROXIES=PROXY,
     )
     assert done.returncode == 0, done.stderr
     assert "System check identified no issues" in done.stdout
-
-
-LOG_IN = f"""
-from django.contrib.auth.models import User
-from django.test import Client
-
-User.objects.create_superuser("olga", password="what-people-type-here")
-client = Client(
-    enforce_csrf_checks=True,
-    REMOTE_ADDR="{PROXY}",
-    headers={{"host": "chat.example.org", "x-forwarded-proto": "https"}},
-)
-page = client.get("/login/")
-token = page.cookies["csrftoken"].value
-logged_in = client.post(
-    "/login/",
-    {{"username": "olga", "password": "what-people-type-here", "csrfmiddlewaretoken": token}},
-    headers={{"origin": "{PUBLIC}"}},
-)
-print(logged_in.status_code, page.headers["strict-transport-security"])
-for name, cookie in {{**page.cookies, **logged_in.cookies}}.items():
-    print(name, cookie["secure"], cookie["samesite"])
-"""
-
-
-@pytest.mark.slow
-def test_a_login_behind_tls_sets_secure_cookies(tmp_path: Path, migrated_sqlite: Path) -> None:
-    shutil.copy(migrated_sqlite, tmp_path)
-    done = manage("shell", "--verbosity", "0", "-c", LOG_IN, **behind(tmp_path))
-    first, *cookies = done.stdout.splitlines()
-    assert first == "302 max-age=2592000", done.stderr
-    assert sorted(cookies) == ["csrftoken True Lax", "sessionid True Lax"]

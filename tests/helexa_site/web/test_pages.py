@@ -9,15 +9,13 @@ import warnings
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.conf import settings
-from django.contrib import admin
-from django.contrib.admin.utils import flatten_fieldsets, label_for_field
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest
 from django.db import OperationalError
-from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.template import Context, Template
 from django.templatetags.static import static
@@ -26,49 +24,26 @@ from django.urls import path
 from django.utils.formats import localize
 from whitenoise.middleware import WhiteNoiseMiddleware
 
-import helexa_site.urls  # registers the admin's models
 from helexa_site import urls
 from helexa_site.web import error_pages, pages
 from helexa_site.web.api_reference import calls, reads
 from helexa_site.web.middleware import HEADER, POLICY, policy_text
 from helexa_site.web.moments import moment_text
 from inference.settings.table import SETTINGS
-from inference.wire.openai.passed.request import ENDPOINTS
-from inference.wire.openapi import CALLS, DIALECTS, document
+from inference.wire.openapi import document
 from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def page() -> str:
-    response = Client().get("/docs")
-    assert response.status_code == 200
-    return response.content.decode()
-
-
-def test_the_reference_is_whole_and_its_links_lead_somewhere(page: str) -> None:
-    text = html.unescape(page)
-    for address in document()["paths"]:
-        assert address in text
-    for fields in DIALECTS.values():
-        for field in fields.values():
-            assert f"<code>{field.name}</code>" in text
-            assert field.note in text
-    for words in ("curl http://testserver/v1", 'base_url="http://testserver/v1"', "baseURL: "):
-        assert words in page
-    assert 'id="search-paths"' in page
+def test_the_reference_is_whole_and_its_links_lead_somewhere() -> None:
+    page = Client().get("/docs").text
+    assert all(address in html.unescape(page) for address in document()["paths"])
+    assert 'base_url="http://testserver/v1"' in page
     loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="([^"]*)"', page)
     assert loaded and [one for one in loaded if "//" in one] == [], "it needs no other host"
     targets = set(re.findall(r'href="#([^"]+)"', page))
     assert targets and targets <= set(re.findall(r'id="([^"]+)"', page))
-
-
-def test_every_call_has_a_summary_and_an_anchor_of_its_own() -> None:
-    assert {call.path for call in calls() if call.method == "POST"} == {
-        *CALLS,
-        *(endpoint.path for endpoint in ENDPOINTS),
-    }
     anchors = [call.anchor for call in (*calls(), *reads())]
     assert len(set(anchors)) == len(anchors)
 
@@ -100,19 +75,15 @@ def test_a_browser_gets_a_page() -> None:
     assert "There is nothing at this address" in response.text and 'href="/"' in response.text
 
 
-def bad(_request: HttpRequest) -> HttpResponse:
-    raise BadRequest("no")
+def failing(_request: HttpRequest, error: Exception) -> HttpResponse:
+    raise error
 
 
-def broken(_request: HttpRequest) -> HttpResponse:
-    raise RuntimeError("a secret")
-
-
-def away(_request: HttpRequest) -> HttpResponse:
-    raise OperationalError("the database is away")
-
-
-urlpatterns = [*urls.urlpatterns, path("bad", bad), path("broken", broken), path("away", away)]
+urlpatterns = [
+    *urls.urlpatterns,
+    path("bad", failing, {"error": BadRequest("no")}),
+    path("broken", failing, {"error": RuntimeError("a secret")}),
+]
 handler400, handler500 = urls.handler400, urls.handler500
 
 
@@ -139,11 +110,8 @@ def test_a_refusal_and_a_failure(
 
 @pytest.mark.urls(__name__)
 def test_a_database_that_is_away_leaves_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    def render(*_args: object, **_options: object) -> HttpResponse:
-        raise OperationalError("the database is away")
-
-    monkeypatch.setattr(error_pages, "render_page", render)
-    response = Client(raise_request_exception=False).get("/away", HTTP_ACCEPT=PAGE)
+    monkeypatch.setattr(error_pages, "render_page", Mock(side_effect=OperationalError("away")))
+    response = Client(raise_request_exception=False).get("/broken", HTTP_ACCEPT=PAGE)
     assert response.status_code == 500
     assert "<h1>Server error</h1>" in response.content.decode()
 
@@ -187,75 +155,25 @@ def test_templates_have_no_format_of_their_own_and_whole_tags() -> None:
     """Django prints a tag as text that does not end on its own line."""
     templates = sorted(Path(settings.BASE_DIR).glob("templates/**/*.html"))
     assert templates
-    lines = [
-        (f"{template.name}:{number}", line)
-        for template in templates
-        for number, line in enumerate(template.read_text().splitlines(), start=1)
-    ]
-    assert [place for place, line in lines if FORMATTING.search(line)] == []
-    assert [place for place, line in lines if OPEN_TAG.search(line)] == []
+    for template in templates:
+        for line in template.read_text().splitlines():
+            assert not FORMATTING.search(line) and not OPEN_TAG.search(line), (template.name, line)
 
 
 OPEN_TAG = re.compile(r"\{([{%])(?!.*[%}]\})")
 
 
-@each_case(
-    ("path", "host"),
-    [
-        ("/login/", "localhost"),
-        ("/admin/login/", "localhost"),
-        ("/docs", "localhost"),
-        ("/admin/", "localhost"),
-        ("/nowhere", "localhost"),
-        ("/login/", "evil.example"),
-        ("/static/helexa/pages.css", "localhost"),
-    ],
-)
-def test_every_answer_has_the_policy(path: str, host: str) -> None:
-    response = Client(headers={"host": host}).get(path)
-    assert response.headers[HEADER] == policy_text()
-
-
 def test_no_page_runs_a_script_that_stands_in_it_or_comes_from_elsewhere() -> None:
+    for address in ("/login/", "/admin/", "/nowhere", "/static/helexa/pages.css"):
+        for host in ("localhost", "evil.example"):
+            response = Client(headers={"host": host}).get(address)
+            response.close()
+            assert response.headers[HEADER] == policy_text()
     scripts = POLICY["script-src"]
     assert set(scripts) == {"'self'", "'unsafe-eval'"}
     assert POLICY["default-src"] == ("'self'",), "connections among others"
     for directive in ("object-src", "base-uri", "frame-src", "frame-ancestors"):
         assert POLICY[directive] == ("'none'",)
-
-
-assert helexa_site.urls.urlpatterns
-CODED = re.compile(r"_|\b(num|ms|tls|gpus|mb|micro usd)\b| s$")
-"""A label that Django made of a column's name."""
-
-
-@each_case("model", list(admin.site._registry), ids=lambda model: model.__name__)
-def test_labels_are_words(model: type[Model]) -> None:
-    model_admin = admin.site._registry[model]
-    request = RequestFactory().get("/")
-    request.user = User(username="root", is_superuser=True, is_staff=True)
-    labels = _column_labels(model, request) | _field_labels(model, request)
-    assert labels and model_admin.list_display
-    assert {label for label in labels if CODED.search(label)} == set()
-
-
-def _column_labels(model: type[Model], request: HttpRequest) -> set[str]:
-    model_admin = admin.site._registry[model]
-    columns = model_admin.get_list_display(request)
-    return {str(label_for_field(name, model, model_admin)) for name in columns if name != "__str__"}
-
-
-def _field_labels(model: type[Model], request: HttpRequest) -> set[str]:
-    model_admin = admin.site._registry[model]
-    fields = model_admin.get_form(request, change=True).base_fields
-    read_only = set(flatten_fieldsets(model_admin.get_fieldsets(request))) - set(fields)
-    return {str(field.label) for field in fields.values()} | {
-        str(label_for_field(name, model, model_admin)) for name in read_only
-    }
-
-
-MAX_DASHBOARD_BYTES = 300_000
-"""Fonts are not in it: they are compressed themselves."""
 
 
 def _not_static(request: HttpRequest) -> HttpResponse:
@@ -278,19 +196,6 @@ def test_an_address_has_a_digest_and_is_kept_long() -> None:
     assert "immutable" in Client().get(address)["Cache-Control"]
     for other in ("/static/helexa/pages.css", "/static/helexa/pages.css?v=0123456789ab"):
         assert Client().get(other)["Cache-Control"] == "max-age=60, public"
-
-
-@pytest.mark.django_db
-def test_the_dashboard_is_small(admin_client: Client) -> None:
-    """With its scripts and style sheets, as a browser gets them: 1.27 MB before."""
-    client = Client(headers={"accept-encoding": "gzip, br"})
-    client.cookies = admin_client.cookies
-    page = admin_client.get("/admin/").text
-    addresses = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page))
-    assert any("htmx" in one for one in addresses)
-    sizes = [len(client.get("/admin/").content)]
-    sizes += [len(b"".join(client.get(one))) for one in addresses]  # type: ignore[arg-type]
-    assert sum(sizes) <= MAX_DASHBOARD_BYTES
 
 
 def test_text_is_compressed_and_fonts_are_not() -> None:

@@ -1,5 +1,4 @@
-"""A real encoder in the catalogue, as an operator would put it there. Its fields are tried in
-``tests/strangers/fields``."""
+"""A real encoder in the catalogue, as an operator would put it there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Every command of ours, as its own parser describes it, and how a newcomer gets it wrong.
 
-``python -m tests.strangers.commands.inventory SITUATION`` runs each case in a fork of one process
-that has imported Django, and prints a line of JSON for each. SITUATION is JSON too:
-
-    {"url": "http://127.0.0.1:1", "keys": []}
+``python -m tests.strangers.commands.inventory`` runs each case in a fork of one process that has
+imported Django, and prints a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ LONG_RUNNING = frozenset({("gateway",), ("runserver",), ("bench", "run"), ("tp_s
 """They keep running on valid options: these are only run with refused ones."""
 LIMITED = {("deploy_gate",): ["--timeout", "1"], ("status",): []}
 """What keeps a command from waiting for a server that may come back."""
-BEFORE_DJANGO = (["serve"], ["neuron"], ["doctor"], ["environment", "gateway"])
 NO_SUCH_FLAG = "--no-such-flag"
+AWAY = "http://127.0.0.1:1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +63,18 @@ def _values(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield value if action.choices or action.type is not None else "no-such-thing"
 
 
-def cases(url: str, keys: list[str]) -> Iterator[list[str]]:
-    """Returns the cases without a key: everything that has nothing to do with a server, and a
-    server that is away."""
+def cases() -> Iterator[list[str]]:
+    """Without a database, and with a server that is away."""
     for entry in entries():
-        words = list(entry.words)
-        full = [*words, *entry.values, *LIMITED.get(entry.words, [])]
-        if not keys:
-            yield [*words, "--help"]
-            yield [*words, *entry.values, NO_SUCH_FLAG]
-            if entry.values:
-                yield words
-            if entry.words not in LONG_RUNNING:
-                yield full
-            if "--url" in entry.flags:
-                yield [*full, "--url", "nonsense"]
-                yield [*full, "--url", url]
-        elif "--url" in entry.flags and entry.words not in LONG_RUNNING:
-            yield from ([*full, "--url", url, "--key", key] for key in keys)
-    if not keys:
-        for words in BEFORE_DJANGO:
-            yield from ([*words, "--help"], [*words, NO_SUCH_FLAG])
-        yield from (["no-such-command"], ["accounts"], ["keys"], ["models"], ["neurons"], ["bench"])
+        full = [*entry.words, *entry.values, *LIMITED.get(entry.words, [])]
+        yield [*full, NO_SUCH_FLAG]
+        if entry.values:
+            yield list(entry.words)
+        if entry.words not in LONG_RUNNING:
+            yield full
+        if "--url" in entry.flags:
+            yield [*full, "--url", "nonsense"]
+            yield [*full, "--url", AWAY]
 
 
 def run_case(words: list[str]) -> dict[str, Any]:
@@ -134,8 +122,7 @@ def main() -> None:
     import django
 
     django.setup()
-    situation = json.loads(sys.argv[1])
-    for words in cases(situation["url"], situation["keys"]):
+    for words in cases():
         print(json.dumps(run_case(words)), flush=True)
 
 
