@@ -19,6 +19,7 @@ REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 PAGES = ("README.md", "acp/README.md", *(f"docs/{name}" for name in ("*.md", "*/*.md")))
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*) *$")
 MARK = re.compile(r"^ *<!-- (?P<kind>run|not run): (?P<words>.+?) -->$")
+SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,18 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
             reason=words if kind == "not run" else "",
         )
         opened = None
+
+
+def inline_commands(text: str) -> list[str]:
+    """The code spans of a page's prose that are commands of ours."""
+    prose, is_fenced = [], False
+    for line in text.splitlines():
+        is_fence = FENCE.match(line) is not None
+        is_fenced ^= is_fence
+        if not is_fence and not is_fenced:
+            prose.append(line)
+    spans = (" ".join(span.split()) for span in SPAN.findall("\n".join(prose)))
+    return [span for span in spans if re.match(r"(python3 )?manage\.py |scripts/", span)]
 
 
 def commands_of(block: Block) -> list[str]:

@@ -4,6 +4,7 @@ correct as far as reading it can show."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,11 +21,15 @@ from django.core.management.base import CommandError
 from helexa_acp.config import load_config
 from helexa_site.bootstrap.arguments import parse_doctor, parse_serve
 from tests.cases import each_case
-from tests.live.clients.documented import settings_of
+from tests.live.clients.documented import exported, filled_in, settings_of
 from tests.strangers.docs.blocks import (
+    REPOSITORY_DIR,
     Block,
     all_blocks,
     commands_of,
+    inline_commands,
+    pages,
+    text_of,
 )
 
 BLOCKS = all_blocks()
@@ -44,7 +49,7 @@ def test_a_block_declares_how_it_is_run(block: Block) -> None:
         "<!-- not run: REASON -->"
     )
     assert not block.scenario or f'"{block.scenario}"' in TESTS, f"{block}: no test names it"
-    assert block.language in LANGUAGES or block.reason
+    assert block.language in LANGUAGES or block.reason or block.scenario == "first-start", block
 
 
 @each_case("block", [one for one in BLOCKS if one.language], ids=str)
@@ -88,6 +93,46 @@ def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.Mon
                 parser_of(command).parse_args(words)
             except CommandError as error:
                 pytest.fail(f"{block}: {line}: {error}")
+
+
+@each_case("page", pages())
+def test_commands_in_the_prose_exist(page: str) -> None:
+    """Their flags as well. What a flag takes is a placeholder there."""
+    for line in inline_commands(text_of(page)):
+        if line.startswith("scripts/"):
+            script = REPOSITORY_DIR / line.split()[0]
+            assert os.access(script, os.X_OK), f"{page}: {line}"
+            continue
+        match = MANAGE.match(line)
+        assert match is not None, f"{page}: {line}"
+        command, *words = match["words"].split()
+        if command in BEFORE_DJANGO or command in WITHOUT_PARSER or not command.islower():
+            continue
+        assert command in get_commands(), f"{page}: {line}"
+        known = flags_of(parser_of(command))
+        for flag in re.findall(r"--[a-z][a-z-]*", " ".join(words)):
+            assert flag in known, f"{page}: {line}: {flag}"
+
+
+def flags_of(parser: ArgumentParser) -> set[str]:
+    """Returns the flags, with those of its subcommands."""
+    found = set()
+    for action in parser._actions:
+        found |= set(action.option_strings)
+        if isinstance(action.choices, dict):
+            for inner in action.choices.values():
+                found |= flags_of(inner)
+    return found
+
+
+def test_placeholders_stand_alone() -> None:
+    text = "export OPENAI_API_KEY=KEY OPENAI_MODEL=MODEL\nexport AT=http://127.0.0.1:31313/v1\n"
+    filled = filled_in(text, url="http://gateway", model="m", key="k")
+    assert exported(filled) == {
+        "OPENAI_API_KEY": "k",
+        "OPENAI_MODEL": "m",
+        "AT": "http://gateway/v1",
+    }
 
 
 @each_case("scenario", ["claude-code", "opencode", "codex", "qwen-code", "aider", "llm"])
