@@ -34,17 +34,6 @@ async def read_async(url: str):
         return await live.read_snapshot(client)
 
 
-async def test_both_ways_read_the_same(redis_url: str, redis_db, build) -> None:
-    assert live.read_snapshot_sync(redis_db).neurons == ()
-    assert (await read_async(redis_url)).neurons == ()
-    for name in ("b", "a", "expired"):
-        publish(redis_db, build.heartbeat(name, replicas=[build.replica()]))
-    redis_db.delete(keys.heartbeat_key("expired"))
-    snapshot = live.read_snapshot_sync(redis_db)
-    assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
-    assert await read_async(redis_url) == snapshot
-
-
 def test_a_heartbeat_that_is_malformed_or_anothers_is_named_and_left_out(
     redis_db, build, caplog
 ) -> None:
@@ -64,28 +53,36 @@ def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: Desi
     client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
 
 
-async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
-    for name in ("drained", "refused", "plain"):
-        publish(redis_db, build.heartbeat(name))
+async def test_both_ways_read_heartbeats_with_what_is_desired(
+    redis_url: str, redis_db, build
+) -> None:
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert (await read_async(redis_url)).neurons == ()
+    for name in ("refused", "plain", "drained", "guest", "expired"):
+        publish(redis_db, build.heartbeat(name, replicas=[build.replica()]))
     publish(redis_db, build.heartbeat("leaving", is_leaving=True))
+    redis_db.zrem(keys.NEURONS, "guest")  # it was invited: its Redis user may not write that list
+    redis_db.delete(keys.heartbeat_key("expired"))
     publish_desired(
         redis_db,
         AdmissionPolicy.AUTOMATIC,
         drained=DesiredState(drain=True),
         refused=DesiredState(admission=Admission.REFUSED),
+        guest=DesiredState(),
+        silent=DesiredState(),
     )
     snapshot = live.read_snapshot_sync(redis_db)
     assert await read_async(redis_url) == snapshot
-    standing = {
-        view.name: (view.is_draining, view.is_leaving, view.is_admitted)
+    assert [
+        (view.name, view.is_draining, view.is_leaving, view.is_admitted)
         for view in snapshot.neurons
-    }
-    assert standing == {
-        "drained": (True, False, True),
-        "leaving": (True, True, True),
-        "plain": (False, False, True),
-        "refused": (False, False, False),
-    }
+    ] == [
+        ("drained", True, False, True),
+        ("guest", False, False, True),
+        ("leaving", True, True, True),
+        ("plain", False, False, True),
+        ("refused", False, False, False),
+    ]
 
 
 def test_by_click_a_neuron_that_nobody_knows_is_not_admitted(redis_db, build) -> None:
@@ -107,16 +104,6 @@ async def test_desired_states_outlive_a_redis_that_lost_them(
         after = await live.read_snapshot(client, before=before)
     assert after == before
     assert after.neurons[0].is_draining
-
-
-def test_a_neuron_that_was_invited_is_found_without_the_list_of_names(redis_db, build) -> None:
-    """Its Redis user may not write that list."""
-    beat = build.heartbeat("guest")
-    redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(ordered(beat)))
-    publish_desired(
-        redis_db, AdmissionPolicy.AUTOMATIC, guest=DesiredState(), silent=DesiredState()
-    )
-    assert [view.name for view in live.read_snapshot_sync(redis_db).neurons] == ["guest"]
 
 
 async def test_redis_away_is_one_error() -> None:

@@ -22,7 +22,7 @@ from tests.cases import each_case
 GIB = 1024**3
 
 
-def test_neurons_and_replicas_come_sorted(build) -> None:
+def test_neurons_and_replicas_come_sorted_and_are_looked_up(build) -> None:
     beats = [
         build.heartbeat("b", replicas=[build.replica(model="y"), build.replica(model="x")]),
         build.heartbeat("a"),
@@ -31,38 +31,35 @@ def test_neurons_and_replicas_come_sorted(build) -> None:
     assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
     assert [replica.model for replica in snapshot.replicas()] == ["x", "y"]
     assert snapshot == build_snapshot(reversed(beats))
+    neuron = snapshot.neuron("b")
+    assert neuron is not None and snapshot.neuron("other") is None
+    assert neuron.replica_of("x") is not None and neuron.replica_of("other") is None
 
 
-def test_counters_come_from_the_engine(build) -> None:
-    engine = build.stats(
-        in_flight=3, queue_depth=2, kv_blocks_used=5, last_forward_unix_s=1_699_999_990.0
-    )
-    beat = build.heartbeat(replicas=[build.replica(stats=engine, report=build.report())])
-    (view,) = build_snapshot([beat]).replicas_of("tiny")
-    assert (view.in_flight, view.queue_depth, view.num_requests) == (3, 2, 5)
-    assert (view.kv_blocks_used, view.kv_blocks_total) == (5, 64)
-    assert view.last_forward_age_s == 10.0
-    assert view.status_age_s == 60.0
-    assert view.context_tokens == 1024
-
-
-def test_a_view_reports_where_a_replica_is_and_what_its_neuron_enforces(build) -> None:
-    def viewed(**changes) -> ReplicaView:
+def test_a_view_has_what_the_replica_and_its_engine_report(build) -> None:
+    def viewed(**changes: Any) -> ReplicaView:
         (view,) = build_snapshot([build.heartbeat(replicas=[build.replica(**changes)])]).replicas()
         return view
 
+    engine = build.stats(
+        in_flight=3, queue_depth=2, kv_blocks_used=5, last_forward_unix_s=1_699_999_990.0
+    )
     view = viewed(
+        stats=engine,
+        report=build.report(),
         spec_digest="12ab",
         devices=["cuda:1"],
         memory_bytes=GIB,
-        last_used_unix_s=1_699_999_970.0,
         capabilities=["chat", "tool_call"],
         max_output_tokens=128,
     )
+    assert (view.in_flight, view.queue_depth, view.num_requests) == (3, 2, 5)
+    assert (view.kv_blocks_used, view.kv_blocks_total, view.context_tokens) == (5, 64, 1024)
+    assert (view.last_forward_age_s, view.status_age_s) == (10.0, 60.0)
     assert (view.spec_digest, view.devices, view.memory_bytes) == ("12ab", ("cuda:1",), GIB)
     assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
-    assert view.last_used_age_s == 30.0
-    assert view.is_idle
+    idle = viewed(last_used_unix_s=1_699_999_970.0)
+    assert idle.is_idle and idle.last_used_age_s == 30.0
     queued = viewed(stats=build.stats(queue_depth=1))
     assert not queued.is_idle and queued.last_used_age_s is None
     view = viewed(status=ReplicaStatus.LOADING)
@@ -83,15 +80,6 @@ def test_eta_is_a_straight_line(build) -> None:
 @each_case(("elapsed_s", "done", "total"), [(10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)])
 def test_without_a_rate_there_is_no_eta(elapsed_s: float, done: int, total: int) -> None:
     assert remaining_s(elapsed_s, done, total) is None
-
-
-def test_lookups(build) -> None:
-    snapshot = build_snapshot([build.heartbeat(replicas=[build.replica()])])
-    neuron = snapshot.neuron("beast")
-    assert neuron is not None
-    assert neuron.replica_of("tiny") is not None
-    assert neuron.replica_of("other") is None
-    assert snapshot.neuron("other") is None
 
 
 def test_a_neuron_of_another_protocol_is_sent_nothing(build) -> None:
@@ -117,61 +105,29 @@ def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
     assert kept.stages == [stage] and others == ["other"]
 
 
-TABLE: dict[str, tuple[dict[str, Any], LoadEstimate]] = {
-    "nothing is known": ({"stage": "preflight"}, NO_ESTIMATE),
-    "an engine that starts": (
-        {"stage": "starting", "engine_elapsed_s": 2.0, "last_load_s": 40.0},
-        LoadEstimate(share=0.05, left_s=38.0),
-    ),
-    "its last load knows better than the stage's rate": (
-        {
-            "stage": "weights",
-            "done": 9,
-            "total": 10,
-            "stage_elapsed_s": 9.0,
-            "engine_elapsed_s": 10.0,
-            "last_load_s": 40.0,
-        },
-        LoadEstimate(share=0.25, left_s=30.0),
-    ),
-    "it takes longer than the last one": (
-        {
-            "stage": "weights",
-            "done": 9,
-            "total": 10,
-            "stage_elapsed_s": 45.0,
-            "engine_elapsed_s": 50.0,
-            "last_load_s": 40.0,
-        },
-        LoadEstimate(left_s=5.0),
-    ),
-    "it takes longer in a stage without a rate": (
-        {"stage": "warmup", "engine_elapsed_s": 50.0, "last_load_s": 40.0},
-        NO_ESTIMATE,
-    ),
-    "the load comes after the download": (
-        {
-            "stage": "downloading",
-            "done": 25,
-            "total": 100,
-            "stage_elapsed_s": 10.0,
-            "last_load_s": 40.0,
-        },
-        LoadEstimate(left_s=70.0),
-    ),
-    "nobody knows when its turn comes": ({"stage": "queued", "last_load_s": 40.0}, NO_ESTIMATE),
-    "waking is no load": (
-        {"stage": "waking", "engine_elapsed_s": 2.0, "last_load_s": 40.0},
-        NO_ESTIMATE,
-    ),
-    "clocks that differ": (
-        {"stage": "starting", "engine_elapsed_s": -1.0, "last_load_s": 40.0},
-        LoadEstimate(share=0.0, left_s=40.0),
-    ),
-}
+def at(stage: str, elapsed_s: float | None = None, *, done: int = 0, total: int = 0) -> Any:
+    """An engine that started a second before this stage."""
+    engine_s = None if elapsed_s is None or stage == "downloading" else elapsed_s + 1.0
+    known = {"stage": stage, "done": done, "total": total, "stage_elapsed_s": elapsed_s}
+    return known | {"engine_elapsed_s": engine_s}
 
 
-@each_case(("known", "estimate"), TABLE.values(), ids=TABLE.keys())
-def test_estimates(known: dict[str, Any], estimate: LoadEstimate) -> None:
-    nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
-    assert load_estimate(**{**nothing, "last_load_s": None, **known}) == estimate
+@each_case(
+    ("known", "last_load_s", "estimate"),
+    [
+        (at("preflight"), None, NO_ESTIMATE),
+        (at("starting", 1.0), 40.0, LoadEstimate(share=0.05, left_s=38.0)),
+        # The last load knows better than the stage's rate, unless it was shorter.
+        (at("weights", 9.0, done=9, total=10), 40.0, LoadEstimate(share=0.25, left_s=30.0)),
+        (at("weights", 45.0, done=9, total=10), 40.0, LoadEstimate(left_s=5.0)),
+        (at("warmup", 49.0), 40.0, NO_ESTIMATE),
+        (at("downloading", 10.0, done=25, total=100), 40.0, LoadEstimate(left_s=70.0)),
+        (at("queued"), 40.0, NO_ESTIMATE),
+        (at("waking", 1.0), 40.0, NO_ESTIMATE),
+        (at("starting", -2.0), 40.0, LoadEstimate(share=0.0, left_s=40.0)),  # clocks differ
+    ],
+)
+def test_estimates(
+    known: dict[str, Any], last_load_s: float | None, estimate: LoadEstimate
+) -> None:
+    assert load_estimate(**known, last_load_s=last_load_s) == estimate

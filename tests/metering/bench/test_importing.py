@@ -125,19 +125,17 @@ def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
         read_bench_toml(text)
 
 
-SCRIPTS_BENCH: dict[str, Any] = {
+READINGS = {
+    "decode, 8 at once": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
+    "prefill, 512 tokens": {"helexa_http": [900.0]},
+    "TTFT, 4096 tokens, cold": {"helexa_http": [4.0]},
+    "TTFT, 4096 tokens, prefix-warm": {"helexa_http": [0.1]},
+    "memory, resident": {"helexa_http": [500.0]},
+}
+SCRIPTS_BENCH = {
     "machine": "a machine",
     "subjects": {"helexa_http": "helexa", "llama_cpp": "llama.cpp 0.3"},
-    "measurements": {
-        "decode, 8 at once": {
-            "unit": "tok/s",
-            "readings": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
-        },
-        "prefill, 512 tokens": {"unit": "tok/s", "readings": {"helexa_http": [900.0]}},
-        "TTFT, 4096 tokens, cold": {"unit": "s", "readings": {"helexa_http": [4.0]}},
-        "TTFT, 4096 tokens, prefix-warm": {"unit": "s", "readings": {"helexa_http": [0.1]}},
-        "memory, resident": {"unit": "MiB", "readings": {"helexa_http": [500.0]}},
-    },
+    "measurements": {name: {"unit": "", "readings": found} for name, found in READINGS.items()},
 }
 
 
@@ -163,19 +161,28 @@ def test_results_of_scripts_bench_are_imported_once(bench: Bench, tmp_path: Path
         bench("import", str(file))
 
 
-def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
-    point = {
-        "target_name": "baseline",
-        "model_id": "smol",
-        "scenario_id": "chat:128:warm",
-        "git_sha": "8f6f1d3",
-        "build_timestamp": "2026-06-01T00:00:00Z",
-        "decode_tps": 21,
-        "gpus": ["a card"],
-    }
+def test_points_and_what_the_api_exports_are_imported_as_they_were(
+    bench: Bench, tmp_path: Path
+) -> None:
     file = tmp_path / "points.json"
-    file.write_text(json.dumps([point]))
-    bench("import", str(file))
+
+    def imported(*points: Any) -> list[dict[str, Any]]:
+        BenchRun.objects.all().delete()
+        file.write_text(json.dumps(points))
+        bench("import", str(file))
+        return exported()
+
+    def exported() -> list[dict[str, Any]]:
+        rows = [run_row(run) for run in BenchRun.objects.order_by("id")]
+        return [{k: v for k, v in row.items() if k not in {"id", "origin"}} for row in rows]
+
+    results.run(devices=[{"index": 0}], settings={"machine": "m"}, concurrency=8, decode_tps=21.5)
+    results.run(ok=False, error="timeout", hostname="", gpus=[])
+    before = exported()
+    assert imported(*before) == before
+    names = {"target_name": "baseline", "model_id": "smol", "scenario_id": "chat:128:warm"}
+    point = names | {"git_sha": "8f6f1d3", "decode_tps": 21, "gpus": ["a card"]}
+    imported(point | {"build_timestamp": "2026-06-01T00:00:00Z"})
     run = BenchRun.objects.get()
     assert (run.build, run.decode_tps, run.gpus) == ("8f6f1d3", 21.0, ["a card"])
     assert run.build_timestamp == datetime(2026, 6, 1, tzinfo=UTC)
@@ -183,22 +190,9 @@ def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
         *({"speed": 3}, {"ttft_s": "x"}, {"ok": 1}, {"max_tokens": 2.5}, {"max_tokens": -1}),
         *({"gpus": "a card"}, {"detail": []}, {"hostname": 3}, {"ts": "soon"}, {"timing": "x"}),
     )
-    for wrong in (*([{**point, **each}] for each in columns), [{"model_id": "m"}], [3], {}):
-        file.write_text(json.dumps(wrong))
+    for wrong in (*(point | each for each in columns), {"model_id": "m"}, 3):
         with pytest.raises(CommandError):
-            bench("import", str(file))
-
-
-def test_what_the_api_exports_is_imported_as_it_was(bench: Bench, tmp_path: Path) -> None:
-    results.run(devices=[{"index": 0}], settings={"machine": "m"}, concurrency=8, decode_tps=21.5)
-    results.run(ok=False, error="timeout", hostname="", gpus=[])
-    rows = [run_row(run) for run in BenchRun.objects.order_by("id")]
-    BenchRun.objects.all().delete()
-    file = tmp_path / "runs.json"
-    file.write_text(json.dumps(rows))
-    bench("import", str(file))
-    back = [run_row(run) for run in BenchRun.objects.order_by("id")]
-    own = {"id", "origin"}
-    assert [{k: v for k, v in row.items() if k not in own} for row in back] == [
-        {k: v for k, v in row.items() if k not in own} for row in rows
-    ]
+            imported(wrong)
+    file.write_text("{}")
+    with pytest.raises(CommandError):
+        bench("import", str(file))
