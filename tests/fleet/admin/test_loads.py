@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
+from django.test import Client
 
 from fleet import services
 from fleet.lifecycles import LoadJobStatus
@@ -17,22 +18,19 @@ from tests.fleet.admin.admin_pages import act, page
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def load(client: Client, model: CatalogueModel) -> str:
+    return act(client, "cataloguemodel", "load_selected", model)
+
+
 def test_load_goes_where_it_fits_and_ends_on_the_job(admin_client, model, beat, sent) -> None:
-    beat()
-    html = act(admin_client, "cataloguemodel", "load_selected", model)
-    assert "Loading tiny on beast" in html
-    assert "waiting for the neuron" in html
-    assert "hx-get" in html
-    job = LoadJob.objects.get()
-    assert job.requested_by == "user:admin"
-    assert len(sent.tasks) == 1
-
-
-@pytest.mark.usefixtures("beat")
-def test_load_with_no_neuron_reports_it(admin_client, model, sent) -> None:
-    html = act(admin_client, "cataloguemodel", "load_selected", model)
-    assert "No neuron that could run tiny" in html
+    assert "No neuron that could run tiny" in load(admin_client, model)
     assert sent.tasks == []
+    beat()
+    html = load(admin_client, model)
+    for words in ("Loading tiny on beast", "waiting for the neuron", "hx-get"):
+        assert words in html
+    assert LoadJob.objects.get().requested_by == "user:admin"
+    assert len(sent.tasks) == 1
 
 
 def test_load_of_what_is_there(admin_client, model, beat, build, sent) -> None:
@@ -41,8 +39,13 @@ def test_load_of_what_is_there(admin_client, model, beat, build, sent) -> None:
         (ReplicaStatus.RECOVERING, "tiny is recovering on beast"),
     ):
         beat(replicas=[build.replica(status=status)])
-        assert message in act(admin_client, "cataloguemodel", "load_selected", model)
+        assert message in load(admin_client, model)
     assert sent.tasks == []
+    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
+    assert "outdated" in page(admin_client, "replica")
+    html = load(admin_client, model)
+    assert "Reloading tiny on beast" in html and "no other neuron has room" in html
+    assert LoadJob.objects.get().kind == "reload"
 
 
 def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
@@ -60,28 +63,29 @@ def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
     assert LoadJob.objects.get().neuron.name == "beauty"
 
 
-def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
+def test_unload_and_reload_from_both_lists(admin_client, model, beat, build, sent) -> None:
     assert "not loaded anywhere" in act(admin_client, "cataloguemodel", "unload_selected", model)
     beat(replicas=[build.replica()])
-    message = "Unloading tiny from beast"
-    assert message in act(admin_client, "cataloguemodel", "unload_selected", model)
-    assert message in act(admin_client, "replica", "unload_selected", Replica.objects.get())
-    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]  # one job for both
-    assert "unload" in page(admin_client, "loadjob")
 
+    def act_there(action: str) -> str:
+        return act(admin_client, "replica", action, Replica.objects.get())
 
-def test_unload_of_a_model_that_is_kept_names_what_forbids_it(
-    admin_client, model, beat, build, sent
-) -> None:
-    beat(replicas=[build.replica()])
     for kept, words in (
         ({"pinned": True}, "unpin it first"),
         ({"pinned": False, "min_replicas": 1}, "set its least number of replicas to 0 first"),
     ):
         CatalogueModel.objects.update(**kept)
-        html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
-        assert words in html
+        assert words in act_there("unload_selected")
     assert sent.tasks == []
+    CatalogueModel.objects.update(min_replicas=0)
+    message = "Unloading tiny from beast"
+    assert message in act(admin_client, "cataloguemodel", "unload_selected", model)
+    assert message in act_there("unload_selected")
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]  # one job for both
+    assert "unload" in page(admin_client, "loadjob")
+    LoadJob.objects.all().delete()
+    assert "Reloading tiny on beast" in act_there("reload_selected")
+    assert [name for name, *_ in sent.tasks[1:]] == ["neuron.unload_model", "neuron.load_model"]
 
 
 def test_redis_away_is_reported(admin_client, model, beat, build, sent, monkeypatch) -> None:
@@ -154,18 +158,3 @@ def test_cancelling_a_job(admin_client, model, beat, build, sent) -> None:
     job.refresh_from_db()
     assert job.status == LoadJobStatus.CANCELLED
     assert "has ended" in act(admin_client, "loadjob", "cancel_selected", job)
-
-
-def test_load_of_what_is_outdated_reloads_it(admin_client, model, beat, build, sent) -> None:
-    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
-    assert "outdated" in page(admin_client, "replica")
-    html = act(admin_client, "cataloguemodel", "load_selected", model)
-    assert "Reloading tiny on beast" in html and "no other neuron has room" in html
-    assert LoadJob.objects.get().kind == "reload"
-
-
-def test_reload_from_the_list_of_replicas(admin_client, model, beat, build, sent) -> None:
-    beat(replicas=[build.replica()])
-    html = act(admin_client, "replica", "reload_selected", Replica.objects.get())
-    assert "Reloading tiny on beast" in html
-    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model", "neuron.load_model"]

@@ -38,16 +38,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def neuron(publish) -> Neuron:
-    services.heartbeat_record(heartbeat=publish())
+def neuron(beat) -> Neuron:
+    beat()
     return Neuron.objects.get()
-
-
-def test_a_limited_device_shows_both_sizes(admin_client, publish, build) -> None:
-    limited = build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)
-    services.heartbeat_record(heartbeat=publish(devices=[limited]))
-    for noun in ("neuron", "device"):
-        assert "6.0 GiB (limit, of 16.0 GiB)" in page(admin_client, noun)
 
 
 def act_on(client, action: str, neuron: Neuron) -> str:
@@ -74,13 +67,6 @@ def test_a_living_one_is_not_removed_and_a_dead_one_is(admin_client, neuron, red
     assert Neuron.objects.get().status == NeuronStatus.AWAY
     assert "beast is forgotten" in act_on(admin_client, "remove", neuron)
     assert not Neuron.objects.exists()
-
-
-def test_who_may_only_look_changes_nothing(neuron) -> None:
-    client = staff("looker", "view_neuron")
-    act_on(client, "drain", neuron)
-    assert NeuronWish.objects.get().drain_wanted_at is None
-    assert client.get(reverse("admin:fleet_invitation_add")).status_code == 403
 
 
 def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> None:
@@ -118,51 +104,42 @@ def test_the_policy(admin_client) -> None:
 NOUNS = ("neuron", "device", "cataloguemodel", "alias", "replica", "loadjob")
 
 
-def test_every_list_and_row_shows(admin_client, model, beat, build, sent) -> None:
-    services.alias_create(actor=COMMAND, name="nick", model=model)
-    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name=beat().name)
-    beat(replicas=[build.replica(report=build.report(), stats=build.stats(in_flight=3))])
-    assert admin_client.get(reverse("admin:index")).status_code == 200
-    for noun, table in zip(
-        NOUNS,
-        (Neuron, Device, CatalogueModel, Alias, Replica, LoadJob),
-        strict=True,
-    ):
-        assert "tiny" in page(admin_client, noun) or noun in {"neuron", "device"}
-        page(admin_client, noun, "change", table.objects.get().pk)
-
-
-def test_a_list_costs_the_same_however_many_rows(
-    admin_client, model, build, django_assert_max_num_queries
-) -> None:
-    for name in "abcdefgh":
-        services.heartbeat_record(
-            heartbeat=build.heartbeat(name, replicas=[build.replica(stats=build.stats())])
-        )
-        neuron = Neuron.objects.get(name=name)
-        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron)
-    for noun in NOUNS:
-        with django_assert_max_num_queries(14):
-            page(admin_client, noun)
-
-
-def test_what_neurons_report_cannot_be_added(admin_client) -> None:
-    for noun in ("neuron", "device", "replica", "loadjob"):
-        assert admin_client.get(reverse(f"admin:fleet_{noun}_add")).status_code == 403
-
-
-def test_a_neuron_shows_its_devices_and_its_problems(admin_client, beat) -> None:
-    beat()
-    Neuron.objects.update(problems=["driver 1 does not match library 2"])
-    html = page(admin_client, "neuron")
-    assert "a processor" in html
-    assert "8.0" in html
-    assert "driver 1 does not match library 2" in html
-
-
-def test_who_may_only_look_cannot_load(model, beat, sent) -> None:
-    beat()
-    client = staff("viewer", "view_cataloguemodel", "view_loadjob")
+def test_who_may_only_look_changes_nothing(model, neuron, sent) -> None:
+    client = staff("looker", "view_neuron", "view_cataloguemodel", "view_loadjob")
+    act_on(client, "drain", neuron)
+    assert NeuronWish.objects.get().drain_wanted_at is None
+    assert client.get(reverse("admin:fleet_invitation_add")).status_code == 403
     assert "tiny" in page(client, "cataloguemodel")
     act(client, "cataloguemodel", "load_selected", model)
     assert not LoadJob.objects.exists()
+
+
+def test_every_list_and_row_shows(admin_client, model, beat, build, sent) -> None:
+    services.alias_create(actor=COMMAND, name="nick", model=model)
+    limited = build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)
+    beat(devices=[limited])
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    loaded = build.replica(report=build.report(), stats=build.stats(in_flight=3))
+    beat(devices=[limited], replicas=[loaded])
+    Neuron.objects.update(problems=["driver 1 does not match library 2"])
+    assert admin_client.get(reverse("admin:index")).status_code == 200
+    shown = {noun: page(admin_client, noun) for noun in NOUNS}
+    for noun, table in zip(
+        NOUNS, (Neuron, Device, CatalogueModel, Alias, Replica, LoadJob), strict=True
+    ):
+        assert "tiny" in shown[noun] or noun in {"neuron", "device"}
+        page(admin_client, noun, "change", table.objects.get().pk)
+    for noun in ("neuron", "device"):
+        assert "a processor" in shown[noun] and "6.0 GiB (limit, of 16.0 GiB)" in shown[noun]
+    assert "driver 1 does not match library 2" in shown["neuron"]
+
+
+def test_a_list_costs_the_same_however_many_rows(
+    admin_client, model, beat, build, django_assert_max_num_queries
+) -> None:
+    for name in "abcdefgh":
+        beat(name, replicas=[build.replica(stats=build.stats())])
+        LoadJob.objects.create(model=model, model_name="tiny", neuron=Neuron.objects.get(name=name))
+    for noun in NOUNS:
+        with django_assert_max_num_queries(14):
+            page(admin_client, noun)
