@@ -14,59 +14,27 @@ VERSION = "2.0"
 
 
 def neuron(name: str = "beast", **changes: Any) -> NeuronLine:
-    values: dict[str, Any] = {
-        "name": name,
-        "status": "online",
-        "version": VERSION,
-        "problems": (),
-        "devices": (),
-        "replicas": (),
-    }
-    return NeuronLine(**values | changes)
+    nothing: dict[str, Any] = dict.fromkeys(("problems", "devices", "replicas"), ())
+    return NeuronLine(**{"name": name, "status": "online", "version": VERSION} | nothing | changes)
 
 
 def replica(**changes: Any) -> ReplicaLine:
-    values: dict[str, Any] = {
-        "id": 1,
-        "model": "tiny",
-        "status": "ready",
-        "is_outdated": False,
-        "devices": ("cuda:0",),
-        "memory_bytes": None,
-        "in_flight": 0,
-        "queue_depth": 0,
-        "kv_blocks_used": 0,
-        "kv_blocks_total": 0,
-        "decode_tokens_per_s": 0.0,
-    }
-    return ReplicaLine(**values | changes)
+    counts = ("in_flight", "queue_depth", "kv_blocks_used", "kv_blocks_total")
+    values: dict[str, Any] = dict.fromkeys((*counts, "decode_tokens_per_s"), 0)
+    values |= {"id": 1, "model": "tiny", "status": "ready", "is_outdated": False}
+    return ReplicaLine(**values | {"devices": ("cuda:0",), "memory_bytes": None} | changes)
 
 
 def model(replicas: int, min_replicas: int) -> ModelLine:
-    return ModelLine(
-        name="tiny",
-        status="ready" if replicas else "unloaded",
-        pinned=False,
-        replicas=replicas,
-        min_replicas=min_replicas,
-        max_replicas=4,
-    )
+    status = "ready" if replicas else "unloaded"
+    numbers = {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": 4}
+    return ModelLine(name="tiny", status=status, pinned=False, **numbers)
 
 
 def budget(left: int, **changes: Any) -> BudgetStatus:
-    values: dict[str, Any] = {
-        "id": 1,
-        "on": "account",
-        "owner": "research",
-        "unit": "micro_usd",
-        "cap": 10_000_000,
-        "spent": 10_000_000 - left,
-        "reserved": 0,
-        "left": left,
-        "window": "balance",
-        "window_s": None,
-        "window_ends_unix_s": None,
-    }
+    values: dict[str, Any] = {"id": 1, "on": "account", "owner": "research", "unit": "micro_usd"}
+    values |= {"cap": 10_000_000, "spent": 10_000_000 - left, "reserved": 0, "left": left}
+    values |= {"window": "balance", "window_s": None, "window_ends_unix_s": None}
     return BudgetStatus(**values | changes)
 
 
