@@ -121,23 +121,32 @@ def test_prices_are_written_and_shown_in_usd(admin_client, model, change) -> Non
     assert model.entry().prices is None
 
 
-@pytest.mark.parametrize("from_its_page", [True, False])
+@each_case("from_its_page", [True, False])
 def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
-    admin_client, model, beat, build, sent, from_its_page: bool
+    admin_client, beat, build, sent, from_its_page: bool
 ) -> None:
-    beat()
+    tiny, idle = (
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+        for name in ("tiny", "idle")
+    )
+    beat(replicas=[])
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    services.alias_create(actor=COMMAND, name="nick", model=model)
+    services.alias_create(actor=COMMAND, name="nick", model=tiny)
     beat(replicas=[build.replica(job_id=str(job.pk), spec_digest=job.spec_digest)])
-    if from_its_page:
-        url = reverse("admin:fleet_cataloguemodel_delete", args=[model.pk])
-        html = admin_client.post(url, {"post": "yes"}, follow=True).content.decode()
-    else:
-        html = act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
-    assert "It leaves the memory of beast" in html
+
+    def delete(model: CatalogueModel) -> str:
+        if not from_its_page:
+            return act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
+        where = reverse("admin:fleet_cataloguemodel_delete", args=[model.pk])
+        return str(admin_client.post(where, {"post": "yes"}, follow=True).content.decode())
+
+    sent.tasks.clear()
+    assert "It leaves the memory" not in delete(idle)
+    assert "It leaves the memory of beast" in delete(tiny)
     assert not CatalogueModel.objects.exists() and not Alias.objects.exists()
-    assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
     assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
+    beat(replicas=[])
 
 
 def test_a_changed_context_reports_what_runs_by_the_old_one_and_how_to_reload(

@@ -184,21 +184,19 @@ def test_names_lead_to_pages(admin_client, model, beat, build) -> None:
     assert 'href="/admin/dashboard/neuron?name=beast"' in text_of(admin_client, BOARD)
 
 
-def finding(kind: str, about: str, level: Level = Level.URGENT) -> Attention:
-    return Attention(level=level, kind=kind, about=about, text=f"{about}: {kind}")
-
-
 def test_many_findings_of_a_kind_are_one_line() -> None:
-    two = [finding("neuron_away", "a"), finding("neuron_away", "b")]
+    def findings(kind: str, names: str, level: Level = Level.URGENT) -> list[Attention]:
+        return [Attention(level=level, kind=kind, about=n, text=f"{n}: {kind}") for n in names]
+
+    two = findings("neuron_away", "ab")
     assert grouped(two) == tuple(two)
-    five = [finding("model_failing", name) for name in "abcde"]
+    five = findings("model_failing", "abcde")
     (one,) = grouped(five)
     assert (one.about, one.text) == ("", "5 models that failed: a, b, c and 2 more")
-    (same,) = grouped([finding("model_failing", "a") for _ in range(3)])
+    (same,) = grouped(findings("model_failing", "aaa"))
     assert (same.about, same.text) == ("a", "a: model_failing, and 2 more like it")
-    warning = finding("model_failing", "a", Level.WARNING)
-    assert len(grouped([*five, warning])) == 2
-    others = [replace(finding("version_mismatch", name), about="") for name in "abc"]
+    assert len(grouped([*five, *findings("model_failing", "a", Level.WARNING)])) == 2
+    others = [replace(one, about="") for one in findings("version_mismatch", "abc")]
     assert grouped(others) == tuple(others)
 
 
@@ -229,13 +227,8 @@ def test_pages(page: int, kept: str, expected: str) -> None:
 
 
 def test_a_query_goes_into_an_address_and_back() -> None:
-    query = BoardQuery(
-        models="a b",
-        shown=Shown.LOADED,
-        models_page=2,
-        neurons="x",
-        neurons_page=3,
-        flipped=frozenset({"one", "two"}),
-    )
+    flipped = frozenset({"one", "two"})
+    models = {"models": "a b", "models_page": 2, "shown": Shown.LOADED}
+    query = BoardQuery(**models, neurons="x", neurons_page=3, flipped=flipped)  # type: ignore[arg-type]
     assert BoardQuery.of(QueryDict(query.url_query()[1:])) == query
     assert BoardQuery().url_query() == ""

@@ -12,13 +12,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from fleet import neuron_client
 from fleet.dashboard.board import board_of
 from fleet.dashboard.rows import progress_of_model
 from fleet.models import LoadJob, Replica
 from fleet.overview.lines import JobLine
 from fleet.overview.selector import fleet_overview
-from inference.neuron.replicas.engine_process import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
@@ -217,37 +215,6 @@ def test_a_replicas_page_shows_its_report_and_errors(admin_client, model, beat, 
     assert "engine_crashed: Its engine stopped." in text
     assert f'href="/requests/{request_id}"' in text
     assert 'href="/requests/?model=tiny&amp;neuron=beast"' in text
-
-
-def test_an_engines_log_is_asked_of_its_neuron(
-    admin_client, beat, build, redis_db, monkeypatch
-) -> None:
-    beat(replicas=[build.replica()])
-    (replica,) = Replica.objects.all()
-    logs = EngineLogs(redis_db, neuron="beast")
-    logs.writer("tiny")(b"CUDA <out> of memory\n")
-
-    class Answering:
-        """Stands where Celery is."""
-
-        def send_task(self, _name: str, args: list[Any], **_options: Any) -> None:
-            logs.send(*args)
-
-    monkeypatch.setattr(neuron_client, "app", Answering())
-    where = "/admin/dashboard/log/beast/tiny"
-    assert where in text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
-    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where)
-    beat()  # a reload: the replica's row goes, and another comes
-    assert not Replica.objects.exists()
-    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where)
-    beat(replicas=[build.replica(model="org/tiny")])
-    (replica,) = Replica.objects.all()
-    by_path = text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
-    assert "/admin/dashboard/log/beast/org/tiny" in by_path
-    logs = EngineLogs(redis_db, neuron="beast")
-    assert "No engine for tiny has run" in text_of(admin_client, where)
-    assert "no neuron" in text_of(admin_client, "/admin/dashboard/log/nobody/tiny").lower()
-    assert Client().get(where).status_code == 302
 
 
 def test_what_neurons_report_is_text_on_the_board(admin_client, beat, build) -> None:

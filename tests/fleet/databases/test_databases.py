@@ -19,8 +19,10 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
 from tests.cases import each_case
+from tests.fleet.databases.schema_changes import Column, Table, broken_by
 from tests.own_python import run_python
 
 FIRST = ("fleet", "0001_squashed_0041_stage_links")
@@ -42,7 +44,6 @@ DATABASE_TESTS = [
         "metering/bench/test_command.py",
         "metering/bench/test_importing.py",
         "metering/bench/test_jobs.py",
-        "metering/bench/test_migrations.py",
         "metering/bench/test_results.py",
         "metering/api/test_api.py",
         "metering/commands/test_commands.py",
@@ -161,3 +162,56 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
     for app in ("bench", "metering", "fleet"):
         call_command("migrate", app, "zero", verbosity=0)
     call_command("migrate", verbosity=0)
+
+
+RELEASES: dict[str, dict[str, str]] = json.loads(
+    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
+)
+TEXT = Column("TextField", may_be_null=False, has_default=False)
+OLDER = {"fleet_neuron": Table({"name": TEXT}, {"one_name": ["name"]})}
+
+
+def with_columns(**columns: Column) -> dict[str, Table]:
+    return {"fleet_neuron": Table(columns, {"one_name": ["name"]})}
+
+
+NULLABLE, DEFAULTED = Column("TextField", True, False), Column("TextField", False, True)
+
+
+@each_case(
+    ("newer", "broken"),
+    [
+        ({**OLDER, "new": OLDER["fleet_neuron"]}, ""),
+        (with_columns(name=TEXT, note=NULLABLE), ""),
+        (with_columns(name=TEXT, note=DEFAULTED), ""),
+        (with_columns(name=TEXT, note=TEXT), "fleet_neuron.note is new"),
+        ({}, "fleet_neuron is gone"),
+        (with_columns(), "fleet_neuron.name is gone"),
+        (with_columns(name=Column("IntegerField", False, False)), "was TextField and is Integer"),
+    ],
+)
+def test_what_expands_a_schema_breaks_nobody(newer: dict[str, Table], broken: str) -> None:
+    found = list(broken_by(OLDER, newer))
+    assert len(found) == bool(broken) and broken in "".join(found)
+
+
+def test_what_asks_for_more_breaks_old_code() -> None:
+    older = {"fleet_neuron": Table({"name": NULLABLE}, {})}
+    assert list(broken_by(older, OLDER)) == [
+        "fleet_neuron.name may not be null any more",
+        "fleet_neuron has a new constraint: one_name",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(900)
+@pytest.mark.parametrize("version", sorted(RELEASES))
+def test_todays_schema_breaks_no_code_of_a_release(
+    version: str, database_url: str, tmp_path: Path
+) -> None:
+    """A rolling upgrade migrates first and restarts gateways one after the other: migrations
+    expand and never contract."""
+    script = str(Path(__file__).with_name("two_schemas.py"))
+    found = json.loads(run_python(database_url, tmp_path, script, json.dumps(RELEASES[version])))
+    assert found["tables"] > 20
+    assert found["broken"] == []

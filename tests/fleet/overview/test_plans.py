@@ -204,53 +204,48 @@ def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -
 PROCESSOR = host("b", 16, kind="cpu")
 CARD = host("a", 24)
 CARD = replace(CARD, devices=(*CARD.devices, *host("a", 64, kind="cpu").devices))
-TABLE: dict[str, tuple[dict[str, Any], list[NeuronLine], str]] = {
-    "room on a card": ({"vram_mb": 20 * 1024}, [CARD], ""),
-    "too large for cards, not for processors": ({"vram_mb": 40 * 1024}, [CARD], ""),
-    "a need that nobody knows": ({}, [PROCESSOR], ""),
-    "no fleet yet": ({"vram_mb": 2**30}, [], ""),
-    "its host is away and belongs to the fleet": (
-        {"vram_mb": 40 * 1024},
-        [PROCESSOR, host("c", 64, status="away", kind="cpu")],
-        "",
-    ),
-    "too large": (
-        {"vram_mb": 40 * 1024},
-        [PROCESSOR],
-        "it needs a card or a processor of 40.0 GiB or more, and the largest is the cpu of b with "
-        "16.0 GiB",
-    ),
-    "a refused host does not count": (
-        {"vram_mb": 8 * 1024},
-        [host("c", 64, status="refused", kind="cpu")],
-        "it needs a card or a processor of 8.0 GiB or more, and no host has one",
-    ),
-    "no card of that size": (
-        {"min_device_vram_mb": 12 * 1024},
-        [PROCESSOR, host("c", 8)],
-        "it needs a card of 12.0 GiB or more, and the largest is the cuda of c with 8.0 GiB",
-    ),
-    "too few cards": (
-        {"min_devices": 2, "tensor_parallel": 2},
-        [CARD],
-        "it needs 2 cards of one host, and no host has so many: a has 1",
-    ),
-    "two cards, of which one is too small": (
-        {"min_devices": 2, "tensor_parallel": 2, "min_device_vram_mb": 16 * 1024},
-        [CARD, host("c", 24, 8)],
-        "it needs 2 cards of one host of 16.0 GiB or more, and the smaller of the largest 2 of one "
-        "host is the cuda of c with 8.0 GiB",
-    ),
-    "not where it may run": (
-        {"vram_mb": 20 * 1024, "pinned_on": ("b",)},
-        [CARD, PROCESSOR],
-        "it needs a card or a processor of 20.0 GiB or more on b, by its pinned_on, and the "
-        "largest is the cpu of b with 16.0 GiB",
-    ),
-}
+LARGE_NEED, TWO = {"vram_mb": 40 * 1024}, {"min_devices": 2, "tensor_parallel": 2}
 
 
-@each_case(("settings", "hosts", "why"), TABLE.values(), ids=TABLE.keys())
+@each_case(
+    ("settings", "hosts", "why"),
+    [
+        ({"vram_mb": 20 * 1024}, [CARD], ""),
+        (LARGE_NEED, [CARD], ""),  # its processors have the room
+        ({}, [PROCESSOR], ""),
+        ({"vram_mb": 2**30}, [], ""),  # no fleet yet
+        (LARGE_NEED, [PROCESSOR, host("c", 64, status="away", kind="cpu")], ""),
+        (
+            LARGE_NEED,
+            [PROCESSOR],
+            "it needs a card or a processor of 40.0 GiB or more, and the largest is the cpu of b "
+            "with 16.0 GiB",
+        ),
+        (
+            {"vram_mb": 8 * 1024},
+            [host("c", 64, status="refused", kind="cpu")],
+            "it needs a card or a processor of 8.0 GiB or more, and no host has one",
+        ),
+        (
+            {"min_device_vram_mb": 12 * 1024},
+            [PROCESSOR, host("c", 8)],
+            "it needs a card of 12.0 GiB or more, and the largest is the cuda of c with 8.0 GiB",
+        ),
+        (TWO, [CARD], "it needs 2 cards of one host, and no host has so many: a has 1"),
+        (
+            TWO | {"min_device_vram_mb": 16 * 1024},
+            [CARD, host("c", 24, 8)],
+            "it needs 2 cards of one host of 16.0 GiB or more, and the smaller of the largest 2 of "
+            "one host is the cuda of c with 8.0 GiB",
+        ),
+        (
+            {"vram_mb": 20 * 1024, "pinned_on": ("b",)},
+            [CARD, PROCESSOR],
+            "it needs a card or a processor of 20.0 GiB or more on b, by its pinned_on, and the "
+            "largest is the cpu of b with 16.0 GiB",
+        ),
+    ],
+)
 def test_why_no_host_can_run_it(
     settings: dict[str, Any], hosts: list[NeuronLine], why: str
 ) -> None:

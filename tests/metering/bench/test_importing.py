@@ -1,21 +1,24 @@
-"""Imports: the original's configuration, and results."""
+"""Imports: the original's configuration, and results. Rows of earlier releases."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management.base import CommandError
 
 from metering.bench import store
 from metering.bench.errors import BenchError
 from metering.bench.importing import read_bench_toml
-from metering.bench.models import BenchRun, BenchTarget
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import run_row
+from metering.bench.store import plan_find, row_check
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench import results
@@ -196,3 +199,29 @@ def test_points_and_what_the_api_exports_are_imported_as_they_were(
     file.write_text("{}")
     with pytest.raises(CommandError):
         bench("import", str(file))
+
+
+@pytest.mark.django_db
+def test_scenarios_that_are_gone_leave_the_plan_and_the_targets() -> None:
+    named = ["chat:9", "context:512", "swap", "tools", "structured", "capability:pier", "embedding"]
+    SweepPlan.objects.create(pk=1, scenarios=named, probes=[{"name": "pier"}], max_tokens=7)
+    for name, scenarios in (("a", [*named, "load"]), ("b", ["tools"]), ("c", []), ("d", ["load"])):
+        BenchTarget.objects.create(
+            name=name, kind="openai", endpoint="http://x", scenarios=scenarios
+        )
+    module = import_module("metering.bench.migrations.0003_four_scenarios")
+    module.keep_measured_scenarios(apps, None)
+    plan = plan_find()
+    row_check(plan)
+    assert plan.scenarios == ["chat:9", "chat:512:warm"]
+    assert plan.max_tokens == 7
+    targets = list(BenchTarget.objects.all())
+    for target in targets:
+        row_check(target)
+    found = {target.name: (target.scenarios, target.enabled) for target in targets}
+    assert found == {
+        "a": (["chat:9", "chat:512:warm", "load"], True),
+        "b": ([], False),
+        "c": ([], True),
+        "d": (["load"], True),
+    }
