@@ -227,8 +227,8 @@ def test_pages(page: int, kept: str, expected: str) -> None:
 
 
 def test_a_query_goes_into_an_address_and_back() -> None:
+    models: dict[str, Any] = {"models": "a b", "models_page": 2, "shown": Shown.LOADED}
     flipped = frozenset({"one", "two"})
-    models = {"models": "a b", "models_page": 2, "shown": Shown.LOADED}
-    query = BoardQuery(**models, neurons="x", neurons_page=3, flipped=flipped)  # type: ignore[arg-type]
+    query = BoardQuery(**models, neurons="x", neurons_page=3, flipped=flipped)
     assert BoardQuery.of(QueryDict(query.url_query()[1:])) == query
     assert BoardQuery().url_query() == ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import django
 
@@ -17,10 +18,10 @@ from django.db import Error, connection  # noqa: E402
 from fleet.control.leadership import Leadership  # noqa: E402
 from fleet.models import ControlTerm, FleetPolicy  # noqa: E402
 
-always_free = SimpleNamespace(eval=lambda *_: 2)
+always_free: Any = SimpleNamespace(eval=lambda *_: 2)
 call_command("migrate", verbosity=0)
 FleetPolicy.objects.all().delete()
-old, new = (Leadership(lambda: always_free, clock=lambda: 0.0) for _ in range(2))  # type: ignore[arg-type,return-value]
+old, new = (Leadership(lambda: always_free, clock=lambda: 0.0) for _ in range(2))
 assert old.leads()
 frozen, thawed = threading.Event(), threading.Event()
 failures: list[str] = []
