@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from fleet import selectors, services
 from fleet.catalogue import SETTINGS
-from fleet.models import Alias, CatalogueModel, LoadJob, Neuron, Replica
+from fleet.models import Alias, CatalogueModel, LoadJob, Neuron
+from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
@@ -26,13 +28,30 @@ __all__ = ["hub"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+ADD = "/admin/fleet/cataloguemodel/add/"
+
+
+@pytest.fixture
+def change(admin_client: Client, model: CatalogueModel) -> Callable[..., str]:
+    """Changes the model in its form; returns the page that follows."""
+
+    def change(**changes: str) -> str:
+        url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+        response = admin_client.post(url, FORM | changes, follow=True)
+        assert response.redirect_chain
+        model.refresh_from_db()
+        return html.unescape(response.content.decode())
+
+    return change
+
+
 def test_adding_a_model(admin_client) -> None:
-    assert "huggingface:org/name" in page(admin_client, "cataloguemodel", "add")
-    response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM)
-    assert response.status_code == 302
+    answer = admin_client.get(ADD)
+    assert "huggingface:org/name" in answer.content.decode()
+    assert set(answer.context["adminform"].form.fields) == {"name", *SETTINGS}
+    assert admin_client.post(ADD, FORM).status_code == 302
     entry = selectors.catalogue_find("tiny")
-    assert entry is not None
-    assert entry.source == "pypi:tiny"
+    assert entry is not None and entry.source == "pypi:tiny"
     audited = AuditEntry.objects.get()
     assert (audited.actor, audited.action) == ("user:admin", "model.create")
 
@@ -61,6 +80,7 @@ def taken() -> CatalogueModel:
         ({"input_price_micro_usd": "-1", "output_price_micro_usd": "1"}, "greater than or equal"),
         ({"input_price_micro_usd": "NaN", "output_price_micro_usd": "1"}, "Enter a number"),
         ({"input_price_micro_usd": "1e9", "output_price_micro_usd": "1"}, "Ensure that there are"),
+        ({"source": "llama3"}, "huggingface:Qwen/Qwen3-0.6B"),
         ({"name": "taken"}, "already"),
         ({"name": "nick"}, "is an alias already"),
     ],
@@ -68,110 +88,77 @@ def taken() -> CatalogueModel:
 def test_a_form_reports_what_is_wrong(
     admin_client, taken, changes: dict[str, str], message: str
 ) -> None:
-    response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM | changes)
+    response = admin_client.post(ADD, FORM | changes)
     assert response.status_code == 200
     assert message in response.content.decode().replace("&#x27;", "'")
     assert CatalogueModel.objects.count() == 1
 
 
-def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
-    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    changed = FORM | {"name": "other", "source": "pypi:other", "pinned": "on"}
-    changed["max_output_tokens"] = "128"
-    assert admin_client.post(url, changed).status_code == 302
-    entry = selectors.catalogue_find("tiny")
-    assert entry is not None
-    assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
-
-
-def test_a_source_without_a_scheme_shows_beside_its_field_what_one_looks_like(
-    admin_client,
-) -> None:
-    answer = admin_client.post(
-        reverse("admin:fleet_cataloguemodel_add"), FORM | {"source": "llama3"}
-    )
-    (error,) = answer.context["adminform"].form.errors["source"]
-    assert "huggingface:Qwen/Qwen3-0.6B" in error and "pypi:" in error and "path:" in error
-    assert list(answer.context["adminform"].form.errors) == ["source"]
-
-
-def test_neurons_are_pinned_on_by_name(admin_client, model) -> None:
+def test_changing_a_model_leaves_its_name(admin_client, model, change) -> None:
     for name in ("beast", "beauty"):
         services.neuron_expect(actor=COMMAND, neuron_name=name)
-    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    assert admin_client.post(url, FORM | {"pinned_on": "beast, beauty"}).status_code == 302
+    changed = {"source": "pypi:other", "pinned": "on", "max_output_tokens": "128"}
+    change(name="other", pinned_on="beast, beauty", **changed)
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.pinned_on == ("beast", "beauty")
-    assert 'value="beast, beauty"' in admin_client.get(url).content.decode()
-    assert "pinned_on" in (AuditEntry.objects.get(action="model.update").detail)
+    assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
+    html = page(admin_client, "cataloguemodel", "change", model.pk)
+    assert 'value="beast, beauty"' in html
+    assert "pinned_on" in AuditEntry.objects.get(action="model.update").detail
 
 
-def test_every_setting_is_in_the_form_with_its_help(admin_client) -> None:
-    answer = admin_client.get(reverse("admin:fleet_cataloguemodel_add"))
-    form = answer.context["adminform"].form
-    assert set(form.fields) == {"name", *SETTINGS}
-    for name, setting in SETTINGS.items():
-        assert form.fields[name].help_text == setting.help_text
-
-
-def test_prices_are_written_and_shown_in_usd(admin_client, model) -> None:
-    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    prices = {"input_price_micro_usd": "0.15", "output_price_micro_usd": "30"}
-    assert admin_client.post(url, FORM | prices).status_code == 302
-    model.refresh_from_db()
-    assert (model.input_price_micro_usd, model.output_price_micro_usd) == (150_000, 30_000_000)
-    assert model.cached_input_price_micro_usd is None
-    html = admin_client.get(url).content.decode()
+def test_prices_are_written_and_shown_in_usd(admin_client, model, change) -> None:
+    for _ in range(2):
+        change(input_price_micro_usd="0.15", output_price_micro_usd="30")
+        assert model.input_price_micro_usd == 150_000
+        assert (model.output_price_micro_usd, model.cached_input_price_micro_usd) == (
+            30 * 10**6,
+            None,
+        )
+    html = page(admin_client, "cataloguemodel", "change", model.pk)
     assert 'value="0.15"' in html and 'value="30.00"' in html
-    assert admin_client.post(url, FORM | prices).status_code == 302
-    model.refresh_from_db()
-    assert model.input_price_micro_usd == 150_000
-    assert admin_client.post(url, FORM).status_code == 302
-    entry = selectors.catalogue_find("tiny")
-    assert entry is not None and entry.prices is None
+    change()
+    assert model.entry().prices is None
 
 
-def test_deleting_models(admin_client, model) -> None:
-    other = services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:other")
-    admin_client.post(
-        reverse("admin:fleet_cataloguemodel_delete", args=[model.pk]), {"post": "yes"}
-    )
-    act(admin_client, "cataloguemodel", "delete_selected", other, post="yes")
-    assert selectors.catalogue_list() == ()
-
-
-@pytest.mark.parametrize("from_its_page", [True, False])
+@each_case("from_its_page", [True, False])
 def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
-    admin_client, model, beat, build, sent, from_its_page: bool
+    admin_client, beat, build, sent, from_its_page: bool
 ) -> None:
-    beat()
+    tiny, idle = (
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+        for name in ("tiny", "idle")
+    )
+    beat(replicas=[])
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    services.alias_create(actor=COMMAND, name="nick", model=model)
+    services.alias_create(actor=COMMAND, name="nick", model=tiny)
     beat(replicas=[build.replica(job_id=str(job.pk), spec_digest=job.spec_digest)])
-    if from_its_page:
-        url = reverse("admin:fleet_cataloguemodel_delete", args=[model.pk])
-        html = admin_client.post(url, {"post": "yes"}, follow=True).content.decode()
-    else:
-        html = act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
-    assert "It leaves the memory of beast" in html
+
+    def delete(model: CatalogueModel) -> str:
+        if not from_its_page:
+            return act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
+        where = reverse("admin:fleet_cataloguemodel_delete", args=[model.pk])
+        return str(admin_client.post(where, {"post": "yes"}, follow=True).content.decode())
+
+    sent.tasks.clear()
+    assert "It leaves the memory" not in delete(idle)
+    assert "It leaves the memory of beast" in delete(tiny)
     assert not CatalogueModel.objects.exists() and not Alias.objects.exists()
-    assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
     assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
+    beat(replicas=[])
 
 
 def test_a_changed_context_reports_what_runs_by_the_old_one_and_how_to_reload(
-    admin_client, model, beat, build, sent
+    admin_client, model, beat, build, sent, change
 ) -> None:
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
     assert "beast</a> (ready)" in page(admin_client, "cataloguemodel")
-    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    same = FORM | {"description": "words", "max_prefill_s": "300"}
-    html = admin_client.post(url, same, follow=True).content.decode()
-    assert "beast is outdated" not in html
+    same = {"description": "words", "max_prefill_s": "300"}
+    assert "beast is outdated" not in change(**same)
     html = act(admin_client, "cataloguemodel", "reload_outdated", model)
     assert "Nothing of tiny is outdated" in html and not LoadJob.objects.exists()
-    changed = same | {"max_context_tokens": "512"}
-    html = admin_client.post(url, changed, follow=True).content.decode()
+    html = change(**same, max_context_tokens="512")
     assert "tiny on beast is outdated" in html and "Reload outdated models" in html
     assert "beast</a> (ready, outdated)" in page(admin_client, "cataloguemodel")
     html = act(admin_client, "cataloguemodel", "reload_outdated", model)
@@ -190,16 +177,13 @@ def test_a_pinned_model_that_is_kept_unloaded_shows_it(
     assert "beast</a> (kept unloaded)" in page(admin_client, "cataloguemodel")
 
 
-def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
+def test_what_no_host_can_do_is_remarked(beat, change) -> None:
     beat()
     services.neuron_expect(actor=COMMAND, neuron_name="nobody")
-    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    changed = FORM | {"pinned_on": "beast nobody", "kv_memory_bytes": str(900 * 1024**3)}
-    html = admin_client.post(url, changed, follow=True).content.decode()
+    html = change(pinned_on="beast nobody", kv_memory_bytes=str(900 * 1024**3))
     assert "No neuron named nobody has joined yet" in html
     assert "900.0 GiB of KV memory is more than any device has (16.0 GiB)" in html
-    changed = FORM | {"min_device_vram_mb": "48000"}
-    html = admin_client.post(url, changed, follow=True).content.decode()
+    html = change(min_device_vram_mb="48000")
     assert "No host can run tiny: it needs a card of 46.9 GiB or more" in html
 
 
@@ -212,12 +196,11 @@ def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
     ],
 )
 def test_a_replica_where_it_would_not_be_loaded_now_is_remarked(
-    admin_client, model, beat, build, sent, changes: dict[str, str], message: str | None
+    beat, build, sent, change, changes: dict[str, str], message: str | None
 ) -> None:
     services.neuron_expect(actor=COMMAND, neuron_name="beauty")
     beat(replicas=[build.replica(devices=["cpu"])])
-    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    html = admin_client.post(url, FORM | changes, follow=True).content.decode()
+    html = change(**changes)
     assert ("from beast" in html or "on beast" in html) == (message is not None)
     assert message is None or message in html
 
@@ -233,36 +216,25 @@ def test_aliases_are_added_changed_and_refused(admin_client, model) -> None:
     assert selectors.catalogue_find("gpt-4o") is None
 
 
-def test_models_are_filtered_by_state_and_neuron(admin_client) -> None:
-    now = timezone.now()
-    neurons = {
-        name: Neuron.objects.create(
-            name=name, status="online", status_since=now, started_at=now, last_seen_at=now
-        )
-        for name in ("beast", "beauty")
-    }
-    statuses = {
-        "ready": {"beast": "ready"},
-        "mixed": {"beast": "ready", "beauty": "failed"},
-        "broken": {"beast": "failed"},
-        "idle": {},
-    }
-    for name, replicas in statuses.items():
-        model = CatalogueModel.objects.create(name=name, source=f"pypi:{name}")
-        for neuron, status in replicas.items():
-            Replica.objects.create(
-                neuron=neurons[neuron],
-                model=model,
-                model_name=name,
-                status=status,
-                status_since=now,
-            )
+def test_models_are_filtered_by_state_and_neuron(admin_client, beat, build) -> None:
+    for name in ("ready", "mixed", "broken", "idle"):
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+    failed = ReplicaStatus.FAILED
+    beat(
+        replicas=[
+            build.replica(model="ready"),
+            build.replica(model="mixed"),
+            build.replica(model="broken", status=failed),
+        ]
+    )
+    beat("beauty", replicas=[build.replica(model="mixed", status=failed)])
+    beauty = Neuron.objects.get(name="beauty").pk
     for query, names in (
         ("", {"ready", "mixed", "broken", "idle"}),
         ("?state=loaded", {"ready", "mixed"}),
         ("?state=failed", {"mixed", "broken"}),
         ("?state=unloaded", {"idle"}),
-        (f"?replicas__neuron__id__exact={neurons['beauty'].pk}", {"mixed"}),
+        (f"?replicas__neuron__id__exact={beauty}", {"mixed"}),
     ):
         shown = admin_client.get(f"/admin/fleet/cataloguemodel/{query}")
         assert {model.name for model in shown.context["cl"].result_list} == names, query
@@ -281,13 +253,9 @@ def shown(client: Client, name: str, /, **data: object) -> str:
     return html.unescape(answer.content.decode())
 
 
-@pytest.mark.parametrize("is_uploaded", [True, False])
-def test_an_import_shows_its_difference_and_then_applies_it(
-    admin_client: Client, is_uploaded: bool
-) -> None:
+def test_an_import_shows_its_difference_and_then_applies_it(admin_client: Client) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-    given = {"file": SimpleUploadedFile("m.toml", TEXT.encode())} if is_uploaded else {"text": TEXT}
-    page = shown(admin_client, "import", **given)
+    page = shown(admin_client, "import", file=SimpleUploadedFile("m.toml", TEXT.encode()))
     assert 'limit.context = "none" -> 512' in page
     assert selectors.catalogue_state().models["tiny"].max_context_tokens is None
     (seen,) = re.findall(r'name="seen" value="(\w+)"', page)
@@ -299,24 +267,20 @@ def test_an_import_shows_its_difference_and_then_applies_it(
     assert "limit = { context = 512 }" in exported.content.decode()
 
 
-def test_what_has_changed_since_it_was_seen_is_not_applied(admin_client: Client) -> None:
-    page = shown(admin_client, "import", text=TEXT, seen="0123456789abcdef")
-    assert "The catalogue has changed meanwhile" in page
-    assert selectors.catalogue_state().models == {}
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("given", "message"),
     [
+        ({"text": TEXT, "seen": "0123456789abcdef"}, "The catalogue has changed meanwhile"),
         ({"prune": "on"}, "There is nothing to import"),
         ({"text": "[[models]]\nid = 'tiny'\ndevice = 'tpu'"}, "line 3, tiny, device: 'tpu'"),
         ({"file": SimpleUploadedFile("m.toml", b"\xff")}, "not text in UTF-8"),
     ],
 )
 def test_what_cannot_be_imported_is_reported(
-    admin_client: Client, given: dict, message: str
+    admin_client: Client, given: dict[str, Any], message: str
 ) -> None:
     assert message in shown(admin_client, "import", **given)
+    assert selectors.catalogue_state().models == {}
 
 
 def test_who_may_only_look_may_export() -> None:
@@ -333,6 +297,9 @@ def test_a_model_is_added_from_a_repository(admin_client: Client, publish) -> No
     publish()
     answer = admin_client.get(url("hub"), {"repository": "org/tiny-gguf"})
     page = html.unescape(answer.content.decode())
+    wrong = {"repository": "org/dense", "offer": "safetensors", "name": "A b"}
+    assert "is not a model name" in shown(admin_client, "hub", **wrong)
+    assert selectors.catalogue_state().models == {}
     assert "3.7 GiB in 1 file" in page and "beast: fits" in page and "beast: no room now" in page
     given = {"repository": "org/tiny-gguf", "offer": "Q4_K_M", "name": "tiny-q4_k_m"}
     assert "tiny-q4_k_m is in the catalogue" in shown(admin_client, "hub", **given)
@@ -359,25 +326,16 @@ def test_what_is_added_is_promised_only_where_a_host_can_run_it(
     assert ("It is loaded when it is requested" in page) == expected.startswith("It is")
 
 
-@pytest.mark.usefixtures("hub")
-def test_a_name_that_is_none_adds_nothing(admin_client: Client) -> None:
-    given = {"repository": "org/dense", "offer": "safetensors", "name": "A b"}
-    assert "is not a model name" in shown(admin_client, "hub", **given)
-    assert selectors.catalogue_state().models == {}
-
-
 @pytest.mark.usefixtures("hub", "publish")
-def test_searching_and_what_this_build_does_not_run(admin_client: Client) -> None:
-    found = admin_client.get(url("hub"), {"words": "tiny"}).content.decode()
-    assert "?repository=org/tiny-gguf" in found
-    strange = admin_client.get(url("hub"), {"repository": "org/strange"}).content.decode()
+def test_searching_and_what_this_build_does_not_run(admin_client: Client, monkeypatch) -> None:
+    def found(**words: str) -> str:
+        return str(admin_client.get(url("hub"), words).content.decode())
+
+    assert "?repository=org/tiny-gguf" in found(words="tiny")
+    strange = found(repository="org/strange")
     assert "This build does not run it" in strange and "reformer" in strange
-    gated = admin_client.get(url("hub"), {"repository": "org/gated"}).content.decode()
+    gated = found(repository="org/gated")
     assert "needs a token that was granted access" in gated
     assert "This build does not run it" not in gated
-
-
-def test_a_hub_out_of_reach_is_reported(admin_client: Client, monkeypatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    page = admin_client.get(url("hub"), {"repository": "org/dense"}).content.decode()
-    assert "cannot be reached from here" in page
+    assert "cannot be reached from here" in found(repository="org/dense")

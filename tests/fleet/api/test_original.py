@@ -24,9 +24,8 @@ def test_activation_is_ready_when_the_pinned_models_are(
 ) -> None:
     """A model that is kept loaded and of which the neuron knows nothing yet is pending."""
 
-    def activation() -> dict[str, Any]:
-        found: dict[str, Any] = reader.get("neurons/beast/health")["activation"]
-        return found
+    def activation() -> Any:
+        return reader.get("neurons/beast/health")["activation"]
 
     services.catalogue_model_create(actor=COMMAND, name="idle", source="pypi:tiny")
     beat(replicas=[])
@@ -53,36 +52,36 @@ def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat,
         report=build.report(), stats=build.stats(in_flight=2), devices=["cuda:0"], memory_bytes=gib
     )
     failed = build.replica(model="broken", status=ReplicaStatus.FAILED)
-    host = msgspec.structs.replace(build.heartbeat().host, os="Debian 12", kernel="Linux 6.1.0")
-    host = msgspec.structs.replace(
-        host, cuda_version="13.0", torch_version="2.13.0+cu130", torch_cuda_version="13.0"
-    )
+    versions = {"torch_version": "2.13.0+cu130", "cuda_version": "13.0"}
+    versions |= {"torch_cuda_version": "13.0", "os": "Debian 12", "kernel": "Linux 6.1.0"}
+    host = msgspec.structs.replace(build.heartbeat().host, **versions)
     beat(devices=[card], replicas=[ready, failed], host=host)
     version = reader.get("neurons/beast/version")
     assert (version["package_version"], version["torch_version"]) == (VERSION, "2.13.0+cu130")
     found = reader.get("neurons/beast/discovery")
     assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
-    assert (found["os"], found["kernel"]) == ("Debian 12", "Linux 6.1.0")
-    assert (found["driver_version"], found["cuda_version"]) == ("580.10", "13.0")
-    assert found["torch_cuda_version"] == "13.0"
+    shown = {**versions, "driver_version": "580.10"}
+    assert {name: found[name] for name in shown if name != "torch_version"} == {
+        name: value for name, value in shown.items() if name != "torch_version"
+    }
     health = reader.get("neurons/beast/health")
     assert (health["uptime_secs"], health["devices"][0]["vram_free_mb"]) == (600, 6144)
     assert health["activation"]["completed"] == ["tiny"]
     assert health["activation"]["failed"] == [{"model_id": "broken", "error": ""}]
     assert health["models"][0]["in_flight"] == 2
     (row,) = reader.get("neurons/beast/models")
-    assert (row["id"], row["status"], row["devices"], row["vram_used_mb"]) == (
-        "tiny",
-        "loaded",
-        [0],
-        1024,
-    )
+    assert (row["id"], row["status"]) == ("tiny", "loaded")
+    assert (row["devices"], row["vram_used_mb"]) == ([0], 1024)
     assert row["limit"] == {"context": 1024, "input": 768, "output": 256}
     assert found["max_prompt_tokens"] == 768
     endpoint = reader.get("neurons/beast/models/tiny/endpoint")
     assert endpoint == {"url": "http://testserver"}
     assert "error" in reader.get("neurons/beast/models/other/endpoint", 404)
     assert "error" in reader.get("neurons/nobody/health", 404)
+
+
+FAILED = {"model_id": "pypi:tiny", "cause": "why", "suggestion": "Use Q4_K_M."}
+OFFERED: dict[str, Any] = {"available": ["Q4_K_M", "Q8_0"], "nearest": "Q4_K_M"}
 
 
 @pytest.mark.parametrize(
@@ -92,29 +91,12 @@ def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat,
         (
             ("failed", "quantization_not_found"),
             422,
-            {
-                "error": {
-                    "kind": "quant_not_found",
-                    "model_id": "pypi:tiny",
-                    "cause": "why",
-                    "suggestion": "Use Q4_K_M.",
-                    "requested": None,
-                    "available": ["Q4_K_M", "Q8_0"],
-                    "nearest": "Q4_K_M",
-                }
-            },
+            {"error": {"kind": "quant_not_found", **FAILED, "requested": None, **OFFERED}},
         ),
         (
             ("failed", "repo_fetch_failed"),
             422,
-            {
-                "error": {
-                    "kind": "repo_fetch_failed",
-                    "model_id": "pypi:tiny",
-                    "cause": "why",
-                    "suggestion": "Use Q4_K_M.",
-                }
-            },
+            {"error": {"kind": "repo_fetch_failed", **FAILED}},
         ),
         (("failed", "does_not_fit"), 400, {"error": "why"}),
     ],
@@ -131,9 +113,7 @@ def test_the_originals_load_answers_when_it_is_through(
             finished_at=job.created_at,
         )
         job.refresh_from_db()
-        failure = LoadFailure(
-            code=end[1] or "none", message="why", available=["Q4_K_M", "Q8_0"], nearest="Q4_K_M"
-        )
+        failure = LoadFailure(code=end[1] or "none", message="why", **OFFERED)
         failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
         beat(replicas=[failed] if end[1] else [])
         return True
@@ -183,9 +163,8 @@ def test_the_originals_unload_takes_a_pinned_model_which_is_not_waited_for_then(
 def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
 
-    def refused(body: dict[str, Any], status: int = 400) -> str:
-        error: str = writer.post("neurons/beast/models/load", body, status)["error"]
-        return error
+    def refused(body: dict[str, Any], status: int = 400) -> Any:
+        return writer.post("neurons/beast/models/load", body, status)["error"]
 
     assert "already loaded" in refused({"model_id": "tiny"})
     assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})

@@ -48,9 +48,7 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.model_to_ask() == "warm"
     written: list[str] = []
     seconds = iter([0.0, 1.0, 3.0])
-    answer = client.ask(
-        "warm", [{"role": "user", "content": "Hi"}], written.append, clock=lambda: next(seconds)
-    )
+    answer = client.ask("warm", [], written.append, clock=lambda: next(seconds))
     assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
     assert asked[-1].headers["Authorization"] == "Bearer hx-1"
     monkeypatch.setattr("sys.stdin", StringIO("Hi"))
@@ -65,36 +63,44 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert body["temperature"] == 0
 
 
-def test_the_newline_of_echo_is_no_part_of_the_question(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A small model answers otherwise with it."""
-    asked: list[list[dict[str, str]]] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The messages of each question; answers are its last one, some of which stop it."""
+    asked: list[list[str]] = []
 
-    def ask(_client: ChatClient, _model: str, messages: Any, _write: Any, **_: Any) -> Answer:
-        asked.append(list(messages))
-        return Answer("Paris.", 1, 1.0)
+    def ask(_client: ChatClient, _model: str, messages: Any, write: Any, **_: Any) -> Answer:
+        asked.append([message["content"] for message in messages])
+        text = asked[-1][-1]
+        if text == "at length":
+            raise KeyboardInterrupt
+        if text == "too long":
+            raise CommandError("The prompt is too long.")
+        write(text)
+        return Answer(text, 1, 1.0)
 
     monkeypatch.setattr(ChatClient, "ask", ask)
+    return asked
+
+
+def test_the_newline_of_echo_is_no_part_of_the_question(
+    monkeypatch: pytest.MonkeyPatch, asked: list[list[str]]
+) -> None:
+    """A small model answers otherwise with it."""
     for piped, question in (("Where?\n", "Where?"), ("a\n\n", "a\n"), (" Where? ", " Where? ")):
         monkeypatch.setattr("sys.stdin", StringIO(piped))
         output("chat", "some-model", "--url", URL)
-        assert asked[-1] == [{"role": "user", "content": question}]
+        assert asked[-1] == [question]
     monkeypatch.setattr("sys.stdin", StringIO("\n"))
     with pytest.raises(CommandError, match="Nothing was asked"):
         call_command("chat", "some-model", "--url", URL)
 
 
 @each_case("is_terminal", [True, False])
-def test_an_answer_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+def test_an_answer_moves_no_cursor(
+    monkeypatch: pytest.MonkeyPatch, asked: list[list[str]], is_terminal: bool
+) -> None:
     text = "\x1b[2Ja\tb\nc\r\x9b1m \u200d"
-
-    def ask(_client: ChatClient, _model: str, _messages: Any, write: Any, **_: Any) -> Answer:
-        write(text)
-        return Answer(text, 1, 1.0)
-
-    monkeypatch.setattr(ChatClient, "ask", ask)
-    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
+    monkeypatch.setattr("sys.stdin", StringIO(text, newline=""))
     out = StringIO()
     monkeypatch.setattr(out, "isatty", lambda: is_terminal)
     call_command("chat", "some-model", "--url", URL, stdout=out, stderr=StringIO())
@@ -102,79 +108,63 @@ def test_an_answer_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, is_terminal:
     assert out.getvalue() == shown + "\n"
 
 
-def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def ask(
-        _client: ChatClient, _model: str, messages: Any, *_args: Any, **_options: Any
-    ) -> Answer:
-        asked.append([message["content"] for message in messages])
-        if messages[-1]["content"] == "at length":
-            raise KeyboardInterrupt
-        if messages[-1]["content"] == "too long":
-            raise CommandError("The prompt is too long.")
-        return Answer("Hello", 1, 1.0)
-
+def test_a_conversation_survives_what_stops_an_answer(
+    monkeypatch: pytest.MonkeyPatch, asked: list[list[str]]
+) -> None:
     questions = iter(["Hi", "at length", "too long", "Bye", ""])
-    monkeypatch.setattr(ChatClient, "ask", ask)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: next(questions))
     _, err = printed("chat", "tiny", "--url", URL)
-    assert asked[-1] == ["Hi", "Hello", "Bye"]
+    assert asked[-1] == ["Hi", "Hi", "Bye"]
     assert "[stopped]" in err and "[The prompt is too long.]" in err
 
 
-def test_a_chats_refusal_is_one_line() -> None:
-    with pytest.raises(CommandError, match="serve running") as refused:
-        call_command("chat", "--url", "http://127.0.0.1:1")
-    assert refused.value.returncode == ExitCode.UNAVAILABLE
+class Broken(BytesIO):
+    """Ends with an error."""
 
+    def __init__(self, content: bytes, error: Exception) -> None:
+        super().__init__(content)
+        self.error = error
 
-def refusal(status: int) -> urllib.error.HTTPError:
-    body = BytesIO(b'{"error": {"message": "No."}}')
-    return urllib.error.HTTPError(URL, status, "No", Message(), body)
+    def __next__(self) -> bytes:
+        if line := self.readline():
+            return line
+        raise self.error
 
 
 @each_case(
-    ("answer", "words", "code"),
+    ("status", "answer", "words", "code"),
     [
-        (b'{"data": [{"id": "bge", "capabilities": ["embeddings"]}]}', "embeddings", None),
-        (b"<!doctype html>", "no list of models", None),
-        (refusal(404), "No", ExitCode.NOT_FOUND),
-        (refusal(401), "No", ExitCode.DENIED),
-        (refusal(503), "No", ExitCode.UNAVAILABLE),
+        (200, b'{"data": [{"id": "bge", "capabilities": ["embeddings"]}]}', "embeddings", 1),
+        (200, b"<!doctype html>", "no list of models", 1),
+        (404, b'{"error": {"message": "No."}}', "No", ExitCode.NOT_FOUND),
+        (401, b"", "401", ExitCode.DENIED),
+        (503, b"", "503", ExitCode.UNAVAILABLE),
+        (0, b"", "serve running", ExitCode.UNAVAILABLE),
     ],
-    ids=["models that only read", "no API", "404", "401", "503"],
 )
 def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
-    monkeypatch: pytest.MonkeyPatch,
-    answer: bytes | urllib.error.HTTPError,
-    words: str,
-    code: ExitCode | None,
+    monkeypatch: pytest.MonkeyPatch, status: int, answer: bytes, words: str, code: int
 ) -> None:
     def open_url(*_args: Any, **_options: Any) -> BytesIO:
-        if isinstance(answer, bytes):
-            return BytesIO(answer)
-        raise answer
+        if status == 0:
+            raise urllib.error.URLError("refused")
+        if status != 200:
+            raise urllib.error.HTTPError(URL, status, "No", Message(), BytesIO(answer))
+        return BytesIO(answer)
 
     monkeypatch.setattr(proxies, "open_url", open_url)
     with pytest.raises(CommandError, match=words) as refused:
         ChatClient(URL, None).model_to_ask()
-    assert code is None or refused.value.returncode == code
+    assert refused.value.returncode == code
 
 
 @each_case("error", [IncompleteRead(b""), ConnectionResetError("reset")])
 def test_an_answer_that_breaks_off_is_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    class Broken(BytesIO):
-        def __next__(self) -> bytes:
-            if line := self.readline():
-                return line
-            raise error
-
     first = b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
-    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: Broken(first))
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: Broken(first, error))
     written: list[str] = []
     with pytest.raises(CommandError, match="broke off"):
         ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)

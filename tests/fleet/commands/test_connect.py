@@ -9,6 +9,7 @@ import shutil
 import tomllib
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from email.message import Message
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +21,6 @@ from django.core.management import CommandError, call_command
 from fleet.management.clients import (
     ANY_KEY,
     CLIENTS,
-    NEED_TOOLS,
     NoModelError,
     Target,
     UnmergeableError,
@@ -75,6 +75,9 @@ def test_variables_are_those_of_the_documentation(client: str, scenario: str) ->
     found = CLIENTS[client](TARGET)
     assert documented.items() <= found.environment.items()
     assert exported(settings_text(client, found)) == dict(found.environment)
+    odd = CLIENTS[client](replace(TARGET, model="a model's $name"))
+    words = shlex.split(settings_text(client, odd), comments=True)
+    assert {f"{name}={value}" for name, value in odd.environment.items()} <= set(words)
 
 
 def test_files_are_those_of_the_documentation() -> None:
@@ -140,21 +143,11 @@ def test_toml_keeps_its_comments_and_contradicts_nothing() -> None:
             merged_toml(text, values)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@each_case("client", CLIENTS)
 def test_settings_name_the_server_the_model_and_the_key(client: str, offered) -> None:
     printed = connect(client, "coder")
-    assert URL in printed
+    assert URL in printed and "hx-1" in printed
     assert "coder" in printed or client == "open-webui"  # which lists all
-    assert "hx-1" in printed
-
-
-def test_variables_are_quoted_for_a_shell() -> None:
-    odd = Target(url=URL, model="a model's $name", key="k")
-    for line in settings_text("claude", CLIENTS["claude"](odd)).splitlines():
-        if line.startswith("export ANTHROPIC_MODEL"):
-            assert shlex.split(line)[1] == f"ANTHROPIC_MODEL={odd.model}"
-            return
-    pytest.fail("the model is not exported")
 
 
 def test_settings_are_written_once_and_keep_the_rest(offered, home: Path) -> None:
@@ -162,8 +155,7 @@ def test_settings_are_written_once_and_keep_the_rest(offered, home: Path) -> Non
     assert f"{path} points claude at the server." in connect("claude", "--write")
     assert path.stat().st_mode & 0o777 == 0o600
     assert "already" in connect("claude", "--write")
-    kept = json.loads(path.read_text()) | {"model": "mine"}
-    path.write_text(json.dumps(kept))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "mine"}))
     path.chmod(0o644)
     offered[:] = [{**CODER, "id": "other"}]
     connect("claude", "--write")
@@ -173,20 +165,16 @@ def test_settings_are_written_once_and_keep_the_rest(offered, home: Path) -> Non
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-def test_a_link_to_the_file_stays_one(offered, home: Path) -> None:
+def test_a_link_to_the_file_stays_one_and_what_cannot_be_merged_stays(offered, home: Path) -> None:
+    link, path = home / ".codex" / "config.toml", home / ".config" / "zed" / "settings.json"
+    for each in (link, path):
+        each.parent.mkdir(parents=True)
     target = home / "dotfiles.toml"
     target.write_text("# mine\n")
-    link = home / ".codex" / "config.toml"
-    link.parent.mkdir()
     link.symlink_to(target)
+    offered[:] = [CODER]
     assert "HELEXA_API_KEY" in connect("codex", "--write")
-    assert link.is_symlink()
-    assert tomllib.loads(target.read_text())["model"] == "coder"
-
-
-def test_a_file_that_cannot_be_merged_stays(offered, home: Path) -> None:
-    path = home / ".config" / "zed" / "settings.json"
-    path.parent.mkdir(parents=True)
+    assert link.is_symlink() and tomllib.loads(target.read_text())["model"] == "coder"
     path.write_text("// mine\n{}")
     with pytest.raises(CommandError, match="stays as it is, since it is no plain JSON"):
         connect("zed", "--write")
@@ -210,7 +198,11 @@ def test_a_client_is_started(offered, monkeypatch: pytest.MonkeyPatch) -> None:
         connect("zed", "--run")
 
 
-def test_a_server_that_wants_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_wants_a_key_and_one_that_wants_none(
+    offered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"export OPENAI_API_KEY={ANY_KEY}\n" in output("connect", "qwen", "--url", URL)
+
     def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
         body = BytesIO(b'{"error": {"message": "This needs an API key."}}')
         raise urllib.error.HTTPError(URL, 401, "", Message(), body)
@@ -219,8 +211,3 @@ def test_a_server_that_wants_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommandError, match=r"API key. --key names one, .* keys create") as caught:
         call_command("connect", "claude", "--url", URL)
     assert caught.value.returncode == ExitCode.DENIED
-
-
-def test_without_a_key_clients_get_a_word(offered) -> None:
-    assert f"export OPENAI_API_KEY={ANY_KEY}\n" in output("connect", "qwen", "--url", URL)
-    assert {"claude", "opencode", "codex"} <= NEED_TOOLS

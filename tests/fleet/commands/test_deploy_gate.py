@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,84 +61,132 @@ def test_the_overviews_here_are_like_the_real_one() -> None:
 
 
 class FakeFleet:
-    """Overviews one after the other, the last one repeatedly; answers by model."""
+    """Overviews one after the other, the last one repeatedly; so the answers of each model."""
 
     def __init__(
-        self, *overviews: dict[str, Any] | Exception, answers: dict[str, Any] | None = None
+        self, *overviews: dict[str, Any] | Exception, answers: dict[str, list[Any]] | None = None
     ) -> None:
         self.overviews = list(overviews)
         self.answers = answers or {}
         self.asked: list[tuple[str, str]] = []
         self.penalties: list[Any] = []
         self.served_by = "beast"
-        self.uses: dict[str, int] = {}
-        self.embedding: tuple[str, ...] = ()
+        self.uses: Counter[str] = Counter()
         self.now_s = 0.0
         self.printed: list[str] = []
 
-    def _overview(self) -> dict[str, Any]:
-        found = self.overviews.pop(0) if len(self.overviews) > 1 else self.overviews[0]
+    def last_used(self, one: Loaded) -> str:
+        return str(self.uses[one.neuron])
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        if path == "/v1/models":
+            return {"data": [{"id": "minilm", "capabilities": ["embeddings"]}]}
+        if body is None:
+            return self._next(self.overviews)
+        self.asked.append((path, body["model"]))
+        self.penalties += [value for key, value in body.items() if key.endswith("_penalty")]
+        self.uses[self.served_by] += 1
+        return self._next(self.answers.get(body["model"], [chat("Pineapple.")]))
+
+    def _next(self, answers: list[Any]) -> Any:
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(found, Exception):
             raise found
         return found
 
-    def last_used(self, one: Loaded) -> str:
-        return str(self.uses.get(one.neuron, 0))
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        if path == "/v1/models":
-            cards = [{"id": name, "capabilities": ["embeddings"]} for name in self.embedding]
-            return {"data": cards}
-        if body is None:
-            return self._overview()
-        self.asked.append((path, body["model"]))
-        self.penalties += [value for key, value in body.items() if key.endswith("_penalty")]
-        self.uses[self.served_by] = self.uses.get(self.served_by, 0) + 1
-        answer = self.answers.get(body["model"], chat("Pineapple."))
-        if isinstance(answer, list):
-            answer = answer.pop(0) if len(answer) > 1 else answer[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def gate(self, neuron: str | None = None, *, embedding: tuple[str, ...] = ()) -> Gate:
-        self.embedding = embedding
-        return Gate(
+    def problems(
+        self, *expected: Loaded, neuron: str | None = None, ready_limit_s: float = 60.0
+    ) -> list[str]:
+        gate = Gate(
             fleet=self,
             neuron=neuron,
-            ready_limit_s=60.0,
+            ready_limit_s=ready_limit_s,
             report=self.printed.append,
             clock=lambda: self.now_s,
             sleep=self.sleep,
         )
+        return gate.problems(list(expected))
+
+
+LOADING, READY = overview(neuron(qwen="loading")), overview(neuron(qwen="ready"))
+AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")
 
 
 def test_what_was_loaded_is_waited_for() -> None:
-    fleet = FakeFleet(
-        overview(neuron(status="away")),
-        overview(neuron(qwen="loading")),
-        overview(neuron(qwen="ready")),
-    )
-    assert fleet.gate("beast").problems([QWEN_ON_BEAST]) == []
+    fleet = FakeFleet(overview(neuron(status="away")), LOADING, READY)
+    assert fleet.problems(QWEN_ON_BEAST, neuron="beast") == []
     assert fleet.asked == [("/v1/chat/completions", "qwen")]
     assert fleet.penalties == [1, 0, 0], "the model's own do not keep it from the words"
     assert "qwen on beast: green" in fleet.printed
 
 
-def test_what_does_not_come_is_red_and_nothing_is_asked() -> None:
-    for status, problem, waited_s in (
-        ("loading", "not ready in 60 s: qwen on beast is not ready", 60.0),
-        ("failed", "qwen failed on beast: no memory", 0.0),
-    ):
-        fleet = FakeFleet(overview(neuron(qwen=status)))
-        assert fleet.gate().problems([QWEN_ON_BEAST]) == [problem]
-        assert fleet.asked == [] and fleet.now_s == pytest.approx(waited_s, abs=5)
+@each_case(
+    ("overviews", "problem", "waited_s"),
+    [
+        ([LOADING], "not ready in 900 s: qwen on beast is not ready", 900.0),
+        ([overview(neuron(qwen="failed"))], "qwen failed on beast: no memory", 0.0),
+        ([AWAY], str(AWAY), ABSENT_LIMIT_S),
+        ([LOADING, *[AWAY] * 100, READY], "", 202.0),  # a gateway that is restarted
+    ],
+)
+def test_what_does_not_come_is_red_and_nothing_is_asked(
+    overviews: list[Any], problem: str, waited_s: float
+) -> None:
+    fleet = FakeFleet(*overviews)
+    found = fleet.problems(QWEN_ON_BEAST, ready_limit_s=900.0)
+    assert found == ([problem] if problem else []) and bool(fleet.asked) != bool(problem)
+    assert fleet.now_s == waited_s
+
+
+def test_nothing_loaded_is_green_and_a_refusal_is_the_operators() -> None:
     fleet = FakeFleet(overview(neuron()))
-    assert fleet.gate("beast").problems([]) == []
+    assert fleet.problems(neuron="beast") == []
     assert fleet.printed == ["no model is loaded on beast: nothing to probe"]
+    with pytest.raises(RefusedError, match="no scope"):
+        FakeFleet(RefusedError(403, "no scope")).problems()
+
+
+def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count() -> None:
+    loaded = overview(neuron(qwen="ready", tiny="ready"), neuron("benjy", qwen="ready"))
+    fleet = FakeFleet(loaded, answers={"tiny": [chat("banana")]})
+    assert fleet.problems() == ["tiny: its answer lacks 'pineapple': 'banana'"]
+    assert [model for _, model in fleet.asked] == ["qwen", "tiny"]
+    fleet = FakeFleet(overview(neuron(qwen="ready"), neuron("benjy", qwen="ready")))
+    fleet.served_by = "benjy"
+    (problem,) = fleet.problems(neuron="beast")
+    assert "none of them there" in problem and len(fleet.asked) == MAX_TRIES
+
+
+@each_case(("vector", "is_green"), [([0.5, -1], True), ([0.0, 0.0], False)])
+def test_an_embedding_model_is_asked_for_a_vector(vector: list[float], is_green: bool) -> None:
+    answers = {"minilm": [{"data": [{"embedding": vector}]}]}
+    fleet = FakeFleet(overview(neuron(minilm="ready")), answers=answers)
+    assert (fleet.problems() == []) is is_green
+    assert fleet.asked == [("/v1/embeddings", "minilm")]
+
+
+@each_case(
+    ("answers", "problem", "waited_s"),
+    [
+        ([RefusedError(503, "full", 30), RefusedError(429, "", 2), chat("PINEAPPLE")], "", 32),
+        ([RefusedError(503, "full", 30)], "qwen: it was refused (503): full", 330),
+        ([RefusedError(500, "broken")], "refused (500)", 0),
+        ([RefusedError(0, "gone")], "no answer", 0),
+        ([chat("pine", "length")], "cut off", 0),
+        ([{"choices": []}], "its answer is none", 0),
+        ([{"choices": [{"message": {"content": None}}]}], "lacks", 0),
+    ],
+)
+def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once(
+    answers: list[Any], problem: str, waited_s: int
+) -> None:
+    fleet = FakeFleet(READY, answers={"qwen": list(answers)})
+    found = fleet.problems()
+    assert len(found) == bool(problem) and problem in "".join(found)
+    assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
 
 
 def test_what_stands_in_for_an_upgraded_neuron_is_neither_remembered_nor_asked() -> None:
@@ -149,87 +198,8 @@ def test_what_stands_in_for_an_upgraded_neuron_is_neither_remembered_nor_asked()
     assert Loaded("benjy", "qwen") in ready_now(settled, "benjy")
     fleet = FakeFleet(overview(back, substitute))
     fleet.served_by = "benjy"
-    assert fleet.gate("benjy").problems([Loaded("benjy", "llama")]) == []
+    assert fleet.problems(Loaded("benjy", "llama"), neuron="benjy") == []
     assert fleet.asked == [("/v1/chat/completions", "llama")]
-
-
-AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")
-
-
-def test_a_server_that_is_absent_is_not_waited_for_as_loads_are() -> None:
-    fleet = FakeFleet(AWAY)
-    gate = dataclasses.replace(fleet.gate(), ready_limit_s=900.0)
-    assert gate.problems([QWEN_ON_BEAST]) == [str(AWAY)]
-    assert fleet.printed == [f"waiting: {AWAY}"]
-    assert fleet.now_s == ABSENT_LIMIT_S
-
-
-def test_a_gateway_that_is_restarted_meanwhile_is_waited_for() -> None:
-    silent = [AWAY] * 100
-    fleet = FakeFleet(overview(neuron(qwen="loading")), *silent, overview(neuron(qwen="ready")))
-    gate = dataclasses.replace(fleet.gate(), ready_limit_s=900.0)
-    assert gate.problems([QWEN_ON_BEAST]) == []
-    with pytest.raises(RefusedError, match="no scope"):
-        FakeFleet(RefusedError(403, "no scope")).gate().problems([])
-
-
-def test_each_model_is_asked_once_wherever_it_is() -> None:
-    fleet = FakeFleet(
-        overview(neuron(qwen="ready", tiny="ready"), neuron("benjy", qwen="ready")),
-        answers={"tiny": chat("banana")},
-    )
-    assert fleet.gate().problems([]) == ["tiny: its answer lacks 'pineapple': 'banana'"]
-    assert [model for _, model in fleet.asked] == ["qwen", "tiny"]
-
-
-def test_an_answer_of_another_neuron_does_not_count() -> None:
-    fleet = FakeFleet(overview(neuron(qwen="ready"), neuron("benjy", qwen="ready")))
-    fleet.served_by = "benjy"
-    (problem,) = fleet.gate("beast").problems([])
-    assert "none of them there" in problem
-    assert len(fleet.asked) == MAX_TRIES
-
-
-def test_an_embedding_model_is_asked_for_a_vector() -> None:
-    good, bad = ({"data": [{"embedding": numbers}]} for numbers in ([0.5, -1], [0.0, 0.0]))
-    fleet = FakeFleet(overview(neuron(minilm="ready")), answers={"minilm": good})
-    assert fleet.gate(embedding=("minilm",)).problems([]) == []
-    assert fleet.asked == [("/v1/embeddings", "minilm")]
-    fleet = FakeFleet(overview(neuron(minilm="ready")), answers={"minilm": bad})
-    assert fleet.gate(embedding=("minilm",)).problems([]) != []
-
-
-def problem_after(*answers: Any) -> tuple[str | None, FakeFleet]:
-    fleet = FakeFleet(overview(neuron(qwen="ready")), answers={"qwen": list(answers)})
-    problems = fleet.gate().problems([])
-    return problems[0] if problems else None, fleet
-
-
-def test_a_busy_model_is_asked_again_for_a_while() -> None:
-    problem, fleet = problem_after(
-        RefusedError(503, "full", 30), RefusedError(429, "burst", 2), chat("PINEAPPLE")
-    )
-    assert problem is None
-    assert fleet.now_s == 32.0
-    problem, fleet = problem_after(RefusedError(503, "full", 30))
-    assert problem == "qwen: it was refused (503): full"
-    assert 300 <= fleet.now_s <= 360
-
-
-@each_case(
-    ("answer", "words"),
-    [
-        (RefusedError(500, "broken"), "refused (500)"),
-        (RefusedError(0, "gone"), "no answer"),
-        (chat("pine", "length"), "cut off"),
-        ({"choices": []}, "its answer is none"),
-        ({"choices": [{"message": {"content": None}}]}, "lacks"),
-    ],
-)
-def test_other_answers_are_red_at_once(answer: Any, words: str) -> None:
-    problem, fleet = problem_after(answer)
-    assert problem is not None and words in problem
-    assert fleet.now_s == 0.0
 
 
 def test_of_the_overview() -> None:

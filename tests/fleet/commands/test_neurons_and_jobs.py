@@ -4,6 +4,7 @@ server, and following a job."""
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,35 +25,46 @@ pytestmark = pytest.mark.django_db(transaction=True)
 GIB = 1024**3
 
 
-def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat) -> None:
-    beat()
+def json_of(run_command: RunCommand, words: str) -> Any:
+    return json.loads(run_command(*words.split(), "--json"))
+
+
+def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat, build) -> None:
+    sizes = {"total_memory_bytes": 6 * GIB, "installed_memory_bytes": 16 * GIB}
+    beat(devices=[build.device(**sizes)])
     assert "cpu" in run_command("neurons", "show", "beast")
-    assert json.loads(run_command("neurons", "list", "--status", "away", "--json")) == []
+    for command in (["status"], ["neurons", "list"]):
+        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
+    (neuron,) = json_of(run_command, "neurons list")
+    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
+    assert json_of(run_command, "neurons list --status away") == []
     assert "automatic" in run_command("neurons", "policy")
     assert "click" in run_command("neurons", "policy", "--admission", "click")
+
+
+def test_settings_are_listed(run_command: RunCommand) -> None:
     listed = run_command("settings", "list", "--name", "BENCH_PUBLIC")
     assert listed.split()[:3] == ["name", "value", "default"] and listed.split()[-1] == "0"
     assert ("As set for this command" in run_command.err) == (not run_command._extra)
-    found = json.loads(run_command("settings", "list", "--name", "retention,log_level", "--json"))
+    found = json_of(run_command, "settings list --name retention,log_level")
     assert all("RETENTION" in row["name"] or "LOG_LEVEL" in row["name"] for row in found)
     assert "HELEXA_REQUEST_RETENTION_DAYS" in {row["name"] for row in found}
-    given = json.loads(run_command("settings", "list", "--set", "true", "--json"))
-    others = json.loads(run_command("settings", "list", "--set", "false", "--json"))
-    assert given and all(row["value"] for row in given)
-    assert others and not any(row["value"] for row in others)
+    for given in (True, False):
+        rows = json_of(run_command, f"settings list --set {str(given).lower()}")
+        assert rows and all(bool(row["value"]) is given for row in rows)
     with pytest.raises(CommandError, match="'maybe' is none of true, false"):
         run_command("settings", "list", "--set", "maybe")
     assert "HELEXA_DATA_DIR" in run_command("settings", "show", "HELEXA_DATA_DIR")
 
 
 def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypatch) -> None:
-    monkeypatch.setattr("fleet.services.hosts.invitations._ensure_redis_can", lambda: None)
-    monkeypatch.setattr("fleet.services.hosts.invitations.redis_users_apply", lambda: None)
+    for name in ("_ensure_redis_can", "redis_users_apply"):
+        monkeypatch.setattr(f"fleet.services.hosts.invitations.{name}", lambda: None)
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
     assert "neuron --join hx1." in run_command("neurons", "invite", "beast")
     assert "beast" in run_command("neurons", "invitations")
     assert "beast" not in run_command("neurons", "invitations", "--neuron", "beauty")
-    assert json.loads(run_command("neurons", "invitations", "--invited-by", "ann", "--json")) == []
+    assert json_of(run_command, "neurons invitations --invited-by ann") == []
     assert "invited_by" in run_command("neurons", "invitation", "beast")
     with pytest.raises(CommandError, match="'nobody' has no invitation"):
         run_command("neurons", "invitation", "nobody")
@@ -107,16 +119,6 @@ def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
         run_command("neurons", "remove", "beast")
 
 
-def test_a_device_shows_the_operators_limit_and_its_own_size(
-    run_command: RunCommand, beat, build
-) -> None:
-    beat(devices=[build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)])
-    for command in (["status"], ["neurons", "list"]):
-        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
-    (neuron,) = json.loads(run_command("neurons", "list", "--json"))
-    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
-
-
 def test_an_alias_from_first_to_last(run_command: RunCommand, model) -> None:
     services.catalogue_model_create(actor=COMMAND, name="large", source="pypi:large")
     run_command("aliases", "add", "openai/gpt", "tiny")
@@ -145,29 +147,16 @@ def test_jobs_and_the_audit_are_listed(run_command: RunCommand, model, beat, sen
 
 
 def test_following_reports_each_change_once_and_fails_with_the_job() -> None:
-    job = {
-        "id": "1",
-        "kind": "load",
-        "model": "tiny",
-        "neuron": "beast",
-        "status": "pending",
-        "note": "",
-        "stage": "",
-        "progress_fraction": None,
-        "failure_message": "",
-        "finished_at": None,
-    }
+    job: dict[str, Any] = {"id": "1", "kind": "load", "model": "tiny", "neuron": "beast"}
+    job |= {"status": "pending", "progress_fraction": None, "finished_at": None}
+    job |= dict.fromkeys(("note", "stage", "failure_message"), "")
     loading = job | {"status": "running", "stage": "weights", "progress_fraction": 0.5}
     failed = {"status": "failed", "failure_message": "needs 8 GB", "finished_at": "now"}
     looks = iter([job, loading, loading, loading | failed])
-
-    class Server:
-        def ask(self, method: str, path: str, body: Any = None) -> Any:
-            return next(looks)
-
+    server = SimpleNamespace(ask=lambda *_words: next(looks))
     lines: list[str] = []
     with pytest.raises(CommandError, match="needs 8 GB"):
-        follow(Server(), [job], lines.append, sleep=lambda _: None)
+        follow(server, [job], lines.append, sleep=lambda _: None)  # type: ignore[arg-type]
     assert lines == [
         "load tiny on beast: pending",
         "load tiny on beast: running weights 50%",
@@ -176,36 +165,27 @@ def test_following_reports_each_change_once_and_fails_with_the_job() -> None:
 
 
 def test_status_ends_with_1_while_something_is_wrong(run_command: RunCommand, beat, build) -> None:
-    with pytest.raises(SystemExit) as ended:
-        beat(replicas=[build.replica(status=ReplicaStatus.FAILED)])
-        run_command("status")
-    assert ended.value.code == 1
-    assert "! tiny failed on beast" in run_command.out
-    beat(replicas=[build.replica()])
-    assert "ready" in run_command("status")
-    assert json.loads(run_command("status", "--json"))["attention"] == []
+    def wrong() -> str:
+        with pytest.raises(SystemExit) as ended:
+            run_command("status")
+        assert ended.value.code == 1
+        return run_command.out
 
-
-def test_status_shows_stages_of_other_hosts_models(run_command: RunCommand, beat, build) -> None:
-    beat(devices=[build.device(kind="cuda")], stages=[build.stage()])
-    (row,) = (line for line in run_command("status").splitlines() if line.startswith("large"))
+    card = build.device(kind="cuda")
+    beat(replicas=[build.replica(status=ReplicaStatus.FAILED)], devices=[card])
+    assert "! tiny failed on beast" in wrong()
+    beat(replicas=[build.replica()], devices=[card], stages=[build.stage()])
+    shown = run_command("status")
+    assert "ready" in shown and json_of(run_command, "status")["attention"] == []
+    (row,) = (line for line in shown.splitlines() if line.startswith("large"))
     assert " ".join(row.split()) == "large beast 20 to 31 cuda:0 3.0 GiB attic ready"
-    (neuron,) = json.loads(run_command("status", "--json"))["neurons"]
-    (held,) = neuron["held_stages"]
+    (held,) = json_of(run_command, "status")["neurons"][0]["held_stages"]
     assert (held["model"], held["engine_neuron"], held["last_layer"]) == ("large", "attic", 32)
-    beat(devices=[build.device(kind="cuda")])
+    beat(devices=[card])
     assert "stage of" not in run_command("status")
-
-
-def test_status_does_not_promise_a_model_that_no_host_can_run(
-    run_command: RunCommand, beat
-) -> None:
-    beat()
     services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
     offered = run_command("models", "add", "huge", "pypi:huge", "--set", "min_device_vram_mb=48000")
     assert "huge is offered, and no host can run it: it needs a card of 46.9 GiB" in offered
-    with pytest.raises(SystemExit) as ended:
-        run_command("status")
-    assert ended.value.code == 1
-    assert "! no host can run huge: it needs a card of 46.9 GiB" in run_command.out
-    assert "Loaded on request: small\n" in run_command.out
+    shown = wrong()
+    assert "! no host can run huge: it needs a card of 46.9 GiB" in shown
+    assert "Loaded on request: small\n" in shown

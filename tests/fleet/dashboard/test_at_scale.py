@@ -24,6 +24,7 @@ from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.cases import each_case
+from tests.metering.callers import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,16 +41,10 @@ def a_large_fleet() -> None:
         CatalogueModel(name=f"model-{number:03}", source=f"huggingface:org/model-{number:03}")
         for number in range(NUM_MODELS)
     )
+    moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), now)
     Neuron.objects.bulk_create(
-        Neuron(
-            name=f"node-{number:02}",
-            status="away" if number else "online",
-            version=VERSION,
-            status_since=now,
-            started_at=now,
-            last_seen_at=now,
-        )
-        for number in range(NUM_HOSTS)
+        Neuron(name=f"node-{n:02}", status="away" if n else "online", version=VERSION, **moments)
+        for n in range(NUM_HOSTS)
     )
     hosts = list(Neuron.objects.all())
     card = {"kind": "cuda", "name": "NVIDIA GeForce RTX 3090", "total_memory_bytes": 24 * GIB}
@@ -76,15 +71,9 @@ def a_large_fleet() -> None:
     )
 
 
-def text_of(client: Client, query: str = "") -> str:
-    response = client.get(f"{BOARD}{query}")
-    assert response.status_code == 200
-    return response.content.decode()
-
-
 def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
-    text = text_of(admin_client)
+    text = text_of(admin_client, BOARD)
     assert len(text.encode()) <= MAX_BYTES
     assert "49 neurons that are away: node-01, node-02, node-03 and 46 more" in text
     assert 'href="/admin/fleet/neuron/?status__exact=away">neurons</a>' in text
@@ -96,22 +85,26 @@ def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) 
     assert board.neurons[0].line.name == "node-00" and not board.neurons[0].is_unfolded
     assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
     assert "model-015" not in text and "hx-device" not in text
-    second = text_of(admin_client, "?models_page=2")
+    second = text_of(admin_client, f"{BOARD}?models_page=2")
     assert 'name="models_page" value="2"' in second and "model-015" in second
-    assert "193 to 200 of 200" in text_of(admin_client, "?models_page=9999")
+    assert "193 to 200 of 200" in text_of(admin_client, f"{BOARD}?models_page=9999")
     # Unfolded: the devices and replicas of that host.
-    unfolded = text_of(admin_client, "?flipped=node-00")
+    unfolded = text_of(admin_client, f"{BOARD}?flipped=node-00")
     assert unfolded.count('class="hx-device"') == 2 and "31.5" in unfolded
-    assert len(text_of(admin_client, "?flipped=node-00+node-01").encode()) <= MAX_BYTES
+    assert len(text_of(admin_client, f"{BOARD}?flipped=node-00+node-01").encode()) <= MAX_BYTES
 
 
 def test_a_refresh_leaves_the_focus_where_it_is(admin_client: Client, redis_db: Any) -> None:
     """htmx gives it to the element with the same id."""
     code = Refused("insufficient_quota", "research")
     redis_db.hincrby(refusals_key(time.time()), encode_field(code), 3)
-    empty = text_of(admin_client)
+    empty = text_of(admin_client, BOARD)
     a_large_fleet()
-    for text in (empty, text_of(admin_client), text_of(admin_client, "?flipped=node-00")):
+    for text in (
+        empty,
+        text_of(admin_client, BOARD),
+        text_of(admin_client, f"{BOARD}?flipped=node-00"),
+    ):
         stops = re.findall(r"<(?:a|button|select) [^>]*>", text)
         ids = [found[1] for stop in stops if (found := re.search(r' id="([^"]+)"', stop))]
         assert len(ids) == len(stops), [stop for stop in stops if " id=" not in stop]
@@ -137,12 +130,12 @@ def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any)
 
 def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
-    found = text_of(admin_client, "?models=MODEL-19&neurons=node-4&shown=loaded")
+    found = text_of(admin_client, f"{BOARD}?models=MODEL-19&neurons=node-4&shown=loaded")
     assert found.count('<th scope="row">') == 10 and "model-190" in found
     assert 'value="MODEL-19"' in found and 'value="loaded" selected' in found
     assert found.count('class="hx-neuron"') == 6 and "node-00" not in found
-    assert "No model is like that" in text_of(admin_client, "?shown=active")
-    assert "No neuron has a name like that" in text_of(admin_client, "?neurons=x")
+    assert "No model is like that" in text_of(admin_client, f"{BOARD}?shown=active")
+    assert "No neuron has a name like that" in text_of(admin_client, f"{BOARD}?neurons=x")
     # The address follows, so that the page can be sent to a colleague.
     response = admin_client.get(f"{BOARD}?models=19&shown=nonsense&models_page=x&kept_models=a+b")
     assert response["HX-Replace-Url"] == "/admin/?models=19"
@@ -163,21 +156,10 @@ def test_rows_stay_in_their_places_while_they_are_looked_at(admin_client, model,
     assert [row.line.name for row in board_of(fleet_overview(), kept).models] == before
 
 
-def test_what_is_kept_loaded_offers_no_unload(admin_client, model, beat, build) -> None:
-    beat(replicas=[build.replica()])
-    text = text_of(admin_client)
-    assert 'value="unload model tiny"' in text and 'value="sleep replica ' in text
-    model.pinned = True
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
-    text = text_of(admin_client)
-    assert "kept loaded" in text
-    assert 'value="unload ' not in text and 'value="sleep ' not in text
-
-
 def test_what_ends_something_asks_first(admin_client, model, beat, build, sent) -> None:
     """With scripts the words on the button ask; without them a page of its own does."""
     beat(replicas=[build.replica()])
-    text = text_of(admin_client)
+    text = text_of(admin_client, BOARD)
     assert 'data-ask="Unload tiny?"' in text and 'data-ask="Unload tiny from beast?"' in text
     assert 'data-ask="Drain beast? Nothing new' in text
     asked = admin_client.post(DO, {"do": "unload model tiny"}).content.decode()
@@ -189,50 +171,33 @@ def test_what_ends_something_asks_first(admin_client, model, beat, build, sent) 
 
 def test_names_lead_to_pages(admin_client, model, beat, build) -> None:
     services.alias_create(actor=COMMAND, name="small", model=model)
-    failed = build.replica(model="gone", status=ReplicaStatus.FAILED)
-    beat(replicas=[failed])
-    (beast,) = Neuron.objects.all()
+    beat(replicas=[build.replica(model="gone", status=ReplicaStatus.FAILED)])
+    tiny = f"/admin/fleet/cataloguemodel/{model.pk}/change/"
     for path, target in (
-        ("model?name=tiny", f"/admin/fleet/cataloguemodel/{model.pk}/change/"),
-        ("model?name=small", f"/admin/fleet/cataloguemodel/{model.pk}/change/"),
+        ("model?name=tiny", tiny),
+        ("model?name=small", tiny),
         ("model?name=gone", "/admin/fleet/replica/?q=gone"),
-        ("neuron?name=beast", f"/admin/fleet/neuron/{beast.pk}/change/"),
+        ("neuron?name=beast", f"/admin/fleet/neuron/{Neuron.objects.get().pk}/change/"),
+        ("neuron?name=x", "/admin/fleet/neuron/?q=x"),
     ):
         assert admin_client.get(f"/admin/dashboard/{path}")["Location"] == target
-    assert admin_client.get("/admin/dashboard/neuron?name=x")["Location"] == (
-        "/admin/fleet/neuron/?q=x"
-    )
-    assert 'href="/admin/dashboard/neuron?name=beast"' in text_of(admin_client)
-
-
-def finding(kind: str, about: str, level: Level = Level.URGENT) -> Attention:
-    return Attention(level=level, kind=kind, about=about, text=f"{about}: {kind}")
+    assert 'href="/admin/dashboard/neuron?name=beast"' in text_of(admin_client, BOARD)
 
 
 def test_many_findings_of_a_kind_are_one_line() -> None:
-    two = [finding("neuron_away", "a"), finding("neuron_away", "b")]
+    def findings(kind: str, names: str, level: Level = Level.URGENT) -> list[Attention]:
+        return [Attention(level=level, kind=kind, about=n, text=f"{n}: {kind}") for n in names]
+
+    two = findings("neuron_away", "ab")
     assert grouped(two) == tuple(two)
-    five = [finding("model_failing", name) for name in "abcde"]
+    five = findings("model_failing", "abcde")
     (one,) = grouped(five)
     assert (one.about, one.text) == ("", "5 models that failed: a, b, c and 2 more")
-    (same,) = grouped([finding("model_failing", "a") for _ in range(3)])
+    (same,) = grouped(findings("model_failing", "aaa"))
     assert (same.about, same.text) == ("a", "a: model_failing, and 2 more like it")
-    warning = finding("model_failing", "a", Level.WARNING)
-    assert len(grouped([*five, warning])) == 2
-    others = [replace(finding("version_mismatch", name), about="") for name in "abc"]
+    assert len(grouped([*five, *findings("model_failing", "a", Level.WARNING)])) == 2
+    others = [replace(one, about="") for one in findings("version_mismatch", "abc")]
     assert grouped(others) == tuple(others)
-
-
-def line(name: str, rank: int) -> ModelLine:
-    """A model with that many replicas, which ``listing_of`` is given as its rank."""
-    return ModelLine(
-        name=name,
-        status="ready",
-        pinned=False,
-        replicas=rank,
-        min_replicas=0,
-        max_replicas=1,
-    )
 
 
 @each_case(
@@ -248,7 +213,11 @@ def line(name: str, rank: int) -> ModelLine:
     ],
 )
 def test_pages(page: int, kept: str, expected: str) -> None:
-    lines = [line("a", 2), line("b", 1), line("c", 3), line("d", 0), line("e", 1)]
+    nothing: dict[str, Any] = {"status": "ready", "pinned": False, "min_replicas": 0}
+    lines = [
+        ModelLine(name=name, replicas=rank, max_replicas=1, **nothing)
+        for name, rank in (("a", 2), ("b", 1), ("c", 3), ("d", 0), ("e", 1))
+    ]
     query = BoardQuery(models_page=page, kept_models=tuple(kept))
     found = listing_of("models", lines, query, rank=lambda one: one.replicas, page_size=2)
     assert "".join(one.name for one in found.lines) == expected
@@ -258,13 +227,8 @@ def test_pages(page: int, kept: str, expected: str) -> None:
 
 
 def test_a_query_goes_into_an_address_and_back() -> None:
-    query = BoardQuery(
-        models="a b",
-        shown=Shown.LOADED,
-        models_page=2,
-        neurons="x",
-        neurons_page=3,
-        flipped=frozenset({"one", "two"}),
-    )
+    models: dict[str, Any] = {"models": "a b", "models_page": 2, "shown": Shown.LOADED}
+    flipped = frozenset({"one", "two"})
+    query = BoardQuery(**models, neurons="x", neurons_page=3, flipped=flipped)
     assert BoardQuery.of(QueryDict(query.url_query()[1:])) == query
     assert BoardQuery().url_query() == ""

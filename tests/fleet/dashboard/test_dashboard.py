@@ -11,26 +11,24 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
-from fleet import neuron_client
 from fleet.dashboard.board import board_of
 from fleet.dashboard.rows import progress_of_model
 from fleet.models import LoadJob, Replica
 from fleet.overview.lines import JobLine
 from fleet.overview.selector import fleet_overview
-from inference.neuron.replicas.engine_process import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.refusals import Refused, encode_field, refusals_key
-from metering.models import RequestRecord
-from tests.metering.callers import person, staff, text_of
+from tests.cases import each_case
+from tests.metering.callers import recorded, staff, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 GIB = 1024**3
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
+FAILED = {"outcome": "failed", "code": "engine_crashed", "message": "Its engine stopped."}
 
 
 def push(client: Client, command: str, *, status: int = 200) -> str:
@@ -42,54 +40,31 @@ def push(client: Client, command: str, *, status: int = 200) -> str:
     return response.content.decode()
 
 
-def a_failed_request(neuron: str) -> uuid.UUID:
-    request_id = uuid.uuid4()
-    RequestRecord.objects.create(
-        request_id=request_id,
-        at=timezone.now(),
-        account="research",
-        model="tiny",
-        neuron=neuron,
-        endpoint="/v1/chat/completions",
-        status=200,
-        outcome="failed",
-        code="engine_crashed",
-        message="Its engine stopped.",
-        prompt_tokens=1,
-        cached_tokens=0,
-        completion_tokens=0,
-        reasoning_tokens=0,
-        cost_micro_usd=0,
-        duration_ms=10,
-    )
-    return request_id
-
-
-def job_line(kind: str, status: str, neuron: str = "beast") -> JobLine:
-    return JobLine(
-        id=f"{kind}-{neuron}",
-        kind=kind,
-        model="tiny",
-        neuron=neuron,
-        status=status,
-        stage="",
-        progress_fraction=None,
-        eta_s=None,
-    )
-
-
-def test_a_model_shows_how_its_last_job_on_a_neuron_ended() -> None:
-    newest_first = (
-        job_line("unload", "succeeded"),
-        job_line("load", "succeeded"),
-        job_line("load", "failed", "attic"),
-        job_line("sleep", "succeeded"),
-    )
-    words = [progress.text for progress in progress_of_model(newest_first)]
-    assert words == ["unloaded on beast", "load failed on attic"]
-    under_way = (job_line("reload", "running"), *newest_first)
-    rows = progress_of_model(under_way)
-    assert [one.text.partition(" on")[0] for one in rows] == ["reload", "load failed"]
+@each_case(
+    ("newest_first", "words"),
+    [
+        (
+            (
+                "unload succeeded beast",
+                "load succeeded beast",
+                "load failed attic",
+                "sleep succeeded beast",
+            ),
+            ["unloaded on beast", "load failed on attic"],
+        ),
+        (("reload running beast", "unload succeeded beast"), ["reload on beast: under way"]),
+    ],
+)
+def test_a_model_shows_how_its_last_job_on_a_neuron_ended(
+    newest_first: tuple[str, ...], words: list[str]
+) -> None:
+    nothing: dict[str, Any] = {"stage": "", "progress_fraction": None, "eta_s": None}
+    lines = [
+        JobLine(id=text, kind=kind, model="tiny", neuron=neuron, status=status, **nothing)
+        for text in newest_first
+        for kind, status, neuron in [text.split()]
+    ]
+    assert [progress.text for progress in progress_of_model(lines)] == words
 
 
 def test_a_models_colour_stays_when_others_load(admin_client, model, beat, build) -> None:
@@ -131,39 +106,25 @@ def test_what_is_loaded_where(admin_client, model, beat, build) -> None:
     assert "What to do next" not in text
 
 
-def test_a_load_shows_its_progress_where_it_was_started(
-    admin_client, model, beat, build, sent
-) -> None:
-    beat()
-    text = push(admin_client, "load model tiny")
-    assert "Loading tiny on beast" in text
-    assert "load on beast: waiting for the neuron" in text
-    (job,) = LoadJob.objects.all()
-    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
-    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
-    beat(replicas=[loading])
-    text = text_of(admin_client, BOARD)
-    assert "load on beast: weights 25%" in text
-    assert 'aria-valuenow="25"' in text
-    beat(replicas=[build.replica(job_id=str(job.pk))])
-    assert "loaded on beast" in text_of(admin_client, BOARD)
-
-
 def test_a_notice_follows_its_job_and_an_error_is_not_repeated(
     admin_client, model, beat, build, sent
 ) -> None:
     beat()
     text = push(admin_client, "load model tiny")
     (job,) = LoadJob.objects.all()
+    assert "Loading tiny on beast" in text and "load on beast: waiting for the neuron" in text
     assert f'name="job" value="{job.pk}"' in text and "hx-notice hx-good" not in text
     assert "tiny: load on beast" in text_of(admin_client, f"{BOARD}?job={job.pk}")
-    failed = build.replica(
-        job_id=str(job.pk),
-        status=ReplicaStatus.FAILED,
-        failure=LoadFailure(code="bad_file", message="There is no such file"),
-    )
-    beat(replicas=[failed])
-    text = text_of(admin_client, f"{BOARD}?job={job.pk}&job=x&job={uuid.uuid4()}")
+
+    def reported(status: ReplicaStatus, **changes: Any) -> str:
+        beat(replicas=[build.replica(job_id=str(job.pk), status=status, **changes)])
+        return text_of(admin_client, f"{BOARD}?job={job.pk}&job=x&job={uuid.uuid4()}")
+
+    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
+    text = reported(ReplicaStatus.LOADING, progress=progress)
+    assert "load on beast: weights 25%" in text and 'aria-valuenow="25"' in text
+    failure = LoadFailure(code="bad_file", message="There is no such file")
+    text = reported(ReplicaStatus.FAILED, failure=failure)
     assert '<p class="hx-notice hx-bad">tiny: load failed on beast</p>' in text
     assert "Loading tiny" not in text and 'name="job"' not in text
     seen = re.sub(r'title="[^"]*"', "", text)
@@ -202,49 +163,29 @@ def test_without_scripts_a_button_leads_back_to_the_dashboard(admin_client, mode
     assert "hx-bad" in push(admin_client, "load model tiny")
 
 
-def test_buttons_are_for_those_who_may(model, beat, build, sent) -> None:
+def test_buttons_are_for_those_who_may_on_our_own_pages(model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
     client = staff("olga")
     text = text_of(client, "/admin/")
     assert 'name="do"' not in text and "Spent today" not in text and "Newest changes" not in text
-    push(client, "load model tiny", status=403)
-    push(client, "drain neuron beast", status=403)
-    assert not LoadJob.objects.exists()
-
-
-def test_strangers_and_members_are_led_to_the_log_in() -> None:
-    member = person("mia")
-    for path in (BOARD, DO, "/admin/dashboard/outdated"):
-        for client in (Client(), member):
-            response = client.post(path) if path == DO else client.get(path)
-            assert response.status_code == 302
-            assert response["Location"].startswith("/admin/login/")
-
-
-def test_a_form_of_elsewhere_does_nothing(model, beat, sent) -> None:
-    beat()
+    for command in ("load model tiny", "drain neuron beast"):
+        push(client, command, status=403)
+    assert Client().post(DO)["Location"].startswith("/admin/login/")
     client = Client(enforce_csrf_checks=True)
     client.force_login(User.objects.create_superuser("root"))
-    assert client.post(DO, {"do": "load model tiny"}).status_code == 403
+    push(client, "load model tiny", status=403)
     assert not LoadJob.objects.exists()
 
 
 def test_the_front_door_leads_on_by_who_asks() -> None:
-    member = person("mia")
-    assert Client().get("/")["Location"] == "/login/"
+    User.objects.create_user("mia", password="a long password")
+    member = Client()
+    login = {"username": "mia", "password": "a long password"}
+    assert member.post("/login/", login)["Location"] == "/"
     assert member.get("/")["Location"] == "/playground/"
     assert staff("olga").get("/")["Location"] == "/admin/"
-    assert Client().get("/favicon.ico")["Location"].startswith("/static/helexa/favicon.svg")
-
-
-def test_a_member_logs_in_and_out() -> None:
-    User.objects.create_user("mia", password="a long password")
-    client = Client()
-    response = client.post("/login/", {"username": "mia", "password": "a long password"})
-    assert response["Location"] == "/"
-    assert client.get("/usage/").status_code == 200
-    assert client.post("/logout/")["Location"] == "/login/"
-    assert client.get("/usage/")["Location"] == "/login/?next=/usage/"
+    assert Client().get("/")["Location"] == member.post("/logout/")["Location"] == "/login/"
+    assert member.get("/usage/")["Location"] == "/login/?next=/usage/"
 
 
 def test_what_is_outdated_is_reloaded_where_it_is_shown(admin_client, model, beat, build, sent):
@@ -268,44 +209,12 @@ def test_a_replicas_page_shows_its_report_and_errors(admin_client, model, beat, 
     where = reverse("admin:fleet_replica_change", args=[replica.pk])
     text = text_of(admin_client, where)
     assert "1.0 GiB for 1,024 tokens (64 blocks of 16)" in text
-    assert "temperature 0.6, top_k 20" in text
-    assert "None in the last 24 hours" in text
-    request_id = a_failed_request("beast")
+    assert "temperature 0.6, top_k 20" in text and "None in the last 24 hours" in text
+    request_id = recorded(neuron="beast", **FAILED)
     text = text_of(admin_client, where)
     assert "engine_crashed: Its engine stopped." in text
-    assert f'href="/requests/{request_id.hex}"' in text
+    assert f'href="/requests/{request_id}"' in text
     assert 'href="/requests/?model=tiny&amp;neuron=beast"' in text
-
-
-def test_an_engines_log_is_asked_of_its_neuron(
-    admin_client, beat, build, redis_db, monkeypatch
-) -> None:
-    beat(replicas=[build.replica()])
-    (replica,) = Replica.objects.all()
-    logs = EngineLogs(redis_db, neuron="beast")
-    logs.writer("tiny")(b"CUDA <out> of memory\n")
-
-    class Answering:
-        """Stands where Celery is."""
-
-        def send_task(self, _name: str, args: list[Any], **_options: Any) -> None:
-            logs.send(*args)
-
-    monkeypatch.setattr(neuron_client, "app", Answering())
-    where = "/admin/dashboard/log/beast/tiny"
-    assert where in text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
-    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where)
-    beat()  # a reload: the replica's row goes, and another comes
-    assert not Replica.objects.exists()
-    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where)
-    beat(replicas=[build.replica(model="org/tiny")])
-    (replica,) = Replica.objects.all()
-    by_path = text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
-    assert "/admin/dashboard/log/beast/org/tiny" in by_path
-    logs = EngineLogs(redis_db, neuron="beast")
-    assert "No engine for tiny has run" in text_of(admin_client, where)
-    assert "no neuron" in text_of(admin_client, "/admin/dashboard/log/nobody/tiny").lower()
-    assert Client().get(where).status_code == 302
 
 
 def test_what_neurons_report_is_text_on_the_board(admin_client, beat, build) -> None:

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from fleet import services
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron
 from inference.protocol.load_report import StageReport
 from metering.actor import COMMAND
-from metering.models import AuditEntry, UsageHour
-from tests.fleet.dashboard.test_dashboard import a_failed_request
-from tests.metering.callers import staff, text_of
+from metering.models import AuditEntry
+from tests.fleet.dashboard.test_dashboard import BOARD, DO, FAILED
+from tests.metering.callers import recorded, staff, text_of, used
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DO = "/admin/dashboard/do"
 PART = "/admin/dashboard/model-home?name=tiny"
 
 
@@ -36,43 +34,30 @@ def push(client: Client, command: str, target: str, home: str) -> Any:
 
 
 def test_a_models_page_is_its_home(admin_client, model, loaded) -> None:
-    now = timezone.now()
     for account, requests in (("research", 7), ("ops", 2_500)):
-        UsageHour.objects.create(
-            hour=now.replace(minute=0, second=0, microsecond=0),
-            account=account,
-            key="hx-1",
-            model="tiny",
-            requests=requests,
-            prompt_tokens=1_000,
-            completion_tokens=234,
-            cost_micro_usd=requests,
-        )
-    failed = a_failed_request("attic")
+        used(account, requests=requests, completion_tokens=234, cost_micro_usd=requests)
+    failed = recorded(neuron="attic", **FAILED)
     text = text_of(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
     for verb in ("sleep", "unload", "pin"):
         assert f'value="{verb} model tiny"' in text
+    board = text_of(admin_client, BOARD)
+    assert 'value="unload model tiny"' in board and 'value="sleep replica ' in board
     assert 'href="/playground/?model=tiny"' in text
     assert 'href="/admin/dashboard/neuron?name=beast">beast</a>' in text
     assert 'hx-get="/admin/dashboard/log/beast/tiny"' in text
-    assert f'href="/requests/{failed.hex}"' in text and "Its engine stopped." in text
-    assert "Please correct" not in text
+    assert f'href="/requests/{failed}"' in text and "Its engine stopped." in text
+    common, _, folded = text.partition("Advanced: ")
+    assert "Please correct" not in text and 'name="quantization"' in common
+    assert 'name="temperature"' in folded and 'name="temperature"' not in common
     users = text[text.index("Who uses it") :]
     assert users.index(">ops</a>") < users.index(">research</a>")
     assert "2,500" in users and "234" in users and "$0.0025" in users
     assert "A million tokens cost: <strong>none</strong>" in users
     assert 'href="/requests/?model=tiny&amp;account=ops"' in users
-
-
-def test_common_settings_are_open_and_the_others_folded(admin_client, model) -> None:
-    text = text_of(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
-    first, _, rest = text.partition("Advanced: ")
-    for name in ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens"):
-        assert f'name="{name}"' in first
-    assert 'name="temperature"' in rest and 'name="temperature"' not in first
-    assert text.count("<details><summary>") == 8
-    empty = text_of(admin_client, reverse("admin:fleet_cataloguemodel_add"))
-    assert "Advanced: Prices" in empty and "Who uses it" not in empty
+    looker = staff("olga", "view_cataloguemodel")
+    text = text_of(looker, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    assert 'name="do"' not in text and "Who uses it" not in text and "beast" in text
+    assert push(looker, "pin model tiny", "model-home", "tiny").status_code == 403
 
 
 def test_a_model_names_what_it_waits_for(admin_client, model, beat, build) -> None:
@@ -149,9 +134,11 @@ def test_a_model_is_pinned_and_unpinned(admin_client, model, loaded) -> None:
     assert CatalogueModel.objects.get().pinned
     entry = AuditEntry.objects.filter(action="model.update").latest("id")
     assert (entry.object_id, "pinned" in entry.detail) == ("tiny", True)
-    text = text_of(admin_client, PART)
-    assert 'value="unpin model tiny"' in text
-    assert 'value="unload model' not in text and 'value="sleep model' not in text
+    assert 'value="unpin model tiny"' in text_of(admin_client, PART)
+    assert "kept loaded" in text_of(admin_client, BOARD)
+    for path in (PART, BOARD):
+        text = text_of(admin_client, path)
+        assert 'value="unload ' not in text and 'value="sleep ' not in text
     push(admin_client, "unpin model tiny", "model-home", "tiny")
     assert not CatalogueModel.objects.get().pinned
 
@@ -161,24 +148,17 @@ def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
     Download.objects.create(
         neuron=neuron, source="hf:org/large", status="running", bytes_done=1, bytes_total=4
     )
-    failed, elsewhere = a_failed_request("beast"), a_failed_request("attic")
+    failed, elsewhere = (recorded(neuron=name, **FAILED) for name in ("beast", "attic"))
     text = text_of(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
     assert 'id="neuron-home"' in text and "cuda:0" in text and "3 running" in text
     assert 'href="/admin/dashboard/model?name=tiny">tiny</a>' in text
     log = text[text.index("Engine's log of tiny") :]
     assert 'hx-get="/admin/dashboard/log/beast/tiny"' in log
-    assert f'href="/requests/{failed.hex}"' in text and "Its engine stopped." in text
+    assert f'href="/requests/{failed}"' in text and "Its engine stopped." in text
     assert 'href="/requests/?neuron=beast">All of its requests</a>' in text
-    assert elsewhere.hex not in text
+    assert elsewhere not in text
     part = text_of(admin_client, "/admin/dashboard/neuron-home?name=beast")
     assert "hf:org/large" in part and 'aria-valuenow="25"' in part
     response = push(admin_client, "drain neuron beast", "neuron-home", "beast")
     assert "is being drained" in response.text and 'id="neuron-home"' in response.text
     assert admin_client.get("/admin/dashboard/neuron-home?name=x").status_code == 404
-
-
-def test_who_may_only_look_is_offered_nothing(model, loaded) -> None:
-    client = staff("olga", "view_cataloguemodel")
-    text = text_of(client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
-    assert 'name="do"' not in text and "Who uses it" not in text and "beast" in text
-    assert push(client, "pin model tiny", "model-home", "tiny").status_code == 403

@@ -1,91 +1,67 @@
-"""A program, run by ``test_databases``: many threads start the same load on ``DATABASE_URL``.
+"""Many threads start the same load on ``DATABASE_URL``, which is migrated from zero first.
 
-Migrates from zero first. Prints one JSON object: the job ids that the threads got, how many jobs
-there are, how many load tasks were sent, and the job ids of threads that placed another model on
-two neurons at once.
+Prints one JSON object: the job ids that the threads got, how many jobs there are, how many load
+tasks were sent, and the job ids of threads that placed another model on two neurons at once, as
+gateways do that decide on snapshots which differ.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from types import SimpleNamespace
+from typing import Any
 
 import django
-from django.core.management import call_command
+
+django.setup()
+
+from django.core.management import call_command  # noqa: E402
+from django.db import connection  # noqa: E402
+from django.utils import timezone  # noqa: E402
+
+from fleet import neuron_client, services  # noqa: E402
+from fleet.models import LoadJob, Neuron  # noqa: E402
+from fleet.placement import Load  # noqa: E402
+from metering.actor import COMMAND, GATEWAY  # noqa: E402
 
 NUM_THREADS = 8
-TIMEOUT_S = 120.0
+NEURONS = ("beast", "twin")
+barrier = Barrier(NUM_THREADS)
 
 
-class CountedTasks:
-    """Stands where the Celery app is."""
+def at_once(start: Callable[[int], Any]) -> list[str]:
+    def run(number: int) -> str:
+        connection.ensure_connection()
+        barrier.wait(timeout=120.0)
+        try:
+            return str(start(number).pk)
+        finally:
+            connection.close()
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def send_task(self, name: str, **options: object) -> None:
-        self.names.append(name)
-
-
-def start_once(barrier: Barrier) -> str:
-    from django.db import connection
-
-    from fleet import services
-    from metering.actor import COMMAND
-
-    connection.ensure_connection()
-    barrier.wait(timeout=TIMEOUT_S)
-    try:
-        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    finally:
-        connection.close()
-    return str(job.pk)
-
-
-def start_placed(barrier: Barrier, neuron: str) -> str:
-    """Gateways that decide on snapshots which differ."""
-    from django.db import connection
-
-    from fleet import services
-    from fleet.placement import Load
-    from metering.actor import GATEWAY
-
-    connection.ensure_connection()
-    barrier.wait(timeout=TIMEOUT_S)
-    try:
-        load = Load(neuron=neuron, model="small")
-        return str(services.placed_load_start(actor=GATEWAY, load=load).pk)
-    finally:
-        connection.close()
-
-
-def main() -> None:
-    django.setup()
-    call_command("migrate", verbosity=0)
-
-    from django.utils import timezone
-
-    from fleet import neuron_client, services
-    from fleet.models import LoadJob, Neuron
-    from metering.actor import COMMAND
-
-    tasks = CountedTasks()
-    neuron_client.app = tasks
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-    now = timezone.now()
-    services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
-    for name in ("beast", "twin"):
-        Neuron.objects.create(name=name, status_since=now, started_at=now, last_seen_at=now)
-    barrier = Barrier(NUM_THREADS)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        ids = list(pool.map(start_once, [barrier] * NUM_THREADS))
-        num_jobs, num_sent = LoadJob.objects.count(), len(tasks.names)
-        neurons = ["beast", "twin"] * (NUM_THREADS // 2)
-        placed = list(pool.map(start_placed, [barrier] * NUM_THREADS, neurons))
-    json.dump({"ids": ids, "jobs": num_jobs, "sent": num_sent, "placed": placed}, sys.stdout)
+        return list(pool.map(run, range(NUM_THREADS)))
 
 
-if __name__ == "__main__":
-    main()
+call_command("migrate", verbosity=0)
+sent: list[str] = []
+neuron_client.app = SimpleNamespace(send_task=lambda name, **_options: sent.append(name))
+for model in ("tiny", "small"):
+    services.catalogue_model_create(actor=COMMAND, name=model, source=f"pypi:{model}")
+moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), timezone.now())
+for neuron in NEURONS:
+    Neuron.objects.create(name=neuron, **moments)
+found: dict[str, Any] = {
+    "ids": at_once(
+        lambda _: services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    )
+}
+found |= {"jobs": LoadJob.objects.count(), "sent": len(sent)}
+found["placed"] = at_once(
+    lambda number: services.placed_load_start(
+        actor=GATEWAY, load=Load(neuron=NEURONS[number % 2], model="small")
+    )
+)
+print(json.dumps(found))

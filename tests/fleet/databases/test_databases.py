@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -17,7 +19,10 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
+from tests.cases import each_case
+from tests.fleet.databases.schema_changes import Column, Table, broken_by
 from tests.own_python import run_python
 
 FIRST = ("fleet", "0001_squashed_0041_stage_links")
@@ -39,7 +44,6 @@ DATABASE_TESTS = [
         "metering/bench/test_command.py",
         "metering/bench/test_importing.py",
         "metering/bench/test_jobs.py",
-        "metering/bench/test_migrations.py",
         "metering/bench/test_results.py",
         "metering/api/test_api.py",
         "metering/commands/test_commands.py",
@@ -50,17 +54,8 @@ DATABASE_TESTS = [
 ]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("sqlite", marks=pytest.mark.slow),
-        pytest.param("postgres", marks=pytest.mark.postgres),
-    ]
-)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'helexa.sqlite3'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+def result_of(script: str, database_url: str, data_dir: Path) -> Any:
+    return json.loads(run_python(database_url, data_dir, str(TESTS_DIR / script)))
 
 
 @pytest.mark.slow
@@ -69,8 +64,7 @@ def test_racing_starts_make_one_job(
 ) -> None:
     if database_url.startswith("sqlite"):
         shutil.copy(migrated_sqlite, tmp_path)
-    script = str(Path(__file__).with_name("racing_load_jobs.py"))
-    result = json.loads(run_python(database_url, tmp_path, script))
+    result = result_of("fleet/databases/racing_load_jobs.py", database_url, tmp_path)
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
     assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
@@ -78,23 +72,22 @@ def test_racing_starts_make_one_job(
 
 @pytest.mark.slow
 def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path: Path) -> None:
-    script = str(Path(__file__).with_name("racing_migrations.py"))
-    result = json.loads(run_python(database_url, tmp_path, script))
-    assert result["codes"] == [0, 0, 0], result["outputs"]
+    migrate = ("manage.py", "migrate", "--verbosity", "0")
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(run_python, database_url, tmp_path, *migrate) for _ in range(3)]:
+            each.result()
 
 
 @pytest.mark.slow
 @pytest.mark.postgres
 def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
-    script = str(Path(__file__).with_name("frozen_control.py"))
-    result = json.loads(run_python(postgres_url, tmp_path, script))
-    assert result["is_led_by_the_new"]
-    assert len(result["failures"]) == 1
-    assert result["num_written"] == 0
+    found = result_of("fleet/databases/frozen_control.py", postgres_url, tmp_path)
+    is_led_by_the_new, num_failures, num_written = found
+    assert (is_led_by_the_new, num_failures, num_written) == (True, 1, 0)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("app", ["fleet", "batches", "bench", "playground"])
+@each_case("app", ["fleet", "batches", "bench", "playground"])
 def test_a_version_that_is_older_than_the_database_reports_it(app: str) -> None:
     recorder = MigrationRecorder(connection)
     recorder.record_applied(app, "9999_from_the_future")
@@ -130,8 +123,7 @@ def test_a_database_of_before_the_first_migrations_is_refused() -> None:
 @pytest.mark.slow
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
     """No more are looked at than one by one; fewer, where several count before one is checked."""
-    script = str(TESTS_DIR / "helexa_site/logins/login_burst.py")
-    result = json.loads(run_python(database_url, tmp_path, script))
+    result = result_of("helexa_site/logins/login_burst.py", database_url, tmp_path)
     assert result["num_sent"] > 5 >= result["num_looked_at"]
     assert set(result["statuses"]) == {429}
 
@@ -150,8 +142,7 @@ def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path
 @pytest.mark.postgres
 def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
     """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
-    script = str(TESTS_DIR / "inference/gateway/database_connections.py")
-    result = json.loads(run_python(postgres_url, tmp_path, script))
+    result = result_of("inference/gateway/database_connections.py", postgres_url, tmp_path)
     assert 1 <= len(result["used"]) <= NUM_THREADS
     assert result["num_ended"] >= len(result["used"])
     assert 1 <= len(result["again"]) <= NUM_THREADS
@@ -171,3 +162,56 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
     for app in ("bench", "metering", "fleet"):
         call_command("migrate", app, "zero", verbosity=0)
     call_command("migrate", verbosity=0)
+
+
+RELEASES: dict[str, dict[str, str]] = json.loads(
+    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
+)
+TEXT = Column("TextField", may_be_null=False, has_default=False)
+OLDER = {"fleet_neuron": Table({"name": TEXT}, {"one_name": ["name"]})}
+
+
+def with_columns(**columns: Column) -> dict[str, Table]:
+    return {"fleet_neuron": Table(columns, {"one_name": ["name"]})}
+
+
+NULLABLE, DEFAULTED = Column("TextField", True, False), Column("TextField", False, True)
+
+
+@each_case(
+    ("newer", "broken"),
+    [
+        ({**OLDER, "new": OLDER["fleet_neuron"]}, ""),
+        (with_columns(name=TEXT, note=NULLABLE), ""),
+        (with_columns(name=TEXT, note=DEFAULTED), ""),
+        (with_columns(name=TEXT, note=TEXT), "fleet_neuron.note is new"),
+        ({}, "fleet_neuron is gone"),
+        (with_columns(), "fleet_neuron.name is gone"),
+        (with_columns(name=Column("IntegerField", False, False)), "was TextField and is Integer"),
+    ],
+)
+def test_what_expands_a_schema_breaks_nobody(newer: dict[str, Table], broken: str) -> None:
+    found = list(broken_by(OLDER, newer))
+    assert len(found) == bool(broken) and broken in "".join(found)
+
+
+def test_what_asks_for_more_breaks_old_code() -> None:
+    older = {"fleet_neuron": Table({"name": NULLABLE}, {})}
+    assert list(broken_by(older, OLDER)) == [
+        "fleet_neuron.name may not be null any more",
+        "fleet_neuron has a new constraint: one_name",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(900)
+@pytest.mark.parametrize("version", sorted(RELEASES))
+def test_todays_schema_breaks_no_code_of_a_release(
+    version: str, database_url: str, tmp_path: Path
+) -> None:
+    """A rolling upgrade migrates first and restarts gateways one after the other: migrations
+    expand and never contract."""
+    script = str(Path(__file__).with_name("two_schemas.py"))
+    found = json.loads(run_python(database_url, tmp_path, script, json.dumps(RELEASES[version])))
+    assert found["tables"] > 20
+    assert found["broken"] == []

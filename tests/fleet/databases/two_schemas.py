@@ -1,5 +1,5 @@
 """Migrates a database to a release's schema and then to today's. Prints what would break old code.
-Run by ``test_earlier_release``, with ``DATABASE_URL`` set and the release's migrations as JSON."""
+Run by ``test_databases``, with ``DATABASE_URL`` set and the release's migrations as JSON."""
 
 from __future__ import annotations
 

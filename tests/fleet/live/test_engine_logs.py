@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import CommandError
+from django.test import Client
+from django.urls import reverse
 
 from fleet import neuron_client, services
 from fleet.live import engine_logs
+from fleet.models import Replica
 from inference.neuron.replicas.engine_process import EngineLogs
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api
+from tests.metering.callers import text_of
 from tests.metering.commands.command_output import output, printed_json
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,6 +26,7 @@ class Neuron:
     """Stands where Celery's ``send_task`` is."""
 
     def __init__(self, client: redis.Redis) -> None:
+        self.client = client
         self.logs = EngineLogs(client, neuron="beast")
         self.is_silent = False
 
@@ -71,3 +76,25 @@ def test_the_command(neuron: Neuron) -> None:
         output("logs", "beast", "org/tiny", "--lines", "0")
     with pytest.raises(CommandError, match="No engine for nobody has run on beast"):
         output("logs", "beast", "nobody")
+
+
+def test_the_page(neuron: Neuron, beat, build, admin_client: Client) -> None:
+    where = "/admin/dashboard/log/beast/{}".format
+
+    def linked(model: str) -> str:
+        beat(replicas=[build.replica(model=model)])
+        (replica,) = Replica.objects.all()
+        return text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
+
+    neuron.logs.writer("tiny")(b"CUDA <out> of memory\n")
+    assert where("tiny") in linked("tiny")
+    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where("tiny"))
+    beat()  # a reload: the replica's row goes, and another comes
+    assert not Replica.objects.exists()
+    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where("tiny"))
+    assert where("org/tiny") in linked("org/tiny")
+    neuron.logs = EngineLogs(neuron.client, neuron="beast")
+    assert "No engine for tiny has run" in text_of(admin_client, where("tiny"))
+    nobody = text_of(admin_client, "/admin/dashboard/log/nobody/tiny")
+    assert "no neuron" in nobody.lower()
+    assert Client().get(where("tiny")).status_code == 302

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,48 +64,59 @@ def cards(build: Any, *gib: int) -> list[Any]:
     ]
 
 
-def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
-    run_command: RunCommand, beat: Any, build: Any, large: str
+@pytest.fixture
+def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
+    def plan(model: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(run_command("models", "plan", model, "--json"))
+        return found
+
+    return plan
+
+
+def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
+    run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
 ) -> None:
     add("large", large)
+    beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
+    text = run_command("models", "plan", "large")
+    assert "No plan: its 40 layers need" in text
+    assert "cuda:0 of beast has 8.6 GB free" in text
+    assert "were nothing loaded" not in text.partition("No plan")[0]
     beat(devices=[*cards(build, 16, 12), build.device(free_memory_bytes=15 * GIB)])
     text = run_command("models", "plan", "large")
     assert "large: 40 layers, 16.7 GiB of weights on its devices" in text
     assert "beast cuda:0" in text and "beast cuda:1" in text
-    found = json.loads(run_command("models", "plan", "large", "--json"))
-    devices = [stage["device"] for stage in found["plan"]["stages"]]
-    assert devices == ["cuda:0", "cuda:1"]
-    assert found["plan"]["stages"][-1]["last_layer"] == 40
-    assert found["plan"]["tokens_per_s_of_16"] > found["plan"]["tokens_per_s"] > 10
+    found = plan("large")["plan"]
+    assert [stage["device"] for stage in found["stages"]] == ["cuda:0", "cuda:1"]
+    assert found["stages"][-1]["last_layer"] == 40
+    assert found["tokens_per_s_of_16"] > found["tokens_per_s"] > 10
     assert not LoadJob.objects.exists()
 
 
 def test_a_processor_of_few_cores_is_predicted_to_be_slower(
-    run_command: RunCommand, beat: Any, build: Any, large: str
+    plan: Any, beat: Any, build: Any, large: str
 ) -> None:
     add("large", large, device="cpu")
     predicted = []
     for num_cores in (1, 2, 8, 64):
         host = msgspec.structs.replace(build.heartbeat().host, num_cores=num_cores)
         beat(host=host, devices=[build.device(free_memory_bytes=100 * GIB)])
-        plan = json.loads(run_command("models", "plan", "large", "--json"))["plan"]
-        predicted.append(plan["tokens_per_s"])
+        predicted.append(plan("large")["plan"]["tokens_per_s"])
     one, two, eight, many = predicted
     assert eight == many
     assert 1.8 < two / one < 2.1 and 1.5 < eight / two < 2.1, "four cores fill the channels"
 
 
 def test_settings_bound_what_is_planned(
-    run_command: RunCommand, beat: Any, build: Any, large: str
+    run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
 ) -> None:
     beat(devices=[*cards(build, 48), build.device(free_memory_bytes=15 * GIB)])
     add("packed", large, quantization="q4", device="cpu")
-    found = json.loads(run_command("models", "plan", "packed", "--json"))
-    (stage,) = found["plan"]["stages"]
+    (stage,) = plan("packed")["plan"]["stages"]
     assert stage["device"] == "cpu"
     services.neuron_expect(actor=COMMAND, neuron_name="attic")
     add("elsewhere", large, pinned_on=("attic",))
-    found = json.loads(run_command("models", "plan", "elsewhere", "--json"))
+    found = plan("elsewhere")
     assert (found["plan"], found["alternatives"]) == (None, [])
     assert "no device takes loads" in found["refusal"]
     add("ranks", large, tensor_parallel=2)
@@ -112,11 +124,9 @@ def test_settings_bound_what_is_planned(
         run_command("models", "plan", "ranks")
 
 
-def test_a_plan_is_one_that_a_load_would_take(
-    run_command: RunCommand, beat: Any, build: Any, large: str
-) -> None:
+def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, large: str) -> None:
     def planned(model: str) -> tuple[list[str] | None, list[str]]:
-        found = json.loads(run_command("models", "plan", model, "--json"))
+        found = plan(model)
         words = [one["words"] for one in found["alternatives"]]
         if found["plan"] is None:
             return None, words
@@ -143,17 +153,6 @@ def test_a_plan_is_one_that_a_load_would_take(
     beat("cave", devices=[full])
     assert planned("wide") == planned("large") == planned("whole")
     assert planned("large") == (None, ["were nothing loaded"])
-
-
-def test_what_is_missing_is_named(
-    run_command: RunCommand, beat: Any, build: Any, large: str
-) -> None:
-    add("large", large)
-    beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
-    text = run_command("models", "plan", "large")
-    assert "No plan: its 40 layers need" in text
-    assert "cuda:0 of beast has 8.6 GB free" in text
-    assert "were nothing loaded" not in text.partition("No plan")[0]
 
 
 @pytest.mark.usefixtures("hub")
@@ -186,79 +185,67 @@ def test_a_model_of_the_hub_need_not_be_downloaded(
         run_command("models", "plan", "wheel")
 
 
-def host(name: str, status: str = "online", **gib: float) -> NeuronLine:
-    """``cuda=24``: one card of 24 GiB; ``cpu=64``: its processors' memory."""
-    devices = [
+def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -> NeuronLine:
+    """With a device of each of these sizes in GiB."""
+    devices = tuple(
         DeviceLine(
-            id=f"{kind}:0",
+            id=f"{kind}:{index}",
             name=f"the {kind}",
             total_memory_bytes=int(size * GIB),
             free_memory_bytes=0,
         )
-        for kind, size in gib.items()
-    ]
+        for index, size in enumerate(sizes)
+    )
     return NeuronLine(
-        name=name, status=status, version="", problems=(), devices=tuple(devices), replicas=()
+        name=name, status=status, version="", problems=(), devices=devices, replicas=()
     )
 
 
-def two_cards(name: str, *gib: float) -> NeuronLine:
-    devices = [
-        replace(host(name, cuda=size).devices[0], id=f"cuda:{index}")
-        for index, size in enumerate(gib)
-    ]
-    return replace(host(name), devices=tuple(devices))
+PROCESSOR = host("b", 16, kind="cpu")
+CARD = host("a", 24)
+CARD = replace(CARD, devices=(*CARD.devices, *host("a", 64, kind="cpu").devices))
+LARGE_NEED, TWO = {"vram_mb": 40 * 1024}, {"min_devices": 2, "tensor_parallel": 2}
 
 
-CARD = host("a", cuda=24, cpu=64)
-PROCESSOR = host("b", cpu=16)
-TABLE: dict[str, tuple[dict[str, Any], list[NeuronLine], str]] = {
-    "room on a card": ({"vram_mb": 20 * 1024}, [CARD], ""),
-    "too large for cards, not for processors": ({"vram_mb": 40 * 1024}, [CARD], ""),
-    "a need that nobody knows": ({}, [PROCESSOR], ""),
-    "no fleet yet": ({"vram_mb": 2**30}, [], ""),
-    "its host is away and belongs to the fleet": (
-        {"vram_mb": 40 * 1024},
-        [PROCESSOR, host("c", "away", cpu=64)],
-        "",
-    ),
-    "too large": (
-        {"vram_mb": 40 * 1024},
-        [PROCESSOR],
-        "it needs a card or a processor of 40.0 GiB or more, and the largest is the cpu of b with "
-        "16.0 GiB",
-    ),
-    "a refused host does not count": (
-        {"vram_mb": 8 * 1024},
-        [host("c", "refused", cpu=64)],
-        "it needs a card or a processor of 8.0 GiB or more, and no host has one",
-    ),
-    "no card of that size": (
-        {"min_device_vram_mb": 12 * 1024},
-        [PROCESSOR, host("c", cuda=8)],
-        "it needs a card of 12.0 GiB or more, and the largest is the cuda of c with 8.0 GiB",
-    ),
-    "too few cards": (
-        {"min_devices": 2, "tensor_parallel": 2},
-        [CARD],
-        "it needs 2 cards of one host, and no host has so many: a has 1",
-    ),
-    "two cards, of which one is too small": (
-        {"min_devices": 2, "tensor_parallel": 2, "min_device_vram_mb": 16 * 1024},
-        [CARD, two_cards("c", 24, 8)],
-        "it needs 2 cards of one host of 16.0 GiB or more, and the smaller of the largest 2 of one "
-        "host is the cuda of c with 8.0 GiB",
-    ),
-    "not where it may run": (
-        {"vram_mb": 20 * 1024, "pinned_on": ("b",)},
-        [CARD, PROCESSOR],
-        "it needs a card or a processor of 20.0 GiB or more on b, by its pinned_on, and the "
-        "largest is the cpu of b with 16.0 GiB",
-    ),
-}
-
-
-@each_case(("settings", "hosts", "why"), TABLE.values(), ids=TABLE.keys())
+@each_case(
+    ("settings", "hosts", "why"),
+    [
+        ({"vram_mb": 20 * 1024}, [CARD], ""),
+        (LARGE_NEED, [CARD], ""),  # its processors have the room
+        ({}, [PROCESSOR], ""),
+        ({"vram_mb": 2**30}, [], ""),  # no fleet yet
+        (LARGE_NEED, [PROCESSOR, host("c", 64, status="away", kind="cpu")], ""),
+        (
+            LARGE_NEED,
+            [PROCESSOR],
+            "it needs a card or a processor of 40.0 GiB or more, and the largest is the cpu of b "
+            "with 16.0 GiB",
+        ),
+        (
+            {"vram_mb": 8 * 1024},
+            [host("c", 64, status="refused", kind="cpu")],
+            "it needs a card or a processor of 8.0 GiB or more, and no host has one",
+        ),
+        (
+            {"min_device_vram_mb": 12 * 1024},
+            [PROCESSOR, host("c", 8)],
+            "it needs a card of 12.0 GiB or more, and the largest is the cuda of c with 8.0 GiB",
+        ),
+        (TWO, [CARD], "it needs 2 cards of one host, and no host has so many: a has 1"),
+        (
+            TWO | {"min_device_vram_mb": 16 * 1024},
+            [CARD, host("c", 24, 8)],
+            "it needs 2 cards of one host of 16.0 GiB or more, and the smaller of the largest 2 of "
+            "one host is the cuda of c with 8.0 GiB",
+        ),
+        (
+            {"vram_mb": 20 * 1024, "pinned_on": ("b",)},
+            [CARD, PROCESSOR],
+            "it needs a card or a processor of 20.0 GiB or more on b, by its pinned_on, and the "
+            "largest is the cpu of b with 16.0 GiB",
+        ),
+    ],
+)
 def test_why_no_host_can_run_it(
     settings: dict[str, Any], hosts: list[NeuronLine], why: str
 ) -> None:
@@ -268,7 +255,7 @@ def test_why_no_host_can_run_it(
 
 def test_the_hosts_that_take_no_load_now() -> None:
     entry = CatalogueEntry(name="tiny", source="pypi:tiny", vram_mb=20 * 1024)
-    draining, away = host("a", "draining", cuda=24), host("d", "away", cuda=24)
+    draining, away = host("a", 24, status="draining"), host("d", 24, status="away")
     assert why_not_now(entry, [draining, away, PROCESSOR]) == "a is draining, d is away"
-    assert why_not_now(entry, [draining, host("e", cuda=24)]) == ""
+    assert why_not_now(entry, [draining, host("e", 24)]) == ""
     assert why_not_now(entry, [PROCESSOR]) == ""

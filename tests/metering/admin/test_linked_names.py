@@ -5,9 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.html import escape
 
@@ -26,8 +24,6 @@ pytestmark = pytest.mark.django_db
 MODEL = 'href="/admin/dashboard/model?name=tiny"'
 NEURON = 'href="/admin/dashboard/neuron?name=beast"'
 ACCOUNT = 'href="/admin/metering/account/research/change/"'
-NUM_ROWS = 30
-JOBS = "/admin/fleet/loadjob/"
 REQUEST = uuid.UUID("5eed" * 8)
 
 
@@ -66,6 +62,13 @@ def rows(key: ApiKey) -> None:
     recorded(key=key.prefix, request_id=REQUEST, neuron="beast")
 
 
+def home(client: Client, address: str) -> str:
+    """Returns the page that an address of a name leads to."""
+    response = client.get(address, follow=True)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
 @pytest.mark.usefixtures("rows")
 @each_case(
     ("path", "links"),
@@ -77,13 +80,14 @@ def rows(key: ApiKey) -> None:
         ("/admin/fleet/cataloguemodel/", (NEURON,)),
         ("/admin/metering/apikey/", (ACCOUNT, MODEL)),
         ("/admin/metering/budget/", ("KEY",)),
-        ("/admin/metering/ledgerentry/", (ACCOUNT, "KEY", MODEL, "REQUEST")),
-        ("/admin/metering/usagehour/", (ACCOUNT, "KEY", MODEL)),
-        ("/requests/", (ACCOUNT, "KEY", MODEL, NEURON, "REQUEST")),
+        ("/admin/metering/ledgerentry/", (ACCOUNT, "KEY", "NAME", MODEL, "REQUEST")),
+        ("/admin/metering/usagehour/", (ACCOUNT, "KEY", "NAME", MODEL)),
+        ("/requests/", (ACCOUNT, "KEY", "NAME", MODEL, NEURON, "REQUEST")),
         (f"/requests/{REQUEST.hex}", (ACCOUNT, "KEY", MODEL, NEURON)),
         ("/usage/?by=model", (MODEL,)),
         ("/usage/?by=account", (ACCOUNT,)),
-        ("/usage/accounts", (ACCOUNT, "KEY", MODEL)),
+        ("/usage/?by=key", ("NAME",)),
+        ("/usage/accounts", (ACCOUNT, "KEY", "NAME", MODEL)),
         ("/usage/audit?action=account.create", (ACCOUNT,)),
     ],
 )
@@ -92,24 +96,11 @@ def test_names_lead_to_pages(
 ) -> None:
     own = {
         "KEY": f'href="/admin/metering/apikey/{key.prefix}/change/"',
+        "NAME": f"{key.prefix} (ci)",
         "REQUEST": f'href="/requests/{REQUEST.hex}"',
     }
     text = text_of(operator, path)
     assert [link for link in links if own.get(link, link) not in text] == []
-
-
-@pytest.mark.usefixtures("rows")
-@each_case(
-    "path",
-    [
-        *("/admin/metering/ledgerentry/", "/admin/metering/usagehour/"),
-        *("/usage/?by=key", "/usage/accounts", "/requests/"),
-    ],
-)
-def test_names_of_keys_stand_beside_their_prefixes(
-    operator: Client, key: ApiKey, path: str
-) -> None:
-    assert f"{key.prefix} (ci)" in text_of(operator, path)
 
 
 @pytest.mark.usefixtures("rows")
@@ -138,33 +129,6 @@ def test_members_are_led_to_no_page_of_the_admin(account: Account) -> None:
 )
 def test_objects_of_the_audit(action: str, object_id: str, url: str) -> None:
     assert audited_url(action, object_id) == url
-
-
-@pytest.mark.usefixtures("rows")
-def test_load_jobs_of_many_rows_make_no_more_queries(operator: Client) -> None:
-    grow(first=0, number=2)
-    few = num_queries(operator)
-    grow(first=2, number=NUM_ROWS)
-    assert num_queries(operator) == few
-
-
-def num_queries(client: Client) -> int:
-    text_of(client, JOBS)
-    with CaptureQueriesContext(connection) as queries:
-        text_of(client, JOBS)
-    return len(queries)
-
-
-def grow(*, first: int, number: int) -> None:
-    now = timezone.now()
-    neurons = Neuron.objects.bulk_create(
-        Neuron(name=f"n{i}", status="online", status_since=now, started_at=now, last_seen_at=now)
-        for i in range(first, first + number)
-    )
-    LoadJob.objects.bulk_create(
-        LoadJob(model_name=f"m{i}", neuron=neuron, status="succeeded", finished_at=now)
-        for i, neuron in enumerate(neurons)
-    )
 
 
 @pytest.mark.usefixtures("rows")
@@ -199,10 +163,3 @@ def test_a_request_leads_to_its_upstream_and_back(operator: Client) -> None:
     assert f'href="/requests/{request_id}"' in text_of(operator, back)
     services_of_fleet.upstream_delete(actor=COMMAND, upstream=made)
     assert operator.get(address)["Location"] == "/admin/fleet/upstream/?q=cloud"
-
-
-def home(client: Client, address: str) -> str:
-    """Returns the page that an address of a name leads to."""
-    response = client.get(address, follow=True)
-    assert response.status_code == 200
-    return response.content.decode()

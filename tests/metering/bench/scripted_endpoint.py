@@ -50,11 +50,8 @@ class Script:
 def running_endpoint(script: Script) -> Iterator[str]:
     """Its URL."""
 
-    class Handler(_Handler):
-        pass
-
-    Handler.script = script
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    handler = type("Handler", (_Handler,), {"script": script})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -71,38 +68,24 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_args: Any) -> None:
         pass
 
-    def _is_refused(self) -> bool:
-        """Whether its key is wrong, which it has been answered then."""
-        key = self.script.key
-        is_refused = bool(key) and self.headers["authorization"] != f"Bearer {key}"
-        if is_refused:
-            self._json(401, {"error": {"message": "no such key"}})
-        return is_refused
-
     def do_GET(self) -> None:
-        if self._is_refused():
-            return
         found = self._answer(self.path.removeprefix("/api/neurons/beast"))
-        self._json(
-            404 if found is None else 200, {"error": "nothing here"} if found is None else found
-        )
+        self._reply(404 if found is None else 200, found or {"error": "nothing here"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.script.asked.append((self.path, body))
         path = self.path.removeprefix("/api/neurons/beast")
-        if self._is_refused():
-            return
         if self.script.status != 200:
-            self._json(self.script.status, {"error": {"message": "not today"}})
+            self._reply(self.script.status, {"error": {"message": "not today"}})
         elif path == "/v1/chat/completions":
-            self._stream(list(self._chunks()))
+            self._reply(200, self._chunks())
         elif path == "/v1/messages":
-            self._stream(list(self._events()))
+            self._reply(200, self._events())
         elif path in ("/models/load", "/models/unload"):
-            self._json(200, {"status": "done"})
+            self._reply(200, {"status": "done"})
         else:
-            self._json(404, {"error": "nothing here"})
+            self._reply(404, {"error": "nothing here"})
 
     def _answer(self, path: str) -> Any:
         url = f"http://localhost:{self.server.server_address[1]}"  # type: ignore[attr-defined]
@@ -160,18 +143,19 @@ class _Handler(BaseHTTPRequestHandler):
             yield {"type": "content_block_delta", "delta": {"type": "text_delta", "text": piece}}
         yield {"type": "message_delta", "usage": {"output_tokens": COMPLETION_TOKENS}}
 
-    def _stream(self, events: list[Any]) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
-        for event in events:
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
-
-    def _json(self, status: int, value: Any) -> None:
-        content = json.dumps(value).encode()
+    def _reply(self, status: int, value: Any) -> None:
+        """An iterator is streamed."""
+        key = self.script.key
+        if key and self.headers["authorization"] != f"Bearer {key}":
+            status, value = 401, {"error": {"message": "no such key"}}
+        if not isinstance(value, Iterator):
+            kind, content = "application/json", json.dumps(value)
+        else:
+            kind = "text/event-stream"
+            events = "".join(f"data: {json.dumps(event)}\n\n" for event in value)
+            content = f"{events}: a comment\n\ndata: [DONE]\n\n"
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content.encode())

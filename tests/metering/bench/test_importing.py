@@ -1,21 +1,24 @@
-"""Imports: the original's configuration, and results."""
+"""Imports: the original's configuration, and results. Rows of earlier releases."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management.base import CommandError
 
 from metering.bench import store
 from metering.bench.errors import BenchError
 from metering.bench.importing import read_bench_toml
-from metering.bench.models import BenchRun, BenchTarget
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import run_row
+from metering.bench.store import plan_find, row_check
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench import results
@@ -125,19 +128,17 @@ def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
         read_bench_toml(text)
 
 
-SCRIPTS_BENCH: dict[str, Any] = {
+READINGS = {
+    "decode, 8 at once": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
+    "prefill, 512 tokens": {"helexa_http": [900.0]},
+    "TTFT, 4096 tokens, cold": {"helexa_http": [4.0]},
+    "TTFT, 4096 tokens, prefix-warm": {"helexa_http": [0.1]},
+    "memory, resident": {"helexa_http": [500.0]},
+}
+SCRIPTS_BENCH = {
     "machine": "a machine",
     "subjects": {"helexa_http": "helexa", "llama_cpp": "llama.cpp 0.3"},
-    "measurements": {
-        "decode, 8 at once": {
-            "unit": "tok/s",
-            "readings": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
-        },
-        "prefill, 512 tokens": {"unit": "tok/s", "readings": {"helexa_http": [900.0]}},
-        "TTFT, 4096 tokens, cold": {"unit": "s", "readings": {"helexa_http": [4.0]}},
-        "TTFT, 4096 tokens, prefix-warm": {"unit": "s", "readings": {"helexa_http": [0.1]}},
-        "memory, resident": {"unit": "MiB", "readings": {"helexa_http": [500.0]}},
-    },
+    "measurements": {name: {"unit": "", "readings": found} for name, found in READINGS.items()},
 }
 
 
@@ -163,19 +164,28 @@ def test_results_of_scripts_bench_are_imported_once(bench: Bench, tmp_path: Path
         bench("import", str(file))
 
 
-def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
-    point = {
-        "target_name": "baseline",
-        "model_id": "smol",
-        "scenario_id": "chat:128:warm",
-        "git_sha": "8f6f1d3",
-        "build_timestamp": "2026-06-01T00:00:00Z",
-        "decode_tps": 21,
-        "gpus": ["a card"],
-    }
+def test_points_and_what_the_api_exports_are_imported_as_they_were(
+    bench: Bench, tmp_path: Path
+) -> None:
     file = tmp_path / "points.json"
-    file.write_text(json.dumps([point]))
-    bench("import", str(file))
+
+    def imported(*points: Any) -> list[dict[str, Any]]:
+        BenchRun.objects.all().delete()
+        file.write_text(json.dumps(points))
+        bench("import", str(file))
+        return exported()
+
+    def exported() -> list[dict[str, Any]]:
+        rows = [run_row(run) for run in BenchRun.objects.order_by("id")]
+        return [{k: v for k, v in row.items() if k not in {"id", "origin"}} for row in rows]
+
+    results.run(devices=[{"index": 0}], settings={"machine": "m"}, concurrency=8, decode_tps=21.5)
+    results.run(ok=False, error="timeout", hostname="", gpus=[])
+    before = exported()
+    assert imported(*before) == before
+    names = {"target_name": "baseline", "model_id": "smol", "scenario_id": "chat:128:warm"}
+    point = names | {"git_sha": "8f6f1d3", "decode_tps": 21, "gpus": ["a card"]}
+    imported(point | {"build_timestamp": "2026-06-01T00:00:00Z"})
     run = BenchRun.objects.get()
     assert (run.build, run.decode_tps, run.gpus) == ("8f6f1d3", 21.0, ["a card"])
     assert run.build_timestamp == datetime(2026, 6, 1, tzinfo=UTC)
@@ -183,22 +193,35 @@ def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
         *({"speed": 3}, {"ttft_s": "x"}, {"ok": 1}, {"max_tokens": 2.5}, {"max_tokens": -1}),
         *({"gpus": "a card"}, {"detail": []}, {"hostname": 3}, {"ts": "soon"}, {"timing": "x"}),
     )
-    for wrong in (*([{**point, **each}] for each in columns), [{"model_id": "m"}], [3], {}):
-        file.write_text(json.dumps(wrong))
+    for wrong in (*(point | each for each in columns), {"model_id": "m"}, 3):
         with pytest.raises(CommandError):
-            bench("import", str(file))
+            imported(wrong)
+    file.write_text("{}")
+    with pytest.raises(CommandError):
+        bench("import", str(file))
 
 
-def test_what_the_api_exports_is_imported_as_it_was(bench: Bench, tmp_path: Path) -> None:
-    results.run(devices=[{"index": 0}], settings={"machine": "m"}, concurrency=8, decode_tps=21.5)
-    results.run(ok=False, error="timeout", hostname="", gpus=[])
-    rows = [run_row(run) for run in BenchRun.objects.order_by("id")]
-    BenchRun.objects.all().delete()
-    file = tmp_path / "runs.json"
-    file.write_text(json.dumps(rows))
-    bench("import", str(file))
-    back = [run_row(run) for run in BenchRun.objects.order_by("id")]
-    own = {"id", "origin"}
-    assert [{k: v for k, v in row.items() if k not in own} for row in back] == [
-        {k: v for k, v in row.items() if k not in own} for row in rows
-    ]
+@pytest.mark.django_db
+def test_scenarios_that_are_gone_leave_the_plan_and_the_targets() -> None:
+    named = ["chat:9", "context:512", "swap", "tools", "structured", "capability:pier", "embedding"]
+    SweepPlan.objects.create(pk=1, scenarios=named, probes=[{"name": "pier"}], max_tokens=7)
+    for name, scenarios in (("a", [*named, "load"]), ("b", ["tools"]), ("c", []), ("d", ["load"])):
+        BenchTarget.objects.create(
+            name=name, kind="openai", endpoint="http://x", scenarios=scenarios
+        )
+    module = import_module("metering.bench.migrations.0003_four_scenarios")
+    module.keep_measured_scenarios(apps, None)
+    plan = plan_find()
+    row_check(plan)
+    assert plan.scenarios == ["chat:9", "chat:512:warm"]
+    assert plan.max_tokens == 7
+    targets = list(BenchTarget.objects.all())
+    for target in targets:
+        row_check(target)
+    found = {target.name: (target.scenarios, target.enabled) for target in targets}
+    assert found == {
+        "a": (["chat:9", "chat:512:warm", "load"], True),
+        "b": ([], False),
+        "c": ([], True),
+        "d": (["load"], True),
+    }

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db.models.signals import post_save
 from django.test import Client
 from django.utils import timezone
@@ -20,6 +19,7 @@ from metering.bench.store import row_check
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench.scripted_endpoint import MODEL, Script
+from tests.metering.callers import person, staff
 
 pytestmark = pytest.mark.usefixtures("target")
 
@@ -45,13 +45,15 @@ def run_claimed() -> BenchJob:
 
 
 def test_a_sweep_is_started_run_and_shown(operator: Client, script: Script) -> None:
+    moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), timezone.now())
+    for name, status in (("beast", "online"), ("gone", "away")):
+        Neuron.objects.create(name=name, status=status, **moments)
+    assert jobs.target_names() == ["beast", "peer"]
     assert 'id="bench-start"' in operator.get("/bench/jobs/").text
     start(operator, target="peer", model=MODEL, samples="3", scenarios="chat:128 chat:128:warm")
     entry = AuditEntry.objects.get(action="bench_job.request")
-    assert entry.actor == "user:carol" and entry.detail["scenarios"] == [
-        "chat:128",
-        "chat:128:warm",
-    ]
+    assert entry.actor == "user:carol"
+    assert entry.detail["scenarios"] == ["chat:128", "chat:128:warm"]
     text = operator.get("/bench/jobs/").text
     assert "pending" in text.lower() and 'id="bench-start"' not in text and "hx-get" in text
     job = run_claimed()
@@ -67,21 +69,27 @@ def test_a_sweep_is_started_run_and_shown(operator: Client, script: Script) -> N
     assert (again.status, again.num_cells_done, again.num_ok) == ("done", 1, 0)
 
 
-def test_a_targets_key_is_read_from_its_variable(
+def test_a_failure_has_its_reason_and_a_key_is_read_from_its_variable(
     operator: Client, script: Script, target: BenchTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def ran(status: str, num_ok: int) -> BenchJob:
+        start(operator, samples="1")
+        job = run_claimed()
+        assert (job.status, job.num_ok) == (status, num_ok)
+        return job
+
     script.key, target.api_key_env = "sesame", "PEER_API_KEY"
     target.save()
     monkeypatch.delenv("PEER_API_KEY", raising=False)
-    start(operator, samples="1")
-    job = run_claimed()
-    assert (job.status, job.num_ok) == ("failed", 0)
+    ran("failed", 0)
     assert "PEER_API_KEY, which is to hold its key, is not set" in operator.get("/bench/jobs/").text
     monkeypatch.setenv("PEER_API_KEY", "sesame")
-    start(operator, samples="1")
-    job = run_claimed()
-    assert (job.status, job.num_ok, job.num_failed) == ("done", 1, 0)
-    assert script.asked
+    assert ran("done", 1).num_failed == 0 and script.asked
+    script.status, script.build = 500, "b2"
+    job = ran("failed", 0)
+    assert job.num_failed > 0 and any("not today" in line for line in job.lines)
+    BenchTarget.objects.all().delete()
+    assert "nothing to measure" in ran("failed", 0).error
 
 
 @each_case("name", ["DATABASE_URL", "HELEXA_SECRET_KEY", "PEER KEY"])
@@ -129,75 +137,52 @@ def test_what_cannot_be_is_refused(operator: Client, words: dict[str, str], reas
     assert not BenchJob.objects.exists()
 
 
-def test_who_may_not_add_jobs_sees_none_of_it(target: BenchTarget, settings: Any) -> None:
+def test_who_may_not_add_jobs_sees_none_of_it(target: BenchTarget) -> None:
+    """What members and strangers get has its rows in ``tests/metering/api/test_access.py``."""
     job = BenchJob.objects.create(requested_by="user:carol")
-    paths = ("/bench/jobs/", f"/bench/jobs/{job.pk}")
     posts = ("/bench/jobs/start", f"/bench/jobs/{job.pk}/cancel")
-    for user in (
-        User.objects.create_user("mia"),
-        User.objects.create_user("sam", is_staff=True),
-    ):
-        client = Client()
-        client.force_login(user)
-        assert [client.get(path).status_code for path in paths] == [403, 403]
-        assert [client.post(path).status_code for path in posts] == [403, 403]
-        if user.is_staff:
-            assert "Measure" not in client.get("/bench/").text
-            user.user_permissions.add(Permission.objects.get(codename="add_benchjob"))
-            assert client.get("/bench/jobs/").status_code == 200
-            assert "Measure" in client.get("/bench/").text
-    stranger = Client()
-    assert {stranger.post(path).status_code for path in posts} == {302}
-    assert [client.get(path).status_code for path in posts] == [405, 405]
+    looker = staff()
+    for path in ("/bench/jobs/", f"/bench/jobs/{job.pk}"):
+        assert looker.get(path).status_code == 403
+    assert "Measure" not in looker.get("/bench/").text
+    adder = staff("sam", "add_benchjob")
+    assert adder.get("/bench/jobs/").status_code == 200
+    assert "Measure" in adder.get("/bench/").text
+    for client, status in ((person("mia"), 403), (looker, 403), (Client(), 302)):
+        assert {client.post(path).status_code for path in posts} == {status}
 
 
 def cancel(client: Client, pk: int, status: int = 302) -> None:
     assert client.post(f"/bench/jobs/{pk}/cancel").status_code == status
 
 
-def test_a_waiting_one_is_cancelled_at_once(operator: Client) -> None:
+def test_a_sweep_is_cancelled_at_once_or_after_its_sample(operator: Client) -> None:
     start(operator)
     job = BenchJob.objects.get()
-    cancel(operator, job.pk)
+    for _ in range(2):
+        cancel(operator, job.pk)
     job.refresh_from_db()
     assert (job.status, job.is_open) == ("cancelled", False)
     assert jobs.bench_job_claim() is None
-    cancel(operator, job.pk)
     assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
     cancel(operator, 999, 404)
-
-
-def test_a_running_one_ends_after_its_sample(operator: Client) -> None:
     start(operator, samples="1000")
-    job = jobs.bench_job_claim()
-    assert job is not None
+    running = jobs.bench_job_claim()
+    assert running is not None
 
     def cancel_after_three(**_words: Any) -> None:
         if BenchRun.objects.count() == 3:
-            cancel(operator, job.pk)
-            assert "ends after the sample" in operator.get(f"/bench/jobs/{job.pk}").text
+            cancel(operator, running.pk)
+            assert "ends after the sample" in operator.get(f"/bench/jobs/{running.pk}").text
 
     post_save.connect(cancel_after_three, sender=BenchRun)
     try:
-        jobs.bench_job_run(job)
+        jobs.bench_job_run(running)
     finally:
         post_save.disconnect(cancel_after_three, sender=BenchRun)
-    job.refresh_from_db()
-    assert (job.status, job.is_open, job.num_ok) == ("cancelled", False, 3)
+    running.refresh_from_db()
+    assert (running.status, running.is_open, running.num_ok) == ("cancelled", False, 3)
     assert BenchRun.objects.filter(ok=True).count() == 3
-
-
-def test_a_failure_has_its_reason(operator: Client, script: Script) -> None:
-    script.status = 500
-    start(operator)
-    job = run_claimed()
-    assert (job.status, job.num_ok) == ("failed", 0) and job.num_failed > 0
-    assert any("not today" in line for line in job.lines)
-    script.status = 200
-    BenchTarget.objects.all().delete()
-    start(operator)
-    job = run_claimed()
-    assert job.status == "failed" and "nothing to measure" in job.error
 
 
 def test_the_control_claims_what_waits_and_reports_while_it_runs(
@@ -228,10 +213,3 @@ def test_the_control_claims_what_waits_and_reports_while_it_runs(
     assert ran == [job.pk]
     job.refresh_from_db()
     assert job.status == "failed", "its thread is gone"
-
-
-def test_neurons_that_are_online_are_targets(operator: Client) -> None:
-    moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), timezone.now())
-    Neuron.objects.create(name="beast", status="online", **moments)
-    Neuron.objects.create(name="gone", status="away", **moments)
-    assert jobs.target_names() == ["beast", "peer"]

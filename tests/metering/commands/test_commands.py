@@ -213,10 +213,22 @@ class TestKeys:
         assert (made["account"], made["name"]) == ("research", "ci")
         assert made["scopes"] == ["inference", "fleet:read"]
         assert (made["requests_per_minute"], made["tokens_per_minute"]) == (5, 100)
-        assert [
-            (budget["unit"], budget["cap"], budget["window"], budget["window_s"])
-            for budget in made["budgets"]
-        ] == [("tokens", 1000, "seconds", 3600), ("micro_usd", 100_000, "seconds", 3600)]
+        caps = [(one["unit"], one["cap"], one["window_s"]) for one in made["budgets"]]
+        assert caps == [("tokens", 1000, 3600), ("micro_usd", 100_000, 3600)]
+        later_s = int(timezone.now().timestamp()) + 3600
+        spent = {"reserved": 25_000, "window_ends_unix_s": later_s}
+        Budget.objects.filter(unit="micro_usd").update(spent=50_000, **spent)
+        Budget.objects.create(account=account, unit="tokens", cap=1000, spent=900)
+        for listing in (output("keys", "list"), output("accounts", "show", "research")):
+            listed = " ".join(listing.split())
+            assert "$0.025 of $0.10 per 3,600 s" in listed
+            assert "5 requests and 100 tokens a minute" in listed
+        assert "100 of 1,000 tokens" in " ".join(output("accounts", "list").split())
+        (row,) = printed_json("keys", "list")
+        (usd,) = (one for one in row["budgets"] if one["unit"] == "micro_usd")
+        assert (usd["spent"], usd["reserved"], usd["left"]) == (50_000, 25_000, 25_000)
+        shown = printed_json("accounts", "show", "research")
+        assert [one["left"] for one in shown["key_budgets"]] == [1000, 25_000]
         expires_at = datetime.fromisoformat(made["expires_at"])
         assert timedelta(days=29) < expires_at - timezone.now() <= timedelta(days=30)
         budget = printed_json("budgets", "list", "--on-key", made["prefix"])
@@ -246,25 +258,6 @@ class TestKeys:
         assert "would key.revoke" in output("keys", "revoke", prefix, "--dry-run")
         output("keys", "revoke", prefix)
         assert "was revoked" in refused(*change, "--name", "x", code=4)
-
-    def test_caps_and_what_remains_of_them_are_listed(self, account: Account) -> None:
-        words = ("--cap-usd=2", "--window=day", "--rpm=60", "--tpm=10000", "--max-concurrent=4")
-        made = printed_json("keys", "create", "research", *words)
-        later_s = int(timezone.now().timestamp()) + 3600
-        Budget.objects.update(spent=500_000, reserved=250_000, window_ends_unix_s=later_s)
-        Budget.objects.create(account=account, unit="tokens", cap=1000, spent=900)
-        limits = "60 requests and 10,000 tokens a minute, 4 at once"
-        for listing in (output("keys", "list"), output("accounts", "show", "research")):
-            words_of_it = " ".join(listing.split())
-            assert "$1.25 of $2.00 per day" in words_of_it
-            assert limits in words_of_it
-        assert "100 of 1,000 tokens" in " ".join(output("accounts", "list").split())
-        (key,) = printed_json("keys", "list")
-        (budget,) = key["budgets"]
-        amounts = (budget["spent"], budget["reserved"], budget["left"])
-        assert (key["prefix"], amounts) == (made["prefix"], (500_000, 250_000, 1_250_000))
-        shown = printed_json("accounts", "show", "research")
-        assert [one["left"] for one in shown["key_budgets"]] == [1_250_000]
 
     @each_case(
         ("words", "message"),

@@ -129,30 +129,23 @@ def test_an_operator_may_ask_from_any_their_own_first(account: Account) -> None:
     assert refusal(asked(client, "ours")) == (403, "account_not_allowed")
 
 
-def test_who_is_not_or_no_longer_logged_in_is_refused(account: Account) -> None:
+def test_pages_of_elsewhere_and_who_is_logged_out_ask_nothing(account: Account) -> None:
     client = person("ann", account, role="member")
     assert asked(client, "ours").principal is not None
     token = client.cookies["csrftoken"].value
-    assert refusal(asked(client, "ours", cookie=f"csrftoken={token}")) == (401, "invalid_api_key")
-    User.objects.filter(username="ann").update(is_active=False)
-    assert refusal(asked(client, "ours", **{"x-csrftoken": token})) == (401, "invalid_api_key")
-
-
-def test_pages_of_elsewhere_ask_nothing(account: Account) -> None:
-    client = person("ann", account, role="member")
-    for headers in (
-        {"x-csrftoken": ""},
-        {"x-csrftoken": "a" * 32},
-        {"origin": "https://elsewhere.example"},
-        {"host": "elsewhere.example"},
+    for headers, refused in (
+        ({"x-csrftoken": ""}, (403, "origin_not_allowed")),
+        ({"x-csrftoken": "a" * 32}, (403, "origin_not_allowed")),
+        ({"origin": "https://elsewhere.example"}, (403, "origin_not_allowed")),
+        ({"host": "elsewhere.example"}, (403, "origin_not_allowed")),
+        ({"cookie": f"csrftoken={token}"}, (401, "invalid_api_key")),
     ):
         for method in ("POST", "GET"):
             login = asked(client, "ours", method=method, **headers)
-            assert refusal(login) == (403, "origin_not_allowed"), (headers, method)
-
-
-def test_asked_by_itself_the_view_answers_without_a_word(account: Account, client: Client) -> None:
-    answer = client.post("/playground/identify?account=ours")
-    assert (answer.status_code, answer["Location"].startswith("/login/")) == (302, True)
-    answer = person("ann", account).post("/playground/identify?account=ours")
+            assert refusal(login) == refused, (headers, method)
+    identify = "/playground/identify?account=ours"
+    answer = client.post(identify)
     assert (answer.status_code, answer.content) == (204, b"")
+    assert Client().post(identify)["Location"].startswith("/login/")
+    User.objects.filter(username="ann").update(is_active=False)
+    assert refusal(asked(client, "ours", **{"x-csrftoken": token})) == (401, "invalid_api_key")
