@@ -8,7 +8,6 @@ import uuid
 from functools import cache
 from pathlib import Path
 
-import gguf
 import httpx
 
 from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
@@ -28,17 +27,6 @@ def add_model(helexa: Serve, file: Path) -> str:
     name = f"again-{uuid.uuid4().hex[:8]}"
     create_model(helexa, name=name, source=f"path:{file}", kv_memory_bytes=KV_BYTES)
     return name
-
-
-def with_template(file: Path, copy: Path, template: str) -> Path:
-    """The same weights with another chat template, which takes the old one's bytes."""
-    old = gguf.GGUFReader(file).fields["tokenizer.chat_template"].contents().encode()
-    padding = len(old) - len(template.encode()) - len("{##}")
-    new = b"{#%b#}%b" % (b" " * padding, template.encode())
-    data = file.read_bytes()
-    assert data.count(old) == 1
-    copy.write_bytes(data.replace(old, new))
-    return copy
 
 
 def create_model(helexa: Serve, *, name: str, **fields: object) -> None:

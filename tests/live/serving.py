@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -329,64 +327,9 @@ class Stream:
         raise AssertionError("the stream ended")
 
 
-class Abandoned:
-    """A request in a thread of its own, whose client goes away when ``leave`` is called."""
-
-    def __init__(
-        self,
-        helexa: Serve,
-        *,
-        path: str = "/v1/chat/completions",
-        body: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> None:
-        """``fields`` are a chat completion's; ``body`` is whole, for the other dialects."""
-        address = httpx.URL(helexa.url)
-        self._connection = http.client.HTTPConnection(
-            address.host, address.port, timeout=WAIT_TIMEOUT_S
-        )
-        self._connection.connect()
-        self._path = path
-        self._body = chat_body(**fields) if body is None else body
-        self.status: int | None = None
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
-
-    def _ask(self) -> None:
-        body, headers = json.dumps(self._body), {"Content-Type": "application/json"}
-        try:
-            self._connection.request("POST", self._path, body, headers)
-            with self._connection.getresponse() as response:
-                response.read()
-                self.status = response.status
-        except (http.client.HTTPException, OSError):
-            self.status = None
-
-    def leave(self) -> None:
-        """Close the socket under the request that waits on it."""
-        self._connection.sock.shutdown(socket.SHUT_RDWR)
-        self.wait()
-
-    def wait(self) -> None:
-        self._thread.join(WAIT_TIMEOUT_S)
-
-
 def chat_body(**fields: Any) -> dict[str, Any]:
     question = [{"role": "user", "content": QUESTION}]
     return {"model": MODEL, "messages": question, "temperature": 0} | fields
-
-
-def is_idle(helexa: Serve) -> bool:
-    """The default model holds nothing for anybody."""
-    replica = helexa.replica()
-    return replica is not None and (
-        (replica["in_flight"], replica["queue_depth"], replica["kv_blocks_used"]) == (0, 0, 0)
-    )
-
-
-def is_busy(helexa: Serve) -> bool:
-    replica = helexa.replica()
-    return replica is not None and replica["kv_blocks_used"] > 0
 
 
 def is_named(process: psutil.Process, name: str) -> bool:
