@@ -59,13 +59,6 @@ FAMILIES = {
         bos="<|endoftext|>",
         eos="<|im_end|>",
     ),
-    "qwen-coder": Family(
-        template="qwen_coder.jinja",
-        special=CHATML,
-        visible=CALLS,
-        bos="<|endoftext|>",
-        eos="<|im_end|>",
-    ),
     "llama3": Family(
         template="llama3.jinja",
         special=(

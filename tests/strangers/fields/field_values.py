@@ -175,7 +175,8 @@ ELSEWHERE: dict[str, frozenset[str]] = {
     "/api/chat": frozenset({"model", "messages", "options", "stream", "think", "tools"}),
     "/api/generate": frozenset({"model", "prompt", "options", "stream", "think", "images"}),
 }
-"""Fields that every request here has, or that the official clients try (tests/live)."""
+"""Fields that every request here has, or that the official clients try, in
+``tests/live`` and ``tests/inference/gateway``."""
 FIELDS: dict[str, dict[str, Field]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
