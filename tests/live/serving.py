@@ -278,10 +278,12 @@ class Serve:
         return text_of(self.chat(**fields))
 
     @contextlib.contextmanager
-    def stream(self, **fields: Any) -> Iterator[Stream]:
+    def stream(self, headers: dict[str, str] | None = None, **fields: Any) -> Iterator[Stream]:
         body = chat_body(**fields) | {"stream": True}
         url = f"{self.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=WAIT_TIMEOUT_S) as response:
+        with httpx.stream(
+            "POST", url, json=body, headers=headers, timeout=WAIT_TIMEOUT_S
+        ) as response:
             yield Stream(response)
 
 
