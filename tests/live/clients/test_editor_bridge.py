@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,9 +12,6 @@ import pytest
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.live.serving import wait_until
-
-NARROW_TOKENS = 32768
 
 
 @pytest.fixture(params=["openai-chat", "openai-responses", "anthropic-messages"])
@@ -27,15 +23,6 @@ def table(request: pytest.FixtureRequest, scripted_server: ScriptedServe) -> dic
 @pytest.fixture
 async def bridge(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
     async with bridge_here(tmp_path, table) as made:
-        yield made
-
-
-@pytest.fixture
-async def narrow_bridge(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
-    """Configured with a small context."""
-    (endpoint,) = table["endpoints"]
-    narrow = {"endpoints": [endpoint | {"context_window": NARROW_TOKENS}]}
-    async with bridge_here(tmp_path, narrow) as made:
         yield made
 
 
@@ -70,36 +57,3 @@ async def test_a_task(
     assert answer.usage.input_tokens > first.num_prompt_tokens
     (*_, context) = bridge.editor.updates_of("usage_update")
     assert context.size == 131072, "the server reports it once the model is loaded"
-
-
-async def test_cancelled_at_the_server_too(
-    bridge: Bridge, hermes: ScriptedModel, request: pytest.FixtureRequest
-) -> None:
-    mark = f"cancel-{request.node.name}"
-    hermes.answers(mark, "on and on ", repeats=True, token_s=0.05)
-    await bridge.open()
-    asking = asyncio.create_task(bridge.ask(mark))
-    async with asyncio.timeout(120):
-        while not bridge.editor.texts():
-            await asyncio.sleep(0.02)
-    await bridge.cancel()
-    assert (await asking).stop_reason == "cancelled"
-    await asyncio.to_thread(
-        wait_until, lambda: hermes.moments_s("cancelled", mark), "the engine cancelled it"
-    )
-
-
-async def test_what_is_too_long_is_left_out(
-    narrow_bridge: Bridge, hermes: ScriptedModel, request: pytest.FixtureRequest
-) -> None:
-    """The server counts, in whatever dialect it is talked to."""
-    mark, text = f"long-{request.node.name}", "line of text\n" * 600
-    (narrow_bridge.project / "big.txt").write_text(text)
-    hermes.answers(mark, call("read_file", path="big.txt"))
-    hermes.answers(f"[{len(text)} characters of this result were left out]", "Enough.")
-    await narrow_bridge.open()
-    assert (await narrow_bridge.ask(mark)).stop_reason == "end_turn"
-    assert narrow_bridge.editor.texts() == "Enough."
-    received = hermes.received(mark)
-    assert all(one.num_prompt_tokens <= NARROW_TOKENS - 2048 - 512 for one in received)
-    assert received[-2].num_prompt_tokens > NARROW_TOKENS // 2, "not sooner than it had to"
