@@ -38,7 +38,7 @@ def call_of(tool: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments}}}\n</tool_call>'
 
 
-DISH_TOOLS = ("Dish", "PartialDish", "final_result", "json", "json_tool_call")
+DISH_TOOLS = ("Dish", "json", "json_tool_call")
 """What clients name a tool that stands for an object."""
 
 SCENES = {

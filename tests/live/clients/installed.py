@@ -28,11 +28,6 @@ PYTHON_PACKAGES = {
     # LiteLLM imports mcp where tools are given, and does not ask for it.
     "litellm": ("litellm", "mcp", "langchain-openai", "langchain-anthropic"),
     "langchain": ("langchain-openai", "langchain-anthropic"),
-    "llama_index": ("llama-index-llms-openai-like",),
-    # With a newer anthropic Pydantic AI fails before it has sent anything.
-    "pydantic_ai": ("pydantic-ai-slim[openai,anthropic]", "anthropic<1"),
-    "instructor": ("instructor", "anthropic"),
-    "openai_agents": ("openai-agents",),
     "llm": ("llm",),
     "openai": ("openai",),
     "anthropic": ("anthropic",),
