@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -35,16 +35,9 @@ def running_pages(directory: Path) -> Iterator[PagesServer]:
 
 
 class PagesServer:
-    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face;
-    ``settings`` are environment variables."""
+    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face."""
 
-    def __init__(
-        self,
-        directory: Path,
-        redis_url: str,
-        hub_url: str,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
         self._database = directory / "pages.sqlite3"
         self._log = directory / "gateway.log"
         self._environment = os.environ | {
@@ -58,7 +51,6 @@ class PagesServer:
             "HF_ENDPOINT": hub_url,
             "HF_HUB_OFFLINE": "0",
             "PYTHONPATH": str(REPOSITORY_DIR),
-            **(settings or {}),
         }
         self._seed()
         self._start()

@@ -19,15 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
 NUM_MODELS, NUM_HOSTS = 200, 50
 NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "
 MAX_HEIGHT_PX = 2500
-MAX_REFRESH_BYTES = 40_000
-REFRESH_BYTES = """
-    const asked = performance.getEntriesByType("resource");
-    return asked.filter((one) => one.name.includes("/admin/dashboard/board"))
-        .filter((one) => one.responseStatus === 200 && one.decodedBodySize)
-        .map((one) => [one.decodedBodySize, one.transferSize]);
-"""
-"""A script that returns the sizes of the board's answers. A button ends the refresh under way: that
-has no answer."""
 HEIGHT = "return document.documentElement.scrollHeight"
 TOP_OF = "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY"
 COUNT_REFRESHES = """
@@ -117,10 +108,6 @@ def test_a_large_fleet_is_one_page_long(browser: Browser, pages_server: PagesSer
         refreshed(browser)
         assert f"13 to 24 of {num_models}" in browser.text
         assert browser.run(HEIGHT) <= MAX_HEIGHT_PX
-        refreshes = browser.run(REFRESH_BYTES)
-        assert len(refreshes) >= 3
-        assert all(size <= MAX_REFRESH_BYTES for size, _ in refreshes)
-        assert all(sent < size / 2 for size, sent in refreshes), "they are compressed"
         assert browser.check() == []
 
 
