@@ -90,10 +90,6 @@ class PagesServer:
     def columns(self, table: str) -> list[str]:
         return [row[1] for row in self._read(f"PRAGMA table_info({table})")]
 
-    def count(self, table: str) -> int:
-        """Returns the number of rows: those of the seed, and those that tests have made."""
-        return int(self._read(f"SELECT count(*) FROM {table}")[0][0])
-
     def first_key(self, model: type[Model]) -> str:
         """Returns the key in the addresses of the row that the table has had longest: pages that
         were visited may have made others, with keys in no particular order."""

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -38,11 +37,6 @@ POLL_INTERVAL_S, LONG_POLL_INTERVAL_S = 0.02, 0.1
 """The intervals between two looks: at first, and where it takes a second and more, since asking
 costs the server as well."""
 LOG_TAIL_CHARACTERS = 3000
-JOB_COLUMNS = (
-    *("id", "kind", "model_name", "status", "stage", "progress_detail", "failure_message"),
-    *("created_at", "started_at", "reported_at", "finished_at"),
-)
-NUM_LOAD_JOBS = 20
 MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
 Events = list[dict[str, Any]]
@@ -155,22 +149,7 @@ class Serve:
             health = f"no answer: {error}"
         files = sorted((self.data_dir / "logs").glob("*.log"))
         logs = [f"--- {file.name}\n{file.read_text()[-LOG_TAIL_CHARACTERS:]}" for file in files]
-        jobs = "\n".join(self._load_jobs())
-        return "\n".join([self.output, f"--- /health\n{health}", f"--- load jobs\n{jobs}", *logs])
-
-    def _load_jobs(self) -> list[str]:
-        """The latest load jobs in the embedded database: a request may wait for one of them."""
-        path = self.data_dir / "helexa.sqlite3"
-        if not path.exists():
-            return [f"there is no {path}"]
-        query = f"SELECT {', '.join(JOB_COLUMNS)} FROM fleet_loadjob ORDER BY created_at"
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-                rows = database.execute(query).fetchall()
-        except sqlite3.Error as error:
-            return [f"they cannot be read: {error}"]
-        found = [dict(zip(JOB_COLUMNS, row, strict=True)) for row in rows[-NUM_LOAD_JOBS:]]
-        return [json.dumps(one) for one in found]
+        return "\n".join([self.output, f"--- /health\n{health}", *logs])
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this serve but itself, wherever in the tree: they inherit a mark."""

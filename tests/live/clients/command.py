@@ -71,9 +71,6 @@ def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tri
             yield from _try_programs("real", programs, clients, real)
             for sdk in (one for one in SDKS if only in one):
                 yield from try_readme(sdk, clients, real.url)
-    if any(one.server == "locked" for one in programs):
-        with Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right") as locked:
-            yield from _try_programs("locked", programs, clients, locked)
 
 
 def _try_programs(

@@ -47,8 +47,8 @@ class Program:
     file: str
     package: str
     environment: str = "npm"
-    server: Literal["scripted", "real", "locked"] = "scripted"
-    """Whose engine follows a script; which has real models; which wants a key."""
+    server: Literal["scripted", "real"] = "scripted"
+    """Whose engine follows a script; which has real models."""
 
     def version(self, clients: Clients) -> str:
         if self.environment == "npm":
@@ -70,8 +70,6 @@ PROGRAMS = (
     Program("langchain_client.py", "langchain-openai", "langchain"),
     Program("real_model.mjs", "ai", server="real"),
     Program("real_model_client.py", "litellm", "litellm", "real"),
-    Program("wrong_key.mjs", "ai", server="locked"),
-    Program("wrong_key_client.py", "litellm", "litellm", "locked"),
 )
 
 

@@ -1,6 +1,6 @@
-"""A model that moves between three neurons of unequal size under steady traffic. Which neuron it
-moves to, and what waits or ends meanwhile, is in ``tests/fleet/placement``; ``test_rolling_deploy``
-drains every neuron of a fleet."""
+"""A model that moves between three neurons of unequal size under steady traffic, and a neuron that
+is upgraded. Which neuron a model moves to, and what waits or ends meanwhile, is in
+``tests/fleet/placement``; what ``scripts/rolling-deploy`` does, in ``tests/fleet/commands``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
 
 
 def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path) -> None:
-    """To where it is pinned; and to a cramped neuron while the roomy one is drained."""
+    """To where it is pinned; and to a cramped neuron while the roomy one is drained and started
+    again."""
     with fleet_on_sqlite(tmp_path) as fleet:
         fleet.add_control()
         fleet.add_gateway()
@@ -36,6 +37,9 @@ def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path
             fleet.manage("neurons", "drain", "ash")
             fleet.wait(lambda: fleet.ready("birch") not in ([], ["ash"]), "a cramped one has it")
             fleet.wait(lambda: "ash" not in fleet.ready("birch"), "it has left")
+            fleet.programs["ash"].end()
+            fleet.programs["ash"].start()
+            fleet.wait(lambda: len(fleet.snapshot().neurons) == len(NEURONS), "it is upgraded")
             fleet.manage("neurons", "resume", "ash")
             fleet.wait(lambda: fleet.ready("birch") == ["ash"], "it is back")
         assert set(asked.counted()) == {"whole"}, asked.counted()
