@@ -20,7 +20,6 @@ from tests.fleet.hub.conftest import running_hub
 from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, wait_until
 from tests.servers.private_redis import running_redis
 
-NUM_PORTS_TRIED = 5
 BUSY_TIMEOUT_S = 30.0
 
 
@@ -126,36 +125,24 @@ class PagesServer:
         return done.stdout
 
     def _start(self) -> None:
-        """Another process may take a port that was free a moment ago: then on another one."""
-        for _ in range(NUM_PORTS_TRIED):
-            port = free_port()
-            self.url = f"http://127.0.0.1:{port}"
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "gateway"),
-                        *("--host", "127.0.0.1", "--port", str(port)),
-                    ],
-                    cwd=REPOSITORY_DIR,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            try:
-                wait_until(self._has_answered_or_ended, f"{self.url} answers", READY_TIMEOUT_S)
-            except BaseException:
-                self.stop()
-                raise
-            if not self._has_ended():
-                return
-        raise AssertionError(self._log.read_text())
-
-    def _has_answered_or_ended(self) -> bool:
-        return self._has_ended() or self._answers()
-
-    def _has_ended(self) -> bool:
-        return self._process.poll() is not None
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        manage = str(REPOSITORY_DIR / "manage.py")
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, manage, "gateway", "--host", "127.0.0.1", "--port", str(port)],
+                cwd=REPOSITORY_DIR,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            wait_until(self._answers, f"{self.url} answers", READY_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def _answers(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
         return httpx.get(f"{self.url}/login/", timeout=30.0).status_code == 200

@@ -11,7 +11,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -21,7 +20,8 @@ import pytest
 from helexa_site.bootstrap.arguments import shown_urls
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
-from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
+from tests.live.catalogue import create_model
+from tests.live.scripted.model import FAMILIES, make_model
 from tests.live.scripted.server import ENGINE
 from tests.live.serving import (
     QUESTION,
@@ -60,84 +60,40 @@ def refusal(serve: Serve, exit_code: int = 1) -> str:
     return complaints[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Lives:
-    """A serve that was killed, and the next on its data directory, which is still there."""
-
-    first: Serve
-    first_page: httpx.Response
-    """The admin's first page, after a login with the first start's password."""
-    num_children: int
-    num_left_behind: int
-    second: Serve
-    model: ScriptedModel
-    """Put into the catalogue of the first, and loaded when it was killed."""
-
-
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    run_dir = tmp_path_factory.mktemp("lives")
-    model = make_model("hermes", FAMILIES["hermes"], run_dir / "hermes")
+def test_the_next_start_after_a_kill_has_what_the_first_had(tmp_path: Path) -> None:
+    """Nothing of the first is left behind. A stop with an answer under way finishes its stream or
+    ends it in one error event."""
+    model = make_model("hermes", FAMILIES["hermes"], tmp_path / "hermes")
     model.answers(QUESTION, "Paris.")
     model.answers("never come to an end", "on and on", repeats=True)
-    engine = {"HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)])}
-    with Serve(run_dir / "var", "--no-model", **engine) as first:
-        assert first.wait_ready() == first.url
-        wait_until(lambda: "password" in first.output, "the login is shown")
-        page = log_in_and_add(first, model)
-        wait_until(lambda: first.chat(model=model.name).status_code == 200, "it is loaded")
+    environment = {
+        "HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)]),
+        "HELEXA_DRAIN_SECONDS": "3",
+        "HELEXA_NEURON_DRAIN_S": "3",
+    }
+    with Serve(tmp_path / "var", "--no-model", **environment) as first:
+        assert operators_password(first)
+        create_model(first, name=model.name, source=f"path:{model.folder}")
+        assert "Paris" in first.answer(model=model.name)
         children = first.processes()
+        assert len(children) >= 6
         first.process.kill()
         first.process.wait()
-        _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
-    drain = {"HELEXA_DRAIN_SECONDS": "3", "HELEXA_NEURON_DRAIN_S": "3"}
-    with Serve(run_dir / "var", "--no-model", port=first.port, **engine, **drain) as second:
-        yield Lives(first, page, len(children), len(alive), second, model)
-
-
-def log_in_and_add(serve: Serve, model: ScriptedModel) -> httpx.Response:
-    """The admin's first page."""
-    password = operators_password(serve)
-    with httpx.Client(base_url=serve.url, follow_redirects=True, timeout=60.0) as browser:
-        assert "csrfmiddlewaretoken" in browser.get("/admin/login/").text
-        fields = {
-            "username": "admin",
-            "password": password,
-            "csrfmiddlewaretoken": browser.cookies["csrftoken"],
-        }
-        page = browser.post("/admin/login/?next=/admin/", data=fields)
-        added = browser.post(
-            "/api/catalogue",
-            json={"name": model.name, "source": f"path:{model.folder}"},
-            headers={"X-CSRFToken": browser.cookies["csrftoken"]},
-        )
-        assert added.status_code == 201, added.text
-        return page
-
-
-def test_the_next_start_after_a_kill_has_what_the_first_had(lives: Lives) -> None:
-    """The first showed a login, and nothing of it was left behind."""
-    assert (lives.first_page.status_code, lives.first_page.url.path) == (200, "/admin/")
-    assert lives.num_children >= 6
-    assert lives.num_left_behind == 0
-    assert "Paris" in lives.second.answer(model=lives.model.name)
-    assert "password" not in lives.second.output
-    assert sum(line.startswith("ready: ") for line in lives.second.lines) == 1
-
-
-def test_stopping_with_answers_under_way(lives: Lives) -> None:
-    """A stream is finished or ends in one error event; it does not hold up the end."""
-    serve = lives.second
-    endless = [{"role": "user", "content": "never come to an end"}]
-    with serve.stream(model=lives.model.name, messages=endless, max_tokens=100_000) as stream:
-        stream.next_text()
-        started_s = time.monotonic()
-        serve.process.send_signal(signal.SIGINT)
-        events = list(stream)
-        assert events[-1] == "[DONE]" or '"error"' in events[-1]
-    assert serve.wait_ended() == 0
-    assert time.monotonic() - started_s <= STOP_TIMEOUT_S
-    assert serve.processes() == []
+        assert psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)[1] == []
+    with Serve(tmp_path / "var", "--no-model", port=first.port, **environment) as second:
+        assert "Paris" in second.answer(model=model.name)
+        assert "password" not in second.output
+        assert sum(line.startswith("ready: ") for line in second.lines) == 1
+        endless = [{"role": "user", "content": "never come to an end"}]
+        with second.stream(model=model.name, messages=endless, max_tokens=100_000) as stream:
+            stream.next_text()
+            started_s = time.monotonic()
+            second.process.send_signal(signal.SIGINT)
+            events = list(stream)
+            assert events[-1] == "[DONE]" or '"error"' in events[-1]
+        assert second.wait_ended() == 0
+        assert time.monotonic() - started_s <= STOP_TIMEOUT_S
+        assert second.processes() == []
 
 
 def test_secrets_are_private(shared_server: Serve) -> None:

@@ -109,16 +109,3 @@ def test_openai_parses_tools(openai_client: openai.OpenAI, hermes: ScriptedModel
         result["content"] = "slush in Oslo"
         reply = completions.parse(**fields | {"messages": [question, message, result]})
         assert reply.choices[0].message.content == "Boots."
-
-
-def test_openai_parses_tools_in_responses(
-    openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    hermes.answers("parse the item", OSLO_CALL)
-    tool = {"type": "function", **weather_tool()["function"]}
-    responses: Any = openai_client.responses
-    with responses.stream(model="hermes", input="parse the item", tools=[tool]) as stream:
-        events = list(stream)
-        (call,) = stream.get_final_response().output
-    assert call.parsed_arguments == OSLO
-    assert [e for e in events if e.type == "response.function_call_arguments.delta"]
