@@ -229,12 +229,6 @@ class Serve:
         )
         return found
 
-    def reported_replica(self, model: str = MODEL) -> dict[str, Any]:
-        """The replica, which is loaded. Waits while its neuron's heartbeat is late."""
-        found = wait_until(lambda: self.replica(model), f"{model} is reported")
-        assert found is not None
-        return found
-
     def is_healthy(self) -> bool:
         """Nothing at all is wrong."""
         return bool(self.health()["status"] == "ok")

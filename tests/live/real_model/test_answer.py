@@ -1,6 +1,6 @@
-"""Answers of the real model that ``test_one_serve`` does not ask for: continued over a socket,
-asked from a shell, and of a model that is loaded for the request. Each field is tried in
-``tests/strangers/fields``."""
+"""Answers of the real model that ``test_one_serve`` does not ask for: continued over a socket
+and asked from a shell. Each field is tried in ``tests/strangers/fields``, Gemma 3 in
+``tests/inference/loading/gguf/test_gemma.py``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import json
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
-from tests.live.catalogue import add_model, withdraw_model
 from tests.live.serving import (
     MODEL,
     QUESTION,
@@ -68,27 +65,3 @@ def test_the_curl_line_and_the_chat_command_of_a_newcomer_work(helexa: Serve) ->
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert re.search(r"\[\d tokens, [\d.]+ tok/s\]", done.stderr), done.stderr
-
-
-def test_a_second_published_model_takes_turns_with_the_first(
-    helexa: Serve, gemma_gguf: Path
-) -> None:
-    """Gemma 3 270M is a base model without a chat template, whose file has mixed types."""
-    name = add_model(helexa, gemma_gguf)
-
-    def completed(prompt: str, model: str = name) -> str:
-        body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
-        url = f"{helexa.url}/v1/completions"
-        response = httpx.post(url, json=body, timeout=WAIT_TIMEOUT_S)
-        assert response.is_success, response.text
-        text: str = response.json()["choices"][0]["text"]
-        return text
-
-    capital = "The capital of Italy is Rome. The capital of France is"
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(completed, [capital] * 8, [MODEL, name] * 4))
-    assert all("Paris" in answer for answer in answers), answers
-    # Longer than the window of most of its layers.
-    beyond = "The code word is heron. " + "Rain fell on the roof. " * 120 + "The code word is"
-    assert completed(beyond).startswith(" heron")
-    withdraw_model(helexa, name)
