@@ -1,25 +1,11 @@
-"""Real models behind the server: the default one, and one of embeddings."""
+"""A real model of embeddings behind the server."""
 
 import litellm
-from features import API_KEY, BASE_URL, URL, feature, holds, same
+from features import API_KEY, BASE_URL, feature, same
 from langchain_openai import OpenAIEmbeddings
 
-CHAT_MODEL, EMBEDDING_MODEL = "smollm2-135m-instruct", "all-minilm-l6-v2"
+EMBEDDING_MODEL = "all-minilm-l6-v2"
 TEXTS = ["A man is eating.", "Someone has a meal."]
-
-for provider, base_url in (("openai", BASE_URL), ("anthropic", URL)):
-
-    @feature(f"litellm {provider}: answer of the default model")
-    def _(provider=provider, base_url=base_url):
-        answer = litellm.completion(
-            model=f"{provider}/{CHAT_MODEL}",
-            api_base=base_url,
-            api_key=API_KEY,
-            max_tokens=50,
-            temperature=0,
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
-        )
-        holds("Paris" in answer.choices[0].message.content, answer)
 
 
 @feature("litellm: embeddings")
