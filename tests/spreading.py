@@ -20,10 +20,7 @@ REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 LIVE = "tests/live/"
 SERVERS = {
     "shared_server": {"shared_server", "helexa"},
-    "scripted_server": {
-        *("scripted_server", "hermes", "openai_client", "anthropic_client"),
-        *("ask", "respond", "converse"),
-    },
+    "scripted_server": {"scripted_server", "hermes", "openai_client", "anthropic_client"},
 }
 """Session fixture -> the fixtures that tests know it by. In the order of what takes longest."""
 

@@ -276,14 +276,3 @@ def test_a_control_imports_no_page_and_no_api() -> None:
         *("inference.wire", "inference.gateway", "numpy", "rich", "celery.bin"),
     )
     assert not {*unwanted} & {*printed.stdout.split()}
-
-
-def test_the_statement_check_sees_what_it_should(tmp_path: Path) -> None:
-    file = tmp_path / "sample.py"
-    file.write_text("def f():\n    import torch.nn\n    from fleet import models\n")
-    assert set(imported_names(file)) == {(2, "torch.nn"), (3, "fleet"), (3, "fleet.models")}
-
-
-def test_the_bare_import_check_can_fail() -> None:
-    outcome = bare_import(("helexa_site.bootstrap.commands",), ("argparse",))
-    assert "import of argparse halted" in outcome.stderr

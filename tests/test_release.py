@@ -104,7 +104,9 @@ def commit(clone: Path, path: str, old: str, new: str) -> None:
     git(clone, "commit", "--quiet", "-am", f"{path}: changed")
 
 
-def test_one_commit_and_one_tag_with_the_version_everywhere(clone: Path) -> None:
+def test_a_release_is_one_commit_and_one_tag(clone: Path) -> None:
+    """The version is everywhere, the changelog keeps an empty heading, and the last release alone
+    is listed with its migrations."""
     assert released(clone, suite="test -f CHANGELOG.md") == ""
     assert git(clone, "status", "--porcelain") == ""
     assert git(clone, "log", "--format=%s", "origin/HEAD..HEAD") == f"release: {NEXT}"
@@ -112,22 +114,14 @@ def test_one_commit_and_one_tag_with_the_version_everywhere(clone: Path) -> None
     assert git(clone, "cat-file", "-t", f"v{NEXT}") == "tag"
     assert f'VERSION = "{NEXT}"' in (clone / "inference" / "version.py").read_text()
     assert f'__version__ = "{NEXT}"' in (clone / "acp/helexa_acp/__init__.py").read_text()
-
-
-def test_the_changelog_keeps_an_empty_heading_for_what_comes_next(clone: Path) -> None:
-    assert released(clone) == ""
     unreleased, release, *_ = (clone / "CHANGELOG.md").read_text().split("\n## ")[1:]
     assert unreleased.strip() == "Unreleased"
     assert release.startswith(f"{NEXT} - 20") and "- A thing." in release
-    assert "has nothing unreleased" in released(clone, "97.0.1")
-
-
-def test_the_last_release_alone_is_listed_with_its_migrations(clone: Path) -> None:
-    assert released(clone) == ""
     releases = json.loads((clone / "packaging" / "releases.json").read_text())
     assert releases.keys() == {f"v{NEXT}"}
     assert releases[f"v{NEXT}"].keys() >= {"batches", "fleet", "helexa_site", "metering"}
     assert all(name[:4].isdigit() for name in releases[f"v{NEXT}"].values())
+    assert "has nothing unreleased" in refused(clone, "97.0.1")
 
 
 def test_its_data_takes_the_place_of_the_last_releases(clone: Path) -> None:
@@ -139,42 +133,41 @@ def test_its_data_takes_the_place_of_the_last_releases(clone: Path) -> None:
         commit(clone, "CHANGELOG.md", "## Unreleased\n", ENTRY)
 
 
-def test_without_its_data_there_is_no_release(clone: Path) -> None:
-    commit(clone, "tests/upgrade/fill.py", FILL, "raise SystemExit(1)")
-    assert "its data could not be made" in refused(clone)
+@pytest.mark.parametrize(
+    ("changed", "suite", "reason"),
+    [
+        (("tests/upgrade/fill.py", FILL, "raise SystemExit(1)"), "true", "could not be made"),
+        (
+            ("acp/helexa_acp/__init__.py", f'"{VERSION}"', '"0"'),
+            "touch ran",
+            "acp/helexa_acp/__init__.py does not have",
+        ),
+        (("CHANGELOG.md", "### Added\n\n- A thing", "- A thing"), "true", "not under Added"),
+        (None, "false", "the suite failed"),
+    ],
+)
+def test_what_is_not_ready_is_refused(
+    clone: Path, changed: tuple[str, str, str] | None, suite: str, reason: str
+) -> None:
+    """A suite that would leave a file is not run."""
+    if changed is not None:
+        commit(clone, *changed)
+    assert reason in refused(clone, suite=suite)
 
 
-@pytest.mark.parametrize("path", ["CHANGELOG.md", "new.txt"])
-def test_a_dirty_tree_is_refused(clone: Path, path: str) -> None:
-    with (clone / path).open("a") as file:
+def test_changes_that_are_not_committed_are_refused(clone: Path) -> None:
+    before = state(clone)
+    assert "not committed" in released(clone, suite="touch left")
+    assert "not committed" in refused(clone)
+    (clone / "left").unlink()
+    assert state(clone) == before
+    with (clone / "CHANGELOG.md").open("a") as file:
         file.write("more\n")
     assert "not committed" in refused(clone)
 
 
-def test_a_red_suite_and_one_that_leaves_changes_are_refused(clone: Path) -> None:
-    assert "the suite failed" in refused(clone, suite="false")
-    before = state(clone)
-    assert "not committed" in released(clone, suite="touch left")
-    (clone / "left").unlink()
-    assert state(clone) == before
-
-
-def test_a_file_without_the_version_is_refused_before_the_suite_runs(clone: Path) -> None:
-    """The changelog and the other files stay as they are, too."""
-    commit(clone, "acp/helexa_acp/__init__.py", f'"{VERSION}"', '"0"')
-    assert "acp/helexa_acp/__init__.py does not have" in refused(clone, suite="touch ran")
-
-
-@pytest.mark.parametrize("version", [VERSION, "0.0.9", "1.0", "v1.0.0", "next"])
-def test_a_version_that_is_none_or_not_newer_is_refused(clone: Path, version: str) -> None:
-    assert "no release: " in refused(clone, version)
-
-
-def test_a_tag_that_is_there_is_refused(clone: Path) -> None:
+def test_a_version_that_is_none_or_not_newer_or_has_a_tag_is_refused(clone: Path) -> None:
+    for version in (VERSION, "0.0.9", "1.0", "v1.0.0", "next"):
+        assert "no release: " in refused(clone, version)
     git(clone, "tag", f"v{NEXT}")
     assert f"there is a tag v{NEXT} already" in refused(clone)
-
-
-def test_entries_that_are_not_sorted_are_refused(clone: Path) -> None:
-    commit(clone, "CHANGELOG.md", "### Added\n\n- A thing", "- A thing")
-    assert "not under Added" in refused(clone)

@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,6 @@ from tests.fleet.hub.conftest import running_hub
 from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, wait_until
 from tests.servers.private_redis import running_redis
 
-NUM_PORTS_TRIED = 5
 BUSY_TIMEOUT_S = 30.0
 
 
@@ -35,16 +34,9 @@ def running_pages(directory: Path) -> Iterator[PagesServer]:
 
 
 class PagesServer:
-    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face;
-    ``settings`` are environment variables."""
+    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face."""
 
-    def __init__(
-        self,
-        directory: Path,
-        redis_url: str,
-        hub_url: str,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
         self._database = directory / "pages.sqlite3"
         self._log = directory / "gateway.log"
         self._environment = os.environ | {
@@ -58,7 +50,6 @@ class PagesServer:
             "HF_ENDPOINT": hub_url,
             "HF_HUB_OFFLINE": "0",
             "PYTHONPATH": str(REPOSITORY_DIR),
-            **(settings or {}),
         }
         self._seed()
         self._start()
@@ -98,10 +89,6 @@ class PagesServer:
     def columns(self, table: str) -> list[str]:
         return [row[1] for row in self._read(f"PRAGMA table_info({table})")]
 
-    def count(self, table: str) -> int:
-        """Returns the number of rows: those of the seed, and those that tests have made."""
-        return int(self._read(f"SELECT count(*) FROM {table}")[0][0])
-
     def first_key(self, model: type[Model]) -> str:
         """Returns the key in the addresses of the row that the table has had longest: pages that
         were visited may have made others, with keys in no particular order."""
@@ -138,36 +125,24 @@ class PagesServer:
         return done.stdout
 
     def _start(self) -> None:
-        """Another process may take a port that was free a moment ago: then on another one."""
-        for _ in range(NUM_PORTS_TRIED):
-            port = free_port()
-            self.url = f"http://127.0.0.1:{port}"
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "gateway"),
-                        *("--host", "127.0.0.1", "--port", str(port)),
-                    ],
-                    cwd=REPOSITORY_DIR,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            try:
-                wait_until(self._has_answered_or_ended, f"{self.url} answers", READY_TIMEOUT_S)
-            except BaseException:
-                self.stop()
-                raise
-            if not self._has_ended():
-                return
-        raise AssertionError(self._log.read_text())
-
-    def _has_answered_or_ended(self) -> bool:
-        return self._has_ended() or self._answers()
-
-    def _has_ended(self) -> bool:
-        return self._process.poll() is not None
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        manage = str(REPOSITORY_DIR / "manage.py")
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, manage, "gateway", "--host", "127.0.0.1", "--port", str(port)],
+                cwd=REPOSITORY_DIR,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            wait_until(self._answers, f"{self.url} answers", READY_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def _answers(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
         return httpx.get(f"{self.url}/login/", timeout=30.0).status_code == 200

@@ -1,10 +1,7 @@
-"""Pages that are asked for again and again, in a browser: the dashboard's length in a large fleet,
-what stays in place, what asks first, and that no refresh undoes what an operator has begun."""
+"""Pages that are asked for again and again, in a browser: what stays in place, what asks first, and
+that no refresh undoes what an operator has begun."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -16,19 +13,7 @@ from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
 
-NUM_MODELS, NUM_HOSTS = 200, 50
-NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "
-MAX_HEIGHT_PX = 2500
-MAX_REFRESH_BYTES = 40_000
-REFRESH_BYTES = """
-    const asked = performance.getEntriesByType("resource");
-    return asked.filter((one) => one.name.includes("/admin/dashboard/board"))
-        .filter((one) => one.responseStatus === 200 && one.decodedBodySize)
-        .map((one) => [one.decodedBodySize, one.transferSize]);
-"""
-"""A script that returns the sizes of the board's answers. A button ends the refresh under way: that
-has no answer."""
-HEIGHT = "return document.documentElement.scrollHeight"
+LOADS = "return [...document.querySelectorAll('[id^=load-], [id^=unload-]')].map((one) => one.id)"
 TOP_OF = "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY"
 COUNT_REFRESHES = """
     window.refreshes = 0;
@@ -65,63 +50,26 @@ is confirmed, before it looks what else is under way."""
 COPIED = "metering_requestrecord"
 
 
-@contextmanager
-def large_fleet(server: PagesServer) -> Iterator[None]:
-    """Copies of the seeded model ``big`` and of the neuron ``attic``, which is away, with replicas
-    of the copies."""
-    _copy(server, "fleet_cataloguemodel", "name = 'big'", "'model-' || n", NUM_MODELS)
-    _copy(server, "fleet_neuron", "name = 'attic'", "'node-' || n", NUM_HOSTS)
-    try:
-        yield
-    finally:
-        server.write("DELETE FROM fleet_neuron WHERE name LIKE 'node-%'")
-        server.write("DELETE FROM fleet_cataloguemodel WHERE name LIKE 'model-%'")
-
-
-def _copy(server: PagesServer, table: str, which: str, name: str, number: int) -> None:
-    columns = [column for column in server.columns(table) if column != "id"]
-    values = ", ".join(name if column == "name" else column for column in columns)
-    server.write(
-        f"{NUMBERS} INSERT INTO {table} ({', '.join(columns)}) "
-        f"SELECT {values} FROM {table}, numbers WHERE {which}",
-        number - 1,
-    )
-
-
 def refreshed(browser: Browser, times: int = 1) -> None:
     before = browser.run("return window.refreshes")
     browser.wait(lambda: browser.run("return window.refreshes") >= before + times, "refreshed")
 
 
-def test_a_large_fleet_is_one_page_long(browser: Browser, pages_server: PagesServer) -> None:
+def test_a_search_stays_while_the_board_is_asked_for_again(browser: Browser) -> None:
+    """It leads to an address of its own. How long a large fleet's board is, and its pages, are in
+    ``tests/fleet/dashboard/test_at_scale.py``."""
     browser.start_anew(WIDE)
     browser.log_in(OPERATOR, PASSWORD)
-    with large_fleet(pages_server):
-        num_models = pages_server.count("fleet_cataloguemodel")
-        browser.open("/admin/")
-        browser.wait_for_text("51 neurons that are away")
-        assert browser.run(HEIGHT) <= MAX_HEIGHT_PX
-        browser.run(COUNT_REFRESHES)
-        # A search stays while the board is asked for again, and leads to an address of its own.
-        browser.add("#search-models", "model-19")
-        browser.wait(lambda: "model-0" not in browser.text and "model-190" in browser.text, "found")
-        refreshed(browser, times=2)
-        assert browser.run("return document.activeElement.id") == "search-models"
-        assert browser.run("return document.activeElement.value") == "model-19"
-        assert "models=model-19" in browser.run("return location.search")
-        assert "model-100" not in browser.text
-        browser.add("#search-models", *[Keys.BACKSPACE] * 8)
-        browser.wait_for_text(f"1 to 12 of {num_models}")
-        browser.press_button("#models-next")
-        browser.wait_for_text(f"13 to 24 of {num_models}")
-        refreshed(browser)
-        assert f"13 to 24 of {num_models}" in browser.text
-        assert browser.run(HEIGHT) <= MAX_HEIGHT_PX
-        refreshes = browser.run(REFRESH_BYTES)
-        assert len(refreshes) >= 3
-        assert all(size <= MAX_REFRESH_BYTES for size, _ in refreshes)
-        assert all(sent < size / 2 for size, sent in refreshes), "they are compressed"
-        assert browser.check() == []
+    browser.open("/admin/")
+    browser.run(COUNT_REFRESHES)
+    browser.add("#search-models", "big")
+    browser.wait(lambda: "unload-tiny" not in browser.run(LOADS), "found")
+    refreshed(browser, times=2)
+    assert browser.run("return document.activeElement.id") == "search-models"
+    assert browser.run("return document.activeElement.value") == "big"
+    assert "models=big" in browser.run("return location.search")
+    assert "load-big" in browser.run(LOADS) and "unload-tiny" not in browser.run(LOADS)
+    assert browser.check() == []
 
 
 def test_a_job_moves_no_button_and_an_unload_asks(

@@ -6,11 +6,10 @@ from __future__ import annotations
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from metering.models import Account
 from tests.browser.appearance import drawn, faint_charts, is_dark, look_at, violations
 from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser, View
 from tests.browser.pages import Who, pages_of
-from tests.browser.seed import MEMBER, OPERATOR, PASSWORD
+from tests.browser.seed import OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1800)]
@@ -90,41 +89,6 @@ def test_a_spoilt_page_breaks_rules(browser: Browser) -> None:
     assert sorted(rules) == ["button-name", "color-contrast"]
 
 
-def test_a_stranger_is_led_to_the_log_in(browser: Browser) -> None:
-    for path in ("/", "/admin/", "/playground/", "/usage/", "/usage/audit"):
-        browser.open(path)
-        browser.wait_for_path("/admin/login/" if path == "/admin/" else "/login/")
-
-
-BARS = """
-return [...document.querySelectorAll("canvas[data-chart]")].map((canvas) => {
-  const chart = Chart.getChart(canvas);
-  return {scales: Object.keys(chart.scales), lines: chart.data.datasets.map((line) => line.label)};
-});
-"""
-CHARTS = """
-const crowded = (chart) => {
-  const {size, family} = Chart.defaults.font, {x} = chart.scales;
-  chart.ctx.font = `${size}px ${family}`;
-  const widest = Math.max(...x.ticks.map((tick) => chart.ctx.measureText(tick.label).width));
-  return x.ticks.length > 1 && x.getPixelForTick(1) - x.getPixelForTick(0) < widest + size / 2;
-};
-return [...document.querySelectorAll("canvas[data-series]")].map((canvas) => {
-  const chart = Chart.getChart(canvas);
-  return {
-    id: canvas.dataset.series, scales: Object.keys(chart.scales), points: chart.data.labels.length,
-    lines: chart.data.datasets.map((line) => line.label),
-    areStraight: chart.data.datasets.every((line) => line.tension === 0),
-    hasLegend: chart.legend.options.display,
-    isCrowded: crowded(chart),
-    unseen: chart.data.datasets.filter((line, index) => line.data.some((one, place) => one != null
-      && line.data[place - 1] == null && line.data[place + 1] == null
-      && !chart.getDatasetMeta(index).data[place].options.radius)).map((line) => line.label),
-  };
-});
-"""
-
-
 def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
     """Photographs the page that is open and returns its problems."""
     look_at(browser, view)
@@ -134,15 +98,6 @@ def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
     browser.press(Keys.TAB)  # from now on the browser shows where the focus is
     unseen = browser.run(FOCUSED_UNSEEN)
     return problems + [f"{path}, {view.name}: {one}" for one in unseen]
-
-
-def test_the_playground_offers_models_that_nobody_has_loaded(browser: Browser) -> None:
-    """What they can do is not known yet."""
-    browser.log_in(MEMBER, PASSWORD)
-    browser.wait_for_path("/playground/")
-    browser.wait_for_text("big (")
-    browser.wait_for_text("Ask the model something")
-    assert browser.run("return document.querySelector('[role=alert]').checkVisibility()") is False
 
 
 def test_a_model_is_loaded_by_keyboard_and_shows_its_progress(
@@ -187,77 +142,50 @@ def test_the_navigation_is_skipped_and_the_own_menu_opened_by_keyboard(browser: 
     browser.wait_for_path("/login/")
 
 
+CHARTS = """
+    const crowded = (chart) => {
+        const {size, family} = Chart.defaults.font, {x} = chart.scales;
+        chart.ctx.font = `${size}px ${family}`;
+        const widths = x.ticks.map((tick) => chart.ctx.measureText(tick.label).width);
+        const widest = Math.max(...widths);
+        return x.ticks.length > 1
+            && x.getPixelForTick(1) - x.getPixelForTick(0) < widest + size / 2;
+    };
+    const unseen = (chart, line, index) => line.data.some((one, place) => one != null
+        && line.data[place - 1] == null && line.data[place + 1] == null
+        && !chart.getDatasetMeta(index).data[place].options.radius);
+    const canvases = document.querySelectorAll("canvas[data-series], canvas[data-chart]");
+    return [...canvases].map((canvas) => {
+        const chart = Chart.getChart(canvas), lines = chart.data.datasets;
+        return {
+            scales: Object.keys(chart.scales), points: chart.data.labels.length,
+            lines: lines.map((line) => line.label), isCrowded: crowded(chart),
+            unseen: lines.filter((line, index) => unseen(chart, line, index)).length,
+        };
+    });
+"""
+"""A script that returns each chart: a number without neighbours is unseen where it is no dot."""
+POINTS = {"30m": 30, "24h": 96, "7d": 168, "30d": 120}
+
+
 def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
+    """All pages draw them by the same script."""
     browser.log_in(OPERATOR, PASSWORD)
     browser.wait_for_path("/admin/")
-    browser.wait(lambda: drawn(browser), "the charts of three hours are drawn")
-    browser.press_button("#series-range-30d")
-    browser.find('#series-range-30d[aria-pressed="true"]')
-    browser.wait(lambda: drawn(browser), "the charts of thirty days are drawn")
-    charts = browser.run(CHARTS)
-    assert charts[0]["id"] == "series-requests"
-    assert charts[0]["lines"] == ["answered", "cancelled", "refused", "failed"]
-    for chart in charts:
-        assert chart["scales"] == ["x", "y"], chart["id"]
-        assert chart["points"] == 120, "of six hours each"
-        assert chart["unseen"] == [], "a number without neighbours is a dot"
-        assert not chart["isCrowded"], chart["id"]
-    assert browser.run("return document.activeElement.id") == "series-range-30d"
-    assert browser.check() == []
-    browser.photograph("charts")
-
-
-def test_homes_have_charts_and_a_picker_of_ranges(
-    browser: Browser, pages_server: PagesServer
-) -> None:
-    """Those of a model, a neuron and an account draw the same charts by the same script."""
-    browser.log_in(OPERATOR, PASSWORD)
-    browser.wait_for_path("/admin/")
-    account = pages_server.first_key(Account)
-    for path, ranges in (
-        ("/admin/dashboard/model?name=tiny", {"30m": 30, "24h": 96, "7d": 168, "30d": 120}),
-        ("/admin/dashboard/neuron?name=beast", {"24h": 96}),
-        (f"/admin/metering/account/{account}/change/", {"24h": 96}),
-    ):
+    for path, ranges in (("/admin/", ["30d"]), ("/admin/dashboard/model?name=tiny", POINTS)):
         browser.open(path)
-        for word, num_points in ranges.items():
+        for word in ranges:
             browser.press_button(f"#series-range-{word}")
             browser.find(f'#series-range-{word}[aria-pressed="true"]')
             browser.wait(lambda: drawn(browser), "the charts are drawn")
             charts = browser.run(CHARTS)
-            assert charts[0]["id"] == "series-requests"
+            assert charts[0]["lines"] == ["answered", "cancelled", "refused", "failed"]
             for chart in charts:
-                assert chart["points"] == num_points and chart["scales"] == ["x", "y"], chart
-                assert chart["areStraight"] and chart["hasLegend"], chart["id"]
-                assert not chart["isCrowded"], chart["id"]
-    assert browser.check() == []
-
-
-def test_cost_and_tokens_have_a_chart_each(browser: Browser) -> None:
-    browser.log_in(MEMBER, PASSWORD)
-    browser.wait_for_path("/playground/")
+                assert (chart["points"], chart["scales"]) == (POINTS[word], ["x", "y"]), chart
+                assert not chart["isCrowded"] and not chart["unseen"], chart
+            assert browser.run("return document.activeElement.id") == f"series-range-{word}"
     browser.open("/usage/")
-    browser.wait(lambda: drawn(browser), "the charts are drawn")
-    found = browser.run(BARS)
-    assert [(one["lines"], one["scales"]) for one in found] == [
-        (["USD"], ["x", "y"]),
-        (["tokens"], ["x", "y"]),
-    ]
-
-
-def test_a_member_makes_a_key_and_revokes_it(browser: Browser) -> None:
-    browser.log_in(MEMBER, PASSWORD)
-    browser.wait_for_path("/playground/")
-    browser.open("/usage/keys")
-    browser.find("#id_name").send_keys("my laptop")
-    browser.find("#id_cap").send_keys("2.50", Keys.ENTER)
-    key = browser.find("#api-key").text
-    assert key.startswith("hx-")
-    browser.open("/usage/keys")
-    browser.wait_for_text("my laptop")
-    assert key not in browser.text
-    prefix = key.rpartition("-")[0]
-    browser.find(f'[aria-label="Revoke {prefix}"]').send_keys(Keys.ENTER)
-    assert browser.accept().startswith("Revoke my laptop?")
-    browser.wait_for_text("revoked")
+    browser.wait(lambda: drawn(browser), "cost and tokens are drawn")
+    found = [(one["lines"], one["scales"]) for one in browser.run(CHARTS)]
+    assert found == [(["USD"], ["x", "y"]), (["tokens"], ["x", "y"])]
     assert browser.check() == []

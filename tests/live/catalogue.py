@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import uuid
 from functools import cache
-from pathlib import Path
 
-import gguf
 import httpx
 
 from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
 
-KV_BYTES = 48 * 1024 * 1024
-"""The KV memory, so little that a few long prompts queue for it."""
 IMPORTS = "from fleet import services; from metering.actor import COMMAND\n"
 MAKE_KEY = """
 from metering.services import account_create, key_create
@@ -23,34 +18,10 @@ print(key_create(actor=COMMAND, account=account, scopes=["fleet:write"]).key)
 """
 
 
-def add_model(helexa: Serve, file: Path) -> str:
-    """A file under a new name."""
-    name = f"again-{uuid.uuid4().hex[:8]}"
-    create_model(helexa, name=name, source=f"path:{file}", kv_memory_bytes=KV_BYTES)
-    return name
-
-
-def with_template(file: Path, copy: Path, template: str) -> Path:
-    """The same weights with another chat template, which takes the old one's bytes."""
-    old = gguf.GGUFReader(file).fields["tokenizer.chat_template"].contents().encode()
-    padding = len(old) - len(template.encode()) - len("{##}")
-    new = b"{#%b#}%b" % (b" " * padding, template.encode())
-    data = file.read_bytes()
-    assert data.count(old) == 1
-    copy.write_bytes(data.replace(old, new))
-    return copy
-
-
 def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
     """Returns when the gateway knows it."""
     operate(helexa, "POST", "/api/catalogue", name=name, **fields)
     wait_until_offered(helexa, name, 200)
-
-
-def withdraw_model(helexa: Serve, name: str) -> None:
-    """It is not offered any more: other tests that use this server do not know it."""
-    operate(helexa, "PATCH", f"/api/catalogue/{name}", enabled=False)
-    wait_until_offered(helexa, name, 404)
 
 
 def operate(helexa: Serve, method: str, path: str, **body: object) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import Ask, Converse, Respond
 from tests.live.serving import Serve, wait_until
 from tests.spreading import SERVERS, ends_with
 
@@ -113,23 +112,8 @@ def openai_client(scripted_server: ScriptedServe) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(params=["whole", "streamed"])
-def ask(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Ask:
-    return Ask(openai_client, streams=request.param == "streamed")
-
-
-@pytest.fixture(params=["whole", "streamed"])
-def respond(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Respond:
-    return Respond(openai_client, streams=request.param == "streamed")
-
-
 @pytest.fixture(scope="session")
 def anthropic_client(scripted_server: ScriptedServe) -> Iterator[anthropic.Anthropic]:
     url = scripted_server.url
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture(params=["whole", "streamed"])
-def converse(request: pytest.FixtureRequest, anthropic_client: anthropic.Anthropic) -> Converse:
-    return Converse(anthropic_client, streams=request.param == "streamed")

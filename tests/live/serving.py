@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
 import signal
-import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -40,11 +37,6 @@ POLL_INTERVAL_S, LONG_POLL_INTERVAL_S = 0.02, 0.1
 """The intervals between two looks: at first, and where it takes a second and more, since asking
 costs the server as well."""
 LOG_TAIL_CHARACTERS = 3000
-JOB_COLUMNS = (
-    *("id", "kind", "model_name", "status", "stage", "progress_detail", "failure_message"),
-    *("created_at", "started_at", "reported_at", "finished_at"),
-)
-NUM_LOAD_JOBS = 20
 MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
 Events = list[dict[str, Any]]
@@ -157,22 +149,7 @@ class Serve:
             health = f"no answer: {error}"
         files = sorted((self.data_dir / "logs").glob("*.log"))
         logs = [f"--- {file.name}\n{file.read_text()[-LOG_TAIL_CHARACTERS:]}" for file in files]
-        jobs = "\n".join(self._load_jobs())
-        return "\n".join([self.output, f"--- /health\n{health}", f"--- load jobs\n{jobs}", *logs])
-
-    def _load_jobs(self) -> list[str]:
-        """The latest load jobs in the embedded database: a request may wait for one of them."""
-        path = self.data_dir / "helexa.sqlite3"
-        if not path.exists():
-            return [f"there is no {path}"]
-        query = f"SELECT {', '.join(JOB_COLUMNS)} FROM fleet_loadjob ORDER BY created_at"
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-                rows = database.execute(query).fetchall()
-        except sqlite3.Error as error:
-            return [f"they cannot be read: {error}"]
-        found = [dict(zip(JOB_COLUMNS, row, strict=True)) for row in rows[-NUM_LOAD_JOBS:]]
-        return [json.dumps(one) for one in found]
+        return "\n".join([self.output, f"--- /health\n{health}", *logs])
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this serve but itself, wherever in the tree: they inherit a mark."""
@@ -252,12 +229,6 @@ class Serve:
         )
         return found
 
-    def reported_replica(self, model: str = MODEL) -> dict[str, Any]:
-        """The replica, which is loaded. Waits while its neuron's heartbeat is late."""
-        found = wait_until(lambda: self.replica(model), f"{model} is reported")
-        assert found is not None
-        return found
-
     def is_healthy(self) -> bool:
         """Nothing at all is wrong."""
         return bool(self.health()["status"] == "ok")
@@ -280,10 +251,12 @@ class Serve:
         return text_of(self.chat(**fields))
 
     @contextlib.contextmanager
-    def stream(self, **fields: Any) -> Iterator[Stream]:
+    def stream(self, headers: dict[str, str] | None = None, **fields: Any) -> Iterator[Stream]:
         body = chat_body(**fields) | {"stream": True}
         url = f"{self.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=WAIT_TIMEOUT_S) as response:
+        with httpx.stream(
+            "POST", url, json=body, headers=headers, timeout=WAIT_TIMEOUT_S
+        ) as response:
             yield Stream(response)
 
 
@@ -329,64 +302,9 @@ class Stream:
         raise AssertionError("the stream ended")
 
 
-class Abandoned:
-    """A request in a thread of its own, whose client goes away when ``leave`` is called."""
-
-    def __init__(
-        self,
-        helexa: Serve,
-        *,
-        path: str = "/v1/chat/completions",
-        body: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> None:
-        """``fields`` are a chat completion's; ``body`` is whole, for the other dialects."""
-        address = httpx.URL(helexa.url)
-        self._connection = http.client.HTTPConnection(
-            address.host, address.port, timeout=WAIT_TIMEOUT_S
-        )
-        self._connection.connect()
-        self._path = path
-        self._body = chat_body(**fields) if body is None else body
-        self.status: int | None = None
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
-
-    def _ask(self) -> None:
-        body, headers = json.dumps(self._body), {"Content-Type": "application/json"}
-        try:
-            self._connection.request("POST", self._path, body, headers)
-            with self._connection.getresponse() as response:
-                response.read()
-                self.status = response.status
-        except (http.client.HTTPException, OSError):
-            self.status = None
-
-    def leave(self) -> None:
-        """Close the socket under the request that waits on it."""
-        self._connection.sock.shutdown(socket.SHUT_RDWR)
-        self.wait()
-
-    def wait(self) -> None:
-        self._thread.join(WAIT_TIMEOUT_S)
-
-
 def chat_body(**fields: Any) -> dict[str, Any]:
     question = [{"role": "user", "content": QUESTION}]
     return {"model": MODEL, "messages": question, "temperature": 0} | fields
-
-
-def is_idle(helexa: Serve) -> bool:
-    """The default model holds nothing for anybody."""
-    replica = helexa.replica()
-    return replica is not None and (
-        (replica["in_flight"], replica["queue_depth"], replica["kv_blocks_used"]) == (0, 0, 0)
-    )
-
-
-def is_busy(helexa: Serve) -> bool:
-    replica = helexa.replica()
-    return replica is not None and replica["kv_blocks_used"] > 0
 
 
 def is_named(process: psutil.Process, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Answers as the playground shows them: Markdown, long ones, by a schema, of images, of models side
+"""Answers as the playground shows them: Markdown, by a schema, of images, of models side
 by side."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.appearance import look_at, violations
-from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser
+from tests.browser.chromium import DARK_PHONE, WIDE, Browser
 from tests.browser.playground.steps import (
     EACH_LOOK_LATER,
     MODEL,
@@ -90,37 +90,8 @@ def test_an_answer_in_markdown(browser: Browser, model: ScriptedModel) -> None:
     browser.click(".pg-copy")
     browser.wait(lambda: browser.run("return document.body.dataset.copied") == CODE, "the code")
     assert browser.run("return document.body.dataset.ran") is None, "Alpine leaves answers alone"
-    assert browser.run("return getComputedStyle(document.querySelector('.pg-ask')).position") == (
-        "sticky"
-    )
     browser.photograph("playground-with-markdown")
     assert browser.check() == []
-
-
-def test_the_page_follows_a_long_answer(browser: Browser, model: ScriptedModel) -> None:
-    """It does while the answer's end is in sight; the composer stays in sight in any case."""
-    model.answers(
-        "a long list", "\n".join(f"- line {number}" for number in range(80)), tokens_per_step=8
-    )
-    model.answers(
-        "another", "\n".join(f"- more {number}" for number in range(80)), tokens_per_step=8
-    )
-    where = """
-        const {bottom} = document.querySelector(".pg-turns").getBoundingClientRect();
-        const composer = document.querySelector(".pg-ask").getBoundingClientRect();
-        return [bottom - composer.top, composer.top, innerHeight - composer.bottom];"""
-    ask(browser, "a long list", 1)
-    assert browser.run("return document.querySelector('.pg-turns').scrollHeight > 2 * innerHeight")
-    browser.wait(lambda: browser.run(where)[0] < 1, "the end of the answer is in sight")
-    assert min(browser.run(where)[1:]) >= -1, "so is the composer"
-    browser.run("scrollTo({top: 0})")
-    browser.run(
-        "const page = Alpine.$data(document.querySelector('.pg-page'));"
-        "page.draft = 'another'; page.send();"
-    )
-    browser.wait(lambda: has_ended(browser, 2), "the second list")
-    assert browser.run("return scrollY") < 200, "who reads above is left there"
-    assert min(browser.run(where)[1:]) >= -1, "the composer is still in sight"
 
 
 def test_an_answer_by_a_schema(browser: Browser, model: ScriptedModel) -> None:
@@ -179,7 +150,7 @@ def test_models_side_by_side(browser: Browser, serve: ScriptedServe) -> None:
     ask(browser, "and hotter?", 2)
     for name in others:
         assert f"The sun by {MODEL}." in serve.models[name].received("and hotter?")[-1].prompt
-    for view in (WIDE, DARK_WIDE, PHONE, DARK_PHONE):
+    for view in (WIDE, DARK_PHONE):
         look_at(browser, view)
         assert violations(browser) + browser.check() == []
 

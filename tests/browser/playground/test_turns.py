@@ -20,7 +20,7 @@ from tests.browser.playground.steps import (
 from tests.browser.test_first_hour import has_ended
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import OSLO_CALLS, WEATHER
+from tests.live.sdk.asking import OSLO_CALL, SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -74,9 +74,9 @@ def test_the_first_message_loads_the_model(browser: Browser, serve: ScriptedServ
 
 def test_calls_results_and_the_request_as_code(browser: Browser, model: ScriptedModel) -> None:
     """Thinking is there, folded; a call is shown, and its result goes back to the model."""
-    model.answers(QUESTION, f"<think>\nIt is far north.\n</think>\n\n{OSLO_CALLS[MODEL]}")
+    model.answers(QUESTION, f"<think>\nIt is far north.\n</think>\n\n{OSLO_CALL}")
     model.answers(RESULT, RESULT_ANSWER)
-    tools = [{"name": "get_weather", "parameters": WEATHER["function"]["parameters"]}]  # type: ignore[index]
+    tools = [{"name": "get_weather", "parameters": SCHEMA}]
     open_all(browser)
     browser.type('[name="tools"]', json.dumps(tools))
     browser.type('[name="system"]', SYSTEM)

@@ -201,28 +201,3 @@ def test_a_killed_redis_ends_what_is_open_and_all_find_its_next_life(harmed: Har
         fleet.wait(lambda: clients.num_whole() >= before + 10, "answers come again")
     ended_once(fleet, clients, "redis_unavailable", "neuron_lost", "no_neuron", "model_loading")
     settled(fleet)
-
-
-def test_an_edited_model_is_reloaded_with_requests_in_flight(fleet: Fleet) -> None:
-    with asking(fleet, PINNED) as clients:
-        fleet.wait(lambda: clients.num_whole() >= 3, "answers come")
-        before, neuron = reported(fleet, PINNED), home_of(fleet)
-        fleet.shell(
-            f"model = CatalogueModel.objects.get(name={PINNED!r})",
-            "model.max_output_tokens = 110_000",
-            "services.catalogue_model_update("
-            "actor=COMMAND, model=model, changed_fields=['max_output_tokens'])",
-            "services.reload_job_start("
-            f"actor=COMMAND, model_name={PINNED!r}, neuron_name={neuron!r})",
-        )
-
-        def is_new() -> bool:
-            return any(
-                one.status is ReplicaStatus.READY and one.spec_digest != before.spec_digest
-                for one in fleet.snapshot().replicas_of(PINNED)
-            )
-
-        fleet.wait(is_new, "the new settings are loaded")
-        num_whole = clients.num_whole()
-        fleet.wait(lambda: clients.num_whole() >= num_whole + 5, "answers come")
-    ended_once(fleet, clients)

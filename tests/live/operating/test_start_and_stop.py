@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import shlex
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-import redis
 
-from benchmarks.ports import free_port
 from helexa_site.bootstrap.arguments import shown_urls
-from helexa_site.program import REPOSITORY_DIR
-from inference.protocol.joining import decode_joining
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
-from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
+from tests.live.catalogue import create_model
+from tests.live.scripted.model import FAMILIES, make_model
 from tests.live.scripted.server import ENGINE
 from tests.live.serving import (
     QUESTION,
@@ -67,84 +60,40 @@ def refusal(serve: Serve, exit_code: int = 1) -> str:
     return complaints[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Lives:
-    """A serve that was killed, and the next on its data directory, which is still there."""
-
-    first: Serve
-    first_page: httpx.Response
-    """The admin's first page, after a login with the first start's password."""
-    num_children: int
-    num_left_behind: int
-    second: Serve
-    model: ScriptedModel
-    """Put into the catalogue of the first, and loaded when it was killed."""
-
-
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    run_dir = tmp_path_factory.mktemp("lives")
-    model = make_model("hermes", FAMILIES["hermes"], run_dir / "hermes")
+def test_the_next_start_after_a_kill_has_what_the_first_had(tmp_path: Path) -> None:
+    """Nothing of the first is left behind. A stop with an answer under way finishes its stream or
+    ends it in one error event."""
+    model = make_model("hermes", FAMILIES["hermes"], tmp_path / "hermes")
     model.answers(QUESTION, "Paris.")
     model.answers("never come to an end", "on and on", repeats=True)
-    engine = {"HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)])}
-    with Serve(run_dir / "var", "--no-model", **engine) as first:
-        assert first.wait_ready() == first.url
-        wait_until(lambda: "password" in first.output, "the login is shown")
-        page = log_in_and_add(first, model)
-        wait_until(lambda: first.chat(model=model.name).status_code == 200, "it is loaded")
+    environment = {
+        "HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)]),
+        "HELEXA_DRAIN_SECONDS": "3",
+        "HELEXA_NEURON_DRAIN_S": "3",
+    }
+    with Serve(tmp_path / "var", "--no-model", **environment) as first:
+        assert operators_password(first)
+        create_model(first, name=model.name, source=f"path:{model.folder}")
+        assert "Paris" in first.answer(model=model.name)
         children = first.processes()
+        assert len(children) >= 6
         first.process.kill()
         first.process.wait()
-        _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
-    drain = {"HELEXA_DRAIN_SECONDS": "3", "HELEXA_NEURON_DRAIN_S": "3"}
-    with Serve(run_dir / "var", "--no-model", port=first.port, **engine, **drain) as second:
-        yield Lives(first, page, len(children), len(alive), second, model)
-
-
-def log_in_and_add(serve: Serve, model: ScriptedModel) -> httpx.Response:
-    """The admin's first page."""
-    password = operators_password(serve)
-    with httpx.Client(base_url=serve.url, follow_redirects=True, timeout=60.0) as browser:
-        assert "csrfmiddlewaretoken" in browser.get("/admin/login/").text
-        fields = {
-            "username": "admin",
-            "password": password,
-            "csrfmiddlewaretoken": browser.cookies["csrftoken"],
-        }
-        page = browser.post("/admin/login/?next=/admin/", data=fields)
-        added = browser.post(
-            "/api/catalogue",
-            json={"name": model.name, "source": f"path:{model.folder}"},
-            headers={"X-CSRFToken": browser.cookies["csrftoken"]},
-        )
-        assert added.status_code == 201, added.text
-        return page
-
-
-def test_the_next_start_after_a_kill_has_what_the_first_had(lives: Lives) -> None:
-    """The first showed a login, and nothing of it was left behind."""
-    assert (lives.first_page.status_code, lives.first_page.url.path) == (200, "/admin/")
-    assert lives.num_children >= 6
-    assert lives.num_left_behind == 0
-    assert "Paris" in lives.second.answer(model=lives.model.name)
-    assert "password" not in lives.second.output
-    assert sum(line.startswith("ready: ") for line in lives.second.lines) == 1
-
-
-def test_stopping_with_answers_under_way(lives: Lives) -> None:
-    """A stream is finished or ends in one error event; it does not hold up the end."""
-    serve = lives.second
-    endless = [{"role": "user", "content": "never come to an end"}]
-    with serve.stream(model=lives.model.name, messages=endless, max_tokens=100_000) as stream:
-        stream.next_text()
-        started_s = time.monotonic()
-        serve.process.send_signal(signal.SIGINT)
-        events = list(stream)
-        assert events[-1] == "[DONE]" or '"error"' in events[-1]
-    assert serve.wait_ended() == 0
-    assert time.monotonic() - started_s <= STOP_TIMEOUT_S
-    assert serve.processes() == []
+        assert psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)[1] == []
+    with Serve(tmp_path / "var", "--no-model", port=first.port, **environment) as second:
+        assert "Paris" in second.answer(model=model.name)
+        assert "password" not in second.output
+        assert sum(line.startswith("ready: ") for line in second.lines) == 1
+        endless = [{"role": "user", "content": "never come to an end"}]
+        with second.stream(model=model.name, messages=endless, max_tokens=100_000) as stream:
+            stream.next_text()
+            started_s = time.monotonic()
+            second.process.send_signal(signal.SIGINT)
+            events = list(stream)
+            assert events[-1] == "[DONE]" or '"error"' in events[-1]
+        assert second.wait_ended() == 0
+        assert time.monotonic() - started_s <= STOP_TIMEOUT_S
+        assert second.processes() == []
 
 
 def test_secrets_are_private(shared_server: Serve) -> None:
@@ -175,67 +124,35 @@ def test_a_second_copy_on_the_data_directory(start: Start, shared_server: Serve)
     wait_until(shared_server.is_healthy, "the first is healthy")
 
 
-AWAY = 1
+AWAY = "user:secret@127.0.0.1:1"
 """A port at which nobody listens."""
-REFUSALS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
-    "a host that is not ours": (1, "cannot listen on 192.0.2.1", ("--host", "192.0.2.1"), {}),
-    "a Redis that is away": (
-        1,
-        "Redis does not answer",
-        (),
-        {"REDIS_URL": f"redis://:secret@127.0.0.1:{AWAY}/0"},
-    ),
-    "an address of no Redis": (EXIT_MISCONFIGURED, "REDIS_URL", (), {"REDIS_URL": "garbage"}),
-    "an address of no database": (
-        EXIT_MISCONFIGURED,
-        "DATABASE_URL",
-        (),
-        {"DATABASE_URL": "foo://user:secret@host/name"},
-    ),
-    "a database that is away": (
-        1,
-        "the database cannot be used",
-        (),
-        {"DATABASE_URL": f"postgres://user:secret@127.0.0.1:{AWAY}/name"},
-    ),
-    "a setting that cannot be": (
-        EXIT_MISCONFIGURED,
-        "HELEXA_DEBUG",
-        (),
-        {"HELEXA_DEBUG": "perhaps"},
-    ),
-}
-"""The exit code and words of each, the flags and the environment."""
+REFUSALS: list[tuple[int, str, tuple[str, ...], dict[str, str]]] = [
+    (1, "cannot listen on 192.0.2.1", ("--host", "192.0.2.1"), {}),
+    (1, "Redis does not answer", (), {"REDIS_URL": f"redis://{AWAY}/0"}),
+    (1, "the database cannot be used", (), {"DATABASE_URL": f"postgres://{AWAY}/name"}),
+    (EXIT_MISCONFIGURED, "REDIS_URL", (), {"REDIS_URL": "garbage"}),
+    (EXIT_MISCONFIGURED, "DATABASE_URL", (), {"DATABASE_URL": f"foo://{AWAY}/name"}),
+]
 
 
-@each_case("name", REFUSALS)
-def test_a_start_is_refused_in_a_line(start: Start, tmp_path: Path, name: str) -> None:
-    exit_code, words, flags, environment = REFUSALS[name]
+@each_case("exit_code, words, flags, environment", REFUSALS)
+def test_a_start_is_refused_in_a_line(
+    start: Start,
+    tmp_path: Path,
+    exit_code: int,
+    words: str,
+    flags: tuple[str, ...],
+    environment: dict[str, str],
+) -> None:
     line = refusal(start(tmp_path, *flags, **environment), exit_code)
     assert words in line
     assert "secret" not in line
 
 
-def test_a_port_or_a_place_that_others_have(start: Start, tmp_path: Path) -> None:
-    """``/proc`` is a place where no user can write, root neither."""
+def test_a_port_that_others_have(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} on 127.0.0.1 is in use" in refusal(start(tmp_path, port=port))
-    (tmp_path / "file").touch()
-    for place in (Path("/proc/helexa"), tmp_path / "file"):
-        assert "cannot write to the data directory" in refusal(start(place))
-
-
-def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
-    """Ready with Redis and a neuron alone; a Redis of one's own is used and none is started."""
-    serve = start(tmp_path, "--no-model", REDIS_URL=redis_url)
-    serve.wait_ready()
-    assert len(serve.reported_neurons()) == 1
-    assert httpx.get(f"{serve.url}/v1/models", timeout=30.0).json()["data"] == []
-    names = " ".join(" ".join(command_line(process)) for process in serve.processes())
-    assert "redis-server" not in names
-    assert "inference.engine" not in names
-    assert serve.stop() <= STOP_TIMEOUT_S
 
 
 def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
@@ -251,37 +168,17 @@ def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     assert serve.stop() <= STOP_TIMEOUT_S
 
 
-def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
-    for wanted in ("data ", "redis ", "gateway "):
-        serve = start(tmp_path)
-        wait_until(lambda: any(line.startswith(wanted) for line in serve.lines), wanted)  # noqa: B023
-        assert serve.stop() <= STOP_TIMEOUT_S
-
-
-def test_clients_and_hosts_elsewhere_are_reported(start: Start, tmp_path: Path) -> None:
-    """A gateway without a neuron: ready at an address that others reach, for hosts to join."""
-    shared_port = free_port()
-    serve = start(
-        tmp_path,
-        *("--host", "0.0.0.0", "--no-model", "--no-neuron"),
-        *("--share", f"127.0.0.1:{shared_port}"),
-    )
+def test_clients_and_hosts_elsewhere_are_reported(
+    start: Start, tmp_path: Path, redis_url: str
+) -> None:
+    """A gateway without a neuron, ready at an address that others reach. A Redis of one's own is
+    used, and none is started."""
+    flags = ("--host", "0.0.0.0", "--no-model", "--no-neuron")
+    serve = start(tmp_path, *flags, REDIS_URL=redis_url)
     url = serve.wait_ready()
     assert url == shown_urls("0.0.0.0", serve.port)[0]
     assert httpx.get(f"{url}/admin/login/", timeout=60.0).status_code == 200
     assert "clients need an API key" in serve.output
-    assert not any(is_named(process, "neuron") for process in serve.processes())
-    invited = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "neurons", "invite", "beast", "--json"],
-        env={name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-        | {"HELEXA_DATA_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    joining = decode_joining(json.loads(invited.stdout)["join"])
-    assert joining.neuron == "beast"
-    with redis.Redis.from_url(joining.redis_url) as guest:
-        assert guest.ping()
+    for unwanted in ("neuron", "engine", "redis"):
+        assert not any(is_named(process, unwanted) for process in serve.processes())
     assert serve.stop() <= STOP_TIMEOUT_S

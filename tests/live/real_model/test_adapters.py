@@ -13,7 +13,7 @@ import torch
 from tests.inference.adapter_files import write_adapter
 from tests.live.catalogue import create_model
 from tests.live.conftest import with_caches
-from tests.live.serving import QUESTION, Serve
+from tests.live.serving import QUESTION, Serve, wait_until
 
 NUM_LAYERS, HIDDEN, INNER, KV = 30, 576, 1536, 192
 SHAPES = {
@@ -70,5 +70,6 @@ def test_adapters_of_a_real_model(serve: Serve, default_gguf: Path, tmp_path: Pa
     assert "DoRA" in refused.json()["error"]["message"]
     listed = {m["id"]: m for m in httpx.get(f"{serve.url}/v1/models", timeout=60).json()["data"]}
     assert [listed[name].get("parent") for name in ("base", "first")] == [None, "base"]
-    assert serve.reported_replica("base")["status"] == "ready"
+    base = wait_until(lambda: serve.replica("base"), "the base is reported")
+    assert base is not None and base["status"] == "ready"
     assert serve.replica("first") is None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import queue
-import signal
 import socket
 import threading
 import time
@@ -46,12 +45,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 from tests.inference.reports import engine_stats, load_report
-from tests.live.scripted.performance import (
-    BLOCK_TOKENS,
-    GrammarBrokenError,
-    Performance,
-    PromptCache,
-)
+from tests.live.scripted.performance import GrammarBrokenError, Performance
 from tests.live.scripted.script import (
     Moment,
     Received,
@@ -89,7 +83,6 @@ class ScriptedEngine:
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
-        self._cache = PromptCache()
         self._num_steps = 0
 
     def run(self) -> None:
@@ -144,15 +137,12 @@ class ScriptedEngine:
 
     def _start(self, submit: SubmitSequence) -> list[SequenceFailed]:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
-        num_cached_tokens = self._cache.read(submit.token_ids)
         append_received(
             self._folder,
             Received(
                 sequence_id=submit.sequence_id,
                 prompt=prompt,
                 num_prompt_tokens=len(submit.token_ids),
-                num_cached_tokens=num_cached_tokens,
-                process_id=os.getpid(),
                 num_images=len(submit.images),
                 params=submit.params,
             ),
@@ -160,15 +150,12 @@ class ScriptedEngine:
         rule = read_script(self._folder).rule_for(prompt)
         if rule is None:
             return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
-        if rule.crashes:
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
             self._performances[submit.sequence_id] = Performance(
                 submit,
                 rule,
                 self._tokenizer,
                 end_token_id=self._end_token_id,
-                num_cached_tokens=num_cached_tokens,
                 grammars=self._grammars,
             )
         except GrammarError as error:
@@ -218,7 +205,7 @@ class ScriptedEngine:
             kv_bytes=taken.kv_bytes,
             actual_bytes=taken.weight_bytes + taken.kv_bytes,
             num_kv_blocks=NUM_BLOCKS,
-            kv_block_tokens=BLOCK_TOKENS,
+            kv_block_tokens=16,
             context_tokens=self._context_tokens,
             vocab_size=self._vocab_size,
             tokenizer_dir=str(self._folder),

@@ -59,13 +59,6 @@ FAMILIES = {
         bos="<|endoftext|>",
         eos="<|im_end|>",
     ),
-    "qwen-coder": Family(
-        template="qwen_coder.jinja",
-        special=CHATML,
-        visible=CALLS,
-        bos="<|endoftext|>",
-        eos="<|im_end|>",
-    ),
     "llama3": Family(
         template="llama3.jinja",
         special=(
@@ -114,10 +107,8 @@ class ScriptedModel:
         self,
         when: str,
         *choices: str,
-        finish: str = "stop",
         tokens_per_step: int = 1,
         repeats: bool = False,
-        crashes: bool = False,
         holds: Literal["queue", "prefill"] | None = None,
         token_s: float = 0.0,
     ) -> None:
@@ -127,10 +118,8 @@ class ScriptedModel:
         rule = Rule(
             when=when,
             choices=list(choices),
-            finish="length" if finish == "length" else "stop",
             tokens_per_step=tokens_per_step,
             repeats=repeats,
-            crashes=crashes,
             holds=holds,
             token_s=token_s,
         )

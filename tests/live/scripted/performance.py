@@ -1,5 +1,4 @@
-"""One sequence of a scripted engine: which token comes next, whether its grammar allows it, and how
-much of its prompt was there before.
+"""One sequence of a scripted engine: which token comes next, and whether its grammar allows it.
 
 A script holds a model's text; sampling, penalties and biases have no part in it. The ends of
 a sequence (stop ids, max_tokens, min_tokens), the thinking budget, the grammar and logprobs are as
@@ -8,8 +7,8 @@ in the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, repeat, takewhile
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Literal
 
 import tokenizers
@@ -20,27 +19,8 @@ from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from tests.live.scripted.script import Rule
 
-BLOCK_TOKENS = 16
-MAX_PROMPTS = 64
 TOP_LOGPROB = -0.25
 """The log probability of the scripted token; each candidate after it is one less likely."""
-
-
-class PromptCache:
-    """The latest ``MAX_PROMPTS`` prompts. A prompt that a later one continues is part of that.
-    Whole blocks of a prompt count as found; its last token never does, because a model computes it
-    for the answer's first."""
-
-    def __init__(self) -> None:
-        self._prompts: list[Sequence[int]] = []
-
-    def read(self, token_ids: Sequence[int]) -> int:
-        """How many of its first tokens were there. From now on the whole prompt is."""
-        shared = [_num_shared(token_ids, known) for known in self._prompts]
-        known = zip(self._prompts, shared, strict=True)
-        self._prompts = [prompt for prompt, num in known if num < len(prompt)]
-        self._prompts = [*self._prompts, token_ids][-MAX_PROMPTS:]
-        return min(max(shared, default=0), len(token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 class GrammarBrokenError(Exception):
@@ -55,7 +35,6 @@ class Performance:
         tokenizer: tokenizers.Tokenizer,
         *,
         end_token_id: int,
-        num_cached_tokens: int,
         grammars: GrammarCompiler,
     ) -> None:
         """Raises ``GrammarError`` for a grammar that does not compile."""
@@ -65,8 +44,6 @@ class Performance:
         self._submit = submit
         self._rule = rule
         self._tokens = _planned(token_ids, rule, end_token_id, submit.params)
-        self._num_scripted = len(token_ids)
-        self._num_cached_tokens: int | None = num_cached_tokens
         self.num_output = 0
         """Tokens so far."""
         self._due_s = 0.0
@@ -87,6 +64,7 @@ class Performance:
 
     def step(self) -> SequenceStep:
         """Raises ``GrammarBrokenError``."""
+        is_first = self.num_output == 0
         token_ids: list[int] = []
         reason: Literal["stop", "length"] | None = None
         while reason is None and len(token_ids) < self._rule.tokens_per_step:
@@ -101,20 +79,17 @@ class Performance:
                 self._check.take(token_id)
             token_ids.append(token_id)
             reason = self._length_reason()
-        num_cached, self._num_cached_tokens = self._num_cached_tokens, None
         return SequenceStep(
             sequence_id=self._submit.sequence_id,
             token_ids=token_ids,
             logprobs=self._logprobs(token_ids),
-            num_cached_tokens=num_cached,
+            num_cached_tokens=0 if is_first else None,
             finish_reason=reason,
             num_output_tokens=self.num_output if reason else 0,
         )
 
     def _length_reason(self) -> Literal["length"] | None:
-        scripted_end = self._rule.finish == "length" and self.num_output == self._num_scripted
-        is_last = scripted_end or self.num_output == self._submit.params.max_tokens
-        return "length" if is_last else None
+        return "length" if self.num_output == self._submit.params.max_tokens else None
 
     def _logprobs(self, token_ids: list[int]) -> list[TokenLogprob] | None:
         num_top = self._submit.params.top_logprobs
@@ -188,8 +163,3 @@ def _without_early_stops(tokens: Iterator[int], params: SamplingParams) -> Itera
             continue
         num_given += 1
         yield token_id
-
-
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

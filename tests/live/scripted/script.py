@@ -24,13 +24,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     when: str
     choices: list[str]
     """The i-th answer to a prompt is choice i, round and round."""
-    finish: Literal["stop", "length"] = "stop"
-    """``length``: the sequence ends without the model's end token."""
     tokens_per_step: int = 1
     repeats: bool = False
     """The answer starts over instead of ending."""
-    crashes: bool = False
-    """The engine process dies instead of answering."""
     holds: Literal["queue", "prefill"] | None = None
     """The phase in which a sequence stays until it is cancelled."""
     token_s: float = 0.0
@@ -62,10 +58,6 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     """The tokens as text, special ones included."""
     num_prompt_tokens: int
-    num_cached_tokens: int
-    """The number of the prompt's tokens that the engine's cache held."""
-    process_id: int
-    """The engine's process id."""
     num_images: int = 0
     params: SamplingParams
 

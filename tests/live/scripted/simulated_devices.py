@@ -38,14 +38,10 @@ LOOK_EVERY_S = 0.02
 class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     memory_bytes: int
-    name: str = "simulated"
-    driver: str | None = None
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[SimulatedDevice]
-    cuda_version: str = ""
-    """The newest CUDA that their driver runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +64,7 @@ class SimulatedDevices:
         return made
 
     def host(self) -> HostInfo:
-        cuda_version = self._simulation().cuda_version
-        return msgspec.structs.replace(Discovery().host(), cuda_version=cuda_version)
+        return Discovery().host()
 
     def devices(self) -> list[DeviceInfo]:
         counts: dict[str, int] = {}
@@ -80,10 +75,9 @@ class SimulatedDevices:
             device = DeviceInfo(
                 index=index,
                 kind=one.kind,
-                name=one.name,
+                name="simulated",
                 total_memory_bytes=one.memory_bytes,
                 free_memory_bytes=0,
-                driver=one.driver,
             )
             taken = sum(self.taken_bytes(device_name(device)).values())
             free_bytes = max(0, one.memory_bytes - taken)

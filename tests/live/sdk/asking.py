@@ -16,52 +16,31 @@ SCHEMA = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of the next days.",
-        "parameters": SCHEMA,
-    },
-}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
 WEATHER_IN_RESPONSES = {"type": "function", "name": "get_weather", "parameters": SCHEMA}
 WEATHER_IN_MESSAGES = {"name": "get_weather", "input_schema": SCHEMA}
-CLOCK = {
-    "type": "function",
-    "function": {
-        "name": "get_time",
-        "parameters": {
-            "type": "object",
-            "properties": {"zone": {"type": "string"}},
-            "required": ["zone"],
-        },
-    },
-}
 OSLO: dict[str, Any] = {"city": "Oslo", "days": 3}
-OSLO_CALLS = {
-    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n'
-    "</tool_call>",
-    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
-    "llama3": '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 3}}',
-    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}]',
-}
-"""The same call as each family of models writes it."""
+OSLO_CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
+)
 CLOCK_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>'
 
 
-class Ask:
-    """``ask("text", tools=…)``: a chat completion, folded by the SDK when it was streamed."""
+class Asker:
+    """Chat completions, responses and messages of the model ``hermes``, folded by the SDK where
+    they were streamed."""
 
-    def __init__(self, client: openai.OpenAI, *, streams: bool) -> None:
-        self.client = client
-        self.streams = streams
+    def __init__(
+        self, openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, *, streams: bool
+    ) -> None:
+        self._openai: Any = openai_client
+        self._anthropic: Any = anthropic_client
+        self._streams = streams
 
-    def __call__(self, text: str = "", *, model: str = "hermes", **fields: Any) -> ChatCompletion:
-        body = {"model": model, "messages": [{"role": "user", "content": text}]} | fields
-        create: Any = self.client.chat.completions.create
-        if not self.streams:
+    def chat(self, messages: list[Any], **fields: Any) -> ChatCompletion:
+        body = {"model": "hermes", "messages": messages} | fields
+        create = self._openai.chat.completions.create
+        if not self._streams:
             answer: ChatCompletion = create(**body)
             return answer
         state = ChatCompletionStreamState()
@@ -69,42 +48,24 @@ class Ask:
             state.handle_chunk(chunk)
         return state.get_final_completion()
 
-
-class Respond:
-    """``respond(input, …)``: the final response, whether or not it was streamed."""
-
-    def __init__(self, client: openai.OpenAI, *, streams: bool) -> None:
-        self.client = client
-        self.streams = streams
-
-    def __call__(self, given: Any, *, model: str = "hermes", **fields: Any) -> Response:
-        create: Any = self.client.responses.create
+    def respond(self, given: Any, **fields: Any) -> Response:
         answer: Response
-        if not self.streams:
-            answer = create(model=model, input=given, **fields)
-            return answer
-        *_, last = create(model=model, input=given, stream=True, **fields)
-        assert last.type in ("response.completed", "response.incomplete"), last
-        answer = last.response
+        if self._streams:
+            *_, last = self._openai.responses.create(
+                model="hermes", input=given, stream=True, **fields
+            )
+            answer = last.response
+        else:
+            answer = self._openai.responses.create(model="hermes", input=given, **fields)
+        assert answer.status == "completed"
         return answer
 
-
-class Converse:
-    """``converse("text", …)``: a message, folded by the SDK when it was streamed."""
-
-    def __init__(self, client: anthropic.Anthropic, *, streams: bool) -> None:
-        self.client = client
-        self.streams = streams
-
-    def __call__(self, given: Any, **fields: Any) -> Message:
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    def message(self, messages: list[Any], **fields: Any) -> Message:
         body = {"model": "hermes", "max_tokens": 2000, "messages": messages} | fields
         answer: Message
-        if self.streams:
-            stream: Any = self.client.messages.stream
-            with stream(**body) as events:
+        if self._streams:
+            with self._anthropic.messages.stream(**body) as events:
                 answer = events.get_final_message()
         else:
-            create: Any = self.client.messages.create
-            answer = create(**body)
+            answer = self._anthropic.messages.create(**body)
         return answer

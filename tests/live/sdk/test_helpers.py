@@ -1,6 +1,5 @@
-"""What the SDKs build on top of their API calls: tool runners, parsed tools, parsed answers, async
-clients. Each sends fields of its own accord.
-"""
+"""What the SDKs build on top of their API calls: tool runners, parsed tools, parsed answers. Each
+sends fields of its own accord."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ import pydantic
 import pytest
 
 from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import OSLO, OSLO_CALLS
+from tests.live.sdk.asking import OSLO, OSLO_CALL
 
 
 class Step(pydantic.BaseModel):
@@ -56,7 +54,7 @@ def test_anthropic_tool_runner(
     anthropic_client: anthropic.Anthropic, hermes: ScriptedModel, streams: bool
 ) -> None:
     """It asks for a thread first and continues without one."""
-    hermes.answers("run the tools", OSLO_CALLS["hermes"])
+    hermes.answers("run the tools", OSLO_CALL)
     hermes.answers("sleet in Oslo for 3 days", "Stay home.")
     run: Any = anthropic_client.beta.messages.tool_runner
     runner = run(
@@ -97,7 +95,7 @@ def test_the_sdks_parse_their_own_classes(
 
 def test_openai_parses_tools(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
     """Whole and streamed; and the parsed message goes back as it is."""
-    hermes.answers("parse the call", OSLO_CALLS["hermes"])
+    hermes.answers("parse the call", OSLO_CALL)
     hermes.answers("slush in Oslo", "Boots.")
     question: Any = {"role": "user", "content": "parse the call"}
     completions: Any = openai_client.chat.completions
@@ -111,32 +109,3 @@ def test_openai_parses_tools(openai_client: openai.OpenAI, hermes: ScriptedModel
         result["content"] = "slush in Oslo"
         reply = completions.parse(**fields | {"messages": [question, message, result]})
         assert reply.choices[0].message.content == "Boots."
-
-
-def test_openai_parses_tools_in_responses(
-    openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    hermes.answers("parse the item", OSLO_CALLS["hermes"])
-    tool = {"type": "function", **weather_tool()["function"]}
-    responses: Any = openai_client.responses
-    with responses.stream(model="hermes", input="parse the item", tools=[tool]) as stream:
-        events = list(stream)
-        (call,) = stream.get_final_response().output
-    assert call.parsed_arguments == OSLO
-    assert [e for e in events if e.type == "response.function_call_arguments.delta"]
-
-
-async def test_async_clients(scripted_server: ScriptedServe, hermes: ScriptedModel) -> None:
-    hermes.answers("both at once", "Yes.")
-    question: Any = [{"role": "user", "content": "both at once"}]
-    url = scripted_server.url
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        chunks = await client.chat.completions.create(
-            model="hermes", messages=question, stream=True
-        )
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as other:
-        async with other.messages.stream(
-            model="hermes", max_tokens=100, messages=question
-        ) as stream:
-            assert "".join([piece async for piece in stream.text_stream]) == text == "Yes."
