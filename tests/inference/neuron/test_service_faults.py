@@ -31,8 +31,11 @@ def test_a_broken_engine_fails_its_requests_once_and_comes_back(
 ) -> None:
     neuron.options = {"silence_limit_s": 5.0}
     neuron.load(**options)
-    request_ids = [neuron.running(max_tokens=500) for _ in range(2)]
+    request_ids = [gateway.submit(max_tokens=500) for _ in range(2)]
+    neuron.service.drain_inbox()
     if not options:
+        for request_id in request_ids:
+            gateway.wait_events(request_id, lambda events: len(events) > 2)
         running_engines()[0].kill()
     for request_id in request_ids:
         events = gateway.wait_end(request_id)
@@ -40,8 +43,9 @@ def test_a_broken_engine_fails_its_requests_once_and_comes_back(
         assert (failure.code, failure.retry_after_s is not None) == (code, True)
         usage = next(event.usage for event in events if isinstance(event, Failed))
         num_sent = sum(event.num_tokens for event in events if isinstance(event, Delta))
-        assert usage is not None and usage.completion_tokens >= num_sent > 0
-        assert usage.prompt_tokens > 0
+        if num_sent or not options:
+            assert usage is not None and usage.completion_tokens >= num_sent > 0
+            assert usage.prompt_tokens > 0
     wait_until(lambda: gateway.wait_status("ready").num_restarts == 1)
     assert logged in caplog.text
     assert neuron.answers()
