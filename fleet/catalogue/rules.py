@@ -64,7 +64,7 @@ def check_settings(settings: CatalogueSettings) -> None:
 
 
 def settings_problems(settings: CatalogueSettings) -> Problems:
-    """Of each value alone, or where there are none, of values together."""
+    """The problems of each value alone or, where there are none, of values together."""
     alone = [
         (name, problem)
         for name, setting in SETTINGS.items()

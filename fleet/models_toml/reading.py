@@ -76,7 +76,7 @@ class Document:
     aliases: dict[str, str] = field(default_factory=dict)
     """The model's name for each alias, also of models that are only in the catalogue."""
     alias_lines: Mapping[str, int] = field(default_factory=dict)
-    """Of each alias, and of the table under an empty one."""
+    """The line of each alias; that of the table has an empty name."""
     upstreams: list[UpstreamEntry] = field(default_factory=list)
     problems: list[Remark] = field(default_factory=list)
     """Reasons of refused entries, which are not among the models."""

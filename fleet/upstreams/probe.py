@@ -64,10 +64,10 @@ def _has_image(answer: Answer) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
     names: re.Pattern[str]
-    """Of models that do this."""
+    """The pattern of names of models that do this."""
     path: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of the request, beside its model."""
+    """The request's fields beside its model."""
     file: Callable[[], tuple[str, bytes, str]] | None = None
     """Its name, content and type, where the request is a form."""
     is_answer: Callable[[Answer], bool]

@@ -236,7 +236,7 @@ def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
 
 
 def _awake_bytes_on(replica: ReplicaView, device: str) -> int:
-    """Of a divided replica."""
+    """The bytes of a divided replica's stages there."""
     stages = replica.report.stage_memory if replica.report else ()
     return sum(one.actual_bytes + one.process_bytes for one in stages if one.device == device)
 

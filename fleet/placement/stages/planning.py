@@ -75,9 +75,9 @@ class StagePlan:
     """KV blocks on every stage: the smallest stage decides."""
     kv_tokens: int
     tokens_per_s: float
-    """Of one stream."""
+    """The rate of one stream."""
     tokens_per_s_of_many: float
-    """Of ``MANY`` requests together."""
+    """The rate of ``MANY`` requests together."""
     num_running: int
     """The number of those requests whose blocks fit at once."""
 

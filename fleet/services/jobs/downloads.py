@@ -168,7 +168,7 @@ def download_delete_start(
 
 
 def download_cancel(*, actor: Actor, download: Download) -> Download:
-    """It ends when its neuron has stopped it. Raises ``JobCannotBeCancelledError``;
+    """The download ends when its neuron has stopped it. Raises ``JobCannotBeCancelledError``;
     ``BrokerUnavailableError``, and then nothing has changed."""
     if not download.is_active:
         raise JobCannotBeCancelledError(f"The download has ended: it {download.status}")
