@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from django.core.paginator import Page
 from django.urls import reverse
 
 from fleet.dashboard import rows
-from fleet.dashboard.finding_links import LinkedFinding, grouped, linked_findings
-from fleet.dashboard.query import BoardQuery, Listing, Shown, listing_of
+from fleet.dashboard.finding_links import grouped, linked_findings
+from fleet.dashboard.query import BoardQuery, page_of
 from fleet.dashboard.words import count_words
 from fleet.models import CatalogueModel, Neuron
 from fleet.overview import lines
@@ -22,6 +23,16 @@ from metering.money import cost_text
 
 MODELS_A_PAGE = 12
 NEURONS_A_PAGE = 6
+NUM_UNFOLDED = 3
+"""Fleets of at most this many have their neurons unfolded."""
+MONEY_TILE = "Spent today"
+SHOWN = {
+    "": "All",
+    "loaded": "Loaded",
+    "active": "Under way",
+    "problems": "With problems",
+    "unloaded": "Not loaded",
+}
 MAX_AUDIT_LINES = 5
 RANKS = {
     "failed": 0,
@@ -38,34 +49,8 @@ LAST_RANK = 5
 JobsOfModels = dict[str, list[lines.JobLine]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    title: str
-    value: str
-    detail: str = ""
-    url: str = ""
-    """The page of the counted rows; empty: none."""
-    is_of_money: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
-    query: BoardQuery
-    attention: tuple[LinkedFinding, ...]
-    tiles: tuple[Tile, ...]
-    models: tuple[rows.ModelRow, ...]
-    models_paging: Listing[lines.ModelLine]
-    neurons: tuple[rows.NeuronRow, ...]
-    neurons_paging: Listing[lines.NeuronLine]
-    downloads: list[tuple[str, rows.ProgressRow]]
-    refusals: tuple[lines.RefusalLine, ...]
-    audit: tuple[lines.AuditLine, ...]
-    steps: tuple[str, ...]
-    """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
-    key, request and people are steps of another card: ``fleet.first_steps``."""
-
-
-def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> Board:
+def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> rows.Row:
+    """The context of the board's template."""
     query = query or BoardQuery()
     jobs_of_models: JobsOfModels = defaultdict(list)
     for job in overview.jobs:
@@ -76,25 +61,55 @@ def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> 
         for replica in neuron.replicas
     }
     models = _listed_models(overview.models, jobs_of_models, query)
-    sought = [one for one in overview.neurons if query.neurons.lower() in one.name.lower()]
-    neurons = listing_of("neurons", sought, query, rank=neuron_rank, page_size=NEURONS_A_PAGE)
-    return Board(
-        query=query,
-        attention=linked_findings(grouped(overview.attention)),
-        tiles=_tiles(overview),
-        models=tuple(
-            rows.model_row(model, jobs_of_models[model.name], explained) for model in models.lines
-        ),
-        models_paging=models,
-        neurons=rows.neuron_rows(
-            overview, neurons.lines, query=query, num_neurons=len(overview.neurons)
-        ),
-        neurons_paging=neurons,
-        downloads=download_rows(overview.downloads),
-        refusals=overview.refusals,
-        audit=overview.audit[:MAX_AUDIT_LINES],
-        steps=_steps(overview),
+    neurons = page_of(
+        [one for one in overview.neurons if query.neurons.lower() in one.name.lower()],
+        rank=neuron_rank,
+        size=NEURONS_A_PAGE,
+        number=query.neurons_page,
+        kept=query.kept_neurons,
     )
+    return {
+        "query": query,
+        "shown_choices": SHOWN.items(),
+        "attention": linked_findings(grouped(overview.attention)),
+        "tiles": _tiles(overview),
+        "models": [rows.model_row(one, jobs_of_models[one.name], explained) for one in models],
+        "models_paging": _paging("models", models, query),
+        "neurons": _neuron_rows(overview, neurons, query),
+        "neurons_paging": _paging("neurons", neurons, query),
+        "downloads": download_rows(overview.downloads),
+        "refusals": overview.refusals,
+        "audit": overview.audit[:MAX_AUDIT_LINES],
+        "steps": _steps(overview),
+    }
+
+
+def _paging(noun: str, page: Page[Any], query: BoardQuery) -> rows.Row:
+    def address(number: int) -> str:
+        return query.address(**{f"{noun}_page": str(number) if number > 1 else ""})
+
+    return {
+        "page": page,
+        "kept": " ".join(line.name for line in page),
+        "previous": address(page.number - 1) if page.has_previous() else "",
+        "next": address(page.number + 1) if page.has_next() else "",
+    }
+
+
+def _neuron_rows(
+    overview: lines.FleetOverview, neurons: Iterable[lines.NeuronLine], query: BoardQuery
+) -> list[rows.Row]:
+    """Each with ``fold``, the query of the address that folds or unfolds it."""
+    flipped = set(query.flipped.split())
+    is_small = len(overview.neurons) <= NUM_UNFOLDED
+
+    def is_unfolded(neuron: lines.NeuronLine) -> bool:
+        return (is_small and neuron.status != rows.AWAY) != (neuron.name in flipped)
+
+    found = rows.neuron_rows(overview, neurons, is_unfolded)
+    for row in found:
+        row["fold"] = query.address(flipped=" ".join(sorted(flipped ^ {row["line"].name})))
+    return found
 
 
 def neuron_rank(neuron: lines.NeuronLine) -> int:
@@ -110,7 +125,7 @@ def neuron_rank(neuron: lines.NeuronLine) -> int:
 
 def _listed_models(
     models: Iterable[lines.ModelLine], jobs: JobsOfModels, query: BoardQuery
-) -> Listing[lines.ModelLine]:
+) -> Page[lines.ModelLine]:
     def rank(model: lines.ModelLine) -> int:
         rank = RANKS.get(model.status, LAST_RANK)
         if model.replicas < model.min_replicas or model.has_outdated:
@@ -121,76 +136,82 @@ def _listed_models(
         if query.models.lower() not in model.name.lower():
             return False
         match query.shown:
-            case Shown.LOADED:
+            case "loaded":
                 return model.status != "unloaded"
-            case Shown.UNLOADED:
+            case "unloaded":
                 return model.status == "unloaded"
-            case Shown.ACTIVE:
+            case "active":
                 return rank(model) == 1
-            case Shown.PROBLEMS:
+            case "problems":
                 return rank(model) == 0 or bool(model.no_host)
             case _:
                 return True
 
-    asked = filter(is_asked, models)
-    return listing_of("models", asked, query, rank=rank, page_size=MODELS_A_PAGE)
+    return page_of(
+        filter(is_asked, models),
+        rank=rank,
+        size=MODELS_A_PAGE,
+        number=query.models_page,
+        kept=query.kept_models,
+    )
 
 
-def _steps(overview: lines.FleetOverview) -> tuple[str, ...]:
-    steps = []
-    if not overview.neurons:
-        steps.append("neuron")
+def _steps(overview: lines.FleetOverview) -> list[str]:
+    """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
+    key, request and people are steps of another card: ``fleet.first_steps``."""
+    steps = [] if overview.neurons else ["neuron"]
     if not overview.models:
         steps.append("model")
     elif not any(model.replicas for model in overview.models) and not overview.jobs:
         steps.append("load")
-    return tuple(steps)
+    return steps
 
 
-def _tiles(overview: lines.FleetOverview) -> tuple[Tile, ...]:
-    replicas = [
-        replica
-        for neuron in overview.neurons
-        for replica in neuron.replicas
-        if neuron.status != rows.AWAY
-    ]
+def _tiles(overview: lines.FleetOverview) -> list[rows.Row]:
+    """Counts with their titles, and the pages of the counted rows."""
+    online = [neuron for neuron in overview.neurons if neuron.status != rows.AWAY]
+    replicas = [replica for neuron in online for replica in neuron.replicas]
     last = overview.minutes[-2] if len(overview.minutes) > 1 else None
-    running = sum(replica.in_flight for replica in replicas)
     waiting = sum(replica.queue_depth for replica in replicas)
     speed = sum(replica.decode_tokens_per_s for replica in replicas if replica.in_flight)
-    refused = sum(line.requests for line in overview.refusals)
-    return (
-        Tile(
-            title="Requests a minute",
-            value=count_words(last.requests if last else 0),
-            detail=f"{count_words(overview.requests_today)} today",
-            url=requests_url(),
+    refusals = requests_url(outcome=Outcome.REFUSED.value, since=f"{REFUSAL_HOURS}h")
+    tiles = (
+        (
+            "Requests a minute",
+            count_words(last.requests if last else 0),
+            f"{count_words(overview.requests_today)} today",
+            requests_url(),
         ),
-        Tile(
-            title="Tokens a minute",
-            value=count_words(last.tokens if last else 0),
-            url=reverse("usage"),
+        ("Tokens a minute", count_words(last.tokens if last else 0), "", reverse("usage")),
+        (
+            "In flight",
+            f"{sum(replica.in_flight for replica in replicas):,}",
+            f"{waiting:,} waiting, {speed:.0f} tok/s",
+            reverse("admin:fleet_replica_changelist"),
         ),
-        Tile(
-            title="In flight",
-            value=f"{running:,}",
-            detail=f"{waiting:,} waiting, {speed:.0f} tok/s",
-            url=reverse("admin:fleet_replica_changelist"),
+        (
+            "Refused",
+            count_words(sum(line.requests for line in overview.refusals)),
+            "in this hour and the last",
+            refusals,
         ),
-        Tile(
-            title="Refused",
-            value=count_words(refused),
-            detail="in this hour and the last",
-            url=requests_url(outcome=Outcome.REFUSED.value, since=f"{REFUSAL_HOURS}h"),
-        ),
-        Tile(
-            title="Spent today",
-            value=cost_text(overview.spent_today_micro_usd),
-            detail="since midnight UTC",
-            url=reverse("usage-accounts"),
-            is_of_money=True,
+        (
+            MONEY_TILE,
+            cost_text(overview.spent_today_micro_usd),
+            "since midnight UTC",
+            reverse("usage-accounts"),
         ),
     )
+    return [
+        {
+            "title": title,
+            "value": value,
+            "detail": detail,
+            "url": url,
+            "is_of_money": title == MONEY_TILE,
+        }
+        for title, value, detail, url in tiles
+    ]
 
 
 def outdated_rows(
@@ -208,7 +229,7 @@ def download_rows(downloads: Iterable[lines.DownloadLine]) -> list[tuple[str, ro
     return [(f"{one.source} on {one.neuron}", rows.download_progress(one)) for one in downloads]
 
 
-def model_context(model: CatalogueModel) -> dict[str, Any]:
+def model_context(model: CatalogueModel) -> rows.Row:
     """``home.row`` is ``None`` where the model is not offered. ``home.neurons`` have replicas of
     it, or of its base, and no devices. ``home.waits_for``: why no host can load it now."""
     settings, overview = model.settings(), fleet_overview()
@@ -219,23 +240,20 @@ def model_context(model: CatalogueModel) -> dict[str, Any]:
 
     line = next((one for one in overview.models if one.name == name), None)
     jobs = [job for job in overview.jobs if job.model == name]
-    row = None if line is None else rows.model_row(line, jobs)
     holding = [
         replace(neuron, devices=(), replicas=replicas)
         for neuron in overview.neurons
         if (replicas := tuple(filter(is_of_it, neuron.replicas)))
     ]
-    may_sleep = any(
-        one.status == "ready" and not one.lies_on_hosts
-        for neuron in holding
-        for one in neuron.replicas
-    )
+    replicas = [replica for neuron in holding for replica in neuron.replicas]
+    may_sleep = any(one.status == "ready" and not one.lies_on_hosts for one in replicas)
+    is_kept_loaded = line is not None and line.min_replicas > 0
     home = {
         "name": name,
-        "row": row,
+        "row": line and rows.model_row(line, jobs),
         "waits_for": "" if line is None else _waits_for(line),
-        "neurons": _unfolded(overview, holding),
-        "may_sleep": may_sleep and not base and (row is None or not row.is_kept_loaded),
+        "neurons": rows.neuron_rows(overview, holding),
+        "may_sleep": may_sleep and not base and not is_kept_loaded,
     }
     return {"home": home, "is_pinned": settings.pinned, "may_try": settings.task == "text"}
 
@@ -246,18 +264,11 @@ def _waits_for(line: lines.ModelLine) -> str:
     return f"No host takes it now: {line.not_now}." if line.not_now else ""
 
 
-def neuron_context(neuron: Neuron) -> dict[str, Any]:
+def neuron_context(neuron: Neuron) -> rows.Row:
     overview = fleet_overview()
     found = [one for one in overview.neurons if one.name == neuron.name]
     downloads = [one for one in overview.downloads if one.neuron == neuron.name]
     return {
-        "neuron_row": next(iter(_unfolded(overview, found)), None),
+        "neuron_row": next(iter(rows.neuron_rows(overview, found)), None),
         "downloads": download_rows(downloads),
     }
-
-
-def _unfolded(
-    overview: lines.FleetOverview, neurons: list[lines.NeuronLine]
-) -> tuple[rows.NeuronRow, ...]:
-    away = frozenset(neuron.name for neuron in neurons if neuron.status == rows.AWAY)
-    return rows.neuron_rows(overview, neurons, query=BoardQuery(flipped=away), num_neurons=1)

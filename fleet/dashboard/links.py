@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from urllib.parse import quote
 
 from django.urls import reverse
 
 
 def model_url(name: str) -> str:
-    return f"{_address('model-page')}?name={quote(name, safe='')}"
+    return f"{reverse('model-page')}?name={quote(name, safe='')}"
 
 
 def neuron_url(name: str) -> str:
-    return f"{_address('neuron-page')}?name={quote(name, safe='')}"
-
-
-@cache
-def _address(url_name: str) -> str:
-    return reverse(url_name)
+    return f"{reverse('neuron-page')}?name={quote(name, safe='')}"

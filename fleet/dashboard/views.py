@@ -17,12 +17,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from fleet.admin.loading import Outcome, actor_of, show_outcome
-from fleet.admin.unfold_types import ask
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
 from fleet.dashboard.board import board_of, model_context, neuron_context, outdated_rows
-from fleet.dashboard.query import BoardQuery, Shown
-from fleet.dashboard.words import ASK_FIRST, CHANGE_SETTINGS
+from fleet.dashboard.query import BoardQuery
+from fleet.dashboard.words import CHANGE_SETTINGS
 from fleet.errors import FleetError, InvitationError
 from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
@@ -37,20 +36,12 @@ from fleet.services.hosts.invitations import (
 from helexa_site.web.pages import render_page
 
 MAX_FOLLOWED_JOBS = 20
-SHOWN_CHOICES = (
-    (Shown.ALL.value, "All"),
-    (Shown.LOADED.value, "Loaded"),
-    (Shown.ACTIVE.value, "Under way"),
-    (Shown.PROBLEMS.value, "With problems"),
-    (Shown.UNLOADED.value, "Not loaded"),
-)
 
 
 def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """The context of the admin's index. unfold calls it."""
     board = board_of(fleet_overview(), BoardQuery.of(request.GET))
-    shown = {"title": "Dashboard", "board": board, "shown_choices": SHOWN_CHOICES}
-    return context | shown | steps_context(request)
+    return context | {"title": "Dashboard", "board": board} | steps_context(request)
 
 
 @require_GET
@@ -128,20 +119,12 @@ def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
 
 @require_POST
 def do(request: HttpRequest) -> HttpResponse:
-    """A button of the board, or of a page that shows a part of it. Without scripts, which ask
-    before sending, this asks, and answers with the whole page."""
+    """A button of the board, or of a page that shows a part of it."""
     command = request.POST.get("do", "")
-    verb = command.partition(" ")[0]
-    has_scripts = request.headers.get("hx-request") == "true"
-    if not has_scripts and verb in ASK_FIRST and "sure" not in request.POST:
-        asked = {"description": command.capitalize(), "hidden": [("do", command)]}
-        return ask(request, asked | {"back": reverse("admin:index")})
     outcomes = act(cast(AbstractUser, request.user), command)
-    if not has_scripts or verb in CHANGE_SETTINGS:
+    if command.partition(" ")[0] in CHANGE_SETTINGS:
         for outcome in outcomes:
             show_outcome(request, outcome)
-        if not has_scripts:
-            return HttpResponseRedirect(reverse("admin:index"))
         # The whole page is loaded again: its form of settings would undo the change when saved.
         return HttpResponse(headers={"HX-Refresh": "true"})
     if part := PARTS.get(request.headers.get("hx-target", "")):
@@ -156,9 +139,8 @@ def do(request: HttpRequest) -> HttpResponse:
 
 def _board(request: HttpRequest, query: BoardQuery, context: dict[str, Any]) -> HttpResponse:
     board = board_of(fleet_overview(), query)
-    shown = context | {"board": board, "shown_choices": SHOWN_CHOICES}
-    response = _part(request, "fleet/board.html", shown)
-    address = reverse("admin:index") + query.url_query()
+    response = _part(request, "fleet/board.html", context | {"board": board})
+    address = reverse("admin:index") + query.address().removesuffix("?")
     if not request.headers.get("hx-current-url", "").endswith(address):
         response["HX-Replace-Url"] = address
     return response

@@ -18,8 +18,6 @@ TONES = {
     "notice": "info",
 }
 DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded", "sleep": "asleep"}
-
-ASK_FIRST = frozenset({"unload", "drain"})
 CHANGE_SETTINGS = frozenset({"pin", "unpin"})
 
 

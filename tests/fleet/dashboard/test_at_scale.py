@@ -15,8 +15,8 @@ from django.utils import timezone
 from fleet import services
 from fleet.dashboard.board import board_of
 from fleet.dashboard.finding_links import grouped
-from fleet.dashboard.query import BoardQuery, Shown, listing_of
-from fleet.models import CatalogueModel, Device, LoadJob, Neuron, Replica
+from fleet.dashboard.query import BoardQuery, page_of
+from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.overview.lines import Attention, Level, ModelLine
 from fleet.overview.selector import fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus
@@ -28,7 +28,7 @@ from tests.metering.callers import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
+BOARD = "/admin/dashboard/board"
 GIB = 1024**3
 NUM_MODELS, NUM_HOSTS, REPLICAS_A_HOST = 200, 50, 4
 MAX_BYTES = 40_000
@@ -80,9 +80,11 @@ def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) 
     assert text.count("are away") == 1
     # What works comes first, by pages; hosts are folded.
     board = board_of(fleet_overview())
-    assert [row.line.name for row in board.models[:5]] == [f"model-{n:03}" for n in range(5)]
-    assert [row.line.status for row in board.models[:5]] == ["ready"] * 4 + ["away"]
-    assert board.neurons[0].line.name == "node-00" and not board.neurons[0].is_unfolded
+    first = [row["line"] for row in board["models"][:5]]
+    assert [line.name for line in first] == [f"model-{n:03}" for n in range(5)]
+    assert [line.status for line in first] == ["ready"] * 4 + ["away"]
+    neuron = board["neurons"][0]
+    assert neuron["line"].name == "node-00" and not neuron["is_unfolded"]
     assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
     assert "model-015" not in text and "hx-device" not in text
     second = text_of(admin_client, f"{BOARD}?models_page=2")
@@ -113,14 +115,14 @@ def test_a_refresh_leaves_the_focus_where_it_is(admin_client: Client, redis_db: 
 
 def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
-    board = board_of(fleet_overview(), BoardQuery(flipped=frozenset({"node-01"})))
-    (flight,) = [tile for tile in board.tiles if tile.title == "In flight"]
-    assert (flight.value, flight.detail) == ("20", "0 waiting, 126 tok/s")
-    (away,) = [row for row in board.neurons if row.line.name == "node-01"]
-    assert (away.memory, away.detail, away.devices) == ("", "", ())
-    assert away.load == "4 replicas"
-    for row in away.replicas:
-        assert (row.running, row.waiting, row.tokens_per_s, row.kv_percent) == ("", "", "", None)
+    board = board_of(fleet_overview(), BoardQuery(flipped="node-01"))
+    (flight,) = [tile for tile in board["tiles"] if tile["title"] == "In flight"]
+    assert (flight["value"], flight["detail"]) == ("20", "0 waiting, 126 tok/s")
+    (away,) = [row for row in board["neurons"] if row["line"].name == "node-01"]
+    shown = ("memory", "detail", "devices", "load", "num_more")
+    assert [away[name] for name in shown] == ["", "", [], "4 replicas", 0]
+    figures = ("running", "waiting", "tokens_per_s", "kv_percent")
+    assert [[row[name] for name in figures] for row in away["replicas"]] == [["", "", "", None]] * 4
     for path in ("neuron/?status__exact=away", "device/?neuron__status=away"):
         text = admin_client.get(f"/admin/fleet/{path}").content.decode()
         assert "node-01" in text and "7.0 GiB" not in text
@@ -137,36 +139,18 @@ def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) ->
     assert "No model is like that" in text_of(admin_client, f"{BOARD}?shown=active")
     assert "No neuron has a name like that" in text_of(admin_client, f"{BOARD}?neurons=x")
     # The address follows, so that the page can be sent to a colleague.
-    response = admin_client.get(f"{BOARD}?models=19&shown=nonsense&models_page=x&kept_models=a+b")
+    response = admin_client.get(f"{BOARD}?models=19&models_page=&kept_models=a+b")
     assert response["HX-Replace-Url"] == "/admin/?models=19"
+    assert "1 to 12 of 200" in text_of(admin_client, f"{BOARD}?shown=nonsense&models_page=x")
+    kept = BoardQuery(kept_models="model-100", kept_neurons="node-30")
+    board = board_of(fleet_overview(), kept)
+    assert [board[noun][0]["line"].name for noun in ("models", "neurons")] == [
+        *("model-100", "node-30"),
+    ]
     same = {"hx-current-url": "http://testserver/admin/?models=19"}
     assert "HX-Replace-Url" not in admin_client.get(f"{BOARD}?models=19", headers=same)
     whole = admin_client.get("/admin/?models=19").content.decode()
     assert 'value="19"' in whole and "model-190" in whole and "model-000" not in whole
-
-
-def test_rows_stay_in_their_places_while_they_are_looked_at(admin_client, model, redis_db) -> None:
-    a_large_fleet()
-    before = [row.line.name for row in board_of(fleet_overview()).models]
-    LoadJob.objects.create(
-        model_name="model-100", neuron=Neuron.objects.get(name="node-00"), requested_by="user:olga"
-    )
-    assert board_of(fleet_overview()).models[0].line.name == "model-100"
-    kept = BoardQuery(kept_models=tuple(before))
-    assert [row.line.name for row in board_of(fleet_overview(), kept).models] == before
-
-
-def test_what_ends_something_asks_first(admin_client, model, beat, build, sent) -> None:
-    """With scripts the words on the button ask; without them a page of its own does."""
-    beat(replicas=[build.replica()])
-    text = text_of(admin_client, BOARD)
-    assert 'data-ask="Unload tiny?"' in text and 'data-ask="Unload tiny from beast?"' in text
-    assert 'data-ask="Drain beast? Nothing new' in text
-    asked = admin_client.post(DO, {"do": "unload model tiny"}).content.decode()
-    assert "unload model tiny" in asked and 'name="sure"' in asked
-    assert not LoadJob.objects.exists()
-    admin_client.post(DO, {"do": "unload model tiny", "sure": "yes"})
-    assert LoadJob.objects.get().kind == "unload"
 
 
 def test_names_lead_to_pages(admin_client, model, beat, build) -> None:
@@ -218,17 +202,15 @@ def test_pages(page: int, kept: str, expected: str) -> None:
         ModelLine(name=name, replicas=rank, max_replicas=1, **nothing)
         for name, rank in (("a", 2), ("b", 1), ("c", 3), ("d", 0), ("e", 1))
     ]
-    query = BoardQuery(models_page=page, kept_models=tuple(kept))
-    found = listing_of("models", lines, query, rank=lambda one: one.replicas, page_size=2)
-    assert "".join(one.name for one in found.lines) == expected
-    assert (found.num_pages, found.num_lines) == (3, 5)
-    query = BoardQuery(models_page=4)
-    assert listing_of("models", [], query, rank=len, page_size=2).page == 1
+    found = page_of(
+        lines, rank=lambda one: one.replicas, size=2, number=str(page), kept=" ".join(kept)
+    )
+    assert "".join(one.name for one in found) == expected
+    assert (found.paginator.num_pages, found.paginator.count) == (3, 5)
 
 
 def test_a_query_goes_into_an_address_and_back() -> None:
-    models: dict[str, Any] = {"models": "a b", "models_page": 2, "shown": Shown.LOADED}
-    flipped = frozenset({"one", "two"})
-    query = BoardQuery(**models, neurons="x", neurons_page=3, flipped=flipped)
-    assert BoardQuery.of(QueryDict(query.url_query()[1:])) == query
-    assert BoardQuery().url_query() == ""
+    query = BoardQuery(models="a b", models_page="2", neurons="x", flipped="one two")
+    assert BoardQuery.of(QueryDict(query.address()[1:])) == query
+    changed = BoardQuery(models="a", kept_models="b").address(models="", neurons_page="3")
+    assert changed == "?neurons_page=3"
