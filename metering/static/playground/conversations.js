@@ -1,93 +1,112 @@
-// Conversations are kept on the server, private to the user who is logged in.
+// What the page does with conversations: keeps what it shows, lists, opens and deletes them. The server
+// keeps them, private to the user who is logged in.
 
 const BASE = "/playground/conversations";
 const ELSEWHERE = ["changed_elsewhere", "not_found"];
 
-export class ConversationError extends Error {
-  constructor(error, status) {
-    super(error?.message || `The conversation was not kept or found: the server answered ${status}.`);
-    this.code = error?.code || "";
-  }
-}
+// A part of the page's state; ``leave`` and what is kept are the page's.
+export function keeping(api, user) {
+  const place = `helexa-playground:${user}`; // The one that this tab shows: a reload brings it back.
+  const revisions = {}; // By id: the revision that this page has.
+  const moved = {}; // By id: the one that the conversation is kept under instead.
+  let last = Promise.resolve();
 
-export class Conversations {
-  constructor(user, csrfToken) {
-    this.place = `helexa-playground:${user}`;
-    this.headers = { "X-CSRFToken": csrfToken };
-    this.revisions = {}; // By id: the revision that this page has.
-    this.moved = {}; // By id: the one that the conversation is kept under instead.
-    this.last = Promise.resolve();
-  }
-
-  // The latest first: those in which the words stand.
-  async list(words = "") {
-    return (await this.ask(`${BASE}?${new URLSearchParams({ q: words })}`)).data;
-  }
-
-  // Its state, null where there is none.
-  async find(id) {
+  // Returns the id that it is kept under: another one where it was changed or deleted elsewhere since.
+  async function put(wanted, body) {
+    const id = moved[wanted] ?? wanted;
     try {
-      const { revision, state } = await this.ask(`${BASE}/${id}`);
-      this.revisions[id] = revision;
-      return state;
-    } catch (error) {
-      if (error.code === "not_found") return null;
-      throw error;
-    }
-  }
-
-  // One after the other: each save continues the revision that the one before has made. Returns the id
-  // that it is kept under: another one where the conversation was changed or deleted elsewhere since.
-  save(id, state) {
-    const body = JSON.stringify(state); // As it is now.
-    const saved = this.last.then(() => this.put(id, body));
-    this.last = saved.catch(() => {});
-    return saved;
-  }
-
-  async put(wanted, body) {
-    const id = this.moved[wanted] ?? wanted;
-    try {
-      const url = `${BASE}/${id}?revision=${this.revisions[id] ?? 0}`;
-      this.revisions[id] = (await this.ask(url, { method: "PUT", body })).revision;
+      const url = `${BASE}/${id}?revision=${revisions[id] ?? 0}`;
+      revisions[id] = (await api.json(url, { method: "PUT", body })).revision;
       return id;
     } catch (error) {
       if (!ELSEWHERE.includes(error.code)) throw error;
-      this.moved[wanted] = newId();
-      return this.put(wanted, body);
+      moved[wanted] = newId();
+      return put(wanted, body);
     }
   }
 
-  async remove(id) {
-    await this.ask(`${BASE}/${id}`, { method: "DELETE" });
+  // One after the other: each save continues the revision that the one before has made.
+  function save(id, state) {
+    const body = JSON.stringify(state); // As it is now.
+    const saved = last.then(() => put(id, body));
+    last = saved.catch(() => {});
+    return saved;
   }
 
-  async ask(url, options = {}) {
-    const headers = { ...this.headers, ...(options.body ? { "Content-Type": "application/json" } : {}) };
-    let answer;
-    try {
-      answer = await fetch(url, { ...options, headers });
-    } catch {
-      throw new ConversationError({ message: "The server does not answer: the conversation is not kept now." });
-    }
-    if (answer.status === 204) return null;
-    const body = await answer.json().catch(() => null);
-    if (!answer.ok || body === null) throw new ConversationError(body?.error, answer.status);
-    return body;
-  }
+  return {
+    kept: [],
+    searched: "",
+    keepProblem: "",
+    isForked: false, // The conversation was changed elsewhere: this one is another.
 
-  // The one that this tab shows: a reload brings it back.
-  current() {
-    return sessionStorage.getItem(this.place) ?? "";
-  }
+    // Saves what the page shows. It stays on the page where the server refuses it.
+    async keep() {
+      const { id } = this;
+      try {
+        const keptAs = await save(id, stateOf(this));
+        if (!this.isForked) this.keepProblem = "";
+        if (this.id === id && keptAs !== id) {
+          Object.assign(this, { id: keptAs, isForked: true });
+          this.keepProblem = "The conversation was changed or deleted elsewhere: this one is kept as another.";
+        }
+        if (this.id === keptAs) sessionStorage.setItem(place, keptAs);
+      } catch (error) {
+        this.keepProblem = error.message;
+      }
+      await this.search();
+    },
 
-  setCurrent(id) {
-    sessionStorage.setItem(this.place, id);
-  }
+    // The latest first: those in which the words stand.
+    async search() {
+      const words = this.searched;
+      try {
+        const found = (await api.json(`${BASE}?${new URLSearchParams({ q: words })}`)).data;
+        if (words === this.searched) this.kept = found;
+      } catch (error) {
+        this.keepProblem ||= error.message;
+      }
+    },
+
+    async open(id = sessionStorage.getItem(place)) {
+      if (!id) return;
+      await this.leave();
+      try {
+        const { revision, state } = await api.json(`${BASE}/${id}`);
+        revisions[id] = revision;
+        const account = this.accounts.includes(state.account) ? state.account : this.account;
+        const turns = state.turns.map(ended);
+        Object.assign(this, { problem: "", keepProblem: "", isForked: false, ...state, account, turns, id });
+        sessionStorage.setItem(place, id);
+      } catch (error) {
+        if (error.code !== "not_found") this.keepProblem = error.message;
+      }
+    },
+
+    async start() {
+      const field = this.$refs.draft;
+      await this.leave();
+      Object.assign(this, { id: newId(), turns: [], draft: "", images: [], problem: "" });
+      Object.assign(this, { keepProblem: "", isForked: false });
+      sessionStorage.removeItem(place);
+      field.focus();
+    },
+
+    async remove(id) {
+      const field = this.$refs.search; // Once the pressed button is gone, it finds nothing.
+      try {
+        await api.ask(`${BASE}/${id}`, { method: "DELETE" });
+        if (id === this.id) await this.start();
+      } catch (error) {
+        this.keepProblem = error.message;
+      }
+      await this.search();
+      field.focus();
+    },
+  };
 }
 
 // What is kept of the page, and nothing else.
-export function stateOf({ model, beside, account, system, sampling, thinking, tools, schema, turns }) {
+function stateOf({ model, beside, account, system, sampling, thinking, tools, schema, turns }) {
   return { model, beside, account, system, sampling, thinking, tools, schema, turns: turns.map(turnOf) };
 }
 
@@ -98,11 +117,17 @@ function turnOf(turn) {
   return turn.role === "user" ? turn : { ...turn, calls, beside };
 }
 
+// An answer that the page was left in the middle of.
+function ended(turn) {
+  if (!turn.isRunning) return turn;
+  const error = turn.error || "The page was left before the answer ended.";
+  return { ...turn, error, isRunning: false, beside: turn.beside?.map(ended) };
+}
+
 // A random UUID; ``crypto.randomUUID`` is not there on pages that came by plain HTTP.
 export function newId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  bytes[6] = (bytes[6] & 0x0f) | 0x40;
-  bytes[8] = (bytes[8] & 0x3f) | 0x80;
-  const hex = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+  return "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (digit) => {
+    const random = crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (digit / 4));
+    return (digit ^ random).toString(16);
+  });
 }

@@ -3,9 +3,8 @@
 import { AnswerReader, inWords, newAnswer } from "./answer.js";
 import { Api } from "./api.js";
 import { asCode, LANGUAGES } from "./as_code.js";
-import { Conversations, newId } from "./conversations.js";
+import { keeping, newId } from "./conversations.js";
 import { Following } from "./following.js";
-import { keeping } from "./keeping.js";
 import { RenderedText } from "./rendered.js";
 import { FieldError, requestOf } from "./request.js";
 
@@ -23,12 +22,11 @@ const SAMPLING = {
 
 function playground(settings, csrfToken) {
   const api = new Api(csrfToken);
-  const conversations = new Conversations(settings.user, csrfToken);
   const drawn = new WeakMap(); // By the element of an answer's text.
   let following; // Of the page, once it is drawn.
   let over = Promise.resolve(); // The end of the answer that is being written, saved.
   return {
-    ...keeping(conversations),
+    ...keeping(api, settings.user),
     accounts: settings.accounts,
     account: settings.accounts[0] ?? "",
     models: [],
@@ -59,7 +57,7 @@ function playground(settings, csrfToken) {
       const asked = new URLSearchParams(location.search).get("model");
       this.isModelAsked = asked !== null;
       this.model = asked ?? localStorage.getItem("helexa-playground-model") ?? "";
-      await this.open(conversations.current());
+      await this.open();
       this.search();
       for (;;) {
         if (!document.hidden) await this.refreshModels();

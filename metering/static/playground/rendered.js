@@ -1,9 +1,16 @@
 // The Markdown of an answer as the server's HTML: each part of it once it is whole. What still grows
 // stands below as it was written.
 
-import { highlighted } from "./highlight.js";
-
 const FENCE = /^\s*(?:```|~~~)/;
+const WORDS =
+  "abstract and as async await bool break case catch class const continue def default defer del do elif else " +
+  "enum except export extends false finally float fn for from func function go if impl import in int interface " +
+  "is lambda let loop match mod mut new nil none not null or package pass private protected pub public raise " +
+  "return self static string struct super switch this throw trait true try type use var void where while with yield " +
+  "select insert update delete from where join group order by create table values into";
+const KEYWORDS = new Set(WORDS.split(" "));
+const HASHED = ["python", "py", "bash", "sh", "shell", "yaml", "yml", "toml", "ruby", "perl", "r"];
+const TOKEN = /(\/\*[\s\S]*?(?:\*\/|$))|(\/\/[^\n]*)|(#[^\n]*)|(--[^\n]*)|("(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|`(?:\\.|[^`\\])*`?)|(\b\d[\w.]*)|([A-Za-z_]\w*)/g;
 
 export class RenderedText {
   // `htmlOf` asks the server for the HTML of a text.
@@ -66,13 +73,29 @@ function endOfWholeBlocks(text, start) {
   return end;
 }
 
+// Code in coloured spans: comments, texts, numbers and the usual keywords.
 function colour(code) {
-  const language = /language-(\S+)/.exec(code.className)?.[1] ?? "";
-  const spans = highlighted(code.textContent, language).map(({ kind, text }) => {
-    const span = document.createElement("span");
-    span.className = `pg-in-${kind}`;
-    span.textContent = text;
-    return span;
-  });
-  code.replaceChildren(...spans);
+  const language = /language-(\S+)/.exec(code.className)?.[1].toLowerCase() ?? "";
+  const text = code.textContent;
+  const nodes = [];
+  let end = 0;
+  for (const found of text.matchAll(TOKEN)) {
+    const kind = kindOf(found, language);
+    if (!kind) continue;
+    const span = Object.assign(document.createElement("span"), { className: `pg-in-${kind}`, textContent: found[0] });
+    nodes.push(text.slice(end, found.index), span);
+    end = found.index + found[0].length;
+  }
+  code.replaceChildren(...nodes, text.slice(end));
+}
+
+function kindOf([, block, slashes, hash, dashes, quoted, number, word], language) {
+  const isHashed = HASHED.includes(language);
+  if (block || slashes) return isHashed ? "" : "comment";
+  if (hash) return isHashed ? "comment" : "";
+  if (dashes) return language === "sql" || language === "lua" ? "comment" : "";
+  if (quoted) return "string";
+  if (number) return "number";
+  const isKeyword = KEYWORDS.has(language === "sql" || language === "python" ? word.toLowerCase() : word);
+  return isKeyword ? "keyword" : "";
 }
