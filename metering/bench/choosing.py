@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,13 @@ from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.sweep import Sweep
 from metering.bench.targets import NeuronTarget, Target
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepChoice:
-    """Empty fields leave the choice to the plan and the targets. ``config`` is a file instead of
-    the database; with an ``endpoint`` only this one is measured."""
-
-    targets: Sequence[str] = ()
-    models: Sequence[str] = ()
-    scenarios: Sequence[str] = ()
-    samples: int | None = None
-    max_tokens: int | None = None
-    pause_s: float | None = None
-    timeout_s: float | None = None
-    is_beside_load: bool = False
-    config: Path | None = None
-    endpoint: str | None = None
-    kind: str = "openai"
-    name: str | None = None
-    build: str = ""
-    has_fleet: bool = True
-    url: str | None = None
-    key: str | None = None
+Options = Mapping[str, Any]
+"""The command's, by the destinations of its arguments. Those that are missing or empty leave the
+choice to the plan and the targets. ``config`` is a file instead of the database; with an
+``endpoint`` only this one is measured."""
 
 
 def add_sweep_arguments(parser: ArgumentParser) -> None:
-    """Their destinations are the fields of ``SweepChoice``."""
     several: dict[str, Any] = {"action": "append", "default": []}
     seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
     whom = parser.add_argument_group("whom to measure")
@@ -83,46 +63,46 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def choice_of(options: Mapping[str, Any]) -> SweepChoice:
-    return SweepChoice(**{field.name: options[field.name] for field in fields(SweepChoice)})
-
-
-def sweep_of(choice: SweepChoice, report: Callable[[str], object]) -> Sweep:
+def sweep_of(options: Options, report: Callable[[str], object]) -> Sweep:
     """Raises ``BenchError``."""
-    toml = read_bench_toml(text_of(choice.config)) if choice.config else None
-    plan = _plan(choice, toml.plan if toml else {})
+    config, models, scenarios = (options.get(name) for name in ("config", "models", "scenarios"))
+    toml = read_bench_toml(text_of(config)) if config else None
+    plan = _plan(options, toml.plan if toml else {})
     rows = [BenchTarget(**columns) for columns in toml.targets] if toml else None
-    targets = {target.row.name: target for target in _targets(choice, rows, plan.request_timeout_s)}
-    for name in choice.targets:
+    found = _targets(options, rows, plan.request_timeout_s)
+    targets = {target.row.name: target for target in found}
+    names = options.get("targets") or targets
+    for name in names:
         if name not in targets:
             known = ", ".join(targets) or "there is none"
             raise BenchValueError("target", f"{name!r} is no target: {known}")
-    chosen = [targets[name] for name in dict.fromkeys(choice.targets or targets)]
+    chosen = [targets[name] for name in dict.fromkeys(names)]
     if not chosen:
         raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
     for target in chosen:
-        if choice.models:
-            target.row.only_models = list(choice.models)
-        if choice.scenarios:
+        if models:
+            target.row.only_models = list(models)
+        if scenarios:
             target.row.scenarios = []
-    return Sweep(plan=plan, targets=chosen, is_beside_load=choice.is_beside_load, report=report)
+    is_beside_load = options.get("is_beside_load", False)
+    return Sweep(plan=plan, targets=chosen, is_beside_load=is_beside_load, report=report)
 
 
-def _plan(choice: SweepChoice, columns: Mapping[str, Any]) -> SweepPlan:
+def _plan(options: Options, columns: Mapping[str, Any]) -> SweepPlan:
     """The database's, with a file's columns and the caller's options. Raises ``BenchError``."""
     plan = store.plan_find()
-    numbers: dict[str, Any] = {
-        "samples_per_version": choice.samples,
-        "max_tokens": choice.max_tokens,
-        "iteration_pause_s": choice.pause_s,
-        "request_timeout_s": choice.timeout_s,
+    numbers = {
+        "samples_per_version": options.get("samples"),
+        "max_tokens": options.get("max_tokens"),
+        "iteration_pause_s": options.get("pause_s"),
+        "request_timeout_s": options.get("timeout_s"),
     }
-    given = {name: value for name, value in numbers.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     for name, value in given.items():
         if value < 0 or (value == 0 and name != "iteration_pause_s"):
             raise BenchValueError(name, f"{value} is too little")
-    if choice.scenarios:
-        given["scenarios"] = list(choice.scenarios)
+    if options.get("scenarios"):
+        given["scenarios"] = list(options["scenarios"])
     for name, value in {**columns, **given}.items():
         setattr(plan, name, value)
     store.row_check(plan)
@@ -130,17 +110,21 @@ def _plan(choice: SweepChoice, columns: Mapping[str, Any]) -> SweepPlan:
 
 
 def _targets(
-    choice: SweepChoice, rows: Iterable[BenchTarget] | None, timeout_s: float
+    options: Options, rows: Iterable[BenchTarget] | None, timeout_s: float
 ) -> Iterator[Target]:
     """``rows``: a file's, instead of the database's. Raises ``BenchError``."""
-    if choice.endpoint:
-        name = choice.name or choice.endpoint
-        row = BenchTarget(name=name, kind=choice.kind, endpoint=choice.endpoint, build=choice.build)
-        yield _target(row, choice.key or API_KEY.read(os.environ), timeout_s)
+    if endpoint := options.get("endpoint"):
+        row = BenchTarget(
+            name=options["name"] or endpoint,
+            kind=options["kind"],
+            endpoint=endpoint,
+            build=options["build"],
+        )
+        yield _target(row, options["key"] or API_KEY.read(os.environ), timeout_s)
         return
-    if choice.has_fleet:
+    if options.get("has_fleet", True):
         # Through the database's views; their models answer at ``url``.
-        url, key = server_and_key(choice.url, choice.key, settings.CONFIG.data_dir)
+        url, key = server_and_key(options.get("url"), options.get("key"), settings.CONFIG.data_dir)
         for neuron in Neuron.objects.exclude(status="away").order_by("name"):
             row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
             yield NeuronTarget(row, key, timeout_s=timeout_s, is_local=True)

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.actor import Actor
-from metering.bench.choosing import SweepChoice, sweep_of
+from metering.bench.choosing import sweep_of
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchJob, BenchTarget
 from metering.bench.scenarios import parse_scenarios
@@ -142,14 +142,14 @@ def _sweep(job: BenchJob) -> bool:
         if not _running(job).filter(is_cancel_requested=False).exists():
             raise _CancelledError
 
-    choice = SweepChoice(
-        targets=[job.target] if job.target else [],
-        models=[job.model] if job.model else [],
-        scenarios=job.scenarios,
-        samples=job.samples,
-        is_beside_load=job.is_beside_load,
-    )
-    sweep = sweep_of(choice, report)
+    options = {
+        "targets": [job.target] if job.target else [],
+        "models": [job.model] if job.model else [],
+        "scenarios": job.scenarios,
+        "samples": job.samples,
+        "is_beside_load": job.is_beside_load,
+    }
+    sweep = sweep_of(options, report)
     sweep.checkpoint = ensure_wanted
     sweep.run()
     return not sweep.has_nothing

@@ -1,7 +1,7 @@
 """The numbers of cells as rows, in the original's fields, as Markdown and as charts. Pure.
 
-The API, the command and the pages show these rows. A view is a list of fields; a field is a fact of
-the cell, or a column's statistic, as ``ttft_s_p95``. Charts are JSON for the results page's script.
+The API, the command and the pages show these rows. A field is a fact of the cell, or a column's
+statistic, as ``ttft_s_p95``. Charts are JSON for the results page's script.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from metering.bench.comparison import (
+    METRICS,
     Comparison,
     Difference,
     Metric,
@@ -27,30 +28,34 @@ from metering.bench.comparison import (
 )
 from metering.bench.results import Build, Cell, Row, by_series
 
-BUILD = ("git_sha", "build_timestamp", "package_version")
-HEAD = ("target_name", "model_id", "build", "hostname", "gpus", *BUILD)
+HEAD = (
+    *("target_name", "model_id", "build", "hostname", "gpus"),
+    *("git_sha", "build_timestamp", "package_version"),
+)
+"""What the points of a row of ``scaling`` or ``concurrency`` have in common."""
 SPEEDS = ("prefill_tps_median", "decode_tps_median")
-LAST = ("queue_wait_ms_median", "rejected")
-FIELDS: Mapping[str, Sequence[str]] = {
+OF_A_BUILD = ("target_name", "model_id", "build")
+REPORTS: Mapping[str, Sequence[str]] = {
     "summary": (
         *("target_name", "model_id", "scenario_id", "prompt_tokens", "ttft_s_median"),
         *("ttft_s_p95", *SPEEDS, "total_s_median", "total_s_p95", "quality_score_mean"),
-        *("vram_used_mb", "concurrency", *LAST, "build", "n", "hostname", "gpus", *BUILD),
-        *("ttft_s_p99", "total_s_p99", "timing"),
-    ),
-    "series": (
-        *("build", *BUILD, "target_name", "ttft_s_median", *SPEEDS, "total_s_median"),
-        *("quality_score_mean", "samples"),
+        *("vram_used_mb", "concurrency", "queue_wait_ms_median", "rejected", "build", "n"),
     ),
     "swap": (
-        *(*HEAD, "scenario_id", "swap_unload_ms_median", "swap_load_ms_median"),
+        *(*OF_A_BUILD, "scenario_id", "swap_unload_ms_median", "swap_load_ms_median"),
         *("swap_load_ms_p95", "n"),
     ),
-    "scaling": ("scenario_id", "prompt_tokens", *SPEEDS, "ttft_s_median", "n"),
-    "concurrency": ("concurrency", "tps_median", "ttft_s_median", "ttft_p95_s", *LAST, "n"),
+    "scaling": (
+        *(*OF_A_BUILD, "scenario_id", "prompt_tokens", *SPEEDS, "ttft_s_median"),
+        *("decode_flatness", "n"),
+    ),
+    "concurrency": (
+        *(*OF_A_BUILD, "concurrency", "tps_median", "ttft_s_median", "ttft_p95_s"),
+        *("queue_wait_ms_median", "rejected", "knee_concurrency", "n"),
+    ),
 }
-"""By view. Those of ``scaling`` and ``concurrency`` are of points, in rows with a ``HEAD``."""
-VIEWS = tuple(FIELDS)
+"""The fields that Markdown shows, by view."""
+VIEWS = (*REPORTS, "series")
 TITLES = {
     "target_name": "engine",
     "model_id": "model",
@@ -77,20 +82,19 @@ TITLES = {
     "knee_concurrency": "knee",
     "n": "n",
 }
-"""Of the fields that are shown in Markdown."""
 STATISTICS: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "median": median,
     "mean": lambda values: statistics.fmean(values) if values else None,
     "p95": partial(percentile, percent=95),
     "p99": partial(percentile, percent=99),
 }
+MEASURED = (*METRICS, "total_s", "queue_wait_ms", "quality_score")
 KNEE_LATENCY = 2.0
 """The knee is the most requests at once whose p95 is at most this many times the lightest's."""
 
 
 def view_rows(view: str, cells: Sequence[Cell]) -> list[Row]:
     """``cells``: all of a series, for the other views the latest ones."""
-    fields = FIELDS[view]
     match view:
         case "scaling":
             return [_scaling(group) for group in _grouped(cells, ("chat", "prefill", "context"))]
@@ -100,17 +104,17 @@ def view_rows(view: str, cells: Sequence[Cell]) -> list[Row]:
             cells = sorted(cells, key=lambda cell: cell.build.age_key)
         case "swap":
             cells = [cell for cell in cells if cell.values["swap_load_ms"]]
-    return [_row(cell, fields) for cell in cells]
+    return [cell_row(cell) for cell in cells]
 
 
-def _row(cell: Cell, fields: Iterable[str]) -> Row:
-    facts = _facts(cell)
-    return {name: facts[name] if name in facts else _statistic(cell, name) for name in fields}
-
-
-def _facts(cell: Cell) -> Row:
+def cell_row(cell: Cell) -> Row:
     rejected = cell.values["rejected"]
-    return {
+    statistics_of = {
+        f"{name}_{statistic}": of(cell.values[name])
+        for name in MEASURED
+        for statistic, of in STATISTICS.items()
+    }
+    return statistics_of | {
         "target_name": cell.target,
         "model_id": cell.model,
         "scenario_id": cell.scenario,
@@ -134,11 +138,6 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _statistic(cell: Cell, name: str) -> float | None:
-    column, _, statistic = name.rpartition("_")
-    return STATISTICS[statistic](cell.values[column])
-
-
 def _grouped(cells: Iterable[Cell], kinds: Sequence[str]) -> list[list[Cell]]:
     """Cells of these kinds that have a size, grouped by target, build and model."""
     groups: dict[tuple[Build, str], list[Cell]] = {}
@@ -156,21 +155,22 @@ def _size(cell: Cell) -> int:
 def _scaling(group: Sequence[Cell]) -> Row:
     """Speeds over the length of the prompt. ``decode_flatness`` is the longest prompt's share of
     the shortest's speed."""
-    points = [_row(cell, FIELDS["scaling"]) for cell in group]
+    points = [cell_row(cell) for cell in group]
     for point, cell in zip(points, group, strict=True):
         point["prompt_tokens"] = point["prompt_tokens"] or _size(cell)
     points.sort(key=lambda point: (point["prompt_tokens"], point["scenario_id"]))
     speeds = [point["decode_tps_median"] for point in points if point["decode_tps_median"]]
     flatness = speeds[-1] / speeds[0] if len(speeds) > 1 else None
-    return {**_row(group[0], HEAD), "points": points, "decode_flatness": flatness}
+    return {**_head(points), "points": points, "decode_flatness": flatness}
 
 
 def _concurrency(group: Sequence[Cell]) -> Row:
-    points = [
-        {**_row(cell, FIELDS["concurrency"]), "concurrency": _size(cell)}
-        for cell in sorted(group, key=_size)
-    ]
-    return {**_row(group[0], HEAD), "points": points, "knee_concurrency": _knee(points)}
+    points = [{**cell_row(cell), "concurrency": _size(cell)} for cell in sorted(group, key=_size)]
+    return {**_head(points), "points": points, "knee_concurrency": _knee(points)}
+
+
+def _head(points: Sequence[Row]) -> Row:
+    return {name: points[0][name] for name in HEAD}
 
 
 def _knee(points: Sequence[Row]) -> int | None:
@@ -187,12 +187,9 @@ def _knee(points: Sequence[Row]) -> int | None:
 
 
 def view_markdown(view: str, rows: Iterable[Row]) -> str:
-    names = [name for name in FIELDS[view] if name in TITLES]
     if view in ("scaling", "concurrency"):
-        *names, num = names
-        bend = "decode_flatness" if view == "scaling" else "knee_concurrency"
-        names = [*(name for name in HEAD if name in TITLES), *names, bend, num]
         rows = [{**row, **point} for row in rows for point in row["points"]]
+    names = REPORTS[view]
     return markdown(
         [TITLES[name] for name in names], ([row[name] for name in names] for row in rows)
     )

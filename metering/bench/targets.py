@@ -97,10 +97,9 @@ class Target:
             return {"build": self.row.build}
         for path in VERSION_PATHS:
             with contextlib.suppress(TargetError):
-                version = self._http.get(path)
-                if build := build_of_version(version):
-                    built_at = moment_of(version.get("build_timestamp"))
-                    return {"build": build, "package_version": build, "build_timestamp": built_at}
+                build = build_of(self._http.get(path))
+                if build["build"] != UNKNOWN:
+                    return build
         return {"build": EXTERNAL}
 
 
@@ -118,7 +117,7 @@ class NeuronTarget(Target):
 
     def probe(self) -> tuple[Columns, list[ModelInfo]]:
         self._ensure_key()
-        build = neuron_build(self._object("version"))
+        build = build_of(self._object("version"))
         if self.row.build:
             build = {"build": self.row.build, "package_version": build["package_version"]}
         columns = {**build, **neuron_host(self._object("discovery"))}
@@ -178,19 +177,23 @@ def _root(url: str) -> str:
 def _reachable(url: str, endpoint: str) -> str:
     """A neuron that answers ``localhost`` means its own host."""
     given, asked = urlsplit(url), urlsplit(endpoint)
-    if given.hostname in ("localhost", "127.0.0.1", "0.0.0.0", "::1") and asked.hostname:
-        host = f"[{asked.hostname}]" if ":" in asked.hostname else asked.hostname
-        port = f":{given.port}" if given.port else ""
-        return f"{given.scheme}://{host}{port}{given.path}"
-    return url
+    if given.hostname not in ("localhost", "127.0.0.1", "0.0.0.0", "::1") or not asked.hostname:
+        return url
+    host = f"[{asked.hostname}]" if ":" in asked.hostname else asked.hostname
+    return given._replace(netloc=f"{host}:{given.port}" if given.port else host).geturl()
 
 
-def neuron_build(version: Mapping[str, Any]) -> Columns:
-    """A dirty tree is a build of its own: it looks like any other dirty tree of the commit, but it
-    is not the commit."""
-    sha, package = _text(version, "git_sha"), _text(version, "package_version")
+def build_of(version: Any) -> Columns:
+    """The build in what helexa, vLLM, SGLang and Ollama answer about their version, and what
+    llama.cpp does at ``/props``. A dirty tree is a build of its own: it looks like any other dirty
+    tree of the commit, but it is not the commit."""
+    version = version if isinstance(version, dict) else {}
+    sha, package, *others = (
+        "" if (word := _text(version, name)) == UNKNOWN else word
+        for name in ("git_sha", "package_version", "build_info", "version")
+    )
+    package = package or next(filter(None, others), "")
     is_dirty = version.get("git_dirty") is True
-    sha = "" if sha == UNKNOWN else sha
     build = f"{sha}-dirty" if sha and is_dirty else sha or package or UNKNOWN
     return {
         "build": build[:100],
@@ -199,7 +202,7 @@ def neuron_build(version: Mapping[str, Any]) -> Columns:
         "git_dirty": is_dirty,
         "package_version": package[:100],
         "build_timestamp": moment_of(version.get("build_timestamp")),
-        "features": list(map(str, version.get("features") or ())),
+        "features": list(map(str, _list(version.get("features")))),
     }
 
 
@@ -227,16 +230,6 @@ def listed_models(json_value: Any) -> list[ModelInfo]:
         and "alias_of" not in entry
         and entry.get("id") not in _list(entry.get("aliases"))
     ]
-
-
-def build_of_version(version: Any) -> str:
-    """The build in the answers of vLLM, SGLang and Ollama at ``/version`` and ``/api/version``, and
-    of llama.cpp at ``/props``."""
-    if not isinstance(version, dict):
-        return ""
-    names = ("git_sha", "build_info", "version", "package_version")
-    words = (_text(version, name) for name in names)
-    return next((word[:100] for word in words if word and word != UNKNOWN), "")
 
 
 def has_requests(health: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
@@ -24,38 +24,29 @@ from metering.playground.models import Conversation
 class ConversationError(Exception):
     """``str`` of it is written for the person."""
 
-    status = 400
-    code = "invalid_value"
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
-class InvalidConversationError(ConversationError):
-    pass
+def invalid(message: str) -> ConversationError:
+    return ConversationError(400, "invalid_value", message)
 
 
-class UnknownConversationError(ConversationError):
-    status = 404
-    code = "not_found"
-
-    def __init__(self) -> None:
-        super().__init__("You have no such conversation: it may have been deleted.")
+def unknown() -> ConversationError:
+    return ConversationError(
+        404, "not_found", "You have no such conversation: it may have been deleted."
+    )
 
 
-class ChangedElsewhereError(ConversationError):
-    status = 409
-    code = "changed_elsewhere"
-
-    def __init__(self) -> None:
-        super().__init__("The conversation was changed in another tab or browser since.")
+def changed_elsewhere() -> ConversationError:
+    message = "The conversation was changed in another tab or browser since."
+    return ConversationError(409, "changed_elsewhere", message)
 
 
-class ConversationTooLargeError(ConversationError):
-    status = 413
-    code = "too_large"
-
-
-class TooManyConversationsError(ConversationError):
-    status = 409
-    code = "too_many"
+def too_large(message: str) -> ConversationError:
+    return ConversationError(413, "too_large", message)
 
 
 MAX_TITLE_CHARS = 60
@@ -107,16 +98,11 @@ class ConversationState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_state(body: bytes) -> ConversationState:
-    """Raises ``InvalidConversationError``."""
+    """Raises ``ConversationError``."""
     try:
         return msgspec.json.decode(body, type=ConversationState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidConversationError(f"This is no conversation: {error}.") from error
-
-
-def state_values(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = msgspec.json.decode(text)
-    return values
+        raise invalid(f"This is no conversation: {error}.") from error
 
 
 def title_of(state: ConversationState) -> str:
@@ -156,10 +142,10 @@ def conversations_list(*, user_id: int, words: str = "") -> QuerySet[Conversatio
 
 
 def conversation_find(*, user_id: int, conversation_id: uuid.UUID) -> Conversation:
-    """Raises ``UnknownConversationError``."""
+    """Raises ``ConversationError``."""
     found = Conversation.objects.filter(pk=conversation_id, user=user_id).first()
     if found is None:
-        raise UnknownConversationError
+        raise unknown()
     return found
 
 
@@ -181,24 +167,28 @@ def conversation_save(
     with transaction.atomic():
         User.objects.select_for_update().get(pk=user_id)  # one save at a time: they are counted
         _ensure_room(user_id, conversation_id, num_bytes)
-        if revision == NEW:
-            _create(user_id, conversation_id, values)
+        own = Conversation.objects.filter(pk=conversation_id, user=user_id)
+        if revision != NEW:
+            if not own.filter(revision=revision).update(revision=revision + 1, **values):
+                raise changed_elsewhere() if own.exists() else unknown()
+        elif Conversation.objects.filter(pk=conversation_id).exists():
+            raise changed_elsewhere()
         else:
-            _update(user_id, conversation_id, revision, values)
+            Conversation.objects.create(pk=conversation_id, user_id=user_id, **values)
     return conversation_find(user_id=user_id, conversation_id=conversation_id)
 
 
 def conversation_delete(*, user_id: int, conversation_id: uuid.UUID) -> None:
-    """Raises ``UnknownConversationError``."""
+    """Raises ``ConversationError``."""
     num_deleted, _ = Conversation.objects.filter(pk=conversation_id, user=user_id).delete()
     if not num_deleted:
-        raise UnknownConversationError
+        raise unknown()
 
 
 def ensure_size(num_bytes: int) -> None:
-    """Raises ``ConversationTooLargeError``."""
+    """Raises ``ConversationError``."""
     if num_bytes > MAX_CONVERSATION_BYTES:
-        raise ConversationTooLargeError(
+        raise too_large(
             f"A conversation is kept up to {MAX_CONVERSATION_BYTES // MIB} MiB, its images "
             "included: start a new one."
         )
@@ -207,33 +197,14 @@ def ensure_size(num_bytes: int) -> None:
 def _ensure_room(user_id: int, conversation_id: uuid.UUID, num_bytes: int) -> None:
     others = Conversation.objects.filter(user=user_id).exclude(pk=conversation_id)
     if others.count() >= MAX_CONVERSATIONS:
-        raise TooManyConversationsError(
-            f"You have {MAX_CONVERSATIONS} conversations, the most that are kept: delete one."
-        )
+        message = f"You have {MAX_CONVERSATIONS} conversations, the most that are kept: delete one."
+        raise ConversationError(409, "too_many", message)
     used_bytes = others.aggregate(total=Sum("num_bytes"))["total"] or 0
     if used_bytes + num_bytes > MAX_CONVERSATIONS_BYTES:
-        raise ConversationTooLargeError(
+        raise too_large(
             f"Your conversations have {MAX_CONVERSATIONS_BYTES // MIB} MiB together, the most that "
             "is kept: delete one."
         )
-
-
-def _create(user_id: int, conversation_id: uuid.UUID, values: dict[str, object]) -> None:
-    made = Conversation(pk=conversation_id, user_id=user_id, **values)
-    try:
-        with transaction.atomic():
-            made.save(force_insert=True)
-    except IntegrityError as error:
-        raise ChangedElsewhereError from error
-
-
-def _update(
-    user_id: int, conversation_id: uuid.UUID, revision: int, values: dict[str, object]
-) -> None:
-    own = Conversation.objects.filter(pk=conversation_id, user=user_id)
-    if own.filter(revision=revision).update(revision=revision + 1, **values):
-        return
-    raise ChangedElsewhereError if own.exists() else UnknownConversationError
 
 
 FENCE = re.compile(r"`{3,}")
@@ -249,20 +220,12 @@ def as_markdown(state: ConversationState, *, title: str, updated_at: datetime) -
     if state.system:
         parts += ["## System prompt", state.system]
     for turn in state.turns:
-        parts += _question(turn) if turn.role == "user" else _answers(turn)
+        if turn.role == "user":
+            images = [f"![Image {number}]({url})" for number, url in enumerate(turn.images, 1)]
+            parts += ["## Question", *images, *filter(None, [turn.text])]
+        else:
+            parts += [part for answer in (turn, *turn.beside) for part in _answer(answer)]
     return "\n\n".join(parts) + "\n"
-
-
-def _question(turn: Turn) -> list[str]:
-    images = [f"![Image {number}]({url})" for number, url in enumerate(turn.images, 1)]
-    return ["## Question", *images, *([turn.text] if turn.text else [])]
-
-
-def _answers(turn: Turn) -> list[str]:
-    parts: list[str] = []
-    for answer in (turn, *turn.beside):
-        parts += _answer(answer)
-    return parts
 
 
 def _answer(answer: Spoken) -> list[str]:

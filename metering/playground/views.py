@@ -3,6 +3,7 @@ exports."""
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from datetime import UTC
@@ -22,7 +23,6 @@ from metering.keys.store import DatabaseKeyStore
 from metering.playground.conversations import (
     MAX_CONVERSATION_BYTES,
     ConversationError,
-    InvalidConversationError,
     as_json,
     as_markdown,
     conversation_delete,
@@ -30,8 +30,8 @@ from metering.playground.conversations import (
     conversation_save,
     conversations_list,
     ensure_size,
+    invalid,
     parse_state,
-    state_values,
 )
 from metering.playground.login import FOUND
 from metering.playground.models import Conversation
@@ -116,7 +116,7 @@ def conversation(request: HttpRequest, conversation_id: uuid.UUID) -> HttpRespon
         return HttpResponse(status=204)
     if request.method == "GET":
         found = conversation_find(**which)
-        return JsonResponse({**_row(found), "state": state_values(found.state)})
+        return JsonResponse({**_row(found), "state": json.loads(found.state)})
     # Bypasses Django's limit, which is that of forms.
     body = request.read(MAX_CONVERSATION_BYTES + 1)
     ensure_size(len(body))
@@ -131,11 +131,11 @@ def conversation(request: HttpRequest, conversation_id: uuid.UUID) -> HttpRespon
 def export(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     format_ = request.GET.get("format", "")
     if format_ not in FORMATS:
-        raise InvalidConversationError(f"format: {format_!r} is neither json nor md.")
+        raise invalid(f"format: {format_!r} is neither json nor md.")
     found = conversation_find(user_id=_user_id(request), conversation_id=conversation_id)
     head: dict[str, Any] = {"title": found.title, "updated_at": found.updated_at.astimezone(UTC)}
     if format_ == "json":
-        text = as_json(state_values(found.state), **head)
+        text = as_json(json.loads(found.state), **head)
     else:
         text = as_markdown(parse_state(found.state.encode()), **head)
     name = f"conversation-{found.updated_at:%Y-%m-%d}-{str(found.pk)[:8]}.{format_}"
@@ -172,7 +172,7 @@ def _row(found: Conversation) -> dict[str, Any]:
 
 def _revision(word: str) -> int:
     if not (word.isascii() and word.isdigit() and len(word) <= 10 and int(word) <= MAX_REVISION):
-        raise InvalidConversationError(f"revision: {word!r} is not a number from 0 on.")
+        raise invalid(f"revision: {word!r} is not a number from 0 on.")
     return int(word)
 
 

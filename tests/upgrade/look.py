@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from inference.batches.files import FileStore
 from inference.batches.selectors import batch_find, file_find
 from inference.conversations.selectors import history_items
 from metering.ledger import store
-from metering.playground.conversations import conversation_find, state_values
+from metering.playground.conversations import conversation_find
 from metering.prices import Prices
 from tests.metering.operations import reserve, settle
 
@@ -71,7 +72,7 @@ def seen(known: Known) -> dict[str, Any]:
         "batch": batch_find(known.batch, account=account, dialect="openai"),
         "files": [file_find(id, account=account) for id in known.files],
         "contents": [contents.path(id).read_text() for id in known.files],
-        "conversation": state_values(conversation.state),
+        "conversation": json.loads(conversation.state),
     }
     values: dict[str, Any] = msgspec.to_builtins(found)
     return values

@@ -111,9 +111,11 @@ def test_what_servers_report_is_read_in_all_its_shapes() -> None:
         ({"git_sha": "abc1234", "package_version": "0.2"}, "abc1234"),
         ({"git_sha": "abc1234", "git_dirty": True}, "abc1234-dirty"),
         ({"git_sha": "unknown", "package_version": "0.2"}, "0.2"),
+        ({"version": "0.9.1"}, "0.9.1"),  # of vLLM
+        ({"build_info": "b4321"}, "b4321"),  # of llama.cpp
         ({}, "unknown"),
     ):
-        assert targets.neuron_build(version)["build"] == build
+        assert targets.build_of(version)["build"] == build
     loaded, loading = ({"node": "benjy", "status": status} for status in ("loaded", "loading"))
     for places, others in (
         ([loaded, {"node": "beast"}], ["benjy"]),
@@ -127,7 +129,7 @@ def test_what_servers_report_is_read_in_all_its_shapes() -> None:
 @each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
 def test_what_an_unknown_server_reports_is_nothing_rather_than_an_error(body: Any) -> None:
     assert targets.neuron_models(body) == targets.listed_models(body) == []
-    assert targets.build_of_version(body) == ""
+    assert targets.build_of(body)["build"] == "unknown"
     if isinstance(body, dict):
         assert not targets.has_requests(body)
         assert targets.neuron_host({"devices": body})["gpus"] == []

@@ -43,7 +43,7 @@ def test_the_running_server_is_found_as_status_finds_it(
     running = SimpleNamespace(url=bench.url, key="hx-its-own")
     monkeypatch.setattr(server_url, "find_running", lambda _data_dir: running)
     monkeypatch.delenv("HELEXA_URL", raising=False)
-    (found,) = choosing.sweep_of(choosing.SweepChoice(), print).targets
+    (found,) = choosing.sweep_of({}, print).targets
     assert (found.row.endpoint, found.api_key) == (bench.url, "hx-its-own")
 
 

@@ -13,11 +13,12 @@ from django.db import close_old_connections
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import results
-from metering.bench.choosing import add_sweep_arguments, choice_of, sweep_of
+from metering.bench.choosing import add_sweep_arguments, sweep_of
 from metering.bench.comparison import METRICS, MIN_CHANGE, Verdict
 from metering.bench.errors import BenchValueError
 from metering.bench.importing import file_import
 from metering.bench.tables import (
+    REPORTS,
     comparison_markdown,
     comparison_rows,
     view_markdown,
@@ -30,7 +31,6 @@ REGRESSED_CODE = 1
 ERROR_CODE = 2
 """Its exit code where the samples do not decide, and every subcommand's for errors."""
 RESULTS = ("num_ok", "num_failed", "num_cells_done", "left_out")
-REPORTS = ("scaling", "swap", "concurrency")
 
 
 class Command(QuickCommand):
@@ -55,9 +55,7 @@ class Command(QuickCommand):
             raise
 
     def _once(self, options: dict[str, Any]) -> None:
-        sweep = sweep_of(
-            choice_of(options), self.stderr.write if options["json"] else self.stdout.write
-        )
+        sweep = sweep_of(options, self.stderr.write if options["json"] else self.stdout.write)
         sweep.run()
         if options["json"]:
             self.stdout.write(json_text({name: getattr(sweep, name) for name in RESULTS}))
@@ -65,17 +63,16 @@ class Command(QuickCommand):
             raise CommandError("nothing was measured", returncode=ERROR_CODE)
 
     def _run(self, options: dict[str, Any]) -> None:
-        choice = choice_of(options)
         while True:
             close_old_connections()
-            sweep = sweep_of(choice, self.stdout.write)
+            sweep = sweep_of(options, self.stdout.write)
             sweep.run()
             time.sleep(sweep.plan.sweep_interval_s)
 
     def _report(self, options: dict[str, Any]) -> None:
         filters = results.cell_filters({"target": options["target"]})
         cells = results.latest_of_each(results.cells_list(**filters))
-        view = next((name for name in REPORTS if options[name]), "summary")
+        view = next((name for name in REPORTS if options.get(name)), "summary")
         rows = view_rows(view, cells)
         is_json = options["format"] == "json"
         self.stdout.write(json_text(rows) if is_json else view_markdown(view, rows))
