@@ -1,4 +1,4 @@
-"""Times and counts of streamed answers."""
+"""Times and counts of streamed answers, and what servers report of themselves."""
 
 from __future__ import annotations
 
@@ -13,88 +13,81 @@ from metering.bench.models import BenchRun
 from tests.cases import each_case
 
 
-def usage(**fields: Any) -> dict[str, Any]:
-    return {"choices": [], "usage": fields}
+def chunk(**delta: str) -> dict[str, Any]:
+    return {"choices": [{"delta": delta}]}
 
 
-def answered(
-    *events: dict[str, Any], first_s: float = 1.0, last_s: float = 1.1, kind: str = "openai"
-) -> BenchRun:
+def answered(*events: dict[str, Any], first_s: float = 1.0, last_s: float = 1.1) -> BenchRun:
     """An answer of two pieces."""
-    piece: dict[str, Any] = {"choices": [{"delta": {"content": "yes"}}]}
-    return read_answer(
-        kind, [(piece, first_s), (piece, last_s), *((event, last_s) for event in events)]
-    )
+    piece = chunk(content="yes")
+    later = [(event, last_s) for event in events]
+    return read_answer("openai", [(piece, first_s), (piece, last_s), *later])
 
 
-def test_answers_of_both_apis_are_timed_from_their_first_content() -> None:
-    deltas: list[dict[str, Any]] = [
-        {"role": "assistant", "content": ""},
-        {"reasoning_content": "hm"},
-        {"content": "yes"},
-    ]
-    run = read_answer(
-        "openai",
-        [
-            ({"choices": [{"delta": delta}]}, at_s)
-            for delta, at_s in zip(deltas, (0.1, 0.4, 0.9), strict=True)
-        ],
-    )
-    assert (run.ttft_s, run.completion_tokens, run.decode_tps) == (0.4, 2, 1 / (0.9 - 0.4))
-    run = read_answer(
-        "anthropic",
-        [
-            ({"type": "message_start", "message": {"usage": {"input_tokens": 5}}}, 0.1),
-            ({"type": "content_block_start", "content_block": {"type": "text"}}, 0.2),
-            ({"type": "content_block_delta", "delta": {"type": "thinking_delta"}}, 0.3),
-            ({"type": "content_block_delta", "delta": {"type": "text_delta"}}, 0.8),
-            ({"type": "content_block_delta", "delta": {"type": "signature_delta"}}, 0.9),
-            ({"type": "message_delta", "usage": {"output_tokens": 7}}, 1.0),
-        ],
-    )
-    assert (run.ttft_s, run.decode_tps) == (0.3, 6 / (0.8 - 0.3))
-    assert (run.prompt_tokens_actual, run.cached_tokens, run.completion_tokens) == (5, 0, 7)
+OPENAI = [
+    (chunk(role="assistant", content=""), 0.1),
+    (chunk(reasoning_content="hm"), 0.3),
+    (chunk(content="yes"), 0.8),
+]
+ANTHROPIC = [
+    ({"type": "message_start", "message": {"usage": {"input_tokens": 5}}}, 0.1),
+    ({"type": "content_block_start", "content_block": {"type": "text"}}, 0.2),
+    ({"type": "content_block_delta", "delta": {"type": "thinking_delta"}}, 0.3),
+    ({"type": "content_block_delta", "delta": {"type": "text_delta"}}, 0.8),
+    ({"type": "content_block_delta", "delta": {"type": "signature_delta"}}, 0.9),
+    ({"type": "message_delta", "usage": {"output_tokens": 7}}, 1.0),
+]
 
 
 @each_case(
-    ("kind", "event"),
+    ("kind", "events", "counts", "error"),
     [
-        ("openai", {"error": {"message": "out of memory"}}),
-        ("anthropic", {"type": "error", "error": {"message": "out of memory"}}),
+        ("openai", OPENAI, (None, None, 2), {"error": {"message": "out of memory"}}),
+        ("anthropic", ANTHROPIC, (5, 0, 7), {"type": "error", "error": "out of memory"}),
     ],
 )
-def test_an_error_within_the_stream_fails_the_sample(kind: str, event: dict[str, Any]) -> None:
-    with pytest.raises(TargetError, match="out of memory"):
-        read_answer(kind, [(event, 0.1)])
-    with pytest.raises(TargetError, match="empty"):
-        read_answer(kind, [])
+def test_answers_of_both_apis_are_timed_from_their_first_content(
+    kind: str, events: Any, counts: tuple[Any, ...], error: dict[str, Any]
+) -> None:
+    run = read_answer(kind, events)
+    assert (run.prompt_tokens_actual, run.cached_tokens, run.completion_tokens) == counts
+    assert (run.ttft_s, run.decode_tps) == (0.3, (counts[-1] - 1) / (0.8 - 0.3))
+    for stream, reason in (([(error, 0.1)], "out of memory"), ([], "empty")):
+        with pytest.raises(TargetError, match=reason):
+            read_answer(kind, stream)
 
 
-def test_the_server_may_report_its_timing_in_two_ways() -> None:
-    ours = {"prefill_ms": 2, "decode_ms": 3.5, "prefill_tokens": 4}
-    theirs = {"prompt_n": 4, "prompt_ms": 2, "predicted_ms": 3.5}
-    timings: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
-        ({"helexa_timing": ours}, ("server", 2, 3.5, 4)),
-        ({"usage": {"helexa_timing": ours}}, ("server", 2, 3.5, 4)),
-        ({"timings": theirs}, ("server", 2, 3.5, 4)),
+OURS = {"prefill_ms": 2, "decode_ms": 3.5, "prefill_tokens": 4}
+THEIRS = {"prompt_n": 4, "prompt_ms": 2, "predicted_ms": 3.5}
+
+
+@each_case(
+    ("event", "timing"),
+    [
+        ({"helexa_timing": OURS}, ("server", 2, 3.5, 4)),
+        ({"usage": {"helexa_timing": OURS}}, ("server", 2, 3.5, 4)),
+        ({"timings": THEIRS}, ("server", 2, 3.5, 4)),
         ({"usage": None}, ("client", None, None, None)),
         ({"timings": {"prompt_ms": "soon"}}, ("server", None, None, None)),
-    ]
-    for event, timing in timings:
-        run = answered(event)
-        assert (run.timing, run.prefill_ms, run.decode_ms, run.prefill_tokens) == timing, event
+    ],
+)
+def test_the_server_may_report_its_timing(event: Any, timing: tuple[Any, ...]) -> None:
+    run = answered(event)
+    assert (run.timing, run.prefill_ms, run.decode_ms, run.prefill_tokens) == timing
 
 
 def test_too_short_decoding_and_prompts_from_the_cache_have_no_speed() -> None:
-    eleven = usage(completion_tokens=11)
+    def used(**fields: Any) -> dict[str, Any]:
+        return {"choices": [], "usage": fields}
+
+    eleven = used(completion_tokens=11)
     assert answered(eleven).decode_tps is None
-    assert answered(eleven, last_s=3.0).decode_tps == 5.0
-    for decode_ms, speed in ((100.0, 5.0), (1000.0, 11.0)):
+    for decode_ms, speed in ((None, 5.0), (100.0, 5.0), (1000.0, 11.0)):
         timing = {"helexa_timing": {"decode_ms": decode_ms}}
         assert answered(eleven, timing, last_s=3.0).decode_tps == speed
-    cached = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 100}}
-    assert answered(usage(**cached), first_s=0.1).prefill_tps is None
-    assert answered(usage(prompt_tokens=100), first_s=0.1).prefill_tps == pytest.approx(1000)
+    for num_cached, speed in ((100, None), (0, pytest.approx(1000))):
+        usage = used(prompt_tokens=100, prompt_tokens_details={"cached_tokens": num_cached})
+        assert answered(usage, first_s=0.1).prefill_tps == speed
 
 
 @each_case("num_tokens", [1, 84, 85, 300])
@@ -106,24 +99,35 @@ def test_prompts_are_as_long_as_they_should_be(num_tokens: int) -> None:
     assert text == sweep.chat_prompt(num_tokens, "salt") != sweep.chat_prompt(num_tokens, "")
 
 
-def test_what_servers_report_is_read_in_all_its_shapes() -> None:
-    for version, build in (
+@each_case(
+    ("version", "build"),
+    [
         ({"git_sha": "abc1234", "package_version": "0.2"}, "abc1234"),
         ({"git_sha": "abc1234", "git_dirty": True}, "abc1234-dirty"),
         ({"git_sha": "unknown", "package_version": "0.2"}, "0.2"),
         ({"version": "0.9.1"}, "0.9.1"),  # of vLLM
         ({"build_info": "b4321"}, "b4321"),  # of llama.cpp
         ({}, "unknown"),
-    ):
-        assert targets.build_of(version)["build"] == build
-    loaded, loading = ({"node": "benjy", "status": status} for status in ("loaded", "loading"))
-    for places, others in (
-        ([loaded, {"node": "beast"}], ["benjy"]),
-        ([loading], []),
-        (["beast", "benjy"], ["benjy"]),
-    ):
-        assert targets.other_places({"locations": places}, "beast") == others
-    assert targets.other_places(None, "beast") == []
+    ],
+)
+def test_builds_of_servers(version: dict[str, Any], build: str) -> None:
+    assert targets.build_of(version)["build"] == build
+
+
+LOADED, LOADING = ({"node": "benjy", "status": status} for status in ("loaded", "loading"))
+
+
+@each_case(
+    ("card", "others"),
+    [
+        ({"locations": [LOADED, {"node": "beast"}]}, ["benjy"]),
+        ({"locations": [LOADING]}, []),
+        ({"locations": ["beast", "benjy"]}, ["benjy"]),
+        (None, []),
+    ],
+)
+def test_other_places_of_a_model(card: Any, others: list[str]) -> None:
+    assert targets.other_places(card, "beast") == others
 
 
 @each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])

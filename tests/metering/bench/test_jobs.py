@@ -19,7 +19,7 @@ from metering.bench.store import row_check
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench.scripted_endpoint import MODEL, Script
-from tests.metering.callers import person, staff
+from tests.metering.callers import staff
 
 pytestmark = pytest.mark.usefixtures("target")
 
@@ -121,35 +121,28 @@ def test_a_second_at_once_is_refused_until_the_first_has_ended(operator: Client)
 
 
 @each_case(
-    ("words", "reason"),
+    ("field", "text", "reason"),
     [
-        ({"target": "nobody"}, "neither a neuron that is online nor a target"),
-        ({"scenarios": "chat:128 talk"}, "begins with none of"),
-        ({"samples": "0"}, "from 1 to 1000"),
-        ({"samples": "1001"}, "from 1 to 1000"),
-        ({"samples": "many"}, "from 1 to 1000"),
+        ("target", "nobody", "neither a neuron that is online nor a target"),
+        ("scenarios", "chat:128 talk", "begins with none of"),
+        ("samples", "0", "from 1 to 1000"),
+        ("samples", "1001", "from 1 to 1000"),
+        ("samples", "many", "from 1 to 1000"),
     ],
 )
-def test_what_cannot_be_is_refused(operator: Client, words: dict[str, str], reason: str) -> None:
-    text = start(operator, 400, **words)
-    assert reason in text and 'role="alert"' in text
-    assert f'value="{words.get("samples", "")}"' in text, "what was typed stays"
+def test_what_cannot_be_is_refused(operator: Client, field: str, text: str, reason: str) -> None:
+    page = start(operator, 400, **{field: text})
+    assert reason in page and 'role="alert"' in page
+    assert field == "target" or f'value="{text}"' in page, "what was typed stays"
     assert not BenchJob.objects.exists()
 
 
-def test_who_may_not_add_jobs_sees_none_of_it(target: BenchTarget) -> None:
+def test_who_may_not_add_jobs_sees_none_of_it() -> None:
     """What members and strangers get has its rows in ``tests/metering/api/test_access.py``."""
-    job = BenchJob.objects.create(requested_by="user:carol")
-    posts = ("/bench/jobs/start", f"/bench/jobs/{job.pk}/cancel")
-    looker = staff()
-    for path in ("/bench/jobs/", f"/bench/jobs/{job.pk}"):
-        assert looker.get(path).status_code == 403
-    assert "Measure" not in looker.get("/bench/").text
-    adder = staff("sam", "add_benchjob")
-    assert adder.get("/bench/jobs/").status_code == 200
-    assert "Measure" in adder.get("/bench/").text
-    for client, status in ((person("mia"), 403), (looker, 403), (Client(), 302)):
-        assert {client.post(path).status_code for path in posts} == {status}
+    looker, adder = staff(), staff("sam", "add_benchjob")
+    for client, status in ((looker, 403), (adder, 200)):
+        assert client.get("/bench/jobs/").status_code == status
+        assert ("Measure" in client.get("/bench/").text) == (status == 200)
 
 
 def cancel(client: Client, pk: int, status: int = 302) -> None:
