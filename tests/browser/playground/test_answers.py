@@ -162,33 +162,26 @@ def with_figures(browser: Browser, number: int) -> list[list[str]]:
     return answers if len(have) == number else []
 
 
+def called(browser: Browser, file: str, call: str, *arguments: Any) -> Any:
+    """What a call of the page's module returns."""
+    script = f"""return import('/static/playground/{file}.js').then((module) => module.{call})"""
+    return browser.run(script, *arguments)
+
+
 def test_an_answers_cost(browser: Browser) -> None:
-    cost = "import('/static/playground/answer.js').then((module) => {"
-    browser.run(
-        f"{cost} document.body.dataset.cost = module.inWords("
-        "{promptTokens: 1, tokens: 2, firstMs: 3, tokensPerS: 4, costMicroUsd: 1234}) })"
-    )
-    browser.wait(lambda: "$0.00123" in browser.run("return document.body.dataset.cost"), "a cost")
+    stats = {"promptTokens": 1, "tokens": 2, "firstMs": 3, "tokensPerS": 4, "costMicroUsd": 1234}
+    assert "$0.00123" in called(browser, "answer", "inWords(arguments[0])", stats)
 
 
 def test_failed_turns_are_not_sent_again(browser: Browser) -> None:
     def sent(*turns: dict[str, Any]) -> Any:
-        browser.run(
-            "delete document.body.dataset.sent;"
-            "import('/static/playground/request.js').then((module) => {"
-            "document.body.dataset.sent = JSON.stringify(module.messagesOf('', arguments[0])) })",
-            list(turns),
-        )
-        return json.loads(
-            browser.wait(lambda: browser.run("return document.body.dataset.sent"), "the messages")
-        )
+        return called(browser, "request", "messagesOf('', arguments[0])", list(turns))
 
     asked = {"role": "user", "text": "where?"}
     failed = {"role": "assistant", "text": "", "calls": [], "error": "It went away."}
     again = {"role": "user", "text": "still there?"}
     assert sent(asked, failed, again) == [{"role": "user", "content": "where?\n\nstill there?"}]
-    seen = {**asked, "images": ["data:image/png;base64,AA=="]}
-    (message,) = sent(seen, failed, again)
+    (message,) = sent(asked | {"images": ["data:image/png;base64,AA=="]}, failed, again)
     assert [part["type"] for part in message["content"]] == ["image_url", "text", "text"]
-    cut = {**failed, "text": "In Os"}
-    assert [message["role"] for message in sent(asked, cut, again)] == ["user", "assistant", "user"]
+    answered = sent(asked, failed | {"text": "In Os"}, again)
+    assert [message["role"] for message in answered] == ["user", "assistant", "user"]

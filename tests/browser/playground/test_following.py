@@ -89,21 +89,16 @@ def reader(browser: Browser) -> Browser:
 
 
 def test_an_answer_is_followed_to_the_buttons_below_it(reader: Browser) -> None:
-    """Also where many rows come at once, and where the end of the stream comes by itself."""
-    places = write(reader, *ROWS, MANY_ROWS, "\n\nthe last row", is_end=True)
-    assert places[-1][1] > 1000, "the answer is longer than the window"
-    assert max(below for below, _ in places) < 1
-
-
-def test_an_answer_in_place_of_a_longer_one_is_followed(reader: Browser) -> None:
-    """The page moves up by itself once it is shorter than it was scrolled."""
-    long = write(reader, MANY_ROWS, is_end=True)
+    """Also where many rows come at once, where the end of the stream comes by itself, and in place
+    of a longer answer: the page moves up by itself then."""
+    long = write(reader, MANY_ROWS, "\n\nthe last row", is_end=True)
+    assert long[-1][1] > 1000, "the answer is longer than the window"
     reader.run("window.stream = null")
     press(reader, "Regenerate")
     wait_for_stream(reader)
-    places = write(reader, *ROWS, is_end=True)
-    assert 0 < places[-1][1] < long[-1][1]
-    assert max(below for below, _ in places) < 1
+    short = write(reader, *ROWS, is_end=True)
+    assert 0 < short[-1][1] < long[-1][1]
+    assert max(below for below, _ in [*long, *short]) < 1
 
 
 def test_a_composer_that_grows_covers_no_answer(reader: Browser) -> None:
@@ -147,65 +142,39 @@ GROWN = """
     page.turns = [{role: "assistant", model: "", text, calls: [], isRunning: true}];
     const [turn] = page.turns;
     const parts = () => [...document.querySelectorAll(".pg-answer .pg-part")];
+    const nodes = () => [parts()[0].firstChild, parts().at(-1).firstChild];
     const settled = async () => {
         await Alpine.nextTick();
         do await new Promise((resolve) => setTimeout(resolve, 10));
         while (parts().slice(0, -1).some((one) => one.matches(".pg-text")));
     };
-    const place = (node) => {
-        const element = node.nodeType === Node.TEXT_NODE ? node.parentElement : node;
-        return parts().indexOf(element?.closest(".pg-part"));
-    };
     return (async () => {
         await settled();
-        let places = [];
-        const watch = new MutationObserver((found) => {
-            places.push(...found.map(({target}) => place(target)));
-        });
-        watch.observe(document.querySelector(".pg-turns"), {
-            subtree: true, childList: true, characterData: true, attributes: true,
-        });
-        const changes = [];
+        const before = nodes();
         for (const piece of pieces) {
-            places = [];
             turn.text += piece;
             await settled();
-            changes.push(places);
         }
-        return [changes, parts().map((one) => one.innerText)];
+        const areKept = nodes().map((node, place) => node === before[place]);
+        return [parts().map((one) => one.innerText), ...areKept];
     })();
 """
-"""Appends the pieces to an answer. Returns, for each piece, the places of the parts in which a node
-changed, once for each change, and the parts' texts. The last part is what still grows."""
-EARLIER = """## Heading
-
-A *word* and `code`.
-
-- one
-- one
-
-```python
-x = 1
-```
-
-"""
-
-
-def grown(browser: Browser, text: str, *pieces: str) -> tuple[list[list[int]], list[str]]:
-    changes, texts = browser.run(GROWN, text, *pieces)
-    return changes, texts
+"""Appends the pieces to an answer. Returns its parts' texts, and whether the first part and the
+last, which still grows, have the nodes they had: what is selected in them stays selected."""
 
 
 def test_a_piece_changes_what_grows_alone(browser: Browser) -> None:
-    changes, texts = grown(browser, EARLIER + "The", " sun", " **is", "** out")
+    earlier = "## Heading\n\n- one\n\n"
+    texts, *are_kept = browser.run(GROWN, earlier + "The", " sun", " **is", "** out")
     assert texts[0].startswith("Heading") and texts[1:] == ["The sun **is** out"]
-    assert changes == [[1]] * 3
+    assert are_kept == [True, True]
 
 
 def test_a_whole_block_is_rendered_once(browser: Browser) -> None:
     """Empty lines within code end nothing."""
     line = "def f(x): return x + 1\n"
-    changes, texts = grown(browser, "One.\n\n```python\n" + line, "\n", line, "```\n", "\nSo")
-    assert changes[:3] == [[1]] * 3
-    assert 0 not in changes[3]
+    texts, is_kept, _ = browser.run(
+        GROWN, "One.\n\n```python\n" + line, "\n", line, "```\n", "\nSo"
+    )
     assert texts[0] == "One." and texts[1].count("return") == 2 and texts[2] == "So"
+    assert is_kept
