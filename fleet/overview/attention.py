@@ -47,28 +47,19 @@ def attention(
     """``version`` is this process'; ``budgets`` are those of which little is left; ``refused``
     counts recent refusals."""
     found = [
-        *_of_redis(is_live),
-        *_of_neurons(neurons),
+        *(finding for neuron in neurons for finding in _of_neuron(neuron)),
         *_of_models(models),
         *_of_versions(neurons, version),
         *_of_budgets(budgets),
         *_of_refused(refused or {}, {budget.owner for budget in budgets}),
         *_of_broken_workers(refused or {}),
     ]
-    return tuple(sorted(found, key=lambda one: list(Level).index(one.level)))
-
-
-def _of_redis(is_live: bool) -> Iterator[Attention]:
     if not is_live:
         text = "Redis does not answer: this is what was recorded last"
-        yield _finding(Level.URGENT, "redis_away", "", text)
-
-
-def _of_neurons(neurons: Sequence[NeuronLine]) -> Iterator[Attention]:
-    for neuron in neurons:
-        yield from _of_neuron(neuron)
+        found.insert(0, _finding(Level.URGENT, "redis_away", "", text))
     if not neurons:
-        yield _finding(Level.WARNING, "no_neuron", "", "no neuron has joined yet")
+        found.append(_finding(Level.WARNING, "no_neuron", "", "no neuron has joined yet"))
+    return tuple(sorted(found, key=lambda one: list(Level).index(one.level)))
 
 
 def _of_neuron(neuron: NeuronLine) -> Iterator[Attention]:

@@ -90,7 +90,7 @@ def fleet_overview() -> lines.FleetOverview:
         jobs=job_lines(),
         downloads=_downloads(),
         minutes=traffic(now=now),
-        refusals=_refusal_lines(only_refused(readings.refused)),
+        refusals=_refusal_lines(readings.refused),
         requests_today=used.requests,
         spent_today_micro_usd=used.cost_micro_usd,
         audit=_audit(),
@@ -99,19 +99,10 @@ def fleet_overview() -> lines.FleetOverview:
 
 def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[NeuronLine, ...]:
     replicas = _replicas_by_neuron(digests)
-    devices: dict[int, list[Device]] = defaultdict(list)
-    for device in Device.objects.order_by("kind", "index"):
-        devices[device.neuron_id].append(device)
     coming_back = models_to_restore()
     return tuple(
-        _neuron_line(
-            neuron,
-            devices[neuron.pk],
-            tuple(replicas[neuron.pk]),
-            readings,
-            coming_back.get(neuron.name, ()),
-        )
-        for neuron in Neuron.objects.all()
+        _neuron_line(neuron, tuple(replicas[neuron.pk]), readings, coming_back.get(neuron.name, ()))
+        for neuron in Neuron.objects.prefetch_related("devices")
     )
 
 
@@ -149,24 +140,19 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
 
 def _neuron_line(
     neuron: Neuron,
-    devices: Iterable[Device],
     replicas: tuple[ReplicaLine, ...],
     readings: LiveReadings,
     coming_back: tuple[str, ...],
 ) -> NeuronLine:
-    held = _held_memory(replicas)
     stages = tuple(lines.HeldStageLine(**stage) for stage in neuron.held_stages)
-    for stage in stages:
-        if stage.memory_bytes:
-            memory = HeldMemory(model=stage.model, num_bytes=stage.memory_bytes)
-            held.setdefault(stage.device, []).append(memory)
+    held = _held_memory(replicas, stages)
     disk = readings.disks.get(neuron.name)
     return NeuronLine(
         name=neuron.name,
         status=neuron.status,
         version=neuron.version,
         problems=tuple(neuron.problems),
-        devices=tuple(_device_line(neuron, device, held, readings) for device in devices),
+        devices=tuple(_device_line(one, neuron, held, readings) for one in neuron.devices.all()),
         replicas=replicas,
         held_stages=stages,
         coming_back=coming_back,
@@ -176,8 +162,8 @@ def _neuron_line(
 
 
 def _device_line(
-    neuron: Neuron,
     device: Device,
+    neuron: Neuron,
     held: Mapping[str, list[HeldMemory]],
     readings: LiveReadings,
 ) -> DeviceLine:
@@ -188,15 +174,23 @@ def _device_line(
     return DeviceLine(id=device_id, held=memory, **measured)
 
 
-def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]:
+def _held_memory(
+    replicas: Iterable[ReplicaLine], stages: Iterable[lines.HeldStageLine]
+) -> Mapping[str, list[HeldMemory]]:
     held: dict[str, list[HeldMemory]] = defaultdict(list)
+
+    def hold(device: str, model: str, num_bytes: int) -> None:
+        held[device].append(HeldMemory(model=model, num_bytes=num_bytes))
+
     for replica in replicas:
         for device in replica.devices:
             share_bytes = (replica.memory_bytes or 0) // len(replica.devices)
-            num_bytes = replica.device_bytes.get(device, share_bytes)
-            held[device].append(HeldMemory(model=replica.model, num_bytes=num_bytes))
+            hold(device, replica.model, replica.device_bytes.get(device, share_bytes))
         if replica.host_memory_bytes:
-            held["cpu"].append(HeldMemory(model=replica.model, num_bytes=replica.host_memory_bytes))
+            hold("cpu", replica.model, replica.host_memory_bytes)
+    for stage in stages:
+        if stage.memory_bytes:
+            hold(stage.device, stage.model, stage.memory_bytes)
     return held
 
 
@@ -285,9 +279,9 @@ def _downloads() -> tuple[lines.DownloadLine, ...]:
     )
 
 
-def _refusal_lines(refused: Mapping[Refused, int]) -> tuple[lines.RefusalLine, ...]:
+def _refusal_lines(counts: Mapping[Refused, int]) -> tuple[lines.RefusalLine, ...]:
     by_code: Counter[str] = Counter()
-    for one, number in refused.items():
+    for one, number in only_refused(counts).items():
         by_code[one.code] += number
     return tuple(lines.RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
 
