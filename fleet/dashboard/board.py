@@ -11,7 +11,7 @@ from django.core.paginator import Page
 from django.urls import reverse
 
 from fleet.dashboard import rows
-from fleet.dashboard.finding_links import grouped, linked_findings
+from fleet.dashboard.finding_links import linked_findings
 from fleet.dashboard.query import BoardQuery, page_of
 from fleet.dashboard.words import count_words
 from fleet.models import CatalogueModel, Neuron
@@ -34,6 +34,7 @@ SHOWN = {
     "unloaded": "Not loaded",
 }
 MAX_AUDIT_LINES = 5
+MAX_FINDINGS = 10
 RANKS = {
     "failed": 0,
     "recovering": 0,
@@ -71,7 +72,8 @@ def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> 
     return {
         "query": query,
         "shown_choices": SHOWN.items(),
-        "attention": linked_findings(grouped(overview.attention)),
+        "attention": linked_findings(overview.attention[:MAX_FINDINGS]),
+        "num_more_findings": max(0, len(overview.attention) - MAX_FINDINGS),
         "tiles": _tiles(overview),
         "models": [rows.model_row(one, jobs_of_models[one.name], explained) for one in models],
         "models_paging": _paging("models", models, query),

@@ -14,7 +14,6 @@ from fleet.overview import lines
 from fleet.overview.selector import UPSTREAM
 
 NUM_COLORS = 6
-MAX_REPLICAS = 20
 AWAY = "away"
 Row = dict[str, Any]
 Explained = Mapping[tuple[str, str], str]
@@ -112,13 +111,12 @@ def neuron_rows(
     is_unfolded: Callable[[lines.NeuronLine], bool] = lambda _: True,
 ) -> list[Row]:
     """``neurons`` are those to show, by lines that may lack some replicas. A folded one has neither
-    devices nor replicas; otherwise ``num_more`` replicas are hidden."""
+    devices nor replicas."""
     newest = {(job.model, job.neuron): job for job in reversed(overview.jobs)}
     kept_loaded = {model.name for model in overview.models if model.min_replicas > 0}
     rows = []
     for neuron in neurons:
         is_away, unfolded = neuron.status == AWAY, is_unfolded(neuron)
-        shown = neuron.replicas[:MAX_REPLICAS] if unfolded else ()
         row = {
             "line": neuron,
             "memory": "" if is_away else _memory(neuron.devices),
@@ -133,9 +131,9 @@ def neuron_rows(
                     is_away=is_away,
                     is_kept_loaded=replica.model in kept_loaded,
                 )
-                for replica in shown
+                for replica in neuron.replicas
+                if unfolded
             ],
-            "num_more": len(neuron.replicas) - len(shown),
         }
         rows.append(row)
     return rows

@@ -176,13 +176,8 @@ def _rows(text: str, model: str, build: str, remarks: list[str]) -> list[Row]:
 
 
 def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[Row]:
-    measurements = body.get("measurements")
-    if measurements is None:
-        measurements = {
-            name: {"readings": readings} for name, readings in (body.get("readings") or {}).items()
-        }
     rows = []
-    for name, measurement in measurements.items():
+    for name, measurement in (body.get("measurements") or {}).items():
         matches = ((pattern.match(name), row, column) for pattern, row, column in ROWS)
         known = next(((row.format(one[1]), column) for one, row, column in matches if one), None)
         if known is None:

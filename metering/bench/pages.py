@@ -23,7 +23,6 @@ from django.urls import path
 from django.utils.text import capfirst
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
-from django.views.generic import RedirectView
 
 from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
@@ -272,8 +271,6 @@ def _jobs_page(request: HttpRequest, context: dict[str, Any], status: int = 200)
     return _shown(request, "bench/jobs.html", "bench-jobs", found, status=status)
 
 
-moved = bench_page(RedirectView.as_view(pattern_name="bench-results", query_string=True))
-"""Of pages of release 0.2."""
 urlpatterns = [
     path("", results_page, name="bench-results"),
     path("runs/", runs, name="bench-runs"),
@@ -283,5 +280,4 @@ urlpatterns = [
     path("jobs/start", start, name="bench-start"),
     path("jobs/<int:pk>", state, name="bench-job"),
     path("jobs/<int:pk>/cancel", cancel, name="bench-cancel"),
-    *(path(f"{old}/", moved, name="bench-moved") for old in ("trends", "concurrency", "compare")),
 ]

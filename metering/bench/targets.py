@@ -222,13 +222,11 @@ def neuron_models(models: Any) -> list[ModelInfo]:
 
 def listed_models(json_value: Any) -> list[ModelInfo]:
     """The models of ``/v1/models``, in any dialect. Left out are models with ``loaded: false``, and
-    helexa's aliases; before 0.3.0 it listed an alias among its own aliases."""
+    helexa's aliases."""
     return [
         _model(entry)
         for entry in _objects(json_value.get("data") if isinstance(json_value, dict) else None)
-        if entry.get("loaded", True) is not False
-        and "alias_of" not in entry
-        and entry.get("id") not in _list(entry.get("aliases"))
+        if entry.get("loaded", True) is not False and "alias_of" not in entry
     ]
 
 

@@ -91,7 +91,7 @@ OWN_PAGES: dict[str, list[Page]] = {
 NO_PAGES = frozenset(
     (
         # They lead on.
-        *("front", "bench-moved", "model-page", "neuron-page", "admin:view_on_site"),
+        *("front", "model-page", "neuron-page", "admin:view_on_site"),
         # They take a POST.
         *("logout", "usage-key-revoke", "bench-start", "bench-cancel", "dashboard-do"),
         *("first-key", "first-steps-hide", "admin:logout", "playground-identify"),

@@ -67,22 +67,6 @@ def test_a_model_shows_how_its_last_job_on_a_neuron_ended(
     assert [progress.text for progress in progress_of_model(lines)] == words
 
 
-def test_a_models_colour_stays_when_others_load(admin_client, model, beat, build) -> None:
-    def colours() -> dict[str, str]:
-        (neuron,) = board_of(fleet_overview())["neurons"]
-        (device,) = neuron["devices"]
-        return {one["label"].split()[0]: one["color"] for one in device["segments"]}
-
-    def held(name: str) -> Any:
-        return build.replica(model=name, devices=["cuda:0"], memory_bytes=GIB)
-
-    card = build.device(kind="cuda")
-    beat(devices=[card], replicas=[held("tiny")])
-    alone = colours()["tiny"]
-    beat(devices=[card], replicas=[held("aardvark"), held("tiny")])
-    assert colours()["tiny"] == alone
-
-
 def test_an_empty_fleet_shows_what_to_do_next(admin_client, publish) -> None:
     text = text_of(admin_client, "/admin/")
     assert "Let a host join" in text and "Add a model" in text and "Make an API key" in text
@@ -104,6 +88,16 @@ def test_what_is_loaded_where(admin_client, model, beat, build) -> None:
     assert "25 %" in text and "40.0" in text
     assert "1 waiting, 40 tok/s" in text
     assert "What to do next" not in text
+
+    def colour() -> str:
+        (neuron,) = board_of(fleet_overview())["neurons"]
+        (device,) = neuron["devices"]
+        return {one["label"]: one["color"] for one in device["segments"]}["tiny 6.0 GiB"]
+
+    alone = colour()
+    other = build.replica(model="aardvark", devices=["cuda:0"], memory_bytes=GIB)
+    beat(devices=[card], replicas=[other, loaded])
+    assert colour() == alone, "it stays when others load"
 
 
 def test_a_notice_follows_its_job_and_an_error_is_not_repeated(

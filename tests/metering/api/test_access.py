@@ -64,7 +64,6 @@ PAGES: dict[tuple[int, int], str] = {
     (200, 200): "usage/ requests/ usage/keys password/ playground/",
     (403, 200): """
         series/panel usage/accounts usage/audit bench/ bench/runs/ bench/runs.csv bench/jobs/""",
-    (403, 302): "bench/trends/ bench/concurrency/ bench/compare/",
     (404, 404): "requests/<str:request_id> usage/keys/<str:prefix>",
     (405, 405): "usage/keys/<str:prefix>/revoke playground/identify",
     (403, 404): "bench/runs/<int:pk>/ bench/jobs/<int:pk>",
