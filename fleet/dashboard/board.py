@@ -247,8 +247,8 @@ def model_context(model: CatalogueModel) -> rows.Row:
         for neuron in overview.neurons
         if (replicas := tuple(filter(is_of_it, neuron.replicas)))
     ]
-    replicas = [replica for neuron in holding for replica in neuron.replicas]
-    may_sleep = any(one.status == "ready" and not one.lies_on_hosts for one in replicas)
+    loaded = [replica for neuron in holding for replica in neuron.replicas]
+    may_sleep = any(one.status == "ready" and not one.lies_on_hosts for one in loaded)
     is_kept_loaded = line is not None and line.min_replicas > 0
     home = {
         "name": name,

@@ -8,19 +8,12 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import CheckedForm, UnfoldAdmin
+from fleet.admin.unfold_types import UnfoldAdmin
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
-from metering.bench.store import row_check, row_save, target_delete
-
-
-class RowForm(CheckedForm):
-    def check_row(self) -> None:
-        row_check(self.instance)
+from metering.bench.store import row_save, target_delete
 
 
 class RowAdmin(UnfoldAdmin):
-    form = RowForm
-
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         row_save(actor=actor_of(request), row=obj)
 

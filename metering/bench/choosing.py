@@ -90,23 +90,15 @@ def sweep_of(options: Options, report: Callable[[str], object]) -> Sweep:
 
 def _plan(options: Options, columns: Mapping[str, Any]) -> SweepPlan:
     """The database's, with a file's columns and the caller's options. Raises ``BenchError``."""
-    plan = store.plan_find()
     numbers = {
         "samples_per_version": options.get("samples"),
         "max_tokens": options.get("max_tokens"),
         "iteration_pause_s": options.get("pause_s"),
         "request_timeout_s": options.get("timeout_s"),
+        "scenarios": options.get("scenarios") or None,
     }
-    given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
-    for name, value in given.items():
-        if value < 0 or (value == 0 and name != "iteration_pause_s"):
-            raise BenchValueError(name, f"{value} is too little")
-    if options.get("scenarios"):
-        given["scenarios"] = list(options["scenarios"])
-    for name, value in {**columns, **given}.items():
-        setattr(plan, name, value)
-    store.row_check(plan)
-    return plan
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return store.row_fill(store.plan_find(), {**columns, **given}, "the sweep")
 
 
 def _targets(

@@ -21,15 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.db import models, transaction
+from django.db import transaction
 
 from metering.actor import Actor
 from metering.bench import store
-from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.errors import BenchError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import TEXT_COLUMNS
-from metering.bench.scenarios import parse_scenarios
 from metering.bench.targets import EXTERNAL, moment_of
 from metering.services.audit import audit_entry_create
 
@@ -40,20 +38,13 @@ ROWS = (
     (re.compile(r"TTFT, (\d+) tokens, prefix-warm"), "chat:{}:warm", "ttft_s"),
 )
 COLUMN_OF_TEXT = {text: column for column, text in TEXT_COLUMNS.items()}
-TYPES: tuple[tuple[type, tuple[type, ...]], ...] = (
-    (models.DateTimeField, (datetime,)),
-    (models.BooleanField, (bool,)),
-    (models.FloatField, (int, float)),
-    (models.IntegerField, (int,)),
-    (models.Field, (str,)),
-)
-"""What a column takes, by the first field that fits: Django would convert some others."""
 IDENTITY = (
     *("origin", "ts", "target_name", "build", "model_id", "scenario_id", "ok"),
     *("ttft_s", "decode_tps", "prefill_tps", "total_s", "swap_load_ms"),
 )
 """Columns by which an imported row is known."""
 Row = dict[str, Any]
+NAME = "helexa-bench.toml"
 LEFT_OUT = {
     "bench.db_path": "results are in this server's database",
     "api.enabled": "the API is this server's",
@@ -108,12 +99,7 @@ def file_import(
     written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     common = {"ts": written_at, "target_kind": "openai", "ok": True, "origin": "scripts/bench"}
     name = {"target_name": target} if target else {}
-    runs = [BenchRun(**{**common, **row, **name}) for row in rows]
-    for run in runs:
-        try:
-            run.clean_fields()
-        except ValidationError as error:
-            raise BenchError(f"{path}: {'; '.join(error.messages)}") from error
+    runs = [store.row_fill(BenchRun(), {**common, **row, **name}, "a point") for row in rows]
     return Imported(num_runs=_runs_create(actor, runs, path.name), remarks=remarks)
 
 
@@ -134,9 +120,7 @@ def _toml_apply(actor: Actor, toml: BenchToml) -> Imported:
     rows += [(known.setdefault(one["name"], BenchTarget()), one) for one in toml.targets]
     with transaction.atomic():
         for row, columns in rows:
-            for name, value in columns.items():
-                setattr(row, name, value)
-            store.row_save(actor=actor, row=row)
+            store.row_save(actor=actor, row=store.row_fill(row, columns, NAME))
     return Imported(num_targets=len(toml.targets), remarks=toml.remarks)
 
 
@@ -200,34 +184,15 @@ def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[Row]:
 
 
 def _point(body: Any) -> Row:
-    _ensure_names(body, ("target_name", "model_id", "scenario_id"), "a point")
+    if not isinstance(body, dict):
+        raise BenchError("a point is an object")
     # The database gives these itself.
     row = {
         name: value for name, value in map(_parsed, body.items()) if name not in ("id", "origin")
     }
     row = {name: value for name, value in row.items() if value is not None}
-    for name, value in row.items():
-        _ensure_column(BenchRun, name, value, f"a point has no {name}")
     row["build"] = row.get("build") or row.get("git_sha") or EXTERNAL
     return row
-
-
-def _ensure_names(body: Any, names: Sequence[str], what: str) -> None:
-    if not isinstance(body, dict):
-        raise BenchError(f"{what} is an object")
-    for name in names:
-        if not isinstance(body.get(name), str) or not body[name]:
-            raise BenchError(f"{what} has its {name}")
-
-
-def _ensure_column(model: type[models.Model], name: str, value: Any, problem: str) -> None:
-    columns = {column.name: column for column in model._meta.concrete_fields}
-    column = None if name == "id" else columns.get(name)
-    types = next((types for kind, types in TYPES if isinstance(column, kind)), ())
-    if isinstance(column, models.JSONField):
-        types = (type(column.get_default()),)
-    if type(value) not in types:
-        raise BenchError(f"{problem} that is {value!r}")
 
 
 def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
@@ -248,7 +213,7 @@ def read_bench_toml(text: str) -> BenchToml:
     try:
         file = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BenchError(f"no helexa-bench.toml: {error}") from error
+        raise BenchError(f"no {NAME}: {error}") from error
     remarks: list[str] = []
     plan: Row = {}
     ids: list[str] = []
@@ -258,20 +223,15 @@ def read_bench_toml(text: str) -> BenchToml:
             remarks.append(f"{name} is left out: {LEFT_OUT[name]}")
         elif name in SCENARIO_LISTS and isinstance(value, list):
             ids += [pattern.format(one) for one in value for pattern in SCENARIO_LISTS[name]]
+        elif name in PLAN_COLUMNS:
+            plan[PLAN_COLUMNS[name]] = value
         else:
-            column = PLAN_COLUMNS.get(name, "")
-            _ensure_column(SweepPlan, column, value, f"helexa-bench.toml has no {name}")
-            plan[column] = value
-    try:
-        if ids := _measured(ids, remarks):
-            plan["scenarios"] = [scenario.id for scenario in parse_scenarios(ids)]
-        SweepPlan(**plan).clean_fields()
-    except BenchValueError as error:
-        raise BenchError(str(error)) from error
-    except ValidationError as error:
-        raise BenchError(f"helexa-bench.toml: {error.message_dict}") from error
-    if not isinstance(found, list):
-        raise BenchError("helexa-bench.toml has no list of targets")
+            raise BenchError(f"{NAME} has no {name} that is {value!r}")
+    if ids := _measured(ids, remarks):
+        plan["scenarios"] = list(dict.fromkeys(ids))
+    store.row_fill(SweepPlan(), plan, NAME)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise BenchError(f"{NAME} has no list of targets")
     targets = [_target_columns(target, remarks) for target in found]
     return BenchToml(plan=plan, targets=targets, remarks=remarks)
 
@@ -279,22 +239,20 @@ def read_bench_toml(text: str) -> BenchToml:
 def _settings(file: Row) -> Iterator[tuple[str, Any]]:
     for table, body in file.items():
         if table not in ("bench", "scenarios", "api") or not isinstance(body, dict):
-            raise BenchError(f"helexa-bench.toml has no table {table}")
+            raise BenchError(f"{NAME} has no table {table}")
         for name, value in body.items():
             yield f"{table}.{name}", value
 
 
 def _target_columns(target: Row, remarks: list[str]) -> Row:
     """The original has the first four: name, kind, endpoint and label."""
-    _ensure_names(target, ("name", "kind", "endpoint"), "a target")
     columns = {"only_models" if name == "models" else name: one for name, one in target.items()}
-    for name, value in columns.items():
-        _ensure_column(BenchTarget, name, value, f"a target has no {name}")
-    if columns.get("scenarios"):
-        columns["scenarios"] = _measured(columns["scenarios"], remarks)
+    if isinstance(ids := columns.get("scenarios"), list) and ids:
+        columns["scenarios"] = _measured(ids, remarks)
         if not columns["scenarios"]:
             columns["enabled"] = False
-            remarks.append(f"{target['name']} is disabled: none of its scenarios is measured")
+            remarks.append(f"{target.get('name')} is disabled: none of its scenarios is measured")
+    store.row_fill(BenchTarget(), columns, "a target")
     return columns
 
 

@@ -6,14 +6,38 @@ JSON is text there and values here. Targets and models are names: results outliv
 
 from __future__ import annotations
 
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
-from metering.bench.scenarios import DEFAULT_SCENARIOS
+from inference.settings.storage import OTHERS_KEY
+from metering.bench.errors import BenchValueError
+from metering.bench.scenarios import DEFAULT_SCENARIOS, parse_scenarios
 
 
 def default_scenarios() -> list[str]:
     return list(DEFAULT_SCENARIOS)
+
+
+def ensure_texts(value: object) -> None:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValidationError("It is to be a list of texts.")
+
+
+def ensure_scenarios(value: list[str]) -> None:
+    ensure_texts(value)
+    try:
+        parse_scenarios(value)
+    except BenchValueError as error:
+        raise ValidationError(str(error)) from error
+
+
+def ensure_variable(value: str) -> None:
+    if not OTHERS_KEY.fullmatch(value):
+        raise ValidationError(
+            f"{value!r} is no name of a variable, or a secret of this server, which no target is "
+            "sent"
+        )
 
 
 def setting_names(model: type[models.Model]) -> tuple[str, ...]:
@@ -32,21 +56,29 @@ class BenchTarget(models.Model):
     kind = models.CharField(max_length=16, choices=Kind.choices)
     endpoint = models.CharField(
         max_length=500,
+        validators=[RegexValidator("^https?://", "'%(value)s' is not like http://gpu-box:8080")],
         help_text="For a neuron of this fleet http://gateway:31313/api/neurons/NAME, else what "
         "clients are given, with or without /v1.",
     )
     label = models.CharField(max_length=200, blank=True)
     enabled = models.BooleanField(default=True)
     only_models = models.JSONField(
-        default=list, blank=True, help_text="A list of names; empty: all that are loaded."
+        default=list,
+        blank=True,
+        validators=[ensure_texts],
+        help_text="A list of names; empty: all that are loaded.",
     )
     scenarios = models.JSONField(
-        default=list, blank=True, help_text='As ["chat:128"]; empty: the sweep\'s.'
+        default=list,
+        blank=True,
+        validators=[ensure_scenarios],
+        help_text='As ["chat:128"]; empty: the sweep\'s.',
     )
     api_key_env = models.CharField(
         "variable of the API key",
         max_length=100,
         blank=True,
+        validators=[ensure_variable],
         help_text="The environment variable that holds the key: keys are not kept here.",
     )
     build = models.CharField(
@@ -54,7 +86,11 @@ class BenchTarget(models.Model):
     )
     hostname = models.CharField(max_length=200, blank=True)
     gpus = models.JSONField(
-        "GPUs", default=list, blank=True, help_text="Where the endpoint tells none."
+        "GPUs",
+        default=list,
+        blank=True,
+        validators=[ensure_texts],
+        help_text="Where the endpoint tells none.",
     )
 
     class Meta:
@@ -83,7 +119,9 @@ class SweepPlan(models.Model):
     concurrency_prompt_tokens = models.PositiveIntegerField(
         default=512, validators=[MinValueValidator(1)]
     )
-    scenarios = models.JSONField(default=default_scenarios, blank=True)
+    scenarios = models.JSONField(
+        default=default_scenarios, blank=True, validators=[ensure_scenarios]
+    )
     probes = models.JSONField(default=list, blank=True)
     """Unused; release 0.2, which may run beside this one during an upgrade, reads it."""
 

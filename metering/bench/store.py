@@ -1,17 +1,20 @@
-"""Checks and writes the plan and the targets."""
+"""Checks and writes the plan and the targets, and fills rows with what files have."""
 
 from __future__ import annotations
 
-from django.db import transaction
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from inference.settings.storage import OTHERS_KEY
+from django.core.exceptions import ValidationError
+from django.db import models, transaction
+
 from metering.actor import Actor
-from metering.bench.errors import BenchValueError
+from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
-from metering.bench.scenarios import parse_scenarios
 from metering.services.audit import audit_entry_create
 
 PLAN_ID = 1
+Row = TypeVar("Row", bound=models.Model)
 
 
 def plan_find() -> SweepPlan:
@@ -41,22 +44,29 @@ def target_delete(*, actor: Actor, target: BenchTarget) -> None:
         target.delete()
 
 
-def row_check(row: BenchTarget | SweepPlan) -> None:
+def row_check(row: models.Model) -> None:
     """Raises ``BenchValueError``."""
-    for name in ("only_models", "scenarios", "gpus"):
-        value = getattr(row, name, [])
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise BenchValueError(name, f"{name} is to be a list of texts")
-    parse_scenarios(row.scenarios)
-    if isinstance(row, SweepPlan):
-        return
-    if row.kind not in row.Kind.values:
-        raise BenchValueError("kind", f"{row.kind!r} is none of {', '.join(row.Kind)}")
-    if not row.endpoint.startswith(("http://", "https://")):
-        raise BenchValueError("endpoint", f"{row.endpoint!r} is not like http://gpu-box:8080")
-    if row.api_key_env and not OTHERS_KEY.fullmatch(row.api_key_env):
-        raise BenchValueError(
-            "api_key_env",
-            f"{row.api_key_env!r} is no name of a variable, or a secret of this server, which "
-            "no target is sent",
-        )
+    try:
+        row.clean_fields()
+    except ValidationError as error:
+        field, messages = next(iter(error.message_dict.items()))
+        raise BenchValueError(field, messages[0]) from error
+
+
+def row_fill(row: Row, columns: Mapping[str, Any], what: str) -> Row:
+    """Sets columns to values of JSON or TOML, which Django would convert where they are of another
+    type. Returns the row. Raises ``BenchError``."""
+    known = {column.name: column for column in row._meta.concrete_fields if column.name != "id"}
+    for name, value in columns.items():
+        is_json = isinstance(column := known.get(name), models.JSONField)
+        if column is None or (is_json and type(value) is not type(column.get_default())):
+            raise BenchError(f"{what} has no {name} that is {value!r}")
+        setattr(row, name, value)
+    try:
+        row_check(row)
+    except BenchValueError as error:
+        raise BenchError(f"{what}: {error.field}: {error}") from error
+    for name, value in columns.items():
+        if getattr(row, name) != value:
+            raise BenchError(f"{what} has no {name} that is {value!r}")
+    return row

@@ -149,7 +149,7 @@ def test_a_neuron_reports_its_build_its_cards_and_its_models(bench: Bench, scrip
     ("words", "reason"),
     [
         (("--scenario", "talk"), "scenarios: 'talk' begins with none of"),
-        (("--samples", "0"), "samples_per_version: 0 is too little"),
+        (("--samples", "0"), "samples_per_version: Ensure"),
         (("--target", "nobody"), "target: 'nobody' is no target: peer"),
         (("--endpoint", "beast:13131"), "not like http"),
         (("--kind", "neuron", "--endpoint", "ftp://x"), "not like http"),
