@@ -149,8 +149,6 @@ def test_names_lead_to_pages(admin_client, model, beat, build) -> None:
         ("model?name=tiny", tiny),
         ("model?name=small", tiny),
         ("model?name=gone", "/admin/fleet/replica/?q=gone"),
-        ("neuron?name=beast", f"/admin/fleet/neuron/{Neuron.objects.get().pk}/change/"),
-        ("neuron?name=x", "/admin/fleet/neuron/?q=x"),
     ):
         assert admin_client.get(f"/admin/dashboard/{path}")["Location"] == target
     assert 'href="/admin/dashboard/neuron?name=beast"' in text_of(admin_client, BOARD)

@@ -141,6 +141,17 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         ],
     ),
     (
+        {
+            "neurons": (neuron(problems=("no driver",)), neuron("gone", status="away")),
+            "budgets": (budget(0),),
+        },
+        [
+            "urgent neuron_away: gone is away",
+            "warning neuron_problem: beast: no driver",
+            "notice budget_spent",
+        ],
+    ),
+    (
         {"budgets": (budget(0),), "refused": {Refused("insufficient_quota", "research"): 17}},
         ["notice budget_spent: the budget of the account research: $0.00"],
     ),
@@ -153,17 +164,6 @@ def test_cases(changes: dict[str, Any], expected: list[str]) -> None:
     assert len(found) == len(expected)
     for finding, text in zip(found, expected, strict=True):
         assert f"{finding.level} {finding.kind}: {finding.text}".startswith(text)
-
-
-def test_the_most_urgent_comes_first() -> None:
-    found = attention(
-        (neuron(problems=("no driver",)), neuron("gone", status="away")),
-        (),
-        (budget(0),),
-        is_live=True,
-        version=VERSION,
-    )
-    assert [finding.level for finding in found] == ["urgent", "warning", "notice"]
 
 
 def test_every_cause_has_its_words() -> None:

@@ -188,8 +188,13 @@ def test_targets_and_the_sweep_are_set_in_the_admin(operator: Client) -> None:
     target = {"name": "peer", "kind": "openai", "endpoint": "http://peer:8080", "enabled": "on"}
     target |= {"only_models": "[]", "scenarios": '["chat:128"]', "gpus": "[]"}
     add = where.format("benchtarget")
-    for wrong in ({"endpoint": "peer"}, {"scenarios": '["talk"]'}, {"only_models": '"m"'}):
-        assert operator.post(add, target | wrong).status_code == 200
+    for field, wrong in (
+        *(("endpoint", "peer"), ("scenarios", '["talk"]'), ("only_models", '"m"')),
+        *(("api_key_env", name) for name in ("DATABASE_URL", "HELEXA_SECRET_KEY", "PEER KEY")),
+    ):
+        response = operator.post(add, target | {field: wrong})
+        assert response.status_code == 200 and not BenchTarget.objects.exists(), field
+    assert "no name of a variable, or a secret" in response.text
     assert operator.post(add, target).status_code == 302
     assert BenchTarget.objects.get().scenarios == ["chat:128"]
     numbers = ("iteration_pause_s", "request_timeout_s", "sweep_interval_s", "max_tokens")
