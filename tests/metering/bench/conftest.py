@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 from django.core.management import call_command
 
-from tests.metering.bench.scripted_endpoint import Script, running_endpoint
+from inference import proxies
+from tests.metering.bench.scripted_endpoint import URL, Script
 from tests.metering.commands.command_output import output
 
 
@@ -19,9 +19,9 @@ def script() -> Script:
 
 
 @pytest.fixture
-def endpoint(script: Script) -> Iterator[str]:
-    with running_endpoint(script) as url:
-        yield url
+def endpoint(script: Script, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(proxies, "open_url", script.open_url)
+    return URL
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
-"""An endpoint that answers by a script and reports its own timings, so that no test depends on how
-fast this machine is. OpenAI's and Anthropic's API, and the original neuron's paths."""
+"""An endpoint that answers by a script, without a socket, and reports its own timings, so that no
+test depends on how fast this machine is. OpenAI's and Anthropic's API, and the original neuron's
+paths."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
+from io import BytesIO
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request
 
+PORT = 8080
+URL = f"http://peer:{PORT}"
 MODEL = "scripted"
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 64
 DECODE_TPS, PREFILL_TPS = 200.0, 5000.0
@@ -45,52 +49,46 @@ class Script:
             "prefill_tokens": PROMPT_TOKENS,
         }
 
-
-@contextmanager
-def running_endpoint(script: Script) -> Iterator[str]:
-    """Its URL."""
-
-    handler = type("Handler", (_Handler,), {"script": script})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    script: Script
-
-    def log_message(self, *_args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        found = self._answer(self.path.removeprefix("/api/neurons/beast"))
-        self._reply(404 if found is None else 200, found or {"error": "nothing here"})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.script.asked.append((self.path, body))
-        path = self.path.removeprefix("/api/neurons/beast")
-        if self.script.status != 200:
-            self._reply(self.script.status, {"error": {"message": "not today"}})
-        elif path == "/v1/chat/completions":
-            self._reply(200, self._chunks())
-        elif path == "/v1/messages":
-            self._reply(200, self._events())
-        elif path in ("/models/load", "/models/unload"):
-            self._reply(200, {"status": "done"})
+    def open_url(self, request: Request, timeout: float) -> BytesIO:
+        """In place of ``proxies.open_url``."""
+        if not request.full_url.startswith(f"{URL}/"):
+            raise ConnectionRefusedError("nobody listens")
+        status, value = self._answered(request)
+        if isinstance(value, Iterator):
+            events = "".join(f"data: {json.dumps(event)}\n\n" for event in value)
+            content = f"{events}: a comment\n\ndata: [DONE]\n\n"
         else:
-            self._reply(404, {"error": "nothing here"})
+            content = json.dumps(value)
+        body = BytesIO(content.encode())
+        if status >= 400:
+            raise HTTPError(request.full_url, status, "", Message(), body)
+        return body
+
+    def _answered(self, request: Request) -> tuple[int, Any]:
+        """The status, and JSON or the events of a stream."""
+        path = request.full_url.removeprefix(URL)
+        own_path = path.removeprefix("/api/neurons/beast")
+        if self.key and request.get_header("Authorization") != f"Bearer {self.key}":
+            return 401, {"error": {"message": "no such key"}}
+        if request.data is None:
+            found = self._answer(own_path)
+            return (404, {"error": "nothing here"}) if found is None else (200, found)
+        assert isinstance(request.data, bytes)
+        self.asked.append((path, json.loads(request.data)))
+        if self.status != 200:
+            return self.status, {"error": {"message": "not today"}}
+        is_timed = request.get_header("X-helexa-timing") == "true"
+        answers = {
+            "/v1/chat/completions": self._chunks(is_timed),
+            "/v1/messages": self._events(),
+            "/models/load": {"status": "done"},
+            "/models/unload": {"status": "done"},
+        }
+        return 200, answers[own_path]
 
     def _answer(self, path: str) -> Any:
-        url = f"http://localhost:{self.server.server_address[1]}"  # type: ignore[attr-defined]
         return {
-            "/version": {"git_sha": self.script.build, "package_version": "9.9"},
+            "/version": {"git_sha": self.build, "package_version": "9.9"},
             "/discovery": {
                 "hostname": "beast",
                 "driver_version": "600.1",
@@ -101,14 +99,14 @@ class _Handler(BaseHTTPRequestHandler):
                 {"id": "half", "harness": "candle", "status": "loading"},
             ],
             "/health": {
-                "models": [{"id": MODEL, "in_flight": self.script.in_flight, "queue_depth": 0}],
+                "models": [{"id": MODEL, "in_flight": self.in_flight, "queue_depth": 0}],
                 "devices": [
                     {"index": 0, "vram_used_mb": 7, "temp_c": 70},
                     {"index": 1, "vram_used_mb": 5, "utilization_pct": 9, "temp_c": 50},
                 ],
             },
-            f"/models/{MODEL}/endpoint": {"url": url},
-            f"/v1/models/{MODEL}": {"id": MODEL, "locations": self.script.locations},
+            f"/models/{MODEL}/endpoint": {"url": f"http://localhost:{PORT}"},
+            f"/v1/models/{MODEL}": {"id": MODEL, "locations": self.locations},
             "/v1/models": {
                 "data": [
                     {"id": MODEL, "capabilities": ["chat", "tool_call"], "quant": "q4"},
@@ -118,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             },
         }.get(path)
 
-    def _chunks(self) -> Iterator[Any]:
+    def _chunks(self, is_timed: bool) -> Iterator[Any]:
         yield {"choices": [{"delta": {"role": "assistant"}}]}
         for piece in PIECES:
             yield {"choices": [{"delta": {"content": piece}}]}
@@ -130,8 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "prompt_tokens_details": {"cached_tokens": 4},
             },
         }
-        if self.script.reports_timing and self.headers["x-helexa-timing"] == "true":
-            last["usage"]["helexa_timing"] = self.script.timing()
+        if is_timed and self.reports_timing:
+            last["usage"]["helexa_timing"] = self.timing()
         yield last
 
     def _events(self) -> Iterator[Any]:
@@ -142,20 +140,3 @@ class _Handler(BaseHTTPRequestHandler):
         for piece in PIECES:
             yield {"type": "content_block_delta", "delta": {"type": "text_delta", "text": piece}}
         yield {"type": "message_delta", "usage": {"output_tokens": COMPLETION_TOKENS}}
-
-    def _reply(self, status: int, value: Any) -> None:
-        """An iterator is streamed."""
-        key = self.script.key
-        if key and self.headers["authorization"] != f"Bearer {key}":
-            status, value = 401, {"error": {"message": "no such key"}}
-        if not isinstance(value, Iterator):
-            kind, content = "application/json", json.dumps(value)
-        else:
-            kind = "text/event-stream"
-            events = "".join(f"data: {json.dumps(event)}\n\n" for event in value)
-            content = f"{events}: a comment\n\ndata: [DONE]\n\n"
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content.encode())
