@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -72,7 +72,7 @@ def fleet_overview() -> lines.FleetOverview:
     readings = live or LiveReadings()
     entries = selectors.catalogue_list()
     neurons = _neurons(readings, {entry.name: entry.spec_digest() for entry in entries})
-    models = _models(entries, neurons)
+    models = tuple(_models(entries, neurons))
     today = UsagePeriod(first=now.date(), last=now.date())
     used = metering_selectors.usage_total(period=today, where=UsageFilter())
     return lines.FleetOverview(
@@ -196,29 +196,26 @@ def _held_memory(
 
 def _models(
     entries: Sequence[CatalogueEntry], neurons: Sequence[NeuronLine]
-) -> tuple[ModelLine, ...]:
+) -> Iterator[ModelLine]:
     loaded: dict[str, list[ReplicaLine]] = defaultdict(list)
     for neuron in neurons:
         for replica in neuron.replicas:
             loaded[replica.model].append(replica)
-    why = {
-        entry.name: (why_no_host(entry, neurons), why_not_now(entry, neurons))
-        for entry in entries
-        if entry.base is None and not entry.upstream_model
-    }
-    found = []
+    by_name = {entry.name: entry for entry in entries}
     for entry in entries:
         replicas = loaded[entry.base or entry.name]
         if entry.base is not None:
             replicas = [replica for replica in replicas if entry.name in replica.adapters]
-        no_host, not_now = why.get(entry.base or entry.name, ("", ""))
-        found.append(_model_line(entry, replicas, no_host=no_host, not_now=not_now))
-    return tuple(found)
+        line = _model_line(entry, replicas)
+        needed = by_name.get(entry.base or entry.name)
+        if replicas or needed is None or needed.upstream_model:
+            yield line
+        else:
+            no_host, not_now = why_no_host(needed, neurons), why_not_now(needed, neurons)
+            yield replace(line, no_host=no_host, not_now=not_now)
 
 
-def _model_line(
-    entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: str, not_now: str
-) -> ModelLine:
+def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine:
     statuses = [replica.status for replica in replicas]
     has_outdated = entry.base is None and any(replica.is_outdated for replica in replicas)
     return ModelLine(
@@ -232,8 +229,6 @@ def _model_line(
         max_replicas=entry.max_replicas,
         has_outdated=has_outdated,
         may_reload=has_outdated and not any(replica.lies_on_hosts for replica in replicas),
-        no_host="" if replicas else no_host,
-        not_now="" if replicas else not_now,
     )
 
 
