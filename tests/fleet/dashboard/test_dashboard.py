@@ -86,7 +86,8 @@ def test_what_is_loaded_where(admin_client, model, beat, build) -> None:
     assert "71 % busy, 63 °C, 250 W" in text
     assert "tiny 6.0 GiB" in text and "other 2.0 GiB" in text
     assert "25 %" in text and "40.0" in text
-    assert "1 waiting, 40 tok/s" in text
+    assert "1 waiting, 40 tok/s" in text and "1 ready, 0 to 1 wanted" in text
+    assert board_of(fleet_overview())["neurons"][0]["memory"] == "8.0 GiB of 16.0 GiB"
     assert "What to do next" not in text
 
     def colour() -> str:

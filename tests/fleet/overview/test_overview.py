@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet import selectors, services
+from fleet.dashboard.board import board_of
 from fleet.dashboard.rows import neuron_rows
 from fleet.live import reading as live
 from fleet.models import Download, Neuron
@@ -135,6 +136,9 @@ def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
     assert sum(minute.requests for minute in overview.minutes) == 3
     assert sum(minute.tokens for minute in overview.minutes) == 126
     assert (overview.requests_today, overview.spent_today_micro_usd) == (4, 20)
+    used(now - timedelta(minutes=1), 7)
+    values = [tile["value"] for tile in board_of(fleet_overview())["tiles"]]
+    assert values == ["1", "8", "0", "0", "$0.00002"], "the last whole minute counts"
 
 
 def test_a_job_that_has_ended_is_shown_for_a_while(beat, build, sent) -> None:

@@ -95,10 +95,11 @@ def test_the_overview_in_a_sentence(operator: Client) -> None:
     results.cell(build_number=2, decode_tps=101.0)
     sentence("None of 1 regressed beyond noise.", "1 cannot be judged yet: 2 of 5 samples.")
     BenchRun.objects.all().delete()
-    busy = {"scenario_id": "concurrency:4", "concurrency": 4, "rejected": 0}
-    results.cell(**busy, decode_tps=240.0, ttft_p95_s=0.3)
-    (line,) = chart(page(operator, ""), "knee")["lines"]
-    assert [point["is_marked"] for point in line["points"]] == [False], "one has no knee"
+    for concurrency, marked in ((4, [False]), (8, [False, True])):  # one has no knee
+        at_once = {"scenario_id": f"concurrency:{concurrency}", "concurrency": concurrency}
+        results.cell(**at_once, rejected=0, decode_tps=240.0, ttft_p95_s=0.3)
+        (line,) = chart(page(operator, ""), "knee")["lines"]
+        assert [point["is_marked"] for point in line["points"]] == marked
 
 
 def test_the_overview_marks_what_regressed_and_the_knee(measured: Client) -> None:

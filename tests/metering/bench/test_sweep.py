@@ -113,6 +113,8 @@ def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
         "away: nobody is there",
     ]
     assert swept(busy, is_beside_load=True).num_ok == 2, "where that is asked"
+    idle.row.only_models = ["m", "gone"]
+    assert swept(idle).left_out == ["idle: gone is not loaded"]
 
 
 @each_case(("num_done", "num_ok"), [(0, 5), (3, 2), (5, 0), (9, 0)])
