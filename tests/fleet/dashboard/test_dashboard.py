@@ -110,6 +110,10 @@ def test_a_notice_follows_its_job_and_an_error_is_not_repeated(
     assert "Loading tiny on beast" in text and "load on beast: waiting for the neuron" in text
     assert f'name="job" value="{job.pk}"' in text and "hx-notice hx-good" not in text
     assert "tiny: load on beast" in text_of(admin_client, f"{BOARD}?job={job.pk}")
+    is_shown = {"active": True, "unloaded": True, "loaded": False, "problems": False}
+    for shown, is_listed in is_shown.items():
+        listed = text_of(admin_client, f"{BOARD}?shown={shown}")
+        assert ('id="open-model-tiny"' in listed) == is_listed, shown
 
     def reported(status: ReplicaStatus, **changes: Any) -> str:
         beat(replicas=[build.replica(job_id=str(job.pk), status=status, **changes)])

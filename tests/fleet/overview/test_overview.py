@@ -57,10 +57,8 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
     assert card.held == (HeldMemory(model="tiny", num_bytes=3 * GIB),)
     (replica,) = neuron.replicas
     assert (replica.in_flight, replica.kv_blocks_used, replica.kv_blocks_total) == (2, 16, 64)
-    assert {model.name: (model.status, model.replicas) for model in overview.models} == {
-        "tiny": ("ready", 1),
-        "wanted": ("unloaded", 0),
-    }
+    models = {one.name: (one.status, one.replicas, one.has_outdated) for one in overview.models}
+    assert models == {"tiny": ("ready", 1, False), "wanted": ("unloaded", 0, False)}
     assert [finding.kind for finding in overview.attention] == ["too_few_replicas"]
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
     assert fleet_overview().neurons[0].coming_back == (), "it drains still"
