@@ -26,7 +26,7 @@ link that carries nothing."""
 
 
 class SecureConnection:
-    """A connection whose ends have proved themselves: made by ``dialling`` and ``listener``."""
+    """A connection whose ends have proved themselves: made by ``links``."""
 
     def __init__(
         self, connection: ssl.SSLSocket, *, stall_timeout_s: float = STALL_TIMEOUT_S

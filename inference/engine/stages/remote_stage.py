@@ -59,11 +59,9 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.settings.neuron import STAGE_LISTEN
-from inference.stage_links.addresses import address_in_words
 from inference.stage_links.connection import SecureConnection
-from inference.stage_links.errors import LinkTimeoutError
 from inference.stage_links.identities import Purpose
-from inference.stage_links.listener import LinkListener
+from inference.stage_links.links import LinkListener, LinkTimeoutError, address_in_words
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

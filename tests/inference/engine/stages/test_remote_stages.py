@@ -37,10 +37,9 @@ from inference.protocol.engine import (
     StageReleased,
 )
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
-from inference.stage_links.addresses import address_of
 from inference.stage_links.connection import SecureConnection
-from inference.stage_links.dialling import dial
 from inference.stage_links.identities import new_identity
+from inference.stage_links.links import address_of, dial
 from tests.inference.engine.asking import run, submit
 from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of
 from tests.inference.engine.stages.remote_stages import (
