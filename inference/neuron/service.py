@@ -52,7 +52,7 @@ from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
 from inference.settings.storage import REDIS_STALL_S
-from inference.supervised_threads import mend_threads, thread_problems
+from inference.supervised_threads import thread_problems
 from inference.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,6 @@ class NeuronService:
             replica.drop_adapter(adapter)
 
     def drain_inbox(self) -> None:
-        self._heart.thread.mend()  # the one thread that no heartbeat can mend
         try:
             self._requests.drain_inbox()
         except redis.RedisError as error:
@@ -313,15 +312,14 @@ class NeuronService:
         self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))
         load.new_files = {}
 
-    def _mend_threads(self) -> None:
-        gone = mend_threads()
+    def _check_intake(self) -> None:
         self._stuck = self._requests.intake.stuck()
-        was_ready, self._is_ready = self._is_ready, not gone and self._requests.intake.is_ready
+        was_ready, self._is_ready = self._is_ready, self._requests.intake.is_ready
         if was_ready and not self._is_ready:
-            log.critical("this neuron takes no requests: %s", "; ".join([*gone, *self._stuck]))
+            log.critical("this neuron takes no requests: %s", "; ".join(self._stuck))
 
     def _beat(self) -> None:
-        self._mend_threads()
+        self._check_intake()
         for replica in self._replicas.all():
             replica.tick()
         self._stages.tick()
