@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from inference.channel import Channel
-from inference.engine.children import ParentLink, PartFailed, PartProgressed
+from inference.engine.children import ParentLink
 from inference.engine.errors import EngineExit, UnexpectedFrameError
 from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import configure_threads
@@ -170,7 +170,7 @@ class _Holder:
         )
 
     def report(self, failure: LoadFailure) -> None:
-        self._engine.send(PartFailed(failure=failure))
+        self._engine.send(LoadFailedMessage(failure=failure))
 
     def _meet(self, meet: MeetStage, opened: OpenedModel) -> None:
         if meet.files_digest != files_digest(opened):
@@ -203,7 +203,7 @@ class _Holder:
 
     def _note_progress(self, progress: LoadProgress) -> None:
         self._messenger.send(LoadProgressed(progress=progress))
-        self._engine.send(PartProgressed(progress=progress))
+        self._engine.send(LoadProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
         """Called by the thread that notices that the engine is gone: the main thread may
