@@ -15,7 +15,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -42,7 +41,6 @@ from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import (
     PROTOCOL,
-    BuildInfo,
     HostInfo,
     NeuronHeartbeat,
     ReplicaStatus,
@@ -101,7 +99,7 @@ class NeuronService:
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
-        self._build = BuildInfo(**asdict(this_build()))
+        self._build = this_build()
         self._discovery = discovery
         self._replicas = Replicas()
         self._stage_host = stage_host

@@ -19,7 +19,6 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0
-"""The report of an offline neuron lapses."""
 ENDED_JOB_KEPT_S = 600.0
 """How long a report lists an ended job, so that the control plane can record it."""
 
@@ -42,7 +41,6 @@ class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     revision: str
     files: list[str] = []
-    """Names as in ``CachedFile``; empty: all."""
 
 
 class CacheJobStatus(StrEnum):
@@ -86,11 +84,9 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_partial: bool = False
     """An interrupted download of it; the next one continues it."""
     missing: list[str] = []
-    """Incomplete files of the download."""
     wanted_bytes: int = 0
     """The size of all files once complete; 0 where nothing is missing."""
     partial_bytes: int = 0
-    """Bytes on disk of incomplete files; not in ``num_bytes``."""
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +94,6 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """``disk_total_bytes`` and ``disk_free_bytes`` are of the disk that downloads go to."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 

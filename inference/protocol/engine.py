@@ -29,7 +29,6 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     one starts once that one's prompt is in blocks, and shares them."""
     account: str = ""
     weight: int = 1
-    """The account's share of the queue, relative to weight 1."""
     is_anonymous: bool = False
     """Starts only while no sequence of a known account waits."""
     cache_salt: str = ""
@@ -37,9 +36,7 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     images: list[SequenceImage] = []
     """The prompt's images, by rising position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
-    """Its adapter, loaded first where missing."""
     prediction: list[int] = []
-    """Tokens that the client expects in the output, as a source of drafts. Changes no output."""
     is_traced: bool = False
     """Its prefill time is sent with its first token, or with an earlier end."""
     max_queue_wait_s: float | None = None
@@ -93,7 +90,6 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     prefill_ms: float
     decode_ms: float
     prefill_tokens: int
-    """Prompt tokens computed, not read from the prefix cache."""
     queue_ms: float = 0.0
     memory_bytes: int = 0
     """The engine's device memory when the sequence ended; 0: not reported."""
@@ -120,7 +116,6 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
     num_drafted_tokens: int = 0
-    """Draft tokens that this step has verified."""
     num_accepted_drafts: int = 0
     """Accepted drafts: ``token_ids`` begins with them."""
     prefill_ms: float | None = None
@@ -137,8 +132,6 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     prefill_ms: float | None = None
-    """Milliseconds since the start of its first step, for a traced sequence that ended before its
-    first token."""
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
@@ -179,9 +172,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     num_drafted_tokens: int = 0
-    """Draft tokens since the start."""
     num_accepted_drafts: int = 0
-    """Accepted ones of those."""
     speculation: str = ""
     """A sentence for people: the origins of recent drafts; empty where there is no choice."""
     prefill_speed: PrefillSpeed | None = None

@@ -47,14 +47,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     accepted_drafts: int = 0
-    """Accepted drafts among ``completion_tokens``."""
     rejected_drafts: int = 0
     """Not in any answer and not billed."""
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a prompt that does not fit, or that leaves too little room for the answer."""
-
     prompt_tokens: int
     """The number of the prompt's tokens, or a lower bound where its text was too long to be
     tokenized."""
@@ -96,9 +93,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     fingerprint: str = ""
     """Changes where the same seed may give other tokens."""
     num_lost_turns: int = 0
-    """The number of oldest turns left out, by ``ChatInput.may_lose``."""
     prompt_token_ids: list[list[int]] | None = None
-    """Each prompt's token ids, if requested."""
     not_enforced: list[str] = []
     """Paths in schemas of the client's body that the grammar leaves out."""
 
@@ -310,8 +305,6 @@ TERMINAL_EVENTS = (*ANSWERS, Failed, Cancelled)
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a stream of events, msgpack in the stream field ``b"b"``."""
-
     epoch: str
     sequence_number: int
     events: list[Event]

@@ -66,7 +66,6 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    """The arguments must follow ``parameters`` exactly: enforced by a grammar."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +90,6 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """The client lets the model decide whether it thinks. Templates decide anyway; it matters to
     upstreams that think only on request."""
     thinking_budget_tokens: int | None = None
-    """The thinking block is closed after this many tokens."""
     reasoning_effort: str | None = None
     answer_start: str = ""
     """The beginning of the answer, written by the client: the model continues it, and its answer is
@@ -141,7 +139,6 @@ class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     firsts: list[str]
     seconds: list[str]
     max_second_tokens: int | None = None
-    """A second text is truncated to this length, as the client requested."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -222,7 +219,6 @@ class EmbeddingRequest(
     dimensions: int | None = None
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
     cuts_inputs: bool = False
-    """Inputs are truncated to ``max_input_tokens``, as the client requested."""
     max_input_tokens: int | None = None
     """Special tokens included; ``None``: the model's limit."""
     end_user: str = ""
@@ -238,8 +234,6 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
-    """Counts the tokens of the rendered prompt of ``input``."""
-
     model: str
     input: ChatInput
     output_format: OutputFormat | None = None
@@ -308,7 +302,6 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 InboxFrame = Submit | Cancel
-"""One element of a neuron's inbox list, msgpack with a ``type`` tag."""
 
 encode_inbox_frame = msgspec.msgpack.Encoder().encode
 decode_inbox_frame = msgspec.msgpack.Decoder(InboxFrame).decode

@@ -35,7 +35,6 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_expert_weights: int = 0
     kv_token_bytes: KindBytes = KindBytes()
     state_bytes: int = 0
-    """The bytes of one sequence's state, on either kind."""
 
 
 class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,7 +102,6 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def suggestion(self) -> str:
-        """The remedy, where there is a single one; else empty."""
         if self.nearest is not None:
             return f"Use {self.nearest}."
         return SUGGESTIONS.get(self.code, "")
@@ -137,7 +135,6 @@ PERMANENT_FAILURES = frozenset(
     }
 )
 TOO_LARGE = frozenset({"does_not_fit", "exceeds_device"})
-"""Codes of loads that lacked memory on a device."""
 
 
 LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")

@@ -11,8 +11,6 @@ from inference.protocol.load import PrefillSpeed
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one rank of a model, without keys and values."""
-
     rank: int
     device: str
     estimated_bytes: int
@@ -69,7 +67,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     kv_block_tokens: int
     kv_dtype: str = ""
-    """Empty for a model without keys and values."""
     context_tokens: int
     """The enforced limit on prompt plus output: the minimum of model, operator's clamp, KV
     capacity, and ``max_prefill_s``. Fixed while the engine lives."""
@@ -85,7 +82,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence for people: the source of drafts, or why there are none though they were
     requested."""
     takes_predictions: bool = False
-    """Clients' predictions are a source of drafts."""
     load_seconds: float
     tokenizer_dir: str
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
@@ -98,7 +94,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, float | int] = {}
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
     grammar_problem: str | None = None
-    """Why grammars cannot be enforced on this model; ``None``: they can."""
     template_problem: str | None = None
     """The chat template's failure or loss, when the neuron rendered short conversations with it:
     turns alone, with a system turn, with tools. ``None``: it works."""
@@ -106,9 +101,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences: each names something that is disabled or slow on this host, and how to change
     that. The neuron adds warnings that arise while it serves (``EngineStats.warnings``)."""
     vision: VisionInput | None = None
-    """Its image input; ``None``: it reads text only."""
     context_reason: str = ""
-    """A sentence for people: the limit that decides the context, and the other limits."""
     prefill_speed: PrefillSpeed | None = None
     """The speed of prompts as the first steps measured it; an average of requests is in
     ``EngineStats``."""

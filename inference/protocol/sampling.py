@@ -120,6 +120,5 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     token_id: int
     logprob: float | None
     top: list[tuple[int, float]] = []
-    """The most likely (token id, logprob), best first; ``top_logprobs`` of them."""
     rank: int | None = None
     """1 for the most likely token of the vocabulary; for prompts' tokens alone."""
