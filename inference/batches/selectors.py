@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from django.db.models import Count, Model, QuerySet, Sum
+from django.db.models import Model, QuerySet
 from django.utils import timezone
 
 from inference.batches.models import Batch, StoredFile
 from inference.batches.records import OPEN, BatchRecord, FileRecord, is_id
-from inference.quotas import Used
+from inference.quotas import Used, used_of
 
 Row = TypeVar("Row", bound=Model)
 
@@ -32,9 +32,7 @@ def file_list(
 
 
 def account_usage(account: str, using: str = "default") -> Used:
-    rows = _kept_files(account, using)
-    total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
-    return Used(number=total["number"], size_bytes=int(total["size_bytes"] or 0))
+    return used_of(_kept_files(account, using))
 
 
 def files_expired(limit: int) -> list[str]:

@@ -128,15 +128,6 @@ def test_a_part_that_cannot_be_one_is_an_error(part: bytes) -> None:
         FrameAssembler().add({INBOX_FRAME_FIELD: b"x", INBOX_PART_FIELD: part}, 0.0)
 
 
-def test_parts_that_disagree_are_an_error() -> None:
-    first, _ = inbox_entries(_frame(1, PART_BYTES + 1))
-    other = first | {INBOX_PART_FIELD: first[INBOX_PART_FIELD][:-1] + b"\x03"}
-    assembler = FrameAssembler()
-    assert assembler.add(first, 0.0) is None
-    with pytest.raises(ValueError, match="a piece of 3 in a frame of 2"):
-        assembler.add(other, 0.0)
-
-
 def test_the_fields_of_an_image_have_its_bytes_in_order() -> None:
     data = _frame(1, PART_BYTES) + b"end"
     fields = image_fields("d", data)
