@@ -16,7 +16,6 @@ from django.db import connections, transaction
 from django.db.models import Count, QuerySet, Sum
 
 LOCK_CLASS = 0x71756F74
-"""The class of the advisory locks of quotas."""
 
 
 class QuotaFullError(Exception):
@@ -29,8 +28,6 @@ class QuotaFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """One account's entries."""
-
     number: int
     size_bytes: int = 0
 
@@ -50,7 +47,6 @@ class Quota:
 
 
 def used_of(rows: QuerySet[Any]) -> Used:
-    """``rows`` have a ``size_bytes`` each."""
     total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
     return Used(total["number"], int(total["size_bytes"] or 0))
 

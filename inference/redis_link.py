@@ -144,8 +144,6 @@ class RedisLink:
 
 
 class LinkProtocol(asyncio.Protocol):
-    """Commands out, replies in."""
-
     def __init__(
         self, transport: asyncio.Transport, timeout_s: float, max_reply_bytes: int
     ) -> None:
@@ -231,7 +229,6 @@ class ReplyBuffer:
         )
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the replies that are complete now. Raises ``redis.InvalidResponse``."""
         self._reader.feed(data)
         self.num_bytes += len(data)
         while (reply := self._reader.gets()) is not False:  # RESP2 has no False

@@ -24,7 +24,6 @@ from inference.backoff import Backoff
 log = logging.getLogger(__name__)
 
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
-"""Before the target is called again."""
 SOUND_AFTER_S = 60.0
 """After running this long, a target's pauses start from the shortest again, and health no longer
 reports its failure."""
@@ -67,7 +66,6 @@ class FailureRecord:
 
     @property
     def problem(self) -> str | None:
-        """Describes a recent failure for people; ``None`` without one."""
         if self._failed_s is None or self.has_ended:
             return None
         if self._clock() - self._failed_s > SOUND_AFTER_S:
@@ -167,5 +165,4 @@ def thread_problems() -> list[str]:
 
 
 _records: weakref.WeakSet[FailureRecord] = weakref.WeakSet()
-"""This process' records."""
 _registering = threading.Lock()

@@ -46,8 +46,6 @@ before."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
-    """The request does not fit the part's device."""
-
     message: str
 
 
@@ -241,7 +239,6 @@ class ParentLink:
             return None
 
     def start(self) -> None:
-        """Receives into ``inbox``, in a thread of its own."""
         SupervisedThread(
             self._read,
             name="engine-reader",
@@ -300,7 +297,6 @@ class Children:
         self.lose(DeviceFault(child.end_in_words()))
 
     def close(self) -> None:
-        """Kills all of them."""
         with self._lock:
             self._is_closed = True
         for child in self.all:

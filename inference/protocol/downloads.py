@@ -20,7 +20,6 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress
 CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0
 ENDED_JOB_KEPT_S = 600.0
-"""How long a report lists an ended job, so that the control plane can record it."""
 
 
 class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,7 +59,6 @@ class CacheJobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     status: CacheJobStatus
     since_unix_s: float
     progress: LoadProgress | None = None
-    """Of a pull; complete where it succeeded."""
     failure: LoadFailure | None = None
 
 
@@ -85,7 +83,6 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """An interrupted download of it; the next one continues it."""
     missing: list[str] = []
     wanted_bytes: int = 0
-    """The size of all files once complete; 0 where nothing is missing."""
     partial_bytes: int = 0
 
 

@@ -38,7 +38,6 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     adapter: AdapterSpec | None = None
     prediction: list[int] = []
     is_traced: bool = False
-    """Its prefill time is sent with its first token, or with an earlier end."""
     max_queue_wait_s: float | None = None
     """``None``, or more than the engine's own limit: that one holds."""
 
@@ -111,7 +110,6 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
-    """A complete grammar ends a sequence with ``stop``."""
     num_output_tokens: int = 0
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
@@ -174,7 +172,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
     speculation: str = ""
-    """A sentence for people: the origins of recent drafts; empty where there is no choice."""
     prefill_speed: PrefillSpeed | None = None
     """Average over the prompts of requests, each step weighted by its tokens; ``None`` where it is
     not measured."""
@@ -229,7 +226,6 @@ class StageListening(msgspec.Struct, frozen=True, kw_only=True, tag="stage_liste
     """The process of a load with ``stage_of`` waits for its links, and has read no weights yet."""
 
     address: str
-    """``host:port``, for ``StageSpec.address`` of the engine's load."""
 
 
 class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):

@@ -76,8 +76,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling values that OpenAI's answers report: the client's, else the model's default."""
-
     temperature: float
     top_p: float
     presence_penalty: float
@@ -95,7 +93,6 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     num_lost_turns: int = 0
     prompt_token_ids: list[list[int]] | None = None
     not_enforced: list[str] = []
-    """Paths in schemas of the client's body that the grammar leaves out."""
 
 
 class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -230,8 +227,6 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
-    """``usage``: tokens computed until then; ``None``: none were."""
-
     request_id: str
     failure: Failure
     usage: Usage | None = None

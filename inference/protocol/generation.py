@@ -50,7 +50,6 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tool_calls: list[ToolCall] = []
     reasoning: str | None = None
     parts: list[str | ImageRef] = []
-    """The turn's texts and images in their order; empty for a turn without images."""
 
     @property
     def images(self) -> list[ImageRef]:
@@ -74,7 +73,6 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""The switch's names in templates: of Qwen and most others; of DeepSeek and Granite."""
 
 
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="chat"):
@@ -208,7 +206,6 @@ class GenerationRequest(
     end_user: str = ""
     """The client's name for its end user, which stays in the gateway."""
     cache_marks: list[CacheMark] = []
-    """Cache marks, for upstreams of Anthropic's dialect; not sent to neurons."""
 
 
 class EmbeddingRequest(
@@ -220,7 +217,6 @@ class EmbeddingRequest(
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
     cuts_inputs: bool = False
     max_input_tokens: int | None = None
-    """Special tokens included; ``None``: the model's limit."""
     end_user: str = ""
 
 

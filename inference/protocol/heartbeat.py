@@ -49,7 +49,6 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     spec_digest: str = ""
     memory_bytes: int | None = None
-    """Most memory of the device that it may allocate; ``None``: unknown."""
     address: str = ""
     progress: LoadProgress | None = None
     failure: LoadFailure | None = None
@@ -120,7 +119,6 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cuda_unavailable: str = ""
     """Why its cards cannot be used; empty where they can, or where it has none."""
     cuda_version: str = ""
-    """The newest CUDA that its driver runs, as 13.0; empty without cards."""
     torch_version: str = ""
     torch_cuda_version: str = ""
 
@@ -152,7 +150,6 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     status: ReplicaStatus
     since_unix_s: float
     spec_digest: str = ""
-    """The digest of its load's spec; empty where the neuron does not report it."""
     order: str = ""
     devices: list[str] = []
     memory_bytes: int | None = None
@@ -180,7 +177,6 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     is_unchanged: bool = False
     """Whether nothing has changed for a FAILED replica that could make the next load succeed."""
     last_used_unix_s: float | None = None
-    """When it last had work; ``None``: not since it was loaded."""
 
 
 PROTOCOL = 3

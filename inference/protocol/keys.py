@@ -56,7 +56,6 @@ EVENTS_EXPIRY_S = 120
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_PART_FIELD = b"p"
-"""The entry's ``FramePart``, where the frame takes several entries: ``inbox_parts``."""
 INBOX_EXPIRY_S = 300
 """After the last frame. A living neuron reads frames within a second."""
 
@@ -69,11 +68,9 @@ TASK_RELEASE_STAGES = "neuron.release_stages"
 TASK_DROP_ADAPTER = "neuron.drop_adapter"
 """Two arguments, the loaded model and the adapter's name."""
 TASK_PULL_MODEL = "neuron.pull_model"
-"""One argument, a ``PullSpec`` as builtins: see ``inference.protocol.downloads``."""
 TASK_CANCEL_PULL = "neuron.cancel_pull"
 TASK_DELETE_CACHED = "neuron.delete_cached"
 TASK_TELL_LOG = "neuron.tell_log"
-"""Arguments: answer, model, number of lines; see ``inference.protocol.engine_logs``."""
 
 DRAIN_INBOX_EXPIRES_S = 10
 """An older ring is pointless: the heartbeat has drained the inbox since."""

@@ -37,8 +37,6 @@ class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageOf(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage that a neuron holds for the engine of another neuron."""
-
     index: int
     """The stage's, in ``LoadSpec.stages``; 1 or more, since the engine has the first stage."""
     engine_neuron: str
@@ -110,7 +108,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layers: tuple[int, int]
     """``[first, last)``. The stage of layer 0 has the embeddings and the output head as well."""
     memory_bytes: int = 0
-    """The plan's bytes for it, keys and values included; 0: unknown."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
     """The limit on this device alone, for all of the model's stages on it; see ``LoadSpec``."""
@@ -153,7 +150,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     link_identity: LinkIdentity | None = None
     """This process' credentials for stages on other hosts: a secret, sent to its host alone."""
     predicted_tokens_per_s: float | None = None
-    """The plan of ``stages`` predicts this rate for one request; the report repeats it."""
     last_used_unix_s: float | None = None
     """When an earlier instance of the neuron last used it: decides the order of loads after a
     restart."""
@@ -189,7 +185,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def draft_spec(spec: LoadSpec) -> LoadSpec | None:
-    """The spec of its draft model, on the same device; ``None``: there is none."""
     if spec.speculation != "draft_model" or spec.draft_model is None:
         return None
     return LoadSpec(
@@ -207,7 +202,6 @@ def draft_spec(spec: LoadSpec) -> LoadSpec | None:
 
 
 def own_stages(spec: LoadSpec) -> list[StageSpec]:
-    """The stages on its own neuron: the held one, or the engine's."""
     if spec.stage_of is not None:
         return [spec.stages[spec.stage_of.index]]
     return [stage for stage in spec.stages if not stage.neuron]

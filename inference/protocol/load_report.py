@@ -79,8 +79,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     compiled: str
     """A sentence for people: ``compiled decoder layer (inductor)`` or why it runs eager."""
     speculation: str = ""
-    """A sentence for people: the source of drafts, or why there are none though they were
-    requested."""
     takes_predictions: bool = False
     load_seconds: float
     tokenizer_dir: str
@@ -90,7 +88,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     is_matryoshka: bool = False
     """The embedding model declares that the leading dimensions of its vectors are usable alone."""
     matryoshka_dimensions: list[int] = []
-    """The usable numbers, where it names them; empty: any number."""
     generation_defaults: dict[str, float | int] = {}
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
     grammar_problem: str | None = None
@@ -120,13 +117,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes by which the estimate from the files alone was too low: for the next load; of one rank,
     where there are several."""
     ranks: list[RankReport] = []
-    """One for each rank of a model that several share; their sums are in the fields above."""
     stages: list[StageReport] = []
     stage_memory: list[DeviceMemory] = []
     """One for each device of this neuron that has some of those stages; their sums are in the
     fields above. Other neurons report their stages themselves (``StageReady``)."""
     predicted_tokens_per_s: float | None = None
-    """The prediction for one request by those stages' plan; ``EngineStats`` has the measured
-    rate."""
     asleep: AsleepBytes | None = None
     """The memory of the sleeping model; ``None``: it cannot sleep."""

@@ -111,7 +111,6 @@ class SecureConnection:
 
 
 def wait_for(fileno: int, events: int, timeout_s: float | None) -> bool:
-    """Whether one of ``events``, or the connection's end, came in time."""
     poll = select.poll()
     poll.register(fileno, events)
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

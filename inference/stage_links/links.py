@@ -55,7 +55,6 @@ def address_in_words(host: str, port: int) -> str:
 
 
 def address_of(words: str) -> tuple[str, int]:
-    """The host and port. Raises ``ValueError``."""
     host, _, port = words.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= MAX_PORT:
@@ -99,7 +98,6 @@ def _open(
     purpose: Purpose,
     timeout_s: float,
 ) -> ssl.SSLSocket:
-    """Raises ``OSError`` and ``LinkRefusedError``."""
     with socket.create_connection(address, timeout_s) as plain:
         connection = context.wrap_socket(plain)  # takes the plain one over
     try:
