@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 import shlex
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 T_co = TypeVar("T_co", covariant=True)
+Number = TypeVar("Number", int, float)
 
 MIB = 1024**2
 GIB = 1024**3
@@ -56,10 +56,7 @@ class WholeNumber:
     def parse(self, word: str) -> int:
         if not WHOLE_NUMBER.fullmatch(word.strip()):
             raise ValueError
-        value = int(word)
-        if not self.minimum <= value <= self.maximum:
-            raise ValueError
-        return value
+        return _within(self.minimum, int(word), self.maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +72,13 @@ class Decimal:
     def parse(self, word: str) -> float:
         if not DECIMAL_NUMBER.fullmatch(word.strip()):
             raise ValueError
-        value = float(word)
-        if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
-            raise ValueError
-        return value
+        return _within(self.minimum, float(word), self.maximum)
+
+
+def _within(least: Number, value: Number, greatest: Number) -> Number:
+    if not least <= value <= greatest:
+        raise ValueError
+    return value
 
 
 def text(rule: str = "a text", min_characters: int = 0) -> Form[str]:

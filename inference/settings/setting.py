@@ -39,6 +39,13 @@ class Kind(Protocol[T_co]):
         ...
 
 
+class PageRow(NamedTuple):
+    default: str
+    rule: str
+    readers: str
+    meaning: str
+
+
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
     name: str
@@ -52,16 +59,8 @@ class Setting(Generic[T]):
     """An empty value is a value of its own instead of the default."""
 
     @property
-    def plain_default(self) -> str:
-        return page_rows()[self.name].default
-
-    @property
-    def readers_text(self) -> str:
-        return page_rows()[self.name].readers
-
-    @property
-    def plain_doc(self) -> str:
-        return page_rows()[self.name].meaning
+    def on_page(self) -> PageRow:
+        return page_rows()[self.name]
 
     def read(self, environment: Mapping[str, str]) -> T:
         word = environment.get(self.name)
@@ -76,13 +75,6 @@ class Setting(Generic[T]):
         shown = self.name if self.is_secret else f"{self.name}={word.strip()!r}"
         why = f": {reason}" if reason and not self.is_secret else ""
         return f"{shown} is not {self.kind.rule}{why}"
-
-
-class PageRow(NamedTuple):
-    default: str
-    rule: str
-    readers: str
-    meaning: str
 
 
 @cache
