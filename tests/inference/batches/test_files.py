@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import resource
-import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -224,15 +223,3 @@ def test_what_cannot_be_run_is_refused(
     path.write_bytes(content)
     with pytest.raises(InvalidRequestError, match=expected):
         InputFile(path, CHAT).scan(set())
-
-
-def test_what_is_kept_of_a_line_is_where_it_begins(tmp_path: Path) -> None:
-    """The body is not kept: a hundred thousand of those take hundreds of megabytes."""
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b"\n".join(request_line(str(n)) for n in range(1000)))
-    lines = InputFile(path, CHAT)
-    tracemalloc.start()
-    lines.scan(set())
-    held_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held_bytes < 30_000 < path.stat().st_size / 3

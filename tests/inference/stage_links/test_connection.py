@@ -63,14 +63,9 @@ def test_a_host_that_is_gone_without_a_word_is_noticed_in_time(ends: Ends) -> No
     for end in (ends.ours, ends.theirs):
         with socket.socket(fileno=os.dup(end._fileno)) as tcp:
             assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            names = ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
             idle_s, interval_s, num_probes, unread_ms = (
-                tcp.getsockopt(socket.IPPROTO_TCP, option)
-                for option in (
-                    socket.TCP_KEEPIDLE,
-                    socket.TCP_KEEPINTVL,
-                    socket.TCP_KEEPCNT,
-                    socket.TCP_USER_TIMEOUT,
-                )
+                tcp.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}")) for name in names
             )
         assert idle_s + num_probes * interval_s < 10
         assert unread_ms < 10_000
