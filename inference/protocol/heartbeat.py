@@ -35,23 +35,29 @@ HELD_STAGE_TRANSITIONS = {
 }
 
 
-class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
+class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     job_id: str
-    """The load job of the whole model, which is its engine's."""
-    order: str
+    """Of a held stage: the load job of the whole model, which is its engine's."""
+    order: str = ""
+    since_unix_s: float
+    spec_digest: str = ""
+    memory_bytes: int | None = None
+    """Most device memory that it may allocate; ``None`` until it is measured. For a sleeping model:
+    the memory it still uses."""
+    progress: LoadProgress | None = None
+    """A READY replica has the last one, which is complete."""
+    failure: LoadFailure | None = None
+
+
+class HeldStage(LoadState, frozen=True, kw_only=True):
     engine_neuron: str
     index: int
     num_stages: int
     layers: tuple[int, int]
     device: str
     status: HeldStageStatus
-    since_unix_s: float
-    spec_digest: str = ""
-    memory_bytes: int | None = None
     address: str = ""
-    progress: LoadProgress | None = None
-    failure: LoadFailure | None = None
 
 
 class ReplicaStatus(StrEnum):
@@ -144,31 +150,20 @@ class SleepRefusal(msgspec.Struct, frozen=True, kw_only=True):
     at_unix_s: float
 
 
-class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
-    job_id: str
+class ReplicaState(LoadState, frozen=True, kw_only=True):
     status: ReplicaStatus
-    since_unix_s: float
-    spec_digest: str = ""
-    order: str = ""
     devices: list[str] = []
-    memory_bytes: int | None = None
-    """Most device memory that the model may allocate; ``None`` until it is measured. For a sleeping
-    model: the memory it still uses."""
     host_memory_bytes: int = 0
     """Host memory of a sleeping model's weights, beside that."""
     engine_since_unix_s: float | None = None
     stage_since_unix_s: float | None = None
     """When the current load's stage began; ``None`` of neurons before 0.3.0."""
-    progress: LoadProgress | None = None
-    """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
     """Read from its files; empty before it is loaded."""
     max_output_tokens: int | None = None
     max_in_flight: int | None = None
     max_queue_depth: int | None = None
-    failure: LoadFailure | None = None
     sleep_refusal: SleepRefusal | None = None
     stats: EngineStats | None = None
     num_restarts: int = 0
