@@ -143,11 +143,32 @@ def test_values_are_accepted_or_refused_with_the_name_and_the_rule(setting: Sett
         (neuron.STEP_TIMEOUT_S, "1.5e1", 15.0),
         (neuron.ENGINE_COMMAND, "a 'b c'", ("a", "b c")),
         (neuron.STAGE_LISTEN, "[::1]:7400-7401", neuron.StageListen("::1", 7400, 7401)),
+        (neuron.MEMORY_LIMIT, "cpu=1.5MiB", neuron.MemoryLimits((("cpu", 3 * 2**19),))),
+        (neuron.LOG_BODIES, "a, b", neuron.LoggedBodies(frozenset("ab"))),
+        (
+            storage.SOURCES,
+            "lab=http://lab/ token=T cache=/x default",
+            storage.NamedSources(
+                (storage.NamedSource("lab", "http://lab", "T", Path("/x")),), "lab"
+            ),
+        ),
     ],
     ids=str,
 )
 def test_words_are_read_as(setting: Setting[Any], word: str, value: object) -> None:
     assert setting.read({setting.name: word}) == value
+
+
+def test_a_stage_listens_on_any_port_or_on_those_that_are_named() -> None:
+    listens = [neuron.StageListen("box", *ports) for ports in ((), (7,), (7, 9))]
+    assert [list(one.ports) for one in listens] == [[0], [7], [7, 8, 9]]
+
+
+def test_secrets_are_known_to_be_some() -> None:
+    assert {setting.name for setting in SETTINGS if setting.is_secret} == {
+        *("DATABASE_URL", "REDIS_URL", "HF_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS"),
+        *("HELEXA_API_KEY", "HELEXA_SECRET_KEY", "HELEXA_SERVE_KEY"),
+    }
 
 
 @given(st.text(), st.sampled_from(SETTINGS))
