@@ -34,7 +34,6 @@ class Build:
     git_sha: str = UNKNOWN
     git_sha_long: str = ""
     git_dirty: bool = False
-    """Files that git tracks were changed."""
     build_timestamp: str = ""
     """The commit's time, so that the same source makes the same package."""
 
@@ -80,7 +79,6 @@ def version_object(build: Build) -> dict[str, Any]:
 
 
 def _installed(name: str) -> str | None:
-    """A gateway may have none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

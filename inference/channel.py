@@ -64,7 +64,6 @@ def as_connection(connection: socket.socket | Connection) -> Connection:
 
 
 def read_into(connection: Connection, view: memoryview, *, begins_frame: bool = False) -> None:
-    """Fills ``view``. Raises ``ChannelClosedError``."""
     try:
         connection.read_into(view, begins_frame=begins_frame)
     except EOFError as error:

@@ -18,11 +18,9 @@ MOST = 1_048_576
 MAX_RESERVE = 128
 """Databases take up to three descriptors in each thread, and each upload and file one."""
 MAX_REFUSED = 64
-"""Connections that are answered with a refusal at one time."""
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit to the hard one, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def is_secret(name: str, value: str) -> bool:
 def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` less the secrets that ``role`` has no use for. Processes that list or
     download models get the tokens of named sources, and the control the keys of bench targets."""
-    tokens, bench_keys = source_tokens(environment), bench_variables(environment)
+    tokens, bench_keys = named_secrets(environment)
     kept = role.value if role is Role.OTHER else role.value | tokens
     if role is Role.CONTROL:
         kept |= bench_keys
@@ -78,33 +79,27 @@ def child_environment(role: Role) -> dict[str, str]:
     return environment_for(role, os.environ) | {"PYTHONPATH": python_path}
 
 
-def source_tokens(environment: Mapping[str, str]) -> frozenset[str]:
-    """The variables that ``HELEXA_SOURCES`` names as tokens. Empty where the setting is wrong, for
-    which a process refuses it at its start."""
+def named_secrets(environment: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables that ``HELEXA_SOURCES`` names as tokens, and those of
+    ``HELEXA_BENCH_VARIABLES``. Empty where the setting is wrong, for which a process refuses it at
+    its start."""
     from inference.settings.setting import SettingError  # these import SECRET_NAMES from here
-    from inference.settings.storage import SOURCES
+    from inference.settings.storage import BENCH_VARIABLES, SOURCES
 
-    try:
-        return SOURCES.read(environment).token_variables
-    except SettingError:
-        return frozenset()
-
-
-def bench_variables(environment: Mapping[str, str]) -> frozenset[str]:
-    """The variables that ``HELEXA_BENCH_VARIABLES`` names; empty where the setting is wrong."""
-    from inference.settings.setting import SettingError
-    from inference.settings.storage import BENCH_VARIABLES
-
-    try:
-        return frozenset(BENCH_VARIABLES.read(environment))
-    except SettingError:
-        return frozenset()
+    tokens, bench_keys = frozenset[str](), frozenset[str]()
+    with suppress(SettingError):
+        tokens = SOURCES.read(environment).token_variables
+    with suppress(SettingError):
+        bench_keys = frozenset(BENCH_VARIABLES.read(environment))
+    return tokens, bench_keys
 
 
 def forget_secrets(environment: MutableMapping[str, str]) -> None:
     """This process needs none of them any more, and neither do programs that it starts."""
-    named = source_tokens(environment) | bench_variables(environment)
+    tokens, bench_keys = named_secrets(environment)
     for name in [
-        name for name, value in environment.items() if name in named or is_secret(name, value)
+        name
+        for name, value in environment.items()
+        if name in tokens | bench_keys or is_secret(name, value)
     ]:
         del environment[name]

@@ -3,9 +3,8 @@ but kept by the allocator.
 
 A full collection looks at every object that there is. The modules that a gateway, a neuron or an
 engine imports are some 350,000 of them, and looking at those stops every thread for about 0.1 s,
-streams included. 1,000 open streams are 150,000 objects more. With the imports frozen, a full
-collection takes 2 ms in an engine with 400 sequences, and 1 to 2 ms in a neuron for each model of
-150,000 tokens.
+streams included. With the imports frozen, a full collection takes 2 ms in an engine with 400
+sequences.
 Imports no torch and no Django.
 """
 
@@ -26,8 +25,7 @@ _is_done = False
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause garbage collection while a process imports its modules, which it keeps anyway: what
-    they make starts hundreds of collections that find nothing."""
+    """Pause garbage collection while a process imports its modules, which it keeps anyway."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -50,9 +48,8 @@ def freeze_heap() -> None:
 
 
 def collect_all() -> None:
-    """Collect garbage among the objects that ``freeze_heap`` exempted as well, and exempt all that
-    remain. An engine exempts its model as well: where references of the model, its steps
-    and its keys and values form cycles, nothing else frees them when it falls asleep."""
+    """Collect garbage among the exempt objects as well, and exempt all that remain. Nothing else
+    frees cycles of a model that falls asleep."""
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()
@@ -61,18 +58,15 @@ def collect_all() -> None:
 
 
 def make_full_collections_rare() -> None:
-    """Raise the threshold of full collections, for a process whose requests leave no reference
-    cycles. In a gateway a full collection stopped 1,000 streams for 80 ms every three seconds and
-    freed nothing."""
+    """For a process whose requests leave no reference cycles: in a gateway a full collection
+    stopped 1,000 streams for 80 ms every three seconds and freed nothing."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)
 
 
 def release_freed_memory() -> None:
-    """Returns glibc's freed memory to the system (``malloc_trim``): the allocator keeps tens of
-    megabytes. Called after each tensor, it bounds a load's memory by the model and one tensor, and
-    two loads of a model use the same. After a whole load, or a tokenizer's, it returns as much as
-    that keeps."""
+    """Returns the memory that glibc's allocator keeps to the system. Called after each tensor, it
+    bounds a load's memory by the model and one tensor."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)

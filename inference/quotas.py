@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import connections, transaction
+from django.db.models import Count, QuerySet, Sum
 
 LOCK_CLASS = 0x71756F74
-"""The class of the advisory locks of quotas."""
 
 
 class QuotaFullError(Exception):
@@ -27,8 +28,6 @@ class QuotaFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """One account's entries."""
-
     number: int
     size_bytes: int = 0
 
@@ -45,6 +44,11 @@ class Quota:
         has_bytes = self.size_bytes is None or used.size_bytes + num_more_bytes <= self.size_bytes
         if used.number >= self.number or not has_bytes:
             raise QuotaFullError(used)
+
+
+def used_of(rows: QuerySet[Any]) -> Used:
+    total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
+    return Used(total["number"], int(total["size_bytes"] or 0))
 
 
 @contextmanager

@@ -8,6 +8,8 @@ user of an invited host may not ask for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -31,20 +33,22 @@ def connect_exempt(connection: Any) -> None:
     """``redis_connect_func`` of redis-py's connections. Raises ``redis.RedisError``."""
     connection.on_connect()
     connection.send_command(*NO_EVICT)
-    try:
+    with _refusal_noted():
         connection.read_response()
-    except redis.ResponseError as error:
-        _log_once(str(error))
-    except redis.InvalidResponse as error:
-        raise redis.ConnectionError(f"this is no Redis: {error}") from error
 
 
 async def connect_exempt_async(connection: Any) -> None:
     """Does what ``connect_exempt`` does, for a connection of ``redis.asyncio``."""
     await connection.on_connect()
     await connection.send_command(*NO_EVICT)
-    try:
+    with _refusal_noted():
         await connection.read_response()
+
+
+@contextmanager
+def _refusal_noted() -> Iterator[None]:
+    try:
+        yield
     except redis.ResponseError as error:
         _log_once(str(error))
     except redis.InvalidResponse as error:

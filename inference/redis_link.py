@@ -144,8 +144,6 @@ class RedisLink:
 
 
 class LinkProtocol(asyncio.Protocol):
-    """Commands out, replies in."""
-
     def __init__(
         self, transport: asyncio.Transport, timeout_s: float, max_reply_bytes: int
     ) -> None:
@@ -228,25 +226,16 @@ class ReplyBuffer:
         self._reader = hiredis.Reader(
             protocolError=redis.InvalidResponse,
             replyError=redis.ResponseError,
-            notEnoughData=_INCOMPLETE,
         )
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the replies that are complete now. Raises ``redis.InvalidResponse``."""
         self._reader.feed(data)
         self.num_bytes += len(data)
-        while (reply := self._reader.gets()) is not _INCOMPLETE:
+        while (reply := self._reader.gets()) is not False:  # RESP2 has no False
             self.num_bytes = len(data)
             yield reply
         if not self._reader.has_data():
             self.num_bytes = 0
-
-
-class _Incomplete:
-    """The rest has not come yet."""
-
-
-_INCOMPLETE = _Incomplete()
 
 
 STOOD_STILL_S = 1.0

@@ -2,12 +2,11 @@
 
     SupervisedThread   target ─ raises anything ─▶ logged, on_broken ─▶ target again, after a pause
     SupervisedPool     job ─ raises a BaseException ─▶ logged; its future has a BrokenJobError
-    thread_problems    recent failures and missing threads, as sentences for the health page
-    mend_threads       restarts missing threads
+    thread_problems    recent failures, as sentences for the health page
 
 A BaseException that is no Exception (``SystemExit``, a panic in Rust, which PyO3 raises as
 ``PanicException``) passes every ``except Exception`` and ends a plain thread, and with it whatever
-only that thread does. Each process has one set of supervised threads. Standard library only.
+only that thread does. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from inference.backoff import Backoff
 log = logging.getLogger(__name__)
 
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
-"""Before the target is called again."""
 SOUND_AFTER_S = 60.0
 """After running this long, a target's pauses start from the shortest again, and health no longer
 reports its failure."""
@@ -68,7 +66,6 @@ class FailureRecord:
 
     @property
     def problem(self) -> str | None:
-        """Describes a recent failure for people; ``None`` without one."""
         if self._failed_s is None or self.has_ended:
             return None
         if self._clock() - self._failed_s > SOUND_AFTER_S:
@@ -101,11 +98,8 @@ class SupervisedThread:
 
     def start(self) -> None:
         """Raises ``RuntimeError`` where the system has no thread to give."""
-        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        thread.start()
-        self._thread = thread  # now, as one that does not run yet would seem to be gone
-        with _registering:
-            _threads.add(self)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:
@@ -114,22 +108,6 @@ class SupervisedThread:
     @property
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def is_gone(self) -> bool:
-        """It was started, and neither runs nor has come to its end."""
-        return self._thread is not None and not self._record.has_ended and not self.is_alive
-
-    def mend(self) -> None:
-        """Starts it again where it is gone."""
-        with _mending:
-            if not self.is_gone:
-                return
-            log.critical("the thread %s is gone; starting it again", self.name)
-            try:
-                self.start()
-            except RuntimeError:
-                log.exception("the thread %s could not be started again", self.name)
 
     def _run(self) -> None:
         while not self._record.has_ended:
@@ -179,29 +157,12 @@ def contained(
 
 
 def thread_problems() -> list[str]:
-    """Threads of this process that broke within the last minute or are gone, in words."""
-    gone = [f"the thread {thread.name} is gone" for thread in _all_threads() if thread.is_gone]
+    """Threads of this process that broke within the last minute, in words."""
     with _registering:
         records = list(_records)
-    broke = [record.problem for record in records]
-    return sorted([*gone, *(problem for problem in broke if problem is not None)])
+    problems = (record.problem for record in records)
+    return sorted(problem for problem in problems if problem is not None)
 
 
-def mend_threads() -> list[str]:
-    """Restart missing threads. Returns the names of those that could not be started."""
-    threads = _all_threads()
-    for thread in threads:
-        thread.mend()
-    return sorted(thread.name for thread in threads if thread.is_gone)
-
-
-def _all_threads() -> list[SupervisedThread]:
-    with _registering:
-        return list(_threads)
-
-
-_threads: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 _records: weakref.WeakSet[FailureRecord] = weakref.WeakSet()
-"""This process' records."""
 _registering = threading.Lock()
-_mending = threading.Lock()

@@ -81,7 +81,6 @@ def _own_thread_problems() -> Iterator[None]:
     """What broke in one test on purpose is no problem of the next one's, in the same process."""
     yield
     supervised_threads._records.clear()
-    supervised_threads._threads.clear()
 
 
 def is_one_of_several(config: pytest.Config) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -23,8 +22,8 @@ from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
 from fleet.services.jobs.steps import wait_for_job
+from inference.build import Build
 from inference.protocol.heartbeat import (
-    BuildInfo,
     DeviceInfo,
     NeuronHeartbeat,
     ReplicaState,
@@ -46,7 +45,6 @@ FLAT_REFUSALS = {
 HARNESSES = ("helexa", "candle")
 """``candle`` is the value in the original's configurations."""
 MIB = 1024**2
-UNKNOWN_BUILD = BuildInfo(git_sha="unknown", git_sha_long="", git_dirty=False, build_timestamp="")
 HARNESS = "helexa"
 STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering"}
 """Other states are transitional; the activation path reports them."""
@@ -169,7 +167,7 @@ class UnloadView(OriginalView):
 def version(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     return {
         "package_version": heartbeat.version,
-        **msgspec.structs.asdict(heartbeat.build or UNKNOWN_BUILD),
+        **asdict(heartbeat.build or Build()),
         "features": [],
         "torch_version": heartbeat.host.torch_version or None,
     }

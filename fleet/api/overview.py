@@ -86,8 +86,8 @@ class EngineLogView(ObjectView):
 class SettingShape(serializers.Serializer[Any]):
     name = serializers.CharField(source="setting.name")
     value = serializers.CharField(help_text="As it is set; empty: it is not.")
-    default = serializers.CharField(source="setting.plain_default", help_text="In words.")
-    meaning = serializers.CharField(source="setting.plain_doc")
+    default = serializers.CharField(source="setting.on_page.default", help_text="In words.")
+    meaning = serializers.CharField(source="setting.on_page.meaning")
 
 
 class Settings(RowsView):

@@ -16,7 +16,7 @@ from functools import cache
 import msgspec
 from django.conf import settings
 
-from inference.protocol.heartbeat import HeldStage, NeuronHeartbeat, ReplicaState
+from inference.protocol.heartbeat import LoadState, NeuronHeartbeat
 
 PURPOSE = b"helexa load order"
 NUM_HEX = 32
@@ -38,7 +38,7 @@ class LoadOrders:
 
         others: list[str] = []
 
-        def is_ordered(one: ReplicaState | HeldStage) -> bool:
+        def is_ordered(one: LoadState) -> bool:
             expected = self.order(neuron=heartbeat.name, model=one.model)
             is_valid = hmac.compare_digest(one.order.encode(), expected.encode())
             if not is_valid:

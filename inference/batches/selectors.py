@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TypeVar
 
-from django.db.models import Count, Model, QuerySet, Sum
+from django.db.models import Model, QuerySet
 from django.utils import timezone
 
 from inference.batches.models import Batch, StoredFile
 from inference.batches.records import OPEN, BatchRecord, FileRecord, is_id
-from inference.quotas import Used
+from inference.quotas import Used, used_of
 
 Row = TypeVar("Row", bound=Model)
+Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 def file_find(file_id: str, *, account: str) -> FileRecord | None:
     if not is_id(file_id):
         return None
     row = _kept_files(account).filter(pk=file_id).first()
-    return None if row is None else file_record(row)
+    return None if row is None else record_of(FileRecord, row)
 
 
 def file_list(
@@ -28,13 +30,11 @@ def file_list(
     rows = _kept_files(account)
     if purpose is not None:
         rows = rows.filter(purpose=purpose)
-    return [file_record(row) for row in _behind(rows, after)[: limit + 1]]
+    return [record_of(FileRecord, row) for row in _behind(rows, after)[: limit + 1]]
 
 
 def account_usage(account: str, using: str = "default") -> Used:
-    rows = _kept_files(account, using)
-    total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
-    return Used(number=total["number"], size_bytes=int(total["size_bytes"] or 0))
+    return used_of(_kept_files(account, using))
 
 
 def files_expired(limit: int) -> list[str]:
@@ -55,7 +55,7 @@ def batch_find(batch_id: str, *, account: str, dialect: str) -> BatchRecord | No
     if not is_id(batch_id):
         return None
     row = Batch.objects.filter(pk=batch_id, account=account, dialect=dialect).first()
-    return None if row is None else batch_record(row)
+    return None if row is None else record_of(BatchRecord, row)
 
 
 def batch_list(
@@ -63,12 +63,12 @@ def batch_list(
 ) -> list[BatchRecord]:
     """The newest first; one more than ``limit`` where there are more."""
     rows = Batch.objects.filter(account=account, dialect=dialect)
-    return [batch_record(row) for row in _behind(rows, after)[: limit + 1]]
+    return [record_of(BatchRecord, row) for row in _behind(rows, after)[: limit + 1]]
 
 
 def batches_unclaimed(limit: int) -> list[BatchRecord]:
     rows = Batch.objects.filter(status__in=OPEN).exclude(lease_until__gte=timezone.now())
-    return [batch_record(row) for row in rows.order_by("created_at", "id")[:limit]]
+    return [record_of(BatchRecord, row) for row in rows.order_by("created_at", "id")[:limit]]
 
 
 def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
@@ -84,11 +84,6 @@ def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
     return earlier | rows.filter(created_at=last, pk__lt=after)
 
 
-def file_record(row: StoredFile) -> FileRecord:
-    names = FileRecord.__slots__
-    return FileRecord(**{name: getattr(row, name) for name in names})
-
-
-def batch_record(row: Batch) -> BatchRecord:
-    names = BatchRecord.__slots__
-    return BatchRecord(**{name: getattr(row, name) for name in names})
+def record_of(kind: type[Record], row: Model) -> Record:
+    """``kind`` has fields of the row's names."""
+    return kind(**{one.name: getattr(row, one.name) for one in fields(kind)})

@@ -20,9 +20,8 @@ from inference.batches.records import (
 )
 from inference.batches.selectors import (
     account_usage,
-    batch_record,
-    file_record,
     num_open_batches,
+    record_of,
 )
 from inference.quotas import Quota, Used, quota_locked
 
@@ -56,7 +55,7 @@ def file_add(
             created_at=now,
             expires_at=None if lasts is None else now + lasts,
         )
-    return file_record(row)
+    return record_of(FileRecord, row)
 
 
 def result_save(*, file_id: str, account: str, name: str, purpose: str, size_bytes: int) -> None:
@@ -91,7 +90,7 @@ def batch_create(
         row = Batch.objects.using(using).create(
             status=WAITING, created_at=now, expires_at=now + lasts, **fields
         )
-    return batch_record(row)
+    return record_of(BatchRecord, row)
 
 
 def batch_cancel(*, batch_id: str, account: str) -> None:
@@ -121,7 +120,7 @@ def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
     Batch.objects.filter(pk=batch_id, lease_holder=holder, status=WAITING).update(
         status=RUNNING, started_at=now
     )
-    return batch_record(Batch.objects.get(pk=batch_id))
+    return record_of(BatchRecord, Batch.objects.get(pk=batch_id))
 
 
 def batch_progress(*, batch_id: str, holder: str, counts: Mapping[str, int]) -> str | None:

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from django.db.models import Count, Sum
 from django.utils import timezone
 
 from inference.conversations.models import StoredResponse
@@ -25,7 +24,7 @@ from inference.conversations.records import (
     ResponseRecord,
     is_response_id,
 )
-from inference.quotas import Used
+from inference.quotas import Used, used_of
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_i?[0-9]+")
 """Ids that helexa gave to items contain their response's id."""
@@ -101,12 +100,7 @@ def items_find(item_ids: Iterable[str], *, account: str) -> dict[str, dict[str, 
 
 
 def account_usage(account: str, using: str = "default") -> Used:
-    row = (
-        StoredResponse.objects.using(using)
-        .filter(account=account)
-        .aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
-    )
-    return Used(number=row["number"], size_bytes=int(row["size_bytes"] or 0))
+    return used_of(StoredResponse.objects.using(using).filter(account=account))
 
 
 def lost_response(response_json: str) -> dict[str, Any]:

@@ -29,13 +29,12 @@ from inference.channel import Channel, ChannelClosedError, ChannelError, Connect
 from inference.engine.errors import DeviceFault, EngineExit, StepFault, describe_exit
 from inference.loading.progress import OnProgress
 from inference.logs.setup import configure_logging
+from inference.protocol.engine import LoadFailedMessage, LoadProgressed, encode_engine_frame
 from inference.protocol.load_errors import PartFailedError
-from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.2
 REAP_S = 5.0
 """How long to wait for the end of a process that has closed its socket."""
 
@@ -46,23 +45,10 @@ REPLY_TIMEOUT_S = 3600.0
 before."""
 
 
-class PartProgressed(msgspec.Struct, frozen=True, kw_only=True, tag="progressed"):
-    progress: LoadProgress
-
-
-class PartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The part could not be opened or built; its process ends."""
-
-    failure: LoadFailure
-
-
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
-    """The request does not fit the part's device."""
-
     message: str
 
 
-encode = msgspec.msgpack.Encoder().encode
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
@@ -108,7 +94,7 @@ class ChildProcess:
 
 
 class Child:
-    """``received``: its messages, filled by its reader's thread."""
+    """``received``: its messages and then ``None``, filled by its reader's thread."""
 
     def __init__(
         self,
@@ -136,7 +122,7 @@ class Child:
         """Any thread. Raises ``DeviceFault`` where the child is gone."""
         try:
             with self._sending:
-                self._channel.send(encode(message))
+                self._channel.send(encode_engine_frame(message))
         except ChannelClosedError as error:
             raise DeviceFault(self.end_in_words()) from error
 
@@ -149,28 +135,24 @@ class Child:
         """The next answer. Raises ``PartFailedError``, ``MemoryError`` where its device has no
         room, and ``DeviceFault`` where the child ends before or is silent for ``timeout_s``."""
         while True:
-            match self._next(timeout_s):
-                case PartProgressed(progress=progress):
+            try:
+                message = self.received.get(timeout=timeout_s)
+            except queue.Empty:
+                raise DeviceFault(f"{self.name} has sent nothing for {timeout_s:g} s") from None
+            match message:
+                case LoadProgressed(progress=progress):
                     on_progress(progress)
-                case PartFailed(failure=failure):
+                case LoadFailedMessage(failure=failure):
                     raise PartFailedError(failure)
-                case OutOfMemory(message=message):
-                    raise MemoryError(message)
+                case OutOfMemory(message=problem):
+                    raise MemoryError(problem)
+                case None:
+                    self.received.put(None)  # for whoever asks again
+                    raise DeviceFault(self.end_in_words())
                 case answer if isinstance(answer, kind):
                     return answer
                 case other:
                     raise DeviceFault(f"{self.name} sent {type(other).__name__}")
-
-    def _next(self, timeout_s: float) -> Any:
-        waited_s = 0.0
-        while waited_s < timeout_s:
-            try:
-                return self.received.get(timeout=POLL_S)
-            except queue.Empty:
-                waited_s += POLL_S
-            if self.has_ended.is_set() and self.received.empty():
-                raise DeviceFault(self.end_in_words())
-        raise DeviceFault(f"{self.name} has sent nothing for {timeout_s:g} s")
 
     def end_in_words(self) -> str:
         return f"{self.name} {self.end.end_in_words()}"
@@ -188,6 +170,7 @@ class Child:
             log.info("%s: %s", self.name, error)
         finally:  # a child that cannot be read any more is as good as gone
             self.has_ended.set()
+            self.received.put(None)
             self._on_end(self)
 
 
@@ -242,7 +225,7 @@ class ParentLink:
     def send(self, message: msgspec.Struct) -> None:
         try:
             with self._sending:
-                self._channel.send(encode(message))
+                self._channel.send(encode_engine_frame(message))
         except ChannelError:
             self._note_gone()
 
@@ -256,7 +239,6 @@ class ParentLink:
             return None
 
     def start(self) -> None:
-        """Receives into ``inbox``, in a thread of its own."""
         SupervisedThread(
             self._read,
             name="engine-reader",
@@ -315,7 +297,6 @@ class Children:
         self.lose(DeviceFault(child.end_in_words()))
 
     def close(self) -> None:
-        """Kills all of them."""
         with self._lock:
             self._is_closed = True
         for child in self.all:

@@ -15,7 +15,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -42,7 +41,6 @@ from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import (
     PROTOCOL,
-    BuildInfo,
     HostInfo,
     NeuronHeartbeat,
     ReplicaStatus,
@@ -52,7 +50,7 @@ from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
 from inference.settings.storage import REDIS_STALL_S
-from inference.supervised_threads import mend_threads, thread_problems
+from inference.supervised_threads import thread_problems
 from inference.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -101,7 +99,7 @@ class NeuronService:
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
-        self._build = BuildInfo(**asdict(this_build()))
+        self._build = this_build()
         self._discovery = discovery
         self._replicas = Replicas()
         self._stage_host = stage_host
@@ -222,7 +220,6 @@ class NeuronService:
             replica.drop_adapter(adapter)
 
     def drain_inbox(self) -> None:
-        self._heart.thread.mend()  # the one thread that no heartbeat can mend
         try:
             self._requests.drain_inbox()
         except redis.RedisError as error:
@@ -313,15 +310,14 @@ class NeuronService:
         self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))
         load.new_files = {}
 
-    def _mend_threads(self) -> None:
-        gone = mend_threads()
+    def _check_intake(self) -> None:
         self._stuck = self._requests.intake.stuck()
-        was_ready, self._is_ready = self._is_ready, not gone and self._requests.intake.is_ready
+        was_ready, self._is_ready = self._is_ready, self._requests.intake.is_ready
         if was_ready and not self._is_ready:
-            log.critical("this neuron takes no requests: %s", "; ".join([*gone, *self._stuck]))
+            log.critical("this neuron takes no requests: %s", "; ".join(self._stuck))
 
     def _beat(self) -> None:
-        self._mend_threads()
+        self._check_intake()
         for replica in self._replicas.all():
             replica.tick()
         self._stages.tick()

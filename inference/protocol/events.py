@@ -47,14 +47,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     accepted_drafts: int = 0
-    """Accepted drafts among ``completion_tokens``."""
     rejected_drafts: int = 0
     """Not in any answer and not billed."""
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a prompt that does not fit, or that leaves too little room for the answer."""
-
     prompt_tokens: int
     """The number of the prompt's tokens, or a lower bound where its text was too long to be
     tokenized."""
@@ -79,28 +76,30 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling values that OpenAI's answers report: the client's, else the model's default."""
-
     temperature: float
     top_p: float
     presence_penalty: float
     frequency_penalty: float
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="accepted"):
+class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
+    request_id: str
+
+
+class ChoiceEvent(RequestEvent, frozen=True, kw_only=True):
+    index: int = 0
+
+
+class Accepted(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="accepted"):
     """The neuron has rendered and tokenized the prompt and handed it to the engine."""
 
-    request_id: str
     prompt_tokens: int
     sampling: UsedSampling | None = None
     fingerprint: str = ""
     """Changes where the same seed may give other tokens."""
     num_lost_turns: int = 0
-    """The number of oldest turns left out, by ``ChatInput.may_lose``."""
     prompt_token_ids: list[list[int]] | None = None
-    """Each prompt's token ids, if requested."""
     not_enforced: list[str] = []
-    """Paths in schemas of the client's body that the grammar leaves out."""
 
 
 class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -110,123 +109,101 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     rank: int
 
 
-class PromptScored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
+class PromptScored(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
     """Log probabilities of a prompt's next tokens, from its second on, as they are computed. Each
     list has the token itself and then the most likely ones in its place, best first."""
 
-    request_id: str
     tokens: list[list[RankedToken]]
     prompt_index: int = 0
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
+class Delta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
     """New text of one step. Whole characters only; may be empty when it carries only logprobs.
     ``num_tokens``, here as elsewhere, counts this choice's tokens since its last event with a
     count."""
 
-    request_id: str
     text: str
-    index: int = 0
     num_tokens: int = 1
     logprobs: list[TextLogprob] | None = None
 
 
-class OutputTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
+class OutputTokens(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """The token ids of one step, if requested: thinking and markers too. Their text comes after
     them, perhaps much later."""
 
-    request_id: str
     token_ids: list[int]
-    index: int = 0
 
 
-class ReasoningDelta(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"
-):
+class ReasoningDelta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"):
     """New text of a thinking block. ``opens`` is the opening marker, on the block's first delta;
     ``closes`` the closing one, on its last. The text may be empty on those two. ``missing_close``
     is the closing marker of a block in which the answer ended: the model has not written it."""
 
-    request_id: str
     text: str
-    index: int = 0
     num_tokens: int = 1
     opens: str | None = None
     closes: str | None = None
     missing_close: str | None = None
 
 
-class ToolCallStarted(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tool_call"
-):
+class ToolCallStarted(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tool_call"):
     """``call_index`` counts the calls of one choice from 0. A call whose arguments are empty is
     followed by one ``ToolCallDelta`` with ``{}``."""
 
-    request_id: str
     call_id: str
     name: str
-    index: int = 0
     call_index: int = 0
     num_tokens: int = 0
 
 
 class ToolCallDelta(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tool_arguments"
+    ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tool_arguments"
 ):
     """A piece of the call's arguments; a call's pieces concatenate to one JSON object."""
 
-    request_id: str
     arguments: str
-    index: int = 0
     call_index: int = 0
     num_tokens: int = 0
 
 
 class ChoiceFinished(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="choice_finished"
+    ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="choice_finished"
 ):
-    request_id: str
     reason: FinishReason
-    index: int = 0
     stop_sequence: str | None = None
     num_tokens: int = 0
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="finished"):
+class Finished(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="finished"):
     """Every choice has finished. ``usage`` counts each prompt once and every choice's output."""
 
-    request_id: str
     usage: Usage
     timing: SequenceTiming | None = None
     """The timing of a request's only choice, where the engine finished it: one that a stop string
     ended has none."""
 
 
-class EmbeddedPart(msgspec.Struct, frozen=True, kw_only=True, tag="embedded_part"):
+class EmbeddedPart(RequestEvent, frozen=True, kw_only=True, tag="embedded_part"):
     """The next vectors of an answer that is too large for one entry; ``Embedded`` has the last."""
 
-    request_id: str
     vectors: list[bytes]
 
 
-class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
+class Embedded(RequestEvent, frozen=True, kw_only=True, tag="embedded"):
     """``vectors`` are float32, little-endian, one for each prompt in order, without those of
     earlier parts."""
 
-    request_id: str
     vectors: list[bytes]
     usage: Usage
 
 
-class TokensCounted(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_counted"):
-    request_id: str
+class TokensCounted(RequestEvent, frozen=True, kw_only=True, tag="tokens_counted"):
     prompt_tokens: int
 
 
-class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokenized"):
+class Tokenized(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tokenized"):
     """``text`` is that of the token ids, where those were sent; ``texts`` those of each."""
 
-    request_id: str
     token_ids: list[int]
     context_tokens: int
     text: str = ""
@@ -234,36 +211,30 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     settings: dict[str, Any] | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
-    """``usage``: tokens computed until then; ``None``: none were."""
-
-    request_id: str
+class Failed(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
     failure: Failure
     usage: Usage | None = None
 
 
-class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"):
-    request_id: str
+class Cancelled(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"):
     usage: Usage | None = None
 
 
 MAX_TRACE_BYTES = 256 * 1024
 
 
-class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
+class Traced(RequestEvent, frozen=True, kw_only=True, tag="traced"):
     """The trace of a captured request, sent before the last event. ``text``, of at most
     ``MAX_TRACE_BYTES``: the rendered prompt, the parsers' decisions, and the raw text."""
 
-    request_id: str
     text: str
 
 
-class StageTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stage_times"):
+class StageTimes(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="stage_times"):
     """The time a request spent in each stage, one after the other, by the neuron's clock. Sent
     before the last event where its ``Submit`` has a ``traceparent``. ``None``: it ended before that
     stage, or the stage's share is not known."""
 
-    request_id: str
     total_ms: float
     prepare_ms: float
     """Milliseconds until its engine had it, or its earlier end: waiting for a thread, rendering,
@@ -276,11 +247,10 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Milliseconds from there until its last token."""
 
 
-class Fragment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):
+class Fragment(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):
     """The next bytes of one event in msgpack. The last fragment completes it, and no other event of
     its request comes before that."""
 
-    request_id: str
     data: bytes
     is_last: bool = False
 
@@ -310,8 +280,6 @@ TERMINAL_EVENTS = (*ANSWERS, Failed, Cancelled)
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a stream of events, msgpack in the stream field ``b"b"``."""
-
     epoch: str
     sequence_number: int
     events: list[Event]

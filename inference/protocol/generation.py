@@ -50,7 +50,6 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tool_calls: list[ToolCall] = []
     reasoning: str | None = None
     parts: list[str | ImageRef] = []
-    """The turn's texts and images in their order; empty for a turn without images."""
 
     @property
     def images(self) -> list[ImageRef]:
@@ -66,7 +65,6 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    """The arguments must follow ``parameters`` exactly: enforced by a grammar."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,7 +73,6 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""The switch's names in templates: of Qwen and most others; of DeepSeek and Granite."""
 
 
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="chat"):
@@ -91,7 +88,6 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """The client lets the model decide whether it thinks. Templates decide anyway; it matters to
     upstreams that think only on request."""
     thinking_budget_tokens: int | None = None
-    """The thinking block is closed after this many tokens."""
     reasoning_effort: str | None = None
     answer_start: str = ""
     """The beginning of the answer, written by the client: the model continues it, and its answer is
@@ -141,7 +137,6 @@ class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     firsts: list[str]
     seconds: list[str]
     max_second_tokens: int | None = None
-    """A second text is truncated to this length, as the client requested."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -211,7 +206,6 @@ class GenerationRequest(
     end_user: str = ""
     """The client's name for its end user, which stays in the gateway."""
     cache_marks: list[CacheMark] = []
-    """Cache marks, for upstreams of Anthropic's dialect; not sent to neurons."""
 
 
 class EmbeddingRequest(
@@ -222,9 +216,7 @@ class EmbeddingRequest(
     dimensions: int | None = None
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
     cuts_inputs: bool = False
-    """Inputs are truncated to ``max_input_tokens``, as the client requested."""
     max_input_tokens: int | None = None
-    """Special tokens included; ``None``: the model's limit."""
     end_user: str = ""
 
 
@@ -238,8 +230,6 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
-    """Counts the tokens of the rendered prompt of ``input``."""
-
     model: str
     input: ChatInput
     output_format: OutputFormat | None = None
@@ -308,7 +298,6 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 InboxFrame = Submit | Cancel
-"""One element of a neuron's inbox list, msgpack with a ``type`` tag."""
 
 encode_inbox_frame = msgspec.msgpack.Encoder().encode
 decode_inbox_frame = msgspec.msgpack.Decoder(InboxFrame).decode

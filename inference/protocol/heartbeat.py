@@ -11,89 +11,75 @@ from typing import Literal
 
 import msgspec
 
+from inference.build import Build
 from inference.protocol.engine import EngineStats
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import LoadReport
 
 
 class HeldStageStatus(StrEnum):
-    """One transition table; anything else is our bug.
-
-    LOADING ─▶ LISTENING ─▶ READY ─▶ (gone)      its engine has ended, or it was released
-       │           │
-       └─▶ FAILED ◀┘ ─▶ (gone)                   forgotten after a while, or when ordered again
-    """
-
     LOADING = "loading"
     """It fetches its files, waits for other loads, reserves its memory."""
     LISTENING = "listening"
     """Its memory is reserved, and its process waits for its engine, or reads its weights."""
     READY = "ready"
     FAILED = "failed"
+    """Forgotten after a while, or when it is ordered again."""
 
 
-HELD_STAGE_TRANSITIONS: dict[HeldStageStatus, frozenset[HeldStageStatus]] = {
-    HeldStageStatus.LOADING: frozenset({HeldStageStatus.LISTENING, HeldStageStatus.FAILED}),
-    HeldStageStatus.LISTENING: frozenset({HeldStageStatus.READY, HeldStageStatus.FAILED}),
-    HeldStageStatus.READY: frozenset(),
-    HeldStageStatus.FAILED: frozenset(),
+HELD_STAGE_TRANSITIONS = {
+    HeldStageStatus.LOADING: {HeldStageStatus.LISTENING, HeldStageStatus.FAILED},
+    HeldStageStatus.LISTENING: {HeldStageStatus.READY, HeldStageStatus.FAILED},
+    HeldStageStatus.READY: set[HeldStageStatus](),
+    HeldStageStatus.FAILED: set[HeldStageStatus](),
 }
 
 
-class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
+class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     job_id: str
-    """The load job of the whole model, which is its engine's."""
-    order: str
+    """Of a held stage: the load job of the whole model, which is its engine's."""
+    order: str = ""
+    since_unix_s: float
+    spec_digest: str = ""
+    memory_bytes: int | None = None
+    """Most device memory that it may allocate; ``None`` until it is measured. For a sleeping model:
+    the memory it still uses."""
+    progress: LoadProgress | None = None
+    """A READY replica has the last one, which is complete."""
+    failure: LoadFailure | None = None
+
+
+class HeldStage(LoadState, frozen=True, kw_only=True):
     engine_neuron: str
     index: int
-    """The stage's, among all of the model's; 0 is the engine's own."""
     num_stages: int
     layers: tuple[int, int]
     device: str
     status: HeldStageStatus
-    since_unix_s: float
-    spec_digest: str = ""
-    memory_bytes: int | None = None
-    """Most memory of the device that it may allocate; ``None``: unknown."""
     address: str = ""
-    """Its address for links; empty: not yet."""
-    progress: LoadProgress | None = None
-    failure: LoadFailure | None = None
 
 
 class ReplicaStatus(StrEnum):
-    """One transition table; anything else is our bug.
-
-    LOADING ─▶ READY ─▶ RECOVERING ─▶ READY      engine died, watchdog reloads from its spec
-       │         │           │
-       ▼         ▼           ▼
-     FAILED   DRAINING ─▶ (gone)  FAILED          drained: unload waits for in-flight sequences
-                 │
-                 ▼
-               ASLEEP ─▶ LOADING ─▶ READY         its weights are in the host's memory; LOADING
-                                                  while they come back
-    """
-
     LOADING = "loading"
     READY = "ready"
     RECOVERING = "recovering"
+    """Its engine died; the neuron loads it again from its spec."""
     DRAINING = "draining"
+    """It finishes its sequences and takes no others; then it is gone, or sleeps."""
     ASLEEP = "asleep"
+    """Its weights are in the host's memory; it is LOADING while they come back."""
     FAILED = "failed"
 
 
-REPLICA_TRANSITIONS: dict[ReplicaStatus, frozenset[ReplicaStatus]] = {
-    ReplicaStatus.LOADING: frozenset(
-        {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP}
-    ),
-    ReplicaStatus.READY: frozenset({ReplicaStatus.RECOVERING, ReplicaStatus.DRAINING}),
-    ReplicaStatus.RECOVERING: frozenset(
-        {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING}
-    ),
-    ReplicaStatus.DRAINING: frozenset({ReplicaStatus.FAILED, ReplicaStatus.ASLEEP}),
-    ReplicaStatus.ASLEEP: frozenset({ReplicaStatus.LOADING, ReplicaStatus.DRAINING}),
-    ReplicaStatus.FAILED: frozenset({ReplicaStatus.LOADING, ReplicaStatus.DRAINING}),
+_S = ReplicaStatus
+REPLICA_TRANSITIONS = {
+    _S.LOADING: {_S.READY, _S.FAILED, _S.DRAINING, _S.ASLEEP},
+    _S.READY: {_S.RECOVERING, _S.DRAINING},
+    _S.RECOVERING: {_S.READY, _S.FAILED, _S.DRAINING},
+    _S.DRAINING: {_S.FAILED, _S.ASLEEP},
+    _S.ASLEEP: {_S.LOADING, _S.DRAINING},
+    _S.FAILED: {_S.LOADING, _S.DRAINING},
 }
 
 
@@ -102,7 +88,6 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     name: str
     total_memory_bytes: int
-    """The neuron's limit: all of the device's, or the operator's limit."""
     free_memory_bytes: int
     """Memory that is neither allocated nor reserved for a model, within the operator's limit."""
     compute_capability: str | None = None
@@ -140,10 +125,8 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cuda_unavailable: str = ""
     """Why its cards cannot be used; empty where they can, or where it has none."""
     cuda_version: str = ""
-    """The newest CUDA that its driver runs, as 13.0; empty without cards."""
     torch_version: str = ""
     torch_cuda_version: str = ""
-    """The CUDA that its torch is built for; empty: a build for CPUs."""
 
 
 Capability = Literal[
@@ -167,35 +150,20 @@ class SleepRefusal(msgspec.Struct, frozen=True, kw_only=True):
     at_unix_s: float
 
 
-class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
-    job_id: str
+class ReplicaState(LoadState, frozen=True, kw_only=True):
     status: ReplicaStatus
-    since_unix_s: float
-    spec_digest: str = ""
-    """The digest of its load's spec; empty where the neuron does not report it."""
-    order: str = ""
     devices: list[str] = []
-    memory_bytes: int | None = None
-    """Most device memory that the model may allocate; ``None`` until it is measured. For a sleeping
-    model: the memory it still uses."""
     host_memory_bytes: int = 0
     """Host memory of a sleeping model's weights, beside that."""
     engine_since_unix_s: float | None = None
-    """When the engine of the current load was started; ``None`` before that."""
     stage_since_unix_s: float | None = None
     """When the current load's stage began; ``None`` of neurons before 0.3.0."""
-    progress: LoadProgress | None = None
-    """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
     """Read from its files; empty before it is loaded."""
     max_output_tokens: int | None = None
-    """The operator's limit on an answer, when the load was requested."""
     max_in_flight: int | None = None
-    """Sequences that may be computed at once, when the load was requested."""
     max_queue_depth: int | None = None
-    failure: LoadFailure | None = None
     sleep_refusal: SleepRefusal | None = None
     stats: EngineStats | None = None
     num_restarts: int = 0
@@ -204,14 +172,6 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     is_unchanged: bool = False
     """Whether nothing has changed for a FAILED replica that could make the next load succeed."""
     last_used_unix_s: float | None = None
-    """When it last had work; ``None``: not since it was loaded."""
-
-
-class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
-    git_sha: str
-    git_sha_long: str
-    git_dirty: bool
-    build_timestamp: str
 
 
 PROTOCOL = 3
@@ -225,7 +185,7 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     protocol: int = 1
     """``PROTOCOL`` of its build. Older neurons do not send it."""
-    build: BuildInfo | None = None
+    build: Build | None = None
     started_unix_s: float
     time_unix_s: float
     host: HostInfo
@@ -234,7 +194,6 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
     """The neuron is shutting down: it finishes running requests and refuses new ones."""
     thread_problems: list[str] = []
-    """Recent failures and hanging threads of its process, in words."""
     is_ready: bool = True
     """``False``: a thread that its requests need has died or hangs and could not be replaced."""
     stage_host: str = ""

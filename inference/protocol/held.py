@@ -86,7 +86,6 @@ def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_dea
 
 
 def load_mark(model: str) -> str:
-    """The mark of a neuron's own read of a model's files."""
     return f"load:{model}"
 
 

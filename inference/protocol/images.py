@@ -57,7 +57,6 @@ class ImageLayout:
     """The rows of parts that are named in the prompt; 0: the image is not divided."""
     columns: int = 0
     num_runs: int = 1
-    """The number of runs of equally many tokens."""
 
     def num_tokens(self, merge: int) -> int:
         return num_image_tokens(self.grid, merge)
@@ -94,7 +93,6 @@ def image_layout(
 def image_grid(
     width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool = False
 ) -> tuple[int, int, int]:
-    """Raises ``ImageRatioError``."""
     return image_layout(width_px, height_px, sizes, is_low_detail=is_low_detail).grid
 
 
@@ -183,8 +181,6 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRun(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive pad tokens of one image in a prompt."""
-
     first_token: int
     num_tokens: int
 

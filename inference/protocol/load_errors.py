@@ -2,7 +2,7 @@
 
 LoadError
 ├── BadSourceError              the source is misspelt or names nothing we can open
-├── BadSettingError             a setting of the neuron's host contradicts the model
+├── BadSettingError             a setting of the neuron's host contradicts the model; it is named
 ├── DownloadFailedError         the hub or the package index did not deliver
 ├── RepoFetchFailedError        the hub has no such repository, revision or file, or not for us
 ├── DiskFullError               the disk has no room for the download
@@ -15,7 +15,8 @@ LoadError
 │   ├── WrongShapeError         a tensor has another shape than the architecture declares
 │   ├── BadAdapterError         an adapter does not fit its base, or uses an unsupported feature
 │   ├── OtherVocabularyError    a draft model's tokens are not those of the model that it serves
-│   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
+│   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here: the
+│                               original model's own tokenizer files would do instead
 ├── DoesNotFitError             not enough free memory
 ├── StageUnreachableError       a stage of another host did not answer, or is not the one ordered
 └── PartFailedError             another rank or stage of the model could not be loaded
@@ -30,14 +31,25 @@ from inference.protocol.load_progress import LoadFailure
 
 
 class LoadError(Exception):
-    """Base of the errors of a load. The message is written for operators: what failed, the nearest
-    valid value, the fix."""
+    """The message is written for operators: what failed, the nearest valid value, the fix."""
 
     code: ClassVar[str] = "bad_source"
 
-    @property
-    def failure(self) -> LoadFailure:
-        return LoadFailure(code=self.code, message=str(self))
+    def __init__(
+        self,
+        message: str,
+        available: Sequence[str] = (),
+        nearest: str | None = None,
+        needed_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.failure = LoadFailure(
+            code=self.code,
+            message=message,
+            available=list(available),
+            nearest=nearest,
+            needed_bytes=needed_bytes,
+        )
 
 
 class BadSourceError(LoadError):
@@ -45,8 +57,6 @@ class BadSourceError(LoadError):
 
 
 class BadSettingError(LoadError):
-    """The message names the setting's variable, and the required value."""
-
     code = "bad_setting"
 
 
@@ -73,19 +83,6 @@ class MissingFileError(LoadError):
 class QuantizationNotFoundError(LoadError):
     code = "quantization_not_found"
 
-    def __init__(
-        self, message: str, available: Sequence[str] = (), nearest: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.available = list(available)
-        self.nearest = nearest
-
-    @property
-    def failure(self) -> LoadFailure:
-        return LoadFailure(
-            code=self.code, message=str(self), available=self.available, nearest=self.nearest
-        )
-
 
 class UnknownArchitectureError(LoadError):
     code = "unknown_architecture"
@@ -95,13 +92,10 @@ class BadFileError(LoadError):
     code = "bad_file"
 
 
-class MissingTensorError(BadFileError):
-    """Raised while a model is built, by the tensor's Hugging Face name."""
+class MissingTensorError(BadFileError): ...
 
 
 class WrongShapeError(BadFileError):
-    """The message names the tensor, and the required and the actual shape."""
-
     def __init__(self, name: str, expected: Sequence[int], found: Sequence[int]) -> None:
         super().__init__(
             f"{name} is {shape_in_words(found)} and should be {shape_in_words(expected)} by what "
@@ -113,28 +107,20 @@ def shape_in_words(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
-class BadAdapterError(BadFileError):
-    pass
+class BadAdapterError(BadFileError): ...
 
 
-class OtherVocabularyError(BadFileError):
-    pass
+class OtherVocabularyError(BadFileError): ...
 
 
-class UnknownTokenizerError(BadFileError):
-    """The original model's own tokenizer files would do instead."""
+class UnknownTokenizerError(BadFileError): ...
 
 
 class DoesNotFitError(LoadError):
     code = "does_not_fit"
 
     def __init__(self, message: str, needed_bytes: int | None = None) -> None:
-        super().__init__(message)
-        self.needed_bytes = needed_bytes
-
-    @property
-    def failure(self) -> LoadFailure:
-        return LoadFailure(code=self.code, message=str(self), needed_bytes=self.needed_bytes)
+        super().__init__(message, needed_bytes=needed_bytes)
 
 
 class StageUnreachableError(LoadError):
@@ -142,12 +128,8 @@ class StageUnreachableError(LoadError):
 
 
 class PartFailedError(LoadError):
-    """Another rank or stage failed to load. The message is that part's own."""
+    """The message is the part's own."""
 
     def __init__(self, failure: LoadFailure) -> None:
         super().__init__(failure.message)
-        self._failure = failure
-
-    @property
-    def failure(self) -> LoadFailure:
-        return self._failure
+        self.failure = failure

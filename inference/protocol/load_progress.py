@@ -31,11 +31,9 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight_bytes: KindBytes
     expert_bytes: KindBytes = KindBytes()
     num_weights: int = 0
-    """Elements that each row is multiplied with."""
     num_expert_weights: int = 0
     kv_token_bytes: KindBytes = KindBytes()
     state_bytes: int = 0
-    """The bytes of one sequence's state, on either kind."""
 
 
 class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,7 +48,6 @@ class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     active_share: float = 1.0
     """Share of the routed experts that one row goes through."""
     step_bytes: KindBytes = KindBytes()
-    """Activations of the largest step, on each stage."""
     context_tokens: int = 0
 
 
@@ -98,12 +95,9 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The source's quants or files, in place of a missing one."""
     nearest: str | None = None
     costs: PackedCosts | None = None
-    """The costs of the layers of a model that did not fit on its device, for a plan over several.
-    ``None``: unknown."""
 
     @property
     def suggestion(self) -> str:
-        """The remedy, where there is a single one; else empty."""
         if self.nearest is not None:
             return f"Use {self.nearest}."
         return SUGGESTIONS.get(self.code, "")
@@ -137,7 +131,6 @@ PERMANENT_FAILURES = frozenset(
     }
 )
 TOO_LARGE = frozenset({"does_not_fit", "exceeds_device"})
-"""Codes of loads that lacked memory on a device."""
 
 
 LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")

@@ -10,14 +10,19 @@ from inference.protocol.images import VisionInput
 from inference.protocol.load import PrefillSpeed
 
 
-class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one rank of a model, without keys and values."""
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a part of a model on one device of the reporting neuron."""
 
-    rank: int
     device: str
-    estimated_bytes: int
     actual_bytes: int
     process_bytes: int
+
+
+class RankReport(DeviceMemory, frozen=True, kw_only=True):
+    """Without keys and values."""
+
+    rank: int
+    estimated_bytes: int
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,14 +35,6 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     neuron: str = ""
     """The rank's neuron; empty: the engine's own."""
-
-
-class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a model of several stages on one device of the reporting neuron."""
-
-    device: str
-    actual_bytes: int
-    process_bytes: int
 
 
 class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +66,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     kv_block_tokens: int
     kv_dtype: str = ""
-    """Empty for a model without keys and values."""
     context_tokens: int
     """The enforced limit on prompt plus output: the minimum of model, operator's clamp, KV
     capacity, and ``max_prefill_s``. Fixed while the engine lives."""
@@ -82,10 +78,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     compiled: str
     """A sentence for people: ``compiled decoder layer (inductor)`` or why it runs eager."""
     speculation: str = ""
-    """A sentence for people: the source of drafts, or why there are none though they were
-    requested."""
     takes_predictions: bool = False
-    """Clients' predictions are a source of drafts."""
     load_seconds: float
     tokenizer_dir: str
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
@@ -94,11 +87,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     is_matryoshka: bool = False
     """The embedding model declares that the leading dimensions of its vectors are usable alone."""
     matryoshka_dimensions: list[int] = []
-    """The usable numbers, where it names them; empty: any number."""
     generation_defaults: dict[str, float | int] = {}
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
     grammar_problem: str | None = None
-    """Why grammars cannot be enforced on this model; ``None``: they can."""
     template_problem: str | None = None
     """The chat template's failure or loss, when the neuron rendered short conversations with it:
     turns alone, with a system turn, with tools. ``None``: it works."""
@@ -106,9 +97,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences: each names something that is disabled or slow on this host, and how to change
     that. The neuron adds warnings that arise while it serves (``EngineStats.warnings``)."""
     vision: VisionInput | None = None
-    """Its image input; ``None``: it reads text only."""
     context_reason: str = ""
-    """A sentence for people: the limit that decides the context, and the other limits."""
     prefill_speed: PrefillSpeed | None = None
     """The speed of prompts as the first steps measured it; an average of requests is in
     ``EngineStats``."""
@@ -127,13 +116,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes by which the estimate from the files alone was too low: for the next load; of one rank,
     where there are several."""
     ranks: list[RankReport] = []
-    """One for each rank of a model that several share; their sums are in the fields above."""
     stages: list[StageReport] = []
     stage_memory: list[DeviceMemory] = []
     """One for each device of this neuron that has some of those stages; their sums are in the
     fields above. Other neurons report their stages themselves (``StageReady``)."""
     predicted_tokens_per_s: float | None = None
-    """The prediction for one request by those stages' plan; ``EngineStats`` has the measured
-    rate."""
     asleep: AsleepBytes | None = None
     """The memory of the sleeping model; ``None``: it cannot sleep."""

@@ -19,7 +19,6 @@ from inference.protocol.held import BROKE_WORKER
 HOUR_S = 3600
 KEPT_HOURS = 25
 OVERLOADED = "overloaded"
-"""The code of connections refused for lack of file descriptors."""
 UNKNOWN = "-"
 COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
@@ -73,7 +72,6 @@ def encode_field(refused: Refused) -> str:
 
 
 def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
-    """Skips fields that are no valid counts."""
     found: dict[Refused, int] = {}
     for one in hashes:
         for field, number in one.items():

@@ -26,8 +26,6 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_logprobs: int | None = None
     """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
     prompt_logprobs: int | None = None
-    """The number of alternatives for each token of the prompt, like ``top_logprobs`` for the
-    answer's."""
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -67,7 +65,6 @@ DEFAULTS_OF_MODELS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""The options that have a model's default: an operator's, else its generation_config's."""
 
 NEUTRAL_VALUES: Mapping[str, float] = {
     "top_k": 0,
@@ -120,6 +117,5 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     token_id: int
     logprob: float | None
     top: list[tuple[int, float]] = []
-    """The most likely (token id, logprob), best first; ``top_logprobs`` of them."""
     rank: int | None = None
     """1 for the most likely token of the vocabulary; for prompts' tokens alone."""

@@ -1,16 +1,22 @@
-"""A setting: one environment variable with its type, its default and its meaning."""
+"""A setting: one environment variable with its kind and its default.
+
+What it means, who reads it and its default in words are on the operator's page,
+``docs/operating/settings.md``, which packages contain beside this module.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
+PAGE = Path(__file__).with_name("settings.md")
 MARKDOWN_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 EXIT_MISCONFIGURED = 2
 """The exit code of a process that refuses its settings."""
@@ -21,66 +27,40 @@ class SettingError(ValueError):
     secret."""
 
 
-class Reader(Enum):
-    SERVE = "serve"
-    GATEWAY = "gateway"
-    CONTROL = "control"
-    NEURON = "neuron"
-    ENGINE = "engine"
-    COMMANDS = "commands"
-
-
 class Kind(Protocol[T_co]):
     @property
     def rule(self) -> str:
         """The rule for its values, to be read after "is not"."""
         ...
 
-    def parse(self, word: str) -> T_co:
+    def parse(self, word: str, /) -> T_co:
         """The value of ``word``. Raises ``ValueError``, whose message names the wrong part if it
         can."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRow(NamedTuple):
+    default: str
+    rule: str
+    readers: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
     name: str
     kind: Kind[T]
     default: T = None  # type: ignore[assignment]  # only of a ``Setting[… | None]``
-    default_words: str = ""
-    """Describes the default, where ``default`` alone does not."""
-    readers: frozenset[Reader] = frozenset({Reader.GATEWAY})
-    doc: str
-    """Markdown, for the operator."""
     is_secret: bool = False
     """No message contains the value."""
     is_internal: bool = False
-    """helexa sets it for its own processes; the operator does not."""
+    """helexa sets it for its own processes; the operator does not, and the page lacks it."""
     reads_blank: bool = False
     """An empty value is a value of its own instead of the default."""
 
     @property
-    def default_text(self) -> str:
-        if self.default_words:
-            return self.default_words
-        if self.default is None or self.default == ():
-            return "none"
-        value = int(self.default) if isinstance(self.default, bool) else self.default
-        return str(value).removesuffix(".0")
-
-    @property
-    def plain_default(self) -> str:
-        return _plain(self.default_text)
-
-    @property
-    def plain_doc(self) -> str:
-        return _plain(self.doc)
-
-    @property
-    def readers_text(self) -> str:
-        if self.readers == frozenset(Reader):
-            return "all"
-        return ", ".join(reader.value for reader in Reader if reader in self.readers)
+    def on_page(self) -> PageRow:
+        return page_rows()[self.name]
 
     def read(self, environment: Mapping[str, str]) -> T:
         word = environment.get(self.name)
@@ -97,5 +77,9 @@ class Setting(Generic[T]):
         return f"{shown} is not {self.kind.rule}{why}"
 
 
-def _plain(markdown: str) -> str:
-    return MARKDOWN_LINK.sub(r"\1", markdown).replace("`", "")
+@cache
+def page_rows() -> dict[str, PageRow]:
+    """The rows of the page's table by variable, without Markdown."""
+    lines = (line for line in PAGE.read_text().splitlines() if line.startswith("| `"))
+    cells = (MARKDOWN_LINK.sub(r"\1", line).replace("`", "").strip("| ") for line in lines)
+    return {name: PageRow(*row) for name, *row in (line.split(" | ") for line in cells)}

@@ -8,8 +8,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from inference.environment import API_KEY, SECRET_NAMES
-from inference.settings import kinds
-from inference.settings.setting import Reader, Setting
+from inference.settings.kinds import (
+    FILE_PATH,
+    MAX_COUNT,
+    MAX_RETENTION_DAYS,
+    Form,
+    WholeNumber,
+    url,
+    word_list,
+)
+from inference.settings.setting import Setting
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 OTHERS_KEY = re.compile(rf"(?!(?:{'|'.join(sorted(SECRET_NAMES - API_KEY))})$){VARIABLE.pattern}")
@@ -46,26 +54,18 @@ class NamedSources:
         return frozenset(one.token_variable for one in self.by_order if one.token_variable)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceList:
-    rule: str = (
-        "a list of sources like helexa=https://hub.example.org token=HUB_TOKEN cache=/srv/hub "
-        "default,lab=http://lab:8080 (NAME=URL, each with token=VARIABLE, cache=/absolute/path and "
-        "default where wanted)"
-    )
-
-    def parse(self, word: str) -> NamedSources:
-        found: dict[str, NamedSource] = {}
-        default = ""
-        for part in word.split(","):
-            source, is_default = _read(part)
-            if source.scheme in found:
-                raise ValueError(f"{source.scheme} is named twice")
-            if is_default and default:
-                raise ValueError(f"{default} and {source.scheme} cannot both be the default")
-            found[source.scheme] = source
-            default = source.scheme if is_default else default
-        return NamedSources(tuple(found.values()), default or HUGGINGFACE)
+def _sources(word: str) -> NamedSources:
+    found: dict[str, NamedSource] = {}
+    default = ""
+    for part in word.split(","):
+        source, is_default = _read(part)
+        if source.scheme in found:
+            raise ValueError(f"{source.scheme} is named twice")
+        if is_default and default:
+            raise ValueError(f"{default} and {source.scheme} cannot both be the default")
+        found[source.scheme] = source
+        default = source.scheme if is_default else default
+    return NamedSources(tuple(found.values()), default or HUGGINGFACE)
 
 
 def _read(part: str) -> tuple[NamedSource, bool]:
@@ -125,107 +125,35 @@ def _cache(path: str | None) -> Path | None:
     return Path(path)
 
 
-EVERYBODY = frozenset(Reader)
-SITE = frozenset({Reader.SERVE, Reader.GATEWAY, Reader.CONTROL, Reader.COMMANDS})
+SOURCE_LIST = Form(
+    "a list of sources like helexa=https://hub.example.org token=HUB_TOKEN cache=/srv/hub "
+    "default,lab=http://lab:8080 (NAME=URL, each with token=VARIABLE, cache=/absolute/path and "
+    "default where wanted)",
+    _sources,
+)
+DATABASE = url(
+    *("sqlite", "postgres", "postgresql", "pgsql"),
+    rule="like postgres://user:password@host/helexa or sqlite:////path/to/file",
+)
+REDIS = url(*("redis", "rediss", "unix"), rule="like redis://:password@host:6379/0 or unix://…")
+VARIABLES = word_list(
+    OTHERS_KEY, "a list of variables like PEER_API_KEY, none of helexa's own secrets"
+)
+DAYS = WholeNumber(0, MAX_RETENTION_DAYS, "days")
 
-DATABASE_URL: Setting[str | None] = Setting(
-    name="DATABASE_URL",
-    kind=kinds.Url(
-        ("sqlite", "postgres", "postgresql", "pgsql"),
-        "like postgres://user:password@host/helexa or sqlite:////path/to/file",
-    ),
-    default_words="SQLite in the data directory",
-    is_secret=True,
-    readers=SITE,
-    doc="`postgres://…`; several gateways need PostgreSQL",
+DATABASE_URL: Setting[str | None] = Setting("DATABASE_URL", DATABASE, is_secret=True)
+REDIS_URL: Setting[str | None] = Setting("REDIS_URL", REDIS, is_secret=True)
+DATA_DIR: Setting[Path | None] = Setting("HELEXA_DATA_DIR", FILE_PATH)
+FILES_DIR: Setting[Path | None] = Setting("HELEXA_FILES_DIR", FILE_PATH)
+RESPONSE_RETENTION_DAYS = Setting("HELEXA_RESPONSE_RETENTION_DAYS", DAYS, 30)
+LEDGER_RETENTION_DAYS = Setting("HELEXA_LEDGER_RETENTION_DAYS", DAYS, 400)
+REQUEST_RETENTION_DAYS = Setting("HELEXA_REQUEST_RETENTION_DAYS", DAYS, 30)
+MAX_REQUEST_RECORDS = Setting(
+    "HELEXA_MAX_REQUEST_RECORDS", WholeNumber(0, MAX_COUNT, "records"), 1_000_000
 )
-REDIS_URL: Setting[str | None] = Setting(
-    name="REDIS_URL",
-    kind=kinds.Url(("redis", "rediss", "unix"), "like redis://:password@host:6379/0 or unix://…"),
-    default_words="the private Redis of `serve`",
-    is_secret=True,
-    readers=SITE | {Reader.NEURON},
-    doc="`redis://…`, `rediss://…` or `unix://…`",
+CAPTURE_RETENTION_DAYS = Setting(
+    "HELEXA_CAPTURE_RETENTION_DAYS", WholeNumber(1, MAX_RETENTION_DAYS, "days"), 7
 )
-DATA_DIR: Setting[Path | None] = Setting(
-    name="HELEXA_DATA_DIR",
-    kind=kinds.FilePath(),
-    default_words="`var/` in the checkout; of a wheel `~/.local/share/helexa`",
-    readers=EVERYBODY,
-    doc="where everything is written, downloaded models included",
-)
-FILES_DIR: Setting[Path | None] = Setting(
-    name="HELEXA_FILES_DIR",
-    kind=kinds.FilePath(),
-    default_words="`files` in the data directory",
-    readers=frozenset({Reader.GATEWAY, Reader.CONTROL}),
-    doc="where contents of files and results of batches are stored. With gateways on several "
-    "hosts: one directory that all of them share (NFS, a volume), so that each serves every file "
-    "and continues any batch",
-)
-RESPONSE_RETENTION_DAYS: Setting[int] = Setting(
-    name="HELEXA_RESPONSE_RETENTION_DAYS",
-    kind=kinds.WholeNumber(0, kinds.MAX_RETENTION_DAYS, "days"),
-    default=30,
-    readers=frozenset({Reader.GATEWAY, Reader.CONTROL}),
-    doc="stored responses are deleted after so many days; 0 keeps them",
-)
-LEDGER_RETENTION_DAYS: Setting[int] = Setting(
-    name="HELEXA_LEDGER_RETENTION_DAYS",
-    kind=kinds.WholeNumber(0, kinds.MAX_RETENTION_DAYS, "days"),
-    default=400,
-    readers=frozenset({Reader.CONTROL}),
-    doc="ledger entries are deleted after so many days; 0 keeps them. Hourly sums stay",
-)
-REQUEST_RETENTION_DAYS: Setting[int] = Setting(
-    name="HELEXA_REQUEST_RETENTION_DAYS",
-    kind=kinds.WholeNumber(0, kinds.MAX_RETENTION_DAYS, "days"),
-    default=30,
-    readers=frozenset({Reader.CONTROL}),
-    doc="[request records](monitoring.md#requests) are deleted after so many days; 0 keeps them",
-)
-MAX_REQUEST_RECORDS: Setting[int] = Setting(
-    name="HELEXA_MAX_REQUEST_RECORDS",
-    kind=kinds.WholeNumber(0, kinds.MAX_COUNT, "records"),
-    default=1_000_000,
-    readers=frozenset({Reader.CONTROL}),
-    doc="beyond so many, the oldest [request records](monitoring.md#requests) are deleted; 0: no "
-    "limit",
-)
-CAPTURE_RETENTION_DAYS: Setting[int] = Setting(
-    name="HELEXA_CAPTURE_RETENTION_DAYS",
-    kind=kinds.WholeNumber(1, kinds.MAX_RETENTION_DAYS, "days"),
-    default=7,
-    readers=frozenset({Reader.CONTROL}),
-    doc="[captured bodies](monitoring.md#captured-bodies) are deleted after so many days",
-)
-REDIS_STALL_S: Setting[int] = Setting(
-    name="HELEXA_REDIS_STALL_S",
-    kind=kinds.WholeNumber(1, 86_400, "seconds"),
-    default=30,
-    readers=frozenset({Reader.GATEWAY, Reader.NEURON}),
-    doc="how long open requests wait for a Redis that does not answer; set the same for gateways "
-    "and neurons",
-)
-SOURCES: Setting[NamedSources] = Setting(
-    name="HELEXA_SOURCES",
-    kind=SourceList(),
-    default=NamedSources(),
-    default_words="none",
-    readers=EVERYBODY,
-    doc="hubs of your own beside Hugging Face, as `helexa=https://hub.example.org "
-    "token=HUB_TOKEN`: models are then added from `helexa:org/name`. The same on the gateway's "
-    "host and on each neuron's. See [Named sources](models.md#named-sources)",
-)
-BENCH_VARIABLES: Setting[tuple[str, ...]] = Setting(
-    name="HELEXA_BENCH_VARIABLES",
-    kind=kinds.WordList(
-        OTHERS_KEY, "a list of variables like PEER_API_KEY, none of helexa's own secrets"
-    ),
-    default=(),
-    default_words="none",
-    readers=frozenset({Reader.SERVE}),
-    doc="variables with the keys of [targets](bench.md#targets) that sweeps of the bench page "
-    "measure, like `PEER_API_KEY`. `serve` hands these to the control, and no other secret of "
-    "other programs",
-)
+REDIS_STALL_S = Setting("HELEXA_REDIS_STALL_S", WholeNumber(1, 86_400, "seconds"), 30)
+SOURCES = Setting("HELEXA_SOURCES", SOURCE_LIST, NamedSources())
+BENCH_VARIABLES = Setting("HELEXA_BENCH_VARIABLES", VARIABLES, ())

@@ -1,14 +1,9 @@
-"""All settings in one table: checks an environment, and writes the table of the operator's page.
-
-python -m inference.settings.table docs/operating/settings.md     rewrites the page's table
-"""
+"""All settings in one table: checks an environment, and finds misspelt names."""
 
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from inference.settings import gateway, installation, neuron, storage
@@ -61,37 +56,3 @@ def unknown_names(environment: Mapping[str, str]) -> Iterator[tuple[str, str | N
         if name.startswith(PREFIX) and name not in NAMES and not name.startswith(tuple(OTHERS)):
             near = difflib.get_close_matches(name, NAMES, n=1, cutoff=LEAST_LIKENESS)
             yield name, near[0] if near else None
-
-
-BEGIN = "<!-- The table is written by python -m inference.settings.table. -->"
-END = "<!-- End of the table. -->"
-
-
-def table_lines() -> Iterator[str]:
-    yield "| variable | default | values | read by | |"
-    yield "|---|---|---|---|---|"
-    for setting in SETTINGS:
-        if not setting.is_internal:
-            cells = (
-                setting.default_text,
-                setting.kind.rule,
-                setting.readers_text,
-                setting.doc,
-            )
-            yield f"| `{setting.name}` | {' | '.join(cells)} |"
-
-
-def with_table(page: str) -> str:
-    """The page with its table rewritten. Raises ``ValueError`` where it has no place for the
-    table."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("the page has no marks around its table")
-    table = "\n".join(table_lines())
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(with_table(path.read_text()))

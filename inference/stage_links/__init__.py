@@ -2,7 +2,7 @@
 encrypted, and open only as long as that replica.
 
     control makes an identity for each end ──load job──▶ its host
-    listener: a later stage  ◀── control, rows, rows-back ── dialling: the engine, an earlier stage
+    LinkListener: a later stage  ◀── control, rows, rows-back ── dial: the engine, an earlier stage
 
 Knows TLS and purposes; frames are ``inference.engine``'s. Imports no torch.
 """

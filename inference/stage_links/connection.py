@@ -26,7 +26,7 @@ link that carries nothing."""
 
 
 class SecureConnection:
-    """A connection whose ends have proved themselves: made by ``dialling`` and ``listener``."""
+    """A connection whose ends have proved themselves: made by ``links``."""
 
     def __init__(
         self, connection: ssl.SSLSocket, *, stall_timeout_s: float = STALL_TIMEOUT_S
@@ -111,7 +111,6 @@ class SecureConnection:
 
 
 def wait_for(fileno: int, events: int, timeout_s: float | None) -> bool:
-    """Whether one of ``events``, or the connection's end, came in time."""
     poll = select.poll()
     poll.register(fileno, events)
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

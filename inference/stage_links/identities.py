@@ -72,8 +72,6 @@ def server_context(identity: LinkIdentity, peers: Iterable[str]) -> ssl.SSLConte
 
 
 def client_context(identity: LinkIdentity, peer: str, purpose: Purpose) -> ssl.SSLContext:
-    """Accepts the server with the certificate ``peer``. Raises ``ValueError`` for credentials that
-    are none."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity, [peer])
     context.set_alpn_protocols([protocol_of(purpose)])
     return context

@@ -19,7 +19,7 @@ from helexa_acp.config import (
     parse_selector,
 )
 from helexa_acp.errors import ConfigError
-from inference.settings.kinds import LogLevel, LogLevels
+from inference.settings.kinds import LOG_LEVELS, LogLevel
 from tests.cases import each_case
 
 TWO = """
@@ -180,7 +180,7 @@ def test_the_example_is_a_configuration() -> None:
 def test_the_levels_are_read_as_the_server_reads_them(word: str) -> None:
     names = logging.getLevelNamesMapping()
     try:
-        wanted = LogLevels().parse(word) if word.strip() else LogLevel()
+        wanted = LOG_LEVELS.parse(word) if word.strip() else LogLevel()
     except ValueError:
         with pytest.raises(ConfigError):
             read_levels(word)

@@ -109,7 +109,7 @@ def test_its_own_client_reaches_its_own_keys_and_no_others(
     client.xadd(keys.events_key("beast", "gw"), {b"e": b"x"}, nomkstream=True)
     redis_db.set(keys.gateway_alive_key("gw"), b"1")
     assert client.exists(keys.gateway_alive_key("gw")) == 1
-    client.xadd(keys.usage_key("beast"), {b"r": b"x"})
+    client.xadd("helexa:neuron:beast:usage", {b"r": b"x"})
     forbidden: list[tuple[Any, ...]] = [
         ("SET", keys.lease_key("beast2"), "x"),
         ("XREAD", "STREAMS", keys.events_key("other", "gw"), "0"),

@@ -45,7 +45,7 @@ FLOODS: dict[str, Callable[[redis.Redis, str], Any]] = {
     "events": lambda client, name: [
         client.xadd(keys.events_key(name, f"gw{number}"), {b"b": b"x" * MB}) for number in range(3)
     ],
-    "usage": lambda client, name: client.xadd(keys.usage_key(name), {b"r": b"x" * 3 * MB}),
+    "usage": lambda client, name: client.xadd(f"helexa:neuron:{name}:usage", {b"r": b"x" * 3 * MB}),
     "log": lambda client, name: client.rpush(keys.engine_log_key(name, "a"), b"x" * 3 * MB),
     "queue": lambda client, name: client.lpush(keys.neuron_queue(name), b"x" * 3 * MB),
     "priority": lambda client, name: client.lpush(keys.queue_keys(name)[1], b"x" * 3 * MB),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -90,39 +89,27 @@ SOURCES = {
 BENCH = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word", "peers_word": "sesame-peer"}
 
 
+TOKENS, BENCH_KEYS = {"LAB_TOKEN", "boxes_word"}, {"OPENAI_API_KEY", "peers_word"}
+WRONG = {"HELEXA_SOURCES": "lab", "HELEXA_BENCH_VARIABLES": "DATABASE_URL"}
+
+
 @each_case("role", Role, ids=lambda role: role.name)
-@each_case(
-    ("more", "setting", "wrong", "tokens", "who"),
-    [
-        ({}, None, "", set(), set()),
-        (SOURCES, "HELEXA_SOURCES", "lab", {"LAB_TOKEN", "boxes_word"}, {*Role} - {Role.OTHER}),
-        (
-            BENCH,
-            "HELEXA_BENCH_VARIABLES",
-            "DATABASE_URL",
-            {"OPENAI_API_KEY", "peers_word"},
-            {Role.CONTROL},
-        ),
-    ],
-    ids=["nothing named", "tokens of sources", "keys of bench targets"],
-)
-def test_who_knows_what_of_secrets_and_of_those_that_a_setting_names(
-    role: Role,
-    more: dict[str, str],
-    setting: str | None,
-    wrong: str,
-    tokens: set[str],
-    who: set[Role],
-) -> None:
+def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -> None:
     """Whatever the names of those are."""
-    harmless = HARMLESS.keys() | ({setting} if setting else set())
-    given = environment_for(role, SECRETS | HARMLESS | more)
-    assert given.keys() == harmless | KNOWN[role] | (tokens if role in who else set())
+    harmless = HARMLESS.keys() | WRONG.keys()
+    named = (set() if role is Role.OTHER else TOKENS) | (
+        BENCH_KEYS if role is Role.CONTROL else set()
+    )
+    given = environment_for(role, SECRETS | HARMLESS | SOURCES | BENCH)
+    assert given.keys() == harmless | KNOWN[role] | named
     forget_secrets(given)
     assert given.keys() == harmless
-    if setting:
-        given = environment_for(role, SECRETS | HARMLESS | {setting: wrong})
-        assert given.keys() == harmless | KNOWN[role]
+    assert environment_for(role, SECRETS | HARMLESS).keys() == HARMLESS.keys() | KNOWN[role]
+    given = environment_for(role, SECRETS | HARMLESS | WRONG)
+    assert given.keys() == harmless | KNOWN[role]
+    everything = SECRETS | HARMLESS | SOURCES | BENCH
+    forget_secrets(everything)
+    assert everything.keys() == harmless
 
 
 def test_no_child_of_serve_knows_more(environment: None) -> None:
@@ -156,28 +143,6 @@ def test_pip_gets_nothing(
     with pytest.raises(DownloadFailedError):
         pypi.download("tiny-model==1.0", None, tmp_path / "cache", lambda _: None)
     assert held(path) == set()
-
-
-def test_what_was_needed_is_forgotten() -> None:
-    """It is forgotten for programs that are started from then on."""
-    program = (
-        "import os, subprocess, sys; from inference.environment import forget_secrets;"
-        "forget_secrets(os.environ);"
-        "sys.exit(subprocess.call([sys.executable, '-c', 'import os; print(*os.environ)']))"
-    )
-    outcome = subprocess.run(
-        [sys.executable, "-c", program],
-        env=SECRETS | HARMLESS,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = outcome.stdout.split()
-    assert SECRETS.keys().isdisjoint(names)
-    assert set(names) >= HARMLESS.keys()
-    left = SECRETS | HARMLESS
-    forget_secrets(left)
-    assert left == HARMLESS
 
 
 def test_an_address_with_a_password_is_secret_whatever_its_name() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from inference.channel import Channel
-from inference.engine.children import ParentLink, PartFailed, begin_child
+from inference.engine.children import ParentLink, begin_child
 from inference.engine.errors import EngineExit
 from inference.engine.faults import load_failure
 from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
@@ -42,6 +42,7 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
+from inference.protocol.engine import LoadFailedMessage
 from inference.protocol.load_errors import BadSourceError
 
 
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         rank = _build(join, gauge, engine)
     except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
         failure = load_failure(error, f"rank {join.rank} of {join.spec.model}")
-        engine.send(PartFailed(failure=failure))
+        engine.send(LoadFailedMessage(failure=failure))
         return EngineExit.FAILED
     forget_secrets(os.environ)
     freeze_heap()

@@ -6,7 +6,7 @@ A step that goes well has no reply: its collectives are one. One that raises on 
 model, as a rank that dies does. The frames:
 
     engine   ─ Join ─▶ … ─ NewKV ─▶ ─ Step ─▶ ─ Step ─▶ …
-    follower ─ Built | PartFailed ─▶ … ─ RankMemory ─▶
+    follower ─ Built | LoadFailedMessage ─▶ … ─ RankMemory ─▶
 
 ``Followers`` are the other ranks' processes, from this end.
 """
@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from inference.engine.children import Child, ChildProcess, Children, PartFailed
+from inference.engine.children import Child, ChildProcess, Children
 from inference.engine.errors import DeviceFault, HangFault
 from inference.engine.faults import classify
 from inference.engine.step_frames import Step, message_of
@@ -31,6 +31,7 @@ from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.parallel.group import TorchRankGroup
 from inference.models.step_input import StepInput
+from inference.protocol.engine import LoadFailedMessage
 from inference.protocol.load import LoadSpec
 
 FOLLOWER = "inference.engine.ranks.follower"
@@ -77,7 +78,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
 
 LeaderMessage = Join | NewKV | Step
 decode_leader_message = msgspec.msgpack.Decoder(LeaderMessage).decode
-decode_follower_message = msgspec.msgpack.Decoder(Built | PartFailed | RankMemory).decode
+decode_follower_message = msgspec.msgpack.Decoder(Built | LoadFailedMessage | RankMemory).decode
 
 
 class Followers(Children):

@@ -3,7 +3,7 @@ Rows cross links of their own (``row_link``).
 
     engine  ─ JoinStage ─▶   ─ BuildStage ─▶   ─ NewKV ─▶  ─ RunStep ─▶ …  ─ FallAsleep ─▶
     stage   ─ StageOpened ─▶ ─ StageBuilt ─▶   ─ Done ─▶                   ─ StageAsleep ─▶
-                  └────────────────┴ PartFailed: the process ends    Alive, every second ─▶
+                  └────────────────┴ LoadFailedMessage: the process ends    Alive, every second ─▶
 
 A stage of another host has its load spec from its own neuron, and gets ``MeetStage`` in place of
 ``JoinStage``. What the engine asks for is answered in its order. A step has no answer here: its
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import msgspec
 
-from inference.engine.children import OutOfMemory, PartFailed, PartProgressed
+from inference.engine.children import OutOfMemory
 from inference.engine.step_frames import Array, Step
 from inference.models.cache.kv_format import KVFormat
+from inference.protocol.engine import LoadFailedMessage, LoadProgressed
 from inference.protocol.load import LinkIdentity, LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport
 
@@ -188,8 +189,8 @@ class LinkLost(msgspec.Struct, frozen=True, kw_only=True, tag="link_lost"):
 
 
 FromStage = (
-    PartProgressed
-    | PartFailed
+    LoadProgressed
+    | LoadFailedMessage
     | StageOpened
     | StageBuilt
     | StageMemory

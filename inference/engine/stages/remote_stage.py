@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from inference.channel import Channel
-from inference.engine.children import ParentLink, PartFailed, PartProgressed
+from inference.engine.children import ParentLink
 from inference.engine.errors import EngineExit, UnexpectedFrameError
 from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import configure_threads
@@ -59,11 +59,9 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.settings.neuron import STAGE_LISTEN
-from inference.stage_links.addresses import address_in_words
 from inference.stage_links.connection import SecureConnection
-from inference.stage_links.errors import LinkTimeoutError
 from inference.stage_links.identities import Purpose
-from inference.stage_links.listener import LinkListener
+from inference.stage_links.links import LinkListener, LinkTimeoutError, address_in_words
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -172,7 +170,7 @@ class _Holder:
         )
 
     def report(self, failure: LoadFailure) -> None:
-        self._engine.send(PartFailed(failure=failure))
+        self._engine.send(LoadFailedMessage(failure=failure))
 
     def _meet(self, meet: MeetStage, opened: OpenedModel) -> None:
         if meet.files_digest != files_digest(opened):
@@ -205,7 +203,7 @@ class _Holder:
 
     def _note_progress(self, progress: LoadProgress) -> None:
         self._messenger.send(LoadProgressed(progress=progress))
-        self._engine.send(PartProgressed(progress=progress))
+        self._engine.send(LoadProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
         """Called by the thread that notices that the engine is gone: the main thread may

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from inference.channel import Channel, Connection, as_connection
-from inference.engine.children import ParentLink, PartFailed, PartProgressed, begin_child
+from inference.engine.children import ParentLink, begin_child
 from inference.engine.errors import EngineExit
 from inference.engine.faults import load_failure
 from inference.engine.load.memory_use import HostGauge
@@ -24,6 +24,7 @@ from inference.engine.stages.stage_runner import build_runner, open_stage
 from inference.engine.stages.stage_specs import dial_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
+from inference.protocol.engine import LoadFailedMessage, LoadProgressed
 from inference.stage_links.identities import Purpose
 
 
@@ -55,11 +56,11 @@ def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
             _row_end(join.before, "rows-back", rows.get(ROWS_IN)),
             _row_end(join.behind, "rows", rows.get(ROWS_OUT)),
         )
-        opened = open_stage(join, lambda one: engine.send(PartProgressed(progress=one)))
+        opened = open_stage(join, lambda one: engine.send(LoadProgressed(progress=one)))
         stage = build_runner(join, opened, engine, lambda: ends, gauge)
     except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
         failure = load_failure(error, f"stage {join.stage + 1} of {join.spec.model}")
-        engine.send(PartFailed(failure=failure))
+        engine.send(LoadFailedMessage(failure=failure))
         return EngineExit.FAILED
     if stage is None:
         return EngineExit.ORPHANED

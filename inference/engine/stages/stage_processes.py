@@ -21,7 +21,7 @@ from contextlib import ExitStack
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.children import POLL_S, Child, ChildEnd, ChildProcess, Children, Reply
+from inference.engine.children import Child, ChildEnd, ChildProcess, Children, Reply
 from inference.engine.errors import DeviceFault, HangFault, StepFault, UnexpectedFrameError
 from inference.engine.stages.checks import message_of_adapter
 from inference.engine.stages.messages import (
@@ -71,6 +71,7 @@ from inference.stage_links.identities import Purpose
 from inference.supervised_threads import SupervisedThread
 
 STAGE = "inference.engine.stages.stage_process"
+POLL_S = 0.2
 ROWS_END_S = 1.0
 """How long the end of a stage's process may follow on the end of its rows."""
 CHECK_INTERVAL_S = 1.0

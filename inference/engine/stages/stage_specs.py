@@ -23,11 +23,9 @@ from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_errors import BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadProgress
-from inference.stage_links.addresses import address_of
 from inference.stage_links.connection import SecureConnection
-from inference.stage_links.dialling import dial
-from inference.stage_links.errors import StageLinkError
 from inference.stage_links.identities import Purpose
+from inference.stage_links.links import StageLinkError, address_of, dial
 
 DIAL_TIMEOUT_S = 30.0
 DIGESTED_BYTES = 1 << 20

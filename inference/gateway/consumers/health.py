@@ -19,7 +19,7 @@ from fleet.placement import Reject, place
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.supervised_threads import mend_threads, thread_problems
+from inference.supervised_threads import thread_problems
 from inference.wire.errors import ApiError
 from metering.principal import Scope
 
@@ -60,7 +60,6 @@ class HealthConsumer(ApiConsumer):
             reasons.append(Reason(error.code, error.message))
         else:
             reasons += fleet_reasons(entries or (), snapshot)
-        mend_threads()
         reasons += [Reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
         if problem := self.gateway.accounting.problem:
             reasons.append(Reason("bills_not_spooled", f"This gateway: {problem}."))

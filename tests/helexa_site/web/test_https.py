@@ -14,7 +14,7 @@ from helexa_site.config import Config, read_config
 from helexa_site.doctor.examine import settings_findings
 from helexa_site.web import middleware
 from helexa_site.web.hosts import allowed_hosts
-from inference.settings.kinds import Networks
+from inference.settings.kinds import NETWORKS
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 from tests.helexa_site.processes import manage
@@ -112,7 +112,7 @@ def test_the_doctor_misses_the_proxy() -> None:
     unnamed = read_config({"HELEXA_PUBLIC_URL": PUBLIC})
     (finding,) = settings_findings(unnamed, {})
     assert "HELEXA_TRUSTED_PROXIES" in finding.mend
-    named = replace(unnamed, trusted_proxies=Networks().parse(PROXY))
+    named = replace(unnamed, trusted_proxies=NETWORKS.parse(PROXY))
     assert all("HELEXA_TRUSTED_PROXIES" not in one.mend for one in settings_findings(named, {}))
 
 

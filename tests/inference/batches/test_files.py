@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import resource
-import tracemalloc
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -57,34 +57,67 @@ def ids(store: FileStore, file_id: str) -> list[str]:
     return [json.loads(one)["custom_id"] for one in store.path(file_id).read_bytes().splitlines()]
 
 
-def adopted(results: ResultFiles) -> list[str]:
-    """The custom ids of what has been answered."""
-    found: list[str] = []
-    results.adopt(lambda result: found.append(result["custom_id"]))
-    return found
+def begun(store: FileStore, holder: str) -> tuple[ResultFiles, list[str]]:
+    """With the custom ids of what has been answered."""
+    results, answered = ResultFiles(store, BATCH, holder), list[str]()
+    results.adopt(lambda result: answered.append(result["custom_id"]))
+    return results, answered
 
 
-def begun(store: FileStore, holder: str) -> ResultFiles:
-    results = ResultFiles(store, BATCH, holder)
-    adopted(results)
-    return results
+def _one_died(store: FileStore) -> None:
+    dead, _ = begun(store, "dead")
+    dead.append(OUTPUT, [line("a") + line("b")[:-5]])
+    dead.append(ERROR, [line("c")])
 
 
-def test_one_gateway_writes_a_file(store: FileStore) -> None:
-    results = ResultFiles(store, BATCH, "one")
-    assert adopted(results) == []
-    results.append(OUTPUT, [line("a")])
+def _one_died_while_it_adopted(store: FileStore) -> None:
+    begun(store, "first")[0].append(OUTPUT, [line("a")])
+    store.take(store.parts(OUTPUT)[0])
+
+
+def _one_crashed_between_the_end_and_its_record(store: FileStore) -> None:
+    before, _ = begun(store, "one")
+    before.append(OUTPUT, [line("a")])
+    before.finish()
+
+
+def _the_same_gateway_crashed(store: FileStore) -> None:
+    begun(store, "other")[0].append(OUTPUT, [line("a")])
+
+
+@each_case(
+    ("before", "errors"),
+    [
+        (None, []),
+        (_one_died, ["c"]),
+        (_one_died_while_it_adopted, []),
+        (_one_crashed_between_the_end_and_its_record, []),
+        (_the_same_gateway_crashed, []),
+    ],
+)
+def test_results_are_continued_with_what_is_whole(
+    before: Callable[[FileStore], None] | None, errors: list[str], tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path / (before.__name__ if before else "nothing"))
+    if before is not None:
+        before(store)
+    results, answered = begun(store, "other")
+    assert answered == (["a", *errors] if before else [])
+    if not before:
+        results.append(OUTPUT, [line("a")])
+        assert not store.has(OUTPUT), "it is there once it is whole"
     results.append(OUTPUT, [line("b")])
-    assert not store.has(OUTPUT), "it is there once it is whole"
     results.finish()
     assert ids(store, OUTPUT) == ["a", "b"]
-    assert not store.has(ERROR) and store.parts(OUTPUT) == store.parts(ERROR) == []
+    assert not errors or ids(store, ERROR) == errors
+    names = {OUTPUT, ERROR} if errors else {OUTPUT}
+    assert {path.name for path in store.path(OUTPUT).parent.iterdir()} == names
 
 
 def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
     """A limit on the size of files stands for the disk: some bytes are written, and then no
     more."""
-    results = begun(store, "one")
+    results, _ = begun(store, "one")
     results.append(OUTPUT, [line("a")])
     (part,) = store.parts(OUTPUT)
     before = part.read_bytes()
@@ -116,32 +149,10 @@ def test_what_could_not_be_written_whole_leaves_nothing(
     assert store.path(OUTPUT).read_bytes() == b"before"
 
 
-def test_another_continues_with_what_is_whole(store: FileStore) -> None:
-    dead = begun(store, "dead")
-    dead.append(OUTPUT, [line("a") + line("b")[:-5]])
-    dead.append(ERROR, [line("c")])
-    other = ResultFiles(store, BATCH, "other")
-    assert adopted(other) == ["a", "c"]
-    other.append(OUTPUT, [line("b")])
-    other.finish()
-    assert (ids(store, OUTPUT), ids(store, ERROR)) == (["a", "b"], ["c"])
-    assert [path.name for path in sorted(store.path(OUTPUT).parent.iterdir())] == [OUTPUT, ERROR]
-
-
-def test_one_that_died_while_it_adopted_loses_nothing(store: FileStore) -> None:
-    begun(store, "first").append(OUTPUT, [line("a")])
-    (part,) = store.parts(OUTPUT)
-    store.take(part)
-    third = ResultFiles(store, BATCH, "third")
-    assert adopted(third) == ["a"]
-    third.finish()
-    assert ids(store, OUTPUT) == ["a"] and store.parts(OUTPUT) == []
-
-
 def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) -> None:
-    stopped = begun(store, "stopped")
+    stopped, _ = begun(store, "stopped")
     stopped.append(OUTPUT, [line("a", "stopped")])
-    other = begun(store, "other")
+    other, _ = begun(store, "other")
     with pytest.raises(ResultsTakenError):
         stopped.append(OUTPUT, [line("b", "stopped")])
     other.append(OUTPUT, [line("b", "other")])
@@ -155,9 +166,9 @@ def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) 
 def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
     store: FileStore,
 ) -> None:
-    stopped = begun(store, "stopped")
+    stopped, _ = begun(store, "stopped")
     stopped.append(OUTPUT, [line("a")])
-    other = begun(store, "other")
+    other, _ = begun(store, "other")
     stopped.finish()
     assert not store.has(OUTPUT), "it is not whole"
     other.append(OUTPUT, [line("b")])
@@ -166,24 +177,6 @@ def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
         stopped.append(OUTPUT, [line("c")])
     stopped.finish()
     assert ids(store, OUTPUT) == ["a", "b"]
-
-
-@each_case(("first", "finishes", "second"), [("one", True, "two"), ("one", False, "one")])
-def test_results_are_taken_up_again(
-    tmp_path: Path, first: str, finishes: bool, second: str
-) -> None:
-    """After a crash between the end and its record, or by the same gateway."""
-    store = FileStore(tmp_path / "files")
-    before = begun(store, first)
-    before.append(OUTPUT, [line("a")])
-    if finishes:
-        before.finish()
-    again = ResultFiles(store, BATCH, second)
-    assert adopted(again) == ["a"]
-    if not finishes:
-        again.append(OUTPUT, [line("b")])
-    again.finish()
-    assert ids(store, OUTPUT) == (["a"] if finishes else ["a", "b"])
 
 
 CHAT = "/v1/chat/completions"
@@ -230,15 +223,3 @@ def test_what_cannot_be_run_is_refused(
     path.write_bytes(content)
     with pytest.raises(InvalidRequestError, match=expected):
         InputFile(path, CHAT).scan(set())
-
-
-def test_what_is_kept_of_a_line_is_where_it_begins(tmp_path: Path) -> None:
-    """The body is not kept: a hundred thousand of those take hundreds of megabytes."""
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b"\n".join(request_line(str(n)) for n in range(1000)))
-    lines = InputFile(path, CHAT)
-    tracemalloc.start()
-    lines.scan(set())
-    held_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held_bytes < 30_000 < path.stat().st_size / 3

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from django.conf import settings
@@ -15,7 +14,6 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from helexa_site.celery import EVERY_S, TASK_FORGET_RESPONSES, app
-from helexa_site.config import read_config
 from inference.conversations import selectors, services, tasks
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import (
@@ -24,13 +22,16 @@ from inference.conversations.records import (
     ResponseRecord,
 )
 from inference.quotas import Quota, Used
-from inference.settings.setting import SettingError
 from metering.actor import CONTROL, Actor
 from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db
 ACCOUNT = "lab"
 save = partial(services.response_save, quota=Quota(1000))
+find = partial(selectors.response_find, account=ACCOUNT)
+history = partial(selectors.history_items, account=ACCOUNT)
+cancel = partial(services.response_cancel, account=ACCOUNT)
+delete = partial(services.response_delete, account=ACCOUNT)
 
 
 def response_id(number: int) -> str:
@@ -39,8 +40,8 @@ def response_id(number: int) -> str:
 
 def record(
     number: int,
-    *,
     status: str = "completed",
+    *,
     previous: int | None = None,
     text: str = "Hi",
     account: str = ACCOUNT,
@@ -62,8 +63,13 @@ def record(
     )
 
 
+def save_chain(length: int) -> None:
+    for number in range(1, length + 1):
+        save(record=record(number, text=str(number), previous=number - 1 or None))
+
+
 def status_of(number: int) -> str:
-    found = selectors.response_find(response_id(number), account=ACCOUNT)
+    found = find(response_id(number))
     assert found is not None
     return found.status
 
@@ -76,7 +82,7 @@ def expire_lease(number: int) -> None:
 def test_what_is_kept_comes_back_as_it_was() -> None:
     kept = record(1, text="\x00 \u2028 😀 \\u0000")
     save(record=kept)
-    found = selectors.response_find(response_id(1), account=ACCOUNT)
+    found = find(response_id(1))
     assert found == kept
     assert found is not None and list(found.response) == list(kept.response)
     row = StoredResponse.objects.get()
@@ -84,40 +90,60 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
     assert row.created_at.timestamp() == 1_700_000_000
 
 
-@each_case("nobody", ["", "resp_1", "msg_\x00", "resp_" + "g" * 32, "x" * 5000])
-def test_ids_that_cannot_be_ours(nobody: str) -> None:
-    assert selectors.response_find(nobody, account=ACCOUNT) is None
-    assert selectors.items_find([nobody], account=ACCOUNT) == {}
-    assert not services.response_delete(response_id=nobody, account=ACCOUNT)
-    assert not services.response_cancel(response_id=nobody, account=ACCOUNT)
+@each_case(
+    ("named", "account"),
+    [
+        *((one, ACCOUNT) for one in ("", "resp_1", "msg_\x00", "resp_" + "g" * 32, "x" * 5000)),
+        (response_id(1), "other"),
+        (response_id(2), "other"),
+    ],
+)
+def test_ids_that_are_none_and_those_of_other_accounts_are_not_found(
+    named: str, account: str
+) -> None:
+    save(record=record(1))
+    save(record=record(2, "in_progress"))
+    item_ids = [named, f"msg_{1:032x}_0"] if account != ACCOUNT else [named]
+    assert selectors.response_find(named, account=account) is None
+    assert selectors.items_find(item_ids, account=account) == {}
+    assert not services.response_delete(response_id=named, account=account)
+    assert not services.response_cancel(response_id=named, account=account)
     with pytest.raises(PreviousResponseMissingError):
-        selectors.history_items(nobody, account=ACCOUNT)
+        selectors.history_items(named, account=account)
+    assert (status_of(1), status_of(2)) == ("completed", "in_progress")
+    StoredResponse.objects.all().delete()
 
 
-def test_a_conversation_is_read_from_its_beginning() -> None:
-    save(record=record(1, text="a"))
-    save(record=record(2, text="b", previous=1, status="incomplete"))
-    save(record=record(3, text="c", previous=2))
-    save(record=record(4, text="elsewhere", previous=1))
-    items = selectors.history_items(response_id(3), account=ACCOUNT)
-    assert [item["text"] for item in items] == ["a", "answer a", "b", "answer b", "c", "answer c"]
+def test_a_conversation_is_read_from_its_beginning_in_one_query_up_to_a_length(
+    django_assert_num_queries: DjangoAssertNumQueries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_chain(59)
+    save(record=record(60, "incomplete", text="elsewhere", previous=2))
+    with django_assert_num_queries(1):
+        items = history(response_id(59))
+    texts = [item["text"] for item in items]
+    assert texts[::2] == [str(number) for number in range(1, 60)]
+    assert texts[1::2] == [f"answer {text}" for text in texts[::2]]
+    assert len(history(response_id(60))) == 6
+    monkeypatch.setattr(selectors, "MAX_CHAIN", 3)
+    assert len(history(response_id(3))) == 6
+    with pytest.raises(ConversationError, match="responses long"):
+        history(response_id(4))
 
 
 def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
-    for number, previous in ((1, None), (2, 1), (3, 2)):
-        save(record=record(number, previous=previous))
-    assert services.response_delete(response_id=response_id(2), account=ACCOUNT)
-    assert not services.response_delete(response_id=response_id(2), account=ACCOUNT)
-    with pytest.raises(PreviousResponseMissingError) as refused:
-        selectors.history_items(response_id(3), account=ACCOUNT)
-    assert response_id(2) in refused.value.message
+    save_chain(3)
+    assert delete(response_id=response_id(2)) and not delete(response_id=response_id(2))
+    with pytest.raises(PreviousResponseMissingError, match=response_id(2)):
+        history(response_id(3))
 
 
-def test_only_what_was_answered_can_be_continued() -> None:
-    for number, status in enumerate(["queued", "in_progress", "failed", "cancelled"]):
-        save(record=record(number, status=status))
-        with pytest.raises(ConversationError, match="only completed and"):
-            selectors.history_items(response_id(number), account=ACCOUNT)
+@each_case("status", ["queued", "in_progress", "failed", "cancelled"])
+def test_only_what_was_answered_can_be_continued(status: str) -> None:
+    StoredResponse.objects.all().delete()
+    save(record=record(1, status))
+    with pytest.raises(ConversationError, match="only completed and"):
+        history(response_id(1))
 
 
 def test_items_are_found_by_the_ids_they_got_here() -> None:
@@ -128,20 +154,24 @@ def test_items_are_found_by_the_ids_they_got_here() -> None:
 
 
 def test_a_response_ends_once() -> None:
-    save(record=record(1, status="queued"))
-    assert services.response_progress(response=record(1, status="in_progress").response)
+    save(record=record(1, "queued"))
+    assert services.response_progress(response=record(1, "in_progress").response)
     assert status_of(1) == "in_progress"
-    assert services.response_progress(response=record(1, status="completed").response)
-    assert not services.response_progress(response=record(1, status="failed").response)
-    assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
-    assert status_of(1) == "completed"
-    assert StoredResponse.objects.get().lease_until is None
+    assert services.response_progress(response=record(1).response, last_event_number=7)
+    assert not services.response_progress(response=record(1, "failed").response)
+    assert not cancel(response_id=response_id(1))
+    row = StoredResponse.objects.get()
+    assert (status_of(1), row.lease_until, row.last_event_number) == ("completed", None, 7)
+    save(record=record(2, "in_progress"))
+    assert cancel(response_id=response_id(2)) and not cancel(response_id=response_id(2))
+    assert not services.response_progress(response=record(2).response)
+    assert status_of(2) == "cancelled"
 
 
 def test_what_an_account_keeps_is_counted_also_when_it_has_grown() -> None:
     """It was counted as it was created, when nothing of its answer was there."""
     assert selectors.account_usage(ACCOUNT) == Used(number=0, size_bytes=0)
-    save(record=record(1, status="in_progress"))
+    save(record=record(1, "in_progress"))
     save(record=record(2, account="other"))
     before = selectors.account_usage(ACCOUNT)
     assert before.number == 1 and before.size_bytes > 300
@@ -150,62 +180,60 @@ def test_what_an_account_keeps_is_counted_also_when_it_has_grown() -> None:
     assert grown == 20_000 + len("completed") - len("in_progress")
 
 
-def test_cancelling() -> None:
-    save(record=record(1, status="in_progress"))
-    assert services.response_cancel(response_id=response_id(1), account=ACCOUNT)
-    assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
-    assert not services.response_progress(response=record(1, status="completed").response)
+def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed_or_ended() -> None:
+    save(record=record(1, "in_progress"), gateway_id="gw")
+    assert not services.response_lost(response_id=response_id(1)), "its gateway works on it"
+    expire_lease(1)
+    found = find(response_id(1))
+    assert found is not None and (found.status, found.presumed_lost_by) == ("failed", "gw")
+    assert found.response["error"]["message"] == selectors.GATEWAY_LOST
+    alive = find(response_id(1), alive_gateway="gw")
+    assert alive is not None and alive.status == "in_progress", "the database was offline"
+    with pytest.raises(ConversationError, match="only completed and"):
+        history(response_id(1))
+    assert not cancel(response_id=response_id(1))
+    assert services.leases_renew(response_ids=[response_id(1)]) == {response_id(1)}
+    assert status_of(1) == "in_progress"
+    expire_lease(1)
+    size_bytes = selectors.account_usage(ACCOUNT).size_bytes
+    assert services.response_lost(response_id=response_id(1))
+    row = StoredResponse.objects.get()
+    assert (row.status, row.lease_until) == ("failed", None)
+    assert row.size_bytes == len(row.response_json) + len(row.input_items_json) > size_bytes
+    assert services.leases_renew(response_ids=[response_id(1)]) == set()
+
+
+def test_one_whose_lease_ran_out_is_cancelled_while_its_gateway_lives() -> None:
+    save(record=record(1, "in_progress"), gateway_id="gw")
+    expire_lease(1)
+    assert cancel(response_id=response_id(1), alive_gateway="gw")
     assert status_of(1) == "cancelled"
 
 
-def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
-    save(record=record(1, status="in_progress"))
-    expire_lease(1)
-    found = selectors.response_find(response_id(1), account=ACCOUNT)
-    assert found is not None and found.status == "failed"
-    assert found.response["error"]["message"] == selectors.GATEWAY_LOST
-    with pytest.raises(ConversationError, match="only completed and"):
-        selectors.history_items(response_id(1), account=ACCOUNT)
-    assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
-    assert status_of(1) == "failed"
-    assert services.leases_renew(response_ids=[response_id(1)]) == {response_id(1)}
-    assert status_of(1) == "in_progress"
-
-
 def test_renewing_reports_what_was_ended_elsewhere() -> None:
-    for number in (1, 2, 3):
-        save(record=record(number, status="in_progress"))
-    services.response_cancel(response_id=response_id(2), account=ACCOUNT)
-    services.response_delete(response_id=response_id(3), account=ACCOUNT)
     ids = [response_id(number) for number in (1, 2, 3)]
-    assert services.leases_renew(response_ids=ids) == {response_id(1)}
+    for number in (1, 2, 3):
+        save(record=record(number, "in_progress"))
+    cancel(response_id=ids[1])
+    delete(response_id=ids[2])
+    assert services.leases_renew(response_ids=ids) == {ids[0]}
     assert status_of(2) == "cancelled"
 
 
-def test_old_responses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "FORGET_BATCH", 2)
-    for number in range(1, 6):
-        save(record=record(number))
-    save(record=record(6, status="in_progress"))
-    save(record=record(7, status="in_progress"))
-    expire_lease(7)
-    StoredResponse.objects.filter(pk=response_id(1)).update(created_at=timezone.now())
-    assert services.responses_forget(actor=CONTROL, older_than=timedelta(days=1)) == 5
-    assert set(StoredResponse.objects.values_list("pk", flat=True)) == {
-        response_id(1),
-        response_id(6),
-    }
-
-
-def test_a_call_forgets_so_many_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_responses_are_forgotten_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "FORGET_BATCH", 2)
     monkeypatch.setattr(services, "MAX_FORGOTTEN_BATCHES", 2)
-    for number in range(1, 8):
-        save(record=record(number))
-    StoredResponse.objects.update(created_at=timezone.now() - timedelta(days=2))
-    for num_forgotten in (4, 3, 0):
+    for number in range(1, 9):
+        save(record=record(number, "in_progress" if number > 6 else "completed"))
+    expire_lease(8)
+    StoredResponse.objects.filter(pk=response_id(1)).update(created_at=timezone.now())
+    for num_forgotten in (4, 2, 0):
         forgotten = services.responses_forget(actor=CONTROL, older_than=timedelta(days=1))
         assert forgotten == num_forgotten
+    assert set(StoredResponse.objects.values_list("pk", flat=True)) == {
+        response_id(1),
+        response_id(7),
+    }
 
 
 def test_the_database_refuses_an_id_twice_and_a_status_it_does_not_know() -> None:
@@ -217,50 +245,19 @@ def test_the_database_refuses_an_id_twice_and_a_status_it_does_not_know() -> Non
             StoredResponse.objects.update(**wrong)
 
 
-def test_nobody_finds_what_is_another_accounts() -> None:
-    save(record=record(1))
-    save(record=record(2, status="in_progress"))
-    mine = response_id(1)
-    assert selectors.response_find(mine, account="other") is None
-    assert selectors.items_find([f"msg_{1:032x}_0"], account="other") == {}
-    with pytest.raises(PreviousResponseMissingError):
-        selectors.history_items(mine, account="other")
-    assert not services.response_cancel(response_id=response_id(2), account="other")
-    assert not services.response_delete(response_id=mine, account="other")
-    assert status_of(1) == "completed"
-
-
-def test_a_history_is_one_query_however_long(
-    django_assert_num_queries: DjangoAssertNumQueries,
-) -> None:
-    save(record=record(1, text="1"))
-    for number in range(2, 60):
-        save(record=record(number, text=str(number), previous=number - 1))
-    with django_assert_num_queries(1):
-        items = selectors.history_items(response_id(59), account=ACCOUNT)
-    assert [item["text"] for item in items[::2]] == [str(number) for number in range(1, 60)]
-
-
-def test_a_chain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selectors, "MAX_CHAIN", 3)
-    save(record=record(1))
-    for number in (2, 3, 4):
-        save(record=record(number, previous=number - 1))
-    assert len(selectors.history_items(response_id(3), account=ACCOUNT)) == 6
-    with pytest.raises(ConversationError, match="responses long"):
-        selectors.history_items(response_id(4), account=ACCOUNT)
-
-
 @each_case(("days", "ages"), [(7, [timedelta(days=7)]), (0, [])])
-def test_the_setting_is_how_many_days_they_are_kept(
-    monkeypatch: pytest.MonkeyPatch, days: int, ages: list[timedelta]
+@each_case("is_away", [False, True])
+def test_the_control_forgets_after_the_days_of_the_setting(
+    monkeypatch: pytest.MonkeyPatch, days: int, ages: list[timedelta], is_away: bool
 ) -> None:
-    """Zero keeps them."""
+    """Zero keeps them. Without the database it does nothing."""
     forgotten: list[timedelta] = []
 
     def forget(*, actor: Actor, older_than: timedelta) -> int:
         assert actor is CONTROL
         forgotten.append(older_than)
+        if is_away:
+            raise OperationalError("gone")
         return 1
 
     monkeypatch.setattr(services, "responses_forget", forget)
@@ -268,26 +265,5 @@ def test_the_setting_is_how_many_days_they_are_kept(
     monkeypatch.setattr(settings, "CONFIG", config)
     tasks.forget_responses()
     assert forgotten == ages
-
-
-def test_a_clean_up_without_the_database_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(**_named: Any) -> int:
-        raise OperationalError("gone")
-
-    monkeypatch.setattr(services, "responses_forget", away)
-    tasks.forget_responses()
-
-
-def test_the_control_knows_it_and_runs_it() -> None:
     app.loader.import_default_modules()
-    assert TASK_FORGET_RESPONSES in app.tasks
-    assert TASK_FORGET_RESPONSES in EVERY_S
-
-
-def test_the_setting_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_config().response_retention_days == 30
-    monkeypatch.setenv("HELEXA_RESPONSE_RETENTION_DAYS", "3")
-    assert read_config().response_retention_days == 3
-    monkeypatch.setenv("HELEXA_RESPONSE_RETENTION_DAYS", "-1")
-    with pytest.raises(SettingError):
-        read_config()
+    assert TASK_FORGET_RESPONSES in app.tasks and TASK_FORGET_RESPONSES in EVERY_S

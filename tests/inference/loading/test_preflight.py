@@ -231,8 +231,8 @@ def test_a_card_with_the_kernel_keeps_experts_packed(
         asked = {"devices": ["cuda:0"], "dtype": "bfloat16", "quantization": quantization}
         with pytest.raises(DoesNotFitError) as refused:
             opened(directory, tmp_path, **asked)
-        assert refused.value.needed_bytes is not None
-        return refused.value.needed_bytes
+        assert refused.value.failure.needed_bytes is not None
+        return refused.value.failure.needed_bytes
 
     assert needed((7, 5), "q4") - needed((8, 0), "q4") == NUM_WEIGHTS * (2 - 0.625)
     more_bits = needed((8, 0), "q8") - needed((8, 0), "q4")

@@ -36,13 +36,6 @@ def failing(text: str) -> logging.LogRecord:
         return record("it failed", exc_info=sys.exc_info())
 
 
-def test_a_newline_in_an_argument_forges_no_record() -> None:
-    line = TEXT.format(record("%s model=%s", "req-0", FORGED))
-    assert line.count("\n") == 0
-    assert RECORD.match(line)
-    assert r"model=tiny\n2026-11-22" in line
-
-
 @each_case(
     ("given", "shown"),
     [
@@ -67,12 +60,15 @@ def test_no_text_breaks_a_line(text: str) -> None:
         line.encode()
 
 
-def test_a_trace_stays_readable_and_is_indented() -> None:
+def test_a_newline_forges_no_record_and_a_trace_is_indented() -> None:
+    line = TEXT.format(record("%s model=%s", "req-0", FORGED))
+    assert RECORD.match(line) and r"model=tiny\n2026-11-22" in line
     head, *rest = TEXT.format(failing(FORGED)).split("\n")
     assert RECORD.match(head)
     assert rest[0] == f"{INDENT}Traceback (most recent call last):"
     assert any("req-1 model=tiny finished" in line for line in rest)
     assert all(line.startswith(INDENT) for line in rest)
+    assert "%d tokens" in TEXT.format(record("%d tokens", "many")), "arguments that do not fit"
 
 
 def test_json_is_one_object_a_line() -> None:
@@ -101,7 +97,3 @@ def test_json_holds_the_trace_and_no_secret_anywhere() -> None:
     assert entry["exc"].startswith("Traceback")
     assert "ValueError: redis://:***@redis/0 is away" in entry["exc"]
     assert entry["headers"] == {"auth": ["Bearer ***"], "name": "***"}
-
-
-def test_arguments_that_do_not_fit_lose_no_record() -> None:
-    assert "%d tokens" in TEXT.format(record("%d tokens", "many"))

@@ -49,7 +49,7 @@ def run(program: str, log_format: str, level: str = "") -> subprocess.CompletedP
 
 def test_everything_is_a_record_of_one_line() -> None:
     outcome = run(PROGRAM, "json")
-    assert outcome.stdout == ""
+    assert (outcome.stdout, outcome.returncode) == ("", 1)
     records = [json.loads(line) for line in outcome.stderr.splitlines()]
     assert {entry["role"] for entry in records} == {"neuron"}
     assert [entry["level"] for entry in records] == [*3 * ["WARNING"], *2 * ["CRITICAL"]]
@@ -60,15 +60,11 @@ def test_everything_is_a_record_of_one_line() -> None:
     assert "worker" in in_thread["message"]
     assert "in a thread" in in_thread["exc"]
     assert "at the end" in uncaught["exc"]
-
-
-def test_text_is_the_default() -> None:
-    outcome = run(PROGRAM, "")
-    records = [line for line in outcome.stderr.splitlines() if not line.startswith("    ")]
-    assert len(records) == 5
-    assert " WARNING neuron uvicorn: from uvicorn\\nforged" in records[0]
-    assert " CRITICAL neuron inference.logs.setup: " in records[4]
-    assert outcome.returncode == 1
+    lines = run(PROGRAM, "").stderr.splitlines()
+    shown = [line for line in lines if not line.startswith("    ")]
+    assert len(shown) == 5, "text is the default"
+    assert " WARNING neuron uvicorn: from uvicorn\\nforged" in shown[0]
+    assert " CRITICAL neuron inference.logs.setup: " in shown[4]
 
 
 LEVELS = """
@@ -98,13 +94,7 @@ def test_levels_are_the_operators(word: str, num_records: tuple[int, ...]) -> No
     assert tuple(loggers[name] for name in names) == num_records
 
 
-@each_case(
-    ("name", "word"),
-    [
-        ("HELEXA_LOG_FORMAT", "xml"),
-        *[("HELEXA_LOG_LEVEL", word) for word in ("loud", "info,debug", "a=info,a=debug", "a=")],
-    ],
-)
+@each_case(("name", "word"), [("HELEXA_LOG_FORMAT", "xml"), ("HELEXA_LOG_LEVEL", "loud")])
 def test_formats_and_levels_that_do_not_exist_are_refused(name: str, word: str) -> None:
     with pytest.raises(SettingError, match=f"{name}="):
         configure_logging("gateway", environment={name: word})

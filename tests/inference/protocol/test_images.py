@@ -3,7 +3,6 @@ has for it."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -13,18 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
-    GenerationRequest,
-    Submit,
-    decode_inbox_frame,
-    encode_inbox_frame,
-)
 from inference.protocol.images import (
     LOW_DETAIL_PIXELS,
     ImageRatioError,
-    ImageRef,
     VisionInput,
     image_grid,
     image_layout,
@@ -76,20 +66,18 @@ def test_a_grid_is_what_transformers_makes_of_the_size(
     assert height * width * large.patch_px**2 >= 0.9 * large.min_pixels
 
 
-def test_a_grid_has_one_token_for_each_square_of_patches() -> None:
-    assert num_image_tokens((1, 30, 40), 2) == 300
-    with pytest.raises(ImageRatioError, match="32x6401"):  # too narrow
-        image_grid(32, 6_401, QWEN)
-
-
 @given(st.integers(1, 9_000), st.integers(1, 9_000), st.sampled_from([QWEN, SMALL]))
 def test_a_grid_merges_evenly_and_is_never_empty(
     width_px: int, height_px: int, sizes: VisionInput
 ) -> None:
-    with contextlib.suppress(ImageRatioError):
-        time, height, width = image_grid(width_px, height_px, sizes)
-        assert time == 1 and height > 0 and width > 0
-        assert height % sizes.merge == width % sizes.merge == 0
+    if max(width_px, height_px) > 200 * min(width_px, height_px):
+        with pytest.raises(ImageRatioError, match=f"{width_px}x{height_px}"):
+            image_grid(width_px, height_px, sizes)
+        return
+    time, height, width = image_grid(width_px, height_px, sizes)
+    assert time == 1 and height > 0 and width > 0
+    assert height % sizes.merge == width % sizes.merge == 0
+    assert num_image_tokens((1, height, width), sizes.merge) == height * width / sizes.merge**2
 
 
 def tiles_of_transformers(width_px: int, height_px: int, sizes: VisionInput) -> tuple[int, int]:
@@ -183,9 +171,6 @@ def test_low_detail_reduces_rows_and_leaves_out_tiles() -> None:
     assert image_layout(640, 480, msgspec.structs.replace(TILES, division="none")) == low
 
 
-CAT = ImageRef(
-    digest="c" * 64, media_type="image/png", width_px=640, height_px=480, num_bytes=1_000
-)
 SMOL_TILES = msgspec.structs.replace(
     TILES,
     patch_px=16,
@@ -243,11 +228,3 @@ def test_the_text_of_rows_is_transformers(monkeypatch: pytest.MonkeyPatch) -> No
         per_run = layout.num_tokens(rows.merge) // layout.num_runs
         assert rows.text_of(layout).replace("[IMG]", "[IMG]" * per_run) == wanted
         assert len(rows.text_of(layout)) <= rows.most_text_bytes(layout)
-
-
-def test_a_turn_keeps_its_images_between_its_texts() -> None:
-    turn = ChatMessage(role="user", content="this\nis?", parts=["this", CAT, "is?"])
-    request = GenerationRequest(model="m", input=ChatInput(messages=[turn]))
-    sent = Submit(request_id="r", gateway_id="g", model="m", request=request, deadline_unix_s=1.0)
-    assert decode_inbox_frame(encode_inbox_frame(sent)) == sent
-    assert turn.images == [CAT]

@@ -21,6 +21,11 @@ from inference.protocol.load import (
     StageSpec,
     spec_digest,
 )
+from inference.protocol.load_errors import (
+    DoesNotFitError,
+    PartFailedError,
+    QuantizationNotFoundError,
+)
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.protocol.sampling import SamplingOptions
@@ -53,10 +58,16 @@ def test_a_digest_is_of_how_a_model_serves_not_of_where(
 
 
 def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
-    for code in ("does_not_fit", "lost_its_room", "disk_full", "download_failed", "engine_crashed"):
-        assert not LoadFailure(code=code, message="").is_permanent
-    for code in PERMANENT_FAILURES:
-        assert LoadFailure(code=code, message="").is_permanent
+    may_pass = ("does_not_fit", "lost_its_room", "disk_full", "download_failed", "engine_crashed")
+    for code in (*may_pass, *PERMANENT_FAILURES):
+        assert LoadFailure(code=code, message="").is_permanent is (code in PERMANENT_FAILURES)
+    failure = QuantizationNotFoundError("no Q9", ["Q4"], nearest="Q4").failure
+    assert (failure.code, failure.available, failure.suggestion) == (
+        *("quantization_not_found", ["Q4"]),
+        "Use Q4.",
+    )
+    assert DoesNotFitError("it is large", 5).failure.needed_bytes == 5
+    assert PartFailedError(failure).failure is failure
 
 
 def test_who_sends_a_spec_and_who_receives_it_agree_on_its_digest() -> None:

@@ -13,20 +13,17 @@ from hypothesis import strategies as st
 
 from helexa_site.config import NAMED_AS_SETTINGS
 from inference.settings import gateway, installation, neuron, storage
-from inference.settings.kinds import WholeNumber
-from inference.settings.setting import Setting, SettingError
+from inference.settings.setting import Setting, SettingError, page_rows
 from inference.settings.table import (
     NAMES,
     OTHERS,
-    PREFIX,
     SETTINGS,
     check_settings,
     refusals,
     unknown_names,
-    with_table,
 )
 from tests.cases import each_case
-from tests.inference.settings.samples import accepted, refused
+from tests.inference.settings.samples import samples
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("helexa_site", "fleet", "inference", "metering")
@@ -98,31 +95,28 @@ def test_every_setting_is_read_through_the_table_and_no_variable_beside_it() -> 
     assert unused == OF_LIBRARIES
 
 
-def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "operating" / "settings.md").read_text()
-    assert with_table(page) == page, (
-        "write it anew: python -m inference.settings.table docs/operating/settings.md"
-    )
-
-
-def test_names_are_unique_and_each_setting_reports_what_it_is() -> None:
-    assert len(NAMES) == len(SETTINGS)
-    for setting in SETTINGS:
-        assert setting.doc and setting.readers and setting.kind.rule, setting.name
-        assert "|" not in setting.doc + setting.kind.rule + setting.default_words, setting.name
-        assert setting.name.startswith(PREFIX) or not setting.is_internal
+def test_names_are_unique_and_the_page_has_each_with_its_default_and_its_rule() -> None:
+    rows = page_rows()
+    shown = [setting for setting in SETTINGS if not setting.is_internal]
+    assert len(NAMES) == len(SETTINGS) and list(rows) == [setting.name for setting in shown]
+    for setting in shown:
+        row = rows[setting.name]
+        assert (row.rule, row.meaning.strip() != "") == (setting.kind.rule, True), setting.name
+        if isinstance(setting.default, str | int | float):
+            number_or_word = setting.default + 0 if setting.default in (0, 1) else setting.default
+            assert row.default == str(number_or_word).removesuffix(".0"), setting.name
+    assert rows["HELEXA_MAX_IMAGES"].readers == "gateway"
+    assert rows["HELEXA_DRAIN_SECONDS"].readers == "serve, gateway"
+    assert rows["HELEXA_BENCH_VARIABLES"].meaning.startswith("variables with the keys of targets")
 
 
 @EACH
-def test_values_within_the_bounds_are_accepted(setting: Setting[Any]) -> None:
+def test_values_are_accepted_or_refused_with_the_name_and_the_rule(setting: Setting[Any]) -> None:
+    accepted, refused = samples(setting)
     assert setting.read({}) == setting.default
-    for word in accepted(setting):
+    for word in accepted:
         check_settings({setting.name: word})
-
-
-@EACH
-def test_values_outside_are_refused_with_the_name_and_the_rule(setting: Setting[Any]) -> None:
-    for word in refused(setting):
+    for word in refused:
         (error,) = refusals({setting.name: word})
         assert str(error).startswith(setting.name) and setting.kind.rule in str(error)
         assert "\n" not in str(error)
@@ -132,15 +126,49 @@ def test_values_outside_are_refused_with_the_name_and_the_rule(setting: Setting[
             check_settings({setting.name: word})
 
 
-@given(st.data())
-def test_a_whole_number_is_accepted_between_its_bounds_alone(data: st.DataObject) -> None:
-    numbers = [setting for setting in SETTINGS if isinstance(setting.kind, WholeNumber)]
-    setting = data.draw(st.sampled_from(numbers))
-    value = data.draw(st.integers() | st.integers(setting.kind.minimum, setting.kind.maximum))
-    is_within = setting.kind.minimum <= value <= setting.kind.maximum
-    assert len(list(refusals({setting.name: str(value)}))) == (0 if is_within else 1)
-    if is_within:
-        assert setting.read({setting.name: str(value)}) == value
+@each_case(
+    ("setting", "word", "value"),
+    [
+        (gateway.ALLOW_ANONYMOUS, " Off ", False),
+        (gateway.MAX_IMAGES, "+7", 7),
+        (gateway.UNKNOWN_FIELDS, " IGNORE ", "ignore"),
+        (gateway.IMAGE_HOSTS, "A.example.org, *.b", ("a.example.org", "*.b")),
+        (gateway.PUBLIC_URL, "https://Chat.example.org/", "https://chat.example.org"),
+        (gateway.METRICS_LISTEN, "9100", gateway.MetricsSetting(port=9100)),
+        (gateway.METRICS_LISTEN, "[::1]:9100", gateway.MetricsSetting(host="::1", port=9100)),
+        (gateway.METRICS_LISTEN, "", gateway.METRICS_OFF),
+        (gateway.MAX_IMAGES, " ", 100),
+        (installation.TORCH_CPU_INDEX, "", None),
+        (installation.TORCH_CPU_INDEX, "https://a/cpu/", "https://a/cpu"),
+        (neuron.STEP_TIMEOUT_S, "1.5e1", 15.0),
+        (neuron.ENGINE_COMMAND, "a 'b c'", ("a", "b c")),
+        (neuron.STAGE_LISTEN, "[::1]:7400-7401", neuron.StageListen("::1", 7400, 7401)),
+        (neuron.MEMORY_LIMIT, "cpu=1.5MiB", neuron.MemoryLimits((("cpu", 3 * 2**19),))),
+        (neuron.LOG_BODIES, "a, b", neuron.LoggedBodies(frozenset("ab"))),
+        (
+            storage.SOURCES,
+            "lab=http://lab/ token=T cache=/x default",
+            storage.NamedSources(
+                (storage.NamedSource("lab", "http://lab", "T", Path("/x")),), "lab"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_words_are_read_as(setting: Setting[Any], word: str, value: object) -> None:
+    assert setting.read({setting.name: word}) == value
+
+
+def test_a_stage_listens_on_any_port_or_on_those_that_are_named() -> None:
+    listens = [neuron.StageListen("box", *ports) for ports in ((), (7,), (7, 9))]
+    assert [list(one.ports) for one in listens] == [[0], [7], [7, 8, 9]]
+
+
+def test_secrets_are_known_to_be_some() -> None:
+    assert {setting.name for setting in SETTINGS if setting.is_secret} == {
+        *("DATABASE_URL", "REDIS_URL", "HF_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS"),
+        *("HELEXA_API_KEY", "HELEXA_SECRET_KEY", "HELEXA_SERVE_KEY"),
+    }
 
 
 @given(st.text(), st.sampled_from(SETTINGS))

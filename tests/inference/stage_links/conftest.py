@@ -11,9 +11,8 @@ import pytest
 
 from inference.protocol.load import LinkIdentity
 from inference.stage_links.connection import SecureConnection
-from inference.stage_links.dialling import dial
 from inference.stage_links.identities import Purpose, new_identity
-from inference.stage_links.listener import LinkListener
+from inference.stage_links.links import LinkListener, dial
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 30.0

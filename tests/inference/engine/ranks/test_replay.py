@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from inference.engine import children
-from inference.engine.children import encode
 from inference.engine.errors import DeviceFault
 from inference.engine.load.build import build_engine
 from inference.engine.ranks import follower
@@ -25,7 +24,7 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
 from inference.models.registry import build_model
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput, block_table_of
-from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.engine import SequenceStep, SubmitSequence, encode_engine_frame
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
@@ -127,11 +126,11 @@ def test_a_step_is_the_same_on_the_other_side(num_decodes: int) -> None:
     )
     plain = replace(step, logit_rows=None, state_reads=None, state_writes=None)
     for wanted in (step, plain, replace(step, images=images)):
-        sent = encode(message_of(wanted))
+        sent = encode_engine_frame(message_of(wanted))
         message = decode_leader_message(sent)
         assert isinstance(message, Step)
         found = step_of(message)
-        assert encode(message_of(found)) == sent
+        assert encode_engine_frame(message_of(found)) == sent
         assert np.array_equal(found.token_ids, wanted.token_ids)
         assert (found.logit_rows is None) == (wanted.logit_rows is None)
         assert (found.images is None) == (wanted.images is None)

@@ -14,7 +14,7 @@ from inference.engine.errors import DeviceFault, EngineError
 from inference.engine.stages.messages import AdapterAdded, Alive, Done, MeetStage, StageOpened
 from inference.protocol.load import LoadSpec
 from inference.stage_links.identities import new_identity
-from inference.stage_links.listener import LinkListener
+from inference.stage_links.links import LinkListener
 from tests.inference.engine.stages.loads import load, spec_of
 from tests.inference.engine.stages.test_remote_stages import NO_ENGINES, framed
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
-from inference.engine.children import encode
 from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit
 from inference.engine.load.load_engine import LoadedEngine
@@ -35,12 +34,12 @@ from inference.protocol.engine import (
     StageListening,
     StageReady,
     StageReleased,
+    encode_engine_frame,
 )
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
-from inference.stage_links.addresses import address_of
 from inference.stage_links.connection import SecureConnection
-from inference.stage_links.dialling import dial
 from inference.stage_links.identities import new_identity
+from inference.stage_links.links import address_of, dial
 from tests.inference.engine.asking import run, submit
 from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of
 from tests.inference.engine.stages.remote_stages import (
@@ -194,8 +193,10 @@ def test_neighbours_that_never_come_fail_the_stage(
     files = SimpleNamespace(weight_paths=[tiny_model_dir / "model.safetensors"], projector=None)
     control = dial_as_engine(there)
     channel = Channel(control)
-    channel.send(encode(MeetStage(files_digest=files_digest(cast("OpenedModel", files)))))
-    channel.send(encode(BuildStage(context_tokens=64, has_images=False)))
+    channel.send(
+        encode_engine_frame(MeetStage(files_digest=files_digest(cast("OpenedModel", files))))
+    )
+    channel.send(encode_engine_frame(BuildStage(context_tokens=64, has_images=False)))
     failed = there.stages[0].last()
     control.close()
     assert isinstance(failed, LoadFailedMessage), failed
@@ -205,7 +206,7 @@ def test_neighbours_that_never_come_fail_the_stage(
 
 
 def framed(*messages: FromStage | ToStage) -> bytes:
-    frames = [encode(message) for message in messages]
+    frames = [encode_engine_frame(message) for message in messages]
     return b"".join(HEADER.pack(len(frame)) + frame for frame in frames)
 
 

@@ -23,7 +23,7 @@ from inference.protocol.engine import (
     StageReady,
     StageReleased,
 )
-from inference.stage_links.addresses import address_of
+from inference.stage_links.links import address_of
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S
 from tests.inference.engine.stages.loads import spec_of
 from tests.inference.engine.stages.remote_stages import (

@@ -15,7 +15,7 @@ from inference.neuron.text.request_details import RequestTrace
 from inference.protocol.engine import SequenceCancelled, SequenceStep
 from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Finished, Traced
 from inference.protocol.generation import TextInput, ToolDefinition
-from inference.settings.neuron import Accounts
+from inference.settings.neuron import ACCOUNTS
 from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
@@ -41,7 +41,7 @@ def started(
     text: ModelText, given: Any = CHAT, *, bodies: str | None = None, captures: bool = False
 ) -> RequestTable:
     """The table of a request of the account acme."""
-    shown = None if bodies is None else Accounts().parse(bodies)
+    shown = None if bodies is None else ACCOUNTS.parse(bodies)
     request = request_for_model(given)
     return Started(text, request, bodies=shown, account="acme", captures=captures).table
 
@@ -110,7 +110,7 @@ def test_a_prompt_that_is_text(caplog: Any, text: ModelText) -> None:
 @each_case("word", ["", " , "])
 def test_a_list_without_an_account_is_refused(word: str) -> None:
     with pytest.raises(ValueError):
-        Accounts().parse(word)
+        ACCOUNTS.parse(word)
 
 
 def test_a_trace_has_the_prompt_the_raw_text_and_what_the_parser_decided(text: ModelText) -> None:
