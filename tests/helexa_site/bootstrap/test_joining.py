@@ -6,21 +6,22 @@ import shutil
 import socket
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 
 from benchmarks.ports import free_port
-from helexa_site.bootstrap.arguments import parse_neuron, parse_serve, shown_urls
+from helexa_site.bootstrap.arguments import parse_neuron, shown_urls
+from helexa_site.bootstrap.data_directory import keep_joining, kept_joining, redis_url_of
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
     ensure_tls,
-    find_redis_server,
     wait_for_redis,
 )
+from helexa_site.bootstrap.serve import listening_directives
 from helexa_site.bootstrap.sharing import Share, reached_at
 from inference.protocol.joining import (
     Joining,
@@ -62,8 +63,7 @@ def test_kept_for_later_starts_and_for_nobody_else(tmp_path: Path) -> None:
     keep_joining(JOINING, tmp_path)
     (kept,) = (tmp_path / "neurons").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert kept_joining(tmp_path, None) == JOINING
-    assert kept_joining(tmp_path, "beast") == JOINING
+    assert kept_joining(tmp_path, None) == kept_joining(tmp_path, "beast") == JOINING
     assert kept_joining(tmp_path, "other") is None
     keep_joining(Joining(neuron="other", redis_url="redis://x"), tmp_path)
     with pytest.raises(BootstrapError, match="beast, other"):
@@ -71,6 +71,10 @@ def test_kept_for_later_starts_and_for_nobody_else(tmp_path: Path) -> None:
     kept.write_text("{")
     with pytest.raises(BootstrapError, match="join again"):
         kept_joining(tmp_path, "beast")
+    kept.chmod(0)
+    (tmp_path / "file").touch()
+    with pytest.raises(BootstrapError, match="cannot keep the invitation"):
+        keep_joining(JOINING, tmp_path / "file")
 
 
 def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
@@ -91,49 +95,6 @@ def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
     assert "ssl_check_hostname=true" in known
 
 
-def test_share_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REDIS_URL", raising=False)  # there is a private one, which alone is shared
-    assert parse_serve(["--share", "10.0.0.5:7000"]).share == Share(host="10.0.0.5", port=7000)
-    assert parse_serve(["--share", ":7000"]).share == Share(host="0.0.0.0", port=7000)
-    assert parse_serve(["--share", "[::1]:7000"]).share == Share(host="::1", port=7000)
-    options = parse_serve(["--share", "h:1", "--share-tls-cert", "/c", "--share-tls-key", "/k"])
-    assert options.share is not None and options.share.is_tls
-    for wrong in (
-        "--share here",
-        "--share 7000",
-        "--share h:0",
-        "--share-tls-cert c --share-tls-key k",
-        "--share h:1 --share-tls-cert c",
-    ):
-        with pytest.raises(SystemExit) as ended:
-            parse_serve(wrong.split())
-        assert ended.value.code == 2
-    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")  # it is not shared by serve
-    with pytest.raises(SystemExit):
-        parse_serve(["--share", "h:1"])
-
-
-def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> None:
-    """Whichever is installed here: one that passes listens with a certificate."""
-    chain, key = Authority("tests").vouch("127.0.0.1", tmp_path / "certificate")
-    share = Share(host="127.0.0.1", port=free_port(), tls_cert=chain, tls_key=key)
-    server = configure_private_redis(tmp_path / "redis", listening=share.directives())
-    try:
-        ensure_tls(find_redis_server())
-        has_tls = True
-    except BootstrapError as error:
-        assert "built without TLS" in str(error)
-        has_tls = False
-    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
-        try:
-            if has_tls:
-                wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
-            else:
-                assert process.wait(60) != 0
-        finally:
-            process.kill()
-
-
 @each_case(
     ("output", "has_tls"),
     [
@@ -142,9 +103,9 @@ def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> No
         (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
     ],
 )
-def test_what_each_redis_prints_about_tls(tmp_path: Path, output: str, has_tls: bool) -> None:
+def test_a_redis_without_tls_is_refused(tmp_path: Path, output: str, has_tls: bool) -> None:
     server = tmp_path / "redis-server"
-    server.write_text(f'#!/bin/sh\nprintf "%s" "{output}"\nexit 1\n')
+    server.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
     server.chmod(0o755)
     if has_tls:
         ensure_tls(server)
@@ -153,24 +114,33 @@ def test_what_each_redis_prints_about_tls(tmp_path: Path, output: str, has_tls: 
         ensure_tls(server)
 
 
+def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Path) -> None:
+    chain, key = Authority("tests").vouch("127.0.0.1", tmp_path / "certificate")
+    share = Share(host="127.0.0.1", port=free_port(), tls_cert=chain, tls_key=key)
+    with pytest.raises(BootstrapError, match="cannot read the certificate"):
+        replace(share, tls_cert=tmp_path / "none.pem").certificate()
+    try:
+        listening = listening_directives(share)
+    except BootstrapError as error:
+        assert "built without TLS" in str(error)
+        return
+    server = configure_private_redis(tmp_path / "redis", listening=listening)
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+        finally:
+            process.kill()
+
+
 def test_a_certificate_that_is_signed_by_itself_travels(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
+    if (openssl := shutil.which("openssl")) is None:
         pytest.skip("no openssl here to make a certificate with")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=h"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=h -keyout {key} -out {cert}"
+    subprocess.run([openssl, *words.split()], check=True, capture_output=True)
     share = Share(host="h", port=1, tls_cert=cert, tls_key=key)
     assert share.certificate() == cert.read_text()
     assert f'tls-cert-file "{cert}"' in share.directives()
-    with pytest.raises(BootstrapError):
-        Share(host="h", port=1, tls_cert=tmp_path / "none.pem", tls_key=key).certificate()
 
 
 def test_addresses_that_work() -> None:

@@ -61,21 +61,18 @@ def test_awkward_directories_get_a_socket_elsewhere(tmp_path: Path, name: str) -
     assert not socket_dir.exists()
 
 
-def test_a_server_that_dies_is_named_at_once(tmp_path: Path) -> None:
+def test_a_server_that_dies_or_is_not_there_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lives = iter([True])
     with pytest.raises(BootstrapError, match=r"does not answer: .*No such file"):
         wait_for_redis(f"unix://{tmp_path}/none.sock", is_alive=lambda: next(lives, False))
-
-
-def test_no_server_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BootstrapError, match="REDIS_URL is not the address"):
+        wait_for_redis("http://redis")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(redis_server, "WHEEL", "no-such-distribution")
     with pytest.raises(BootstrapError, match="set REDIS_URL"):
         find_redis_server()
-
-
-def test_the_path_comes_before_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     valkey = tmp_path / "valkey-server"
     valkey.touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
     assert find_redis_server() == valkey

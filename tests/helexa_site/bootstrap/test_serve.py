@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ports import free_port
-from helexa_site.bootstrap.children import GATEWAY_GRACE_S, gateway_spec
+from helexa_site.bootstrap.serve import GATEWAY_GRACE_S, gateway_spec
 from inference.settings.gateway import DRAIN_SECONDS
 from tests.cases import each_case
-
-pytestmark = pytest.mark.slow
 
 END_TIMEOUT_S = 150.0
 SERVE = """
@@ -58,7 +56,8 @@ sys.exit(serve.serve(options))
 """
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@each_case(
     "moment", ["in_a_finalizer", "while_a_line_is_printed", "twice", "in_another_thread", "fails"]
 )
 def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
@@ -68,7 +67,6 @@ def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
         capture_output=True,
         text=True,
         timeout=END_TIMEOUT_S,
-        check=False,
     )
     assert finished.returncode == (1 if moment == "fails" else 0), finished.stderr
     if moment == "fails":
@@ -84,14 +82,11 @@ def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
     assert finished.stderr == ""
 
 
-@each_case("setting", [None, "7"])
+@each_case("drain_s", [DRAIN_SECONDS.default, 7])
 def test_its_gateway_drains_as_long_as_any_other(
-    monkeypatch: pytest.MonkeyPatch, setting: str | None
+    monkeypatch: pytest.MonkeyPatch, drain_s: int
 ) -> None:
-    monkeypatch.delenv(DRAIN_SECONDS.name, raising=False)
-    if setting is not None:
-        monkeypatch.setenv(DRAIN_SECONDS.name, setting)
+    monkeypatch.setenv(DRAIN_SECONDS.name, str(drain_s))
     gateway = gateway_spec("127.0.0.1", 1)
-    drain_s = DRAIN_SECONDS.read(gateway.environment)
-    assert drain_s == int(setting or DRAIN_SECONDS.default)
+    assert DRAIN_SECONDS.read(gateway.environment) == drain_s
     assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S

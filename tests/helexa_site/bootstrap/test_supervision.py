@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -26,6 +25,7 @@ from helexa_site.bootstrap.supervisor import (
     StoppingError,
     Supervisor,
 )
+from tests.cases import each_case
 from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
@@ -56,54 +56,33 @@ def wait_until(is_done: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@dataclass(frozen=True)
-class Supervised:
-    supervisor: Supervisor
-    logs_dir: Path
-
-    def log(self, name: str = "child") -> str:
-        path = self.logs_dir / f"{name}.log"
-        return path.read_text() if path.exists() else ""
-
-
-@pytest.fixture
-def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
-    # Whatever else the machine does, the last lines are read.
-    monkeypatch.setattr(supervision, "PUMP_DRAIN_TIMEOUT_S", WAIT_TIMEOUT_S)
-    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
-        yield Supervised(supervisor, tmp_path)
-
-
-def test_no_child_is_started_after_the_stop(supervised: Supervised) -> None:
-    """A signal may come while another thread still starts children."""
-    supervised.supervisor.stop()
-    with pytest.raises(StoppingError):
-        supervised.supervisor.start(python("print('up')"))
-    assert supervised.log() == ""
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("code", "ending"),
     [
         (f"print('plain'); print('{HOT}'); exit(2)", "ended (exit code 2); restarting in 0.5 s"),
         ("import os; os.kill(os.getpid(), 9)", "ended (killed by SIGKILL); restarting"),
         ("import helexa_missing", "it ends with: ModuleNotFoundError: No module named"),
-        (None, "cannot start /nonexistent"),
+        ("", "cannot start /nonexistent"),
     ],
 )
 def test_a_child_that_ends_is_restarted_and_reported(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str], code: str | None, ending: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    code: str,
+    ending: str,
 ) -> None:
     """With its last line, such as the reason of a traceback, which no log record has."""
-    spec = python(code or "")
-    started = supervised.supervisor.start(
-        spec if code else replace(spec, command=("/nonexistent",))
-    )
-    wait_until(lambda: started.num_failures >= 2)
-    supervised.supervisor.stop()
+    # Whatever else the machine does, the last lines are read.
+    monkeypatch.setattr(supervision, "PUMP_DRAIN_TIMEOUT_S", WAIT_TIMEOUT_S)
+    spec = python(code) if code else replace(python(code), command=("/nonexistent",))
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        started = supervisor.start(spec)
+        wait_until(lambda: started.num_failures >= 2)
     shown = capfd.readouterr().out
     assert ending in shown
-    assert supervised.log().count(HOT) == shown.count(HOT), "it is not repeated at the end"
+    log = (tmp_path / "child.log").read_text()
+    assert log.count(HOT) == shown.count(HOT), "it is not repeated at the end"
     assert "plain" not in shown
     assert shown.count("it ends with") == shown.count("it ends with: ModuleNotFoundError")
 
@@ -113,38 +92,29 @@ def test_restarts_wait_longer_each_time() -> None:
     assert BACKOFF.wait_s(100) == BACKOFF.max_s
 
 
-@pytest.mark.parametrize("is_hurried", [False, True])
-def test_a_stubborn_child_is_killed_with_its_group(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str], is_hurried: bool
+@each_case("how", ["stubborn", "hurried", "obedient"])
+def test_a_child_is_stopped_with_its_group(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
-    """After its grace, or at once where the stop is hurried."""
-    spec = python(STUBBORN + WITH_GRANDCHILD, grace_s=3600.0 if is_hurried else 0.2)
-    supervised.supervisor.start(spec)
-    wait_until(lambda: grandchild(supervised.log()))
-    left = grandchild(supervised.log())
-    stopping = threading.Thread(target=supervised.supervisor.stop)
-    stopping.start()
-    if is_hurried:
-        supervised.supervisor.kill()
-    stopping.join(WAIT_TIMEOUT_S)
-    assert not stopping.is_alive()
-    assert ("did not stop within 0.2 s; killing it" in capfd.readouterr().out) is not is_hurried
-    assert left is not None
-    wait_until(lambda: has_ended(left))
-
-
-def grandchild(log: str) -> psutil.Process | None:
-    match = re.search(r"grandchild (\d+)\n", log)
-    return psutil.Process(int(match[1])) if match else None
-
-
-def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
-    supervised.supervisor.start(python(WITH_GRANDCHILD))
-    wait_until(lambda: grandchild(supervised.log()))
-    left = grandchild(supervised.log())
-    assert left is not None
-    supervised.supervisor.stop()
-    wait_until(lambda: has_ended(left))
+    """A stubborn one after its grace, or at once where the stop is hurried."""
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        code = WITH_GRANDCHILD if how == "obedient" else STUBBORN + WITH_GRANDCHILD
+        supervisor.start(python(code, grace_s=0.2 if how == "stubborn" else 3600.0))
+        log = tmp_path / "child.log"
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        left = psutil.Process(int(log.read_text().split()[-1]))
+        stopping = threading.Thread(target=supervisor.stop)
+        stopping.start()
+        if how == "hurried":
+            supervisor.kill()
+        stopping.join(WAIT_TIMEOUT_S)
+        assert not stopping.is_alive()
+        was_killed = "did not stop within 0.2 s; killing it" in capfd.readouterr().out
+        assert was_killed == (how == "stubborn")
+        wait_until(lambda: has_ended(left))
+        with pytest.raises(StoppingError):  # another thread may still start children
+            supervisor.start(python("print('up')", name="late"))
+        assert not (tmp_path / "late.log").exists()
 
 
 def test_what_started_last_stops_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
