@@ -334,10 +334,16 @@ def _pip(*arguments: str) -> tuple[bool, str]:
     log_path = venv_dir() / PIP_LOG
     _report(f"pip's output: {log_path}")
     output = ""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with (
         log_path.open("a") as log,
-        subprocess.Popen([*command, *arguments], text=True, errors="replace", **pipes) as process,
+        subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
     ):
         for line in process.stdout or ():
             output += line

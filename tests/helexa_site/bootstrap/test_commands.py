@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.readiness import replica_line
 from helexa_site.bootstrap.serve import check_ports
 from helexa_site.bootstrap.sharing import Share
-from helexa_site.bootstrap.suite import coverage_last, num_processes, spreading
+from helexa_site.bootstrap.suite import coverage_last, spreading
 from helexa_site.bootstrap.supervisor import WARNINGS
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
@@ -314,12 +315,13 @@ def test_only_records_of_that_level_are_shown(line: str, is_shown: bool) -> None
     assert bool(WARNINGS.search(line)) == is_shown
 
 
-def test_when_a_run_of_tests_is_spread_and_what_it_covers() -> None:
-    for arguments in ([], ["-k", "chat"], ["tests/inference"]):
-        option, count, *_ = spreading(arguments)
-        assert (option, count) in {("-n", "2"), ("-n", "3")}, arguments
+def test_when_a_run_of_tests_is_spread_and_what_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free_bytes, count in ((9 << 30) - 1, "2"), (9 << 30, "3"):
+        memory = SimpleNamespace(free_bytes=free_bytes)
+        monkeypatch.setattr("helexa_site.bootstrap.suite.host_memory", lambda memory=memory: memory)
+        for arguments in ([], ["-k", "chat"], ["tests/inference"]):
+            assert spreading(arguments)[:2] == ["-n", count], arguments
     for picked in ("tests/conftest.py", "tests/conftest.py::test[a-b]"):
         assert spreading(["-q", picked]) == [], "picked tests start at once"
-    assert [num_processes(gib << 30) for gib in (2, 8, 9, 500)] == [2, 2, 3, 3]
     assert coverage_last(["--cov", "tests/fleet", "-q"]) == ["tests/fleet", "-q", "--cov"]
     assert coverage_last(["--cov=fleet", "tests/fleet"]) == ["--cov=fleet", "tests/fleet"]
