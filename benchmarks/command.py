@@ -45,7 +45,7 @@ PACKAGES = {"llama_cpp": "llama-cpp-python"}
 """Module -> its pip package, where that differs."""
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm")
 """The kinds of subjects in the order of the report's columns; ratios are to the first one."""
-BOOKKEEPING, MASKS, QUALITY = "bookkeeping", "masks", "quality"
+BOOKKEEPING, QUALITY = "bookkeeping", "quality"
 """The rows that are measured once, after the rounds."""
 OF_QUALITY = ("helexa_engine", "llama_cpp")
 """The kinds of subjects that tell a prompt's log-probabilities."""
@@ -119,7 +119,7 @@ def select(arguments: argparse.Namespace) -> Selection:
     report can tell apart, or ``--device`` and ``--weights`` what is not there."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
-    own_rows = [row for row in (BOOKKEEPING, MASKS, QUALITY) if row.startswith(beginnings)]
+    own_rows = [row for row in (BOOKKEEPING, QUALITY) if row.startswith(beginnings)]
     for beginning in beginnings:
         if not any(name.startswith(beginning) for name in [*own_rows, *(r.name for r in rows)]):
             raise ValueError(f"no row begins with {beginning!r}")
@@ -244,9 +244,6 @@ def _weights(arguments: argparse.Namespace) -> Path:
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
     """Measures the chosen rows of those that are measured once."""
     costs: dict[str, Any] = {}
-    if MASKS in selection.own_rows:
-        with closing(_open_subject("helexa_engine", arguments)) as engine:
-            costs["grammar_masks"] = engine.ask(measure="grammar_costs")
     if QUALITY in selection.own_rows:
         kinds = [kind for kind in OF_QUALITY if kind in selection.kinds]
         costs[QUALITY] = _quality(arguments, kinds) if kinds else {}
@@ -289,12 +286,6 @@ def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> No
         console.print(
             f"log-probabilities beside float32's, mean error in nats, {kind}: "
             + ", ".join(f"{text} {error:.3f}" for text, error in errors.items())
-        )
-    for cost in costs.get("grammar_masks", []):
-        console.print(
-            f"decode step of 8 sequences, temperature {cost['temperature']:g}: "
-            f"{cost['free_ms']:.2f} ms, with a JSON schema {cost['bound_ms']:.2f} ms "
-            f"({cost['share']:+.1%})"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -59,15 +58,6 @@ class HelexaEngine:
         while self._engine.has_work:
             self._step()
         return time.perf_counter() - started
-
-    def grammar_costs(self, num_turns: int = 10) -> list[dict[str, float]]:
-        """The fields of ``GrammarCost``, for each temperature."""
-        from llguidance import LLTokenizer
-
-        from benchmarks.engine_costs import grammar_costs
-
-        tokenizer = LLTokenizer(str(Path(self._loaded.report.tokenizer_dir) / "tokenizer.json"))
-        return [asdict(cost) for cost in grammar_costs(self._engine, tokenizer, num_turns)]
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
         """The log-probability of each token but the first."""

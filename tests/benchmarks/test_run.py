@@ -208,7 +208,7 @@ def chosen_by(*words: str) -> Selection:
 def test_rows_are_chosen_by_how_they_begin() -> None:
     everything = chosen_by()
     assert everything.rows == list(measurements())
-    assert everything.own_rows == ["bookkeeping", "masks", "quality"]
+    assert everything.own_rows == ["bookkeeping", "quality"]
     assert {*everything.kinds, *everything.missing} == set(KINDS)
     selection = chosen_by("--only", "decode, 8", "memory")
     names = [row.name for row in selection.rows]
@@ -222,7 +222,7 @@ def test_rows_are_chosen_by_how_they_begin() -> None:
 
 def test_checkouts_beside_this_one_have_names_of_their_own(tmp_path: Path) -> None:
     assert chosen_by("--beside", str(REPOSITORY_DIR)).beside == [REPOSITORY_DIR]
-    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "masks").beside == []
+    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "quality").beside == []
     with pytest.raises(ValueError, match="have one name"):
         chosen_by("--beside", str(REPOSITORY_DIR), f"/elsewhere/{REPOSITORY_DIR.name}")
     with pytest.raises(ValueError, match=f"{tmp_path} is no checkout"):
