@@ -200,7 +200,7 @@ def bare(venv: Path, words: str) -> tuple[int, str, str]:
 
 def test_a_bare_python_helps_and_makes_the_environment_or_enters_it(tmp_path: Path) -> None:
     expected = f"{OVERVIEW}\n{NOT_INSTALLED}".format(program="manage.py")
-    for words in ("", "help models", "models --help"):
+    for words in ("", "help", "help models", "models --help"):
         assert bare(tmp_path / "none", words) == (0, expected, ""), words
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").touch()
@@ -223,17 +223,19 @@ def test_a_bare_python_helps_and_makes_the_environment_or_enters_it(tmp_path: Pa
 def test_a_setting_that_cannot_be_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
-    """Django reads the settings when it is asked for the first command."""
+    """Django reads the settings when it is asked for the first command. An unknown one is a
+    warning."""
     monkeypatch.setenv("HELEXA_LISTEN_HOST", "127.0.0.1")  # the command sets it
+    monkeypatch.setenv("HELEXA_COLOUR", "odd")
     monkeypatch.setattr(
         "django.core.management.execute_from_command_line",
         lambda _: database_settings(read_config({name: value}).database_url),
     )
     assert run(["gateway", "--host", "::1"]) == EXIT_MISCONFIGURED
     assert os.environ["HELEXA_LISTEN_HOST"] == "::1"
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"helexa: {name}")
-    assert printed.count("\n") == 1
+    warned, refused = capsys.readouterr().err.splitlines()
+    assert warned.startswith("helexa: warning: HELEXA_COLOUR is no setting")
+    assert refused.startswith(f"helexa: {name}")
 
 
 def test_an_old_python_gets_a_sentence() -> None:
