@@ -6,12 +6,12 @@ import argparse
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -45,7 +45,7 @@ PACKAGES = {"llama_cpp": "llama-cpp-python"}
 """Module -> its pip package, where that differs."""
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm")
 """The kinds of subjects in the order of the report's columns; ratios are to the first one."""
-BOOKKEEPING, MASKS, QUALITY = "bookkeeping", "masks", "quality"
+BOOKKEEPING, QUALITY = "bookkeeping", "quality"
 """The rows that are measured once, after the rounds."""
 OF_QUALITY = ("helexa_engine", "llama_cpp")
 """The kinds of subjects that tell a prompt's log-probabilities."""
@@ -53,6 +53,7 @@ FILE = "file"
 WEIGHTS = (FILE, "bf16", "q8", "q4")
 CPU = "cpu"
 READY_PREFIX = "ready: "
+SERVED_MODEL = "smollm2-135m-instruct"
 SERVER_STOP_TIMEOUT_S = 20
 
 
@@ -68,34 +69,29 @@ class Selection:
     """Other checkouts, whose engines are measured too."""
 
 
-class ServerDidNotStartError(Exception):
-    """``serve`` exited before it was ready; its own output has the reason."""
+@contextmanager
+def served(console: Console) -> Iterator[str]:
+    """The URL of a whole ``manage.py serve`` of the default model. Raises ``SubjectError`` where it
+    exits before it is ready; its own output has the reason."""
+    command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"]
+    command += ["--port", str(free_port()), "--data-dir", str(DATA_DIR)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield _ready_url(process, console)
+        finally:
+            process.terminate()
+            process.wait(timeout=SERVER_STOP_TIMEOUT_S)
 
 
-class BenchServer:
-    """A whole ``manage.py serve`` of the default model on a free loopback port."""
-
-    model = "smollm2-135m-instruct"
-
-    def __init__(self, data_dir: Path, console: Console) -> None:
-        command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"]
-        command += ["--port", str(free_port()), "--data-dir", str(data_dir)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.url = self._wait_until_ready(console)
-
-    def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(timeout=SERVER_STOP_TIMEOUT_S)
-
-    def _wait_until_ready(self, console: Console) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            console.print(f"serve: {line.rstrip()}", markup=False)
-            if line.startswith(READY_PREFIX):
-                # Its further output must be read, or a full pipe would block it.
-                threading.Thread(target=self._process.stdout.read, daemon=True).start()
-                return line.removeprefix(READY_PREFIX).strip()
-        raise ServerDidNotStartError(f"serve ended with exit code {self._process.wait()}")
+def _ready_url(process: subprocess.Popen[str], console: Console) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        console.print(f"serve: {line.rstrip()}", markup=False)
+        if line.startswith(READY_PREFIX):
+            # Its further output must be read, or a full pipe would block it.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return line.removeprefix(READY_PREFIX).strip()
+    raise SubjectError(f"serve ended with exit code {process.wait()}")
 
 
 def main() -> None:
@@ -111,7 +107,7 @@ def main() -> None:
     try:
         results = _measure(arguments, selection, console)
         costs = _own_costs(arguments, selection)
-    except (CalledProcessError, LoadError, ServerDidNotStartError, SubjectError) as error:
+    except (CalledProcessError, LoadError, SubjectError) as error:
         sys.exit(f"scripts/bench: {error}")
     _print(results, costs, as_json_text=arguments.json)
     if results.ended:
@@ -123,7 +119,7 @@ def select(arguments: argparse.Namespace) -> Selection:
     report can tell apart, or ``--device`` and ``--weights`` what is not there."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
-    own_rows = [row for row in (BOOKKEEPING, MASKS, QUALITY) if row.startswith(beginnings)]
+    own_rows = [row for row in (BOOKKEEPING, QUALITY) if row.startswith(beginnings)]
     for beginning in beginnings:
         if not any(name.startswith(beginning) for name in [*own_rows, *(r.name for r in rows)]):
             raise ValueError(f"no row begins with {beginning!r}")
@@ -180,22 +176,22 @@ def _why_missing(kind: str, arguments: argparse.Namespace) -> str | None:
 
 
 def _measure(arguments: argparse.Namespace, selection: Selection, console: Console) -> Results:
-    if not selection.rows:
-        return Results({})
-    server = BenchServer(DATA_DIR, console) if "helexa_http" in selection.kinds else None
-    subjects: list[SubjectProcess] = []
     results = Results({})
-    opened = {kind: partial(_open_subject, kind, arguments, server) for kind in selection.kinds}
-    opened |= {
-        str(checkout): partial(_open_engine, arguments, checkout) for checkout in selection.beside
-    }
-    try:
-        for name, open_one in opened.items():
+    if not selection.rows:
+        return results
+    subjects: list[SubjectProcess] = []
+    with ExitStack() as stack:
+        url = stack.enter_context(served(console)) if "helexa_http" in selection.kinds else ""
+        checkouts: list[tuple[str, Path | None]] = [(kind, None) for kind in selection.kinds]
+        checkouts += [("helexa_engine", checkout) for checkout in selection.beside]
+        for kind, checkout in checkouts:
             try:
-                subjects.append(open_one())
+                subject = _open_subject(kind, arguments, url=url, checkout=checkout)
             except SubjectError as error:
-                results.ended[name] = f"{error} while it was opened"
-        results.subjects |= {subject.kind: subject.description for subject in subjects}
+                results.ended[str(checkout or kind)] = f"{error} while it was opened"
+                continue
+            subjects.append(stack.enter_context(closing(subject)))
+            results.subjects[subject.kind] = subject.description
         run(
             subjects,
             results,
@@ -205,45 +201,31 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
                 f"{name:<36} {subject:<24} {value:10.3f}"
             ),
         )
-        return results
-    finally:
-        for subject in subjects:
-            subject.close()
-        if server is not None:
-            server.close()
+    return results
 
 
 def _open_subject(
-    kind: str, arguments: argparse.Namespace, server: BenchServer | None = None
+    kind: str, arguments: argparse.Namespace, *, url: str = "", checkout: Path | None = None
 ) -> SubjectProcess:
+    """``url``: of helexa's server. ``checkout``: another one, whose engine it is."""
     if kind == "helexa_http":
-        assert server is not None
-        return SubjectProcess(kind, {"url": server.url, "model": server.model})
-    if kind == "helexa_engine":
-        return _open_engine(arguments)
+        return SubjectProcess(kind, {"url": url, "model": SERVED_MODEL})
+    weights = _weights(arguments)
     options = _card(arguments) | {"num_threads": str(arguments.threads)}
     if kind == "vllm":
-        python = arguments.vllm_python
+        python, on_cpu = arguments.vllm_python, arguments.device == CPU
         cache_dir = DATA_DIR / "vllm-cache"
-        on_cpu = arguments.device == CPU
         environment = process_environment(python, arguments.threads, cache_dir) if on_cpu else None
-        path = _weights(arguments)
-        folder = path if path.is_dir() else dequantised_folder(path, DATA_DIR)
+        folder = weights if weights.is_dir() else dequantised_folder(weights, DATA_DIR)
         options["folder"] = str(folder)
         return SubjectProcess(kind, options, python=str(python), environment=environment)
-    return SubjectProcess(kind, options | {"gguf": str(_weights(arguments))})
-
-
-def _open_engine(arguments: argparse.Namespace, checkout: Path | None = None) -> SubjectProcess:
-    data_dir = DATA_DIR if checkout is None else checkout / DATA_DIR.relative_to(REPOSITORY_DIR)
-    options = _card(arguments) | {
-        "gguf": str(_weights(arguments)),
-        "num_threads": str(arguments.threads),
-        "data_dir": str(data_dir),
-    }
-    if arguments.weights != FILE:
-        options["quantization"] = "none" if arguments.weights == "bf16" else arguments.weights
-    return SubjectProcess("helexa_engine", options, checkout=checkout)
+    options["gguf"] = str(weights)
+    if kind == "helexa_engine":
+        root = checkout or REPOSITORY_DIR
+        options["data_dir"] = str(root / DATA_DIR.relative_to(REPOSITORY_DIR))
+        if arguments.weights != FILE:
+            options["quantization"] = "none" if arguments.weights == "bf16" else arguments.weights
+    return SubjectProcess(kind, options, checkout=checkout)
 
 
 def _card(arguments: argparse.Namespace) -> dict[str, str]:
@@ -262,12 +244,6 @@ def _weights(arguments: argparse.Namespace) -> Path:
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
     """Measures the chosen rows of those that are measured once."""
     costs: dict[str, Any] = {}
-    if MASKS in selection.own_rows:
-        engine = _open_subject("helexa_engine", arguments)
-        try:
-            costs["grammar_masks"] = engine.ask(measure="grammar_costs")
-        finally:
-            engine.close()
     if QUALITY in selection.own_rows:
         kinds = [kind for kind in OF_QUALITY if kind in selection.kinds]
         costs[QUALITY] = _quality(arguments, kinds) if kinds else {}
@@ -280,18 +256,18 @@ def _quality(arguments: argparse.Namespace, kinds: list[str]) -> dict[str, dict[
     """The mean error in nats by subject and text (``benchmarks/quality.py``)."""
     from benchmarks.quality import exact_log_probabilities, mean_error, open_on_cpu, prompts
 
-    errors: dict[str, dict[str, float]] = {}
     with open_on_cpu(_weights(arguments), DATA_DIR) as opened:
         token_ids = prompts(opened)
         exact = {name: exact_log_probabilities(opened, ids) for name, ids in token_ids.items()}
+    errors: dict[str, dict[str, float]] = {}
     for kind in kinds:
-        subject = _open_subject(kind, arguments)
-        try:
-            for name, ids in token_ids.items():
-                found = subject.ask(measure="log_probabilities", token_ids=ids)
-                errors.setdefault(kind, {})[name] = mean_error(found, exact[name])
-        finally:
-            subject.close()
+        with closing(_open_subject(kind, arguments)) as subject:
+            errors[kind] = {
+                name: mean_error(
+                    subject.ask(measure="log_probabilities", token_ids=ids), exact[name]
+                )
+                for name, ids in token_ids.items()
+            }
     return errors
 
 
@@ -310,12 +286,6 @@ def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> No
         console.print(
             f"log-probabilities beside float32's, mean error in nats, {kind}: "
             + ", ".join(f"{text} {error:.3f}" for text, error in errors.items())
-        )
-    for cost in costs.get("grammar_masks", []):
-        console.print(
-            f"decode step of 8 sequences, temperature {cost['temperature']:g}: "
-            f"{cost['free_ms']:.2f} ms, with a JSON schema {cost['bound_ms']:.2f} ms "
-            f"({cost['share']:+.1%})"
         )
 
 

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import psutil
 
+from benchmarks.workload import DECODE_PROMPT_TOKENS, prompts_of
+
 REPOSITORY_DIR = Path(__file__).parents[1]
 """The checkout's folder, without the site's configuration, because an interpreter without its
 packages imports this too."""
@@ -34,27 +36,26 @@ subject's libraries without a model."""
 
 
 class Subject(Protocol):
-    """Rates are tokens per second of wall time, times are seconds, ``None``: not measured.
+    """Prompts are token ids; none has been sent before, unless it is sent twice in a row.
 
     Its module has ``LIBRARIES`` as well, the modules that it imports only once it is opened;
     ``None`` where the process is a client, whose memory is irrelevant.
     """
 
+    keeps_prefixes: bool
+    """Whether it has a prefix cache: a prompt's second time to its first token is measured too."""
+
     def describe(self) -> str:
         """Name, version and relevant settings, for the report."""
         ...
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
+    def decode(self, prompts: list[list[int]]) -> float:
+        """Aggregate output tokens per second while all prompts decode, ``DECODE_OUTPUT_TOKENS``
+        each."""
         ...
 
-    def prefill(self, num_tokens: int, seed: int) -> float | None:
-        """Prompt tok/s of one sequence with a new prompt."""
-        ...
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:
-        """(cold, warm) seconds to the first token of a new prompt, then of the same prompt again;
-        ``None`` for a subject without a prefix cache."""
+    def first_token_s(self, prompt: list[int]) -> float | None:
+        """Seconds of wall time; ``None``: not measured."""
         ...
 
     def close(self) -> None: ...
@@ -135,19 +136,33 @@ def main() -> None:
     _write({"description": subject.describe()})
     try:
         for line in sys.stdin:
-            _write({"answer": _answer(subject, json.loads(line), interpreter_mib)})
+            _write({"answer": answer(subject, json.loads(line), interpreter_mib)})
     finally:
         subject.close()
 
 
-def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float | None) -> object:
+def answer(
+    subject: Subject, question: dict[str, Any], interpreter_mib: float | None = None
+) -> object:
+    """Rates are tokens per second, times seconds, ``None`` is not measured. ``question`` is
+    consumed."""
     measure = question.pop("measure")
     if measure == INTERPRETER_MEMORY:
         return interpreter_mib
     if measure == MEMORY:
         return None if interpreter_mib is None else _resident_mib()
-    answer: object = getattr(subject, measure)(**question)
-    return answer
+    if measure == "decode":
+        seed, num_prompts = question["seed"], question["concurrency"]
+        return subject.decode(prompts_of(seed, num_prompts, DECODE_PROMPT_TOKENS))
+    if measure in ("prefill", "time_to_first_token"):
+        (prompt,) = prompts_of(question["seed"], 1, question["num_tokens"])
+        if measure == "time_to_first_token" and not subject.keeps_prefixes:
+            return None
+        if (cold_s := subject.first_token_s(prompt)) is None or measure == "prefill":
+            return None if cold_s is None else len(prompt) / cold_s
+        return cold_s, subject.first_token_s(prompt)
+    own: object = getattr(subject, measure)(**question)
+    return own
 
 
 def _resident_mib() -> float:

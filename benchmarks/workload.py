@@ -22,17 +22,11 @@ CARD_KV_BYTES = 2 * 10**9
 """Keys and values of a subject on a card, whose other memory is for the other subjects."""
 
 
-class PromptMaker:
-    """Deterministic prompts: the same seed gives every subject the same sequence of prompts."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def prompt(self, num_tokens: int) -> list[int]:
-        return [
-            self._random.randint(FIRST_ORDINARY_TOKEN_ID, LAST_ORDINARY_TOKEN_ID)
-            for _ in range(num_tokens)
-        ]
+def prompts_of(seed: int, num_prompts: int, num_tokens: int) -> list[list[int]]:
+    """The same seed gives every subject the same prompts."""
+    generator = random.Random(seed)
+    ordinary = range(FIRST_ORDINARY_TOKEN_ID, LAST_ORDINARY_TOKEN_ID + 1)
+    return [generator.choices(ordinary, k=num_tokens) for _ in range(num_prompts)]
 
 
 def tokens_per_s_together(streams: Iterable[Sequence[float]]) -> float:

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import django
@@ -103,18 +104,13 @@ class Ticks:
                 return None
             if task not in HOUSEKEEPING:
                 app.tasks[task]()
-                return None
-            if task not in self._under_way or self._under_way[task].done():
-                self._under_way[task] = self._housekeeping.submit(self._keep_house, task)
+            elif task not in self._under_way or self._under_way[task].done():
+                contained = _contained(task)(app.tasks[task])
+                self._under_way[task] = self._housekeeping.submit(contained)
         return self._under_way.get(task)
 
-    def _keep_house(self, task: str) -> None:
-        with _contained(task):
-            app.tasks[task]()
-
     def _run(self) -> None:
-        started_s = time.monotonic()
-        due_s = {task: started_s + every_s for task, every_s in EVERY_S.items()}
+        due_s = {task: time.monotonic() + every_s for task, every_s in EVERY_S.items()}
         while not self._stopping.wait(max(0.0, min(due_s.values()) - time.monotonic())):
             task = min(due_s, key=due_s.__getitem__)
             due_s[task] = time.monotonic() + EVERY_S[task]
@@ -148,12 +144,8 @@ def _flood_watch() -> Any:
     from fleet.live import reading as live
 
     client = live.redis_client()
-
-    def measure() -> None:
-        with _contained("the watch for floods"):
-            services.flooding_neurons_cut_off(client=client)
-
-    return FloodWatch(client, measure)
+    measure = partial(services.flooding_neurons_cut_off, client=client)
+    return FloodWatch(client, _contained("the watch for floods")(measure))
 
 
 # Celery skips its own logging setup where this signal has a receiver.

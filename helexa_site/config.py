@@ -91,17 +91,16 @@ class Config:
 
 SETTINGS: dict[str, Setting[Any]] = {
     name.lower(): setting
-    for module in (storage, gateway)
-    for name, setting in vars(module).items()
+    for name, setting in (vars(storage) | vars(gateway)).items()
     if isinstance(setting, Setting)
 }
-NAMED_AS_SETTINGS = [one.name for one in fields(Config) if one.name in SETTINGS]
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     """Raises ``SettingError`` for any invalid setting of any process."""
     check_settings(environment)
-    values: dict[str, Any] = {name: SETTINGS[name].read(environment) for name in NAMED_AS_SETTINGS}
+    named = [one.name for one in fields(Config) if one.name in SETTINGS]
+    values: dict[str, Any] = {name: SETTINGS[name].read(environment) for name in named}
     data_dir = (storage.DATA_DIR.read(environment) or default_data_dir()).resolve()
     files_dir = storage.FILES_DIR.read(environment)
     public_url = gateway.PUBLIC_URL.read(environment)

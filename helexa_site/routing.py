@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -78,8 +77,7 @@ def build_application(
     worker = BatchWorker(gateway, batch_store)
     if resumes_batches:
         gateway.when_started(worker.wake)
-    routes = [*batch_routes(gateway, batch_store, worker), *api_routes(gateway, store)]
-    pages_api = URLRouter(routes)
+    pages_api = URLRouter(api_routes(gateway, store, batch_store, worker))
     unhandled = UnhandledRequests(gateway)
     api = with_cors(pages_api, gateway.config, on_refused=unhandled.refused_at)
     pages = unhandled.recorded_where_refused(django_app)
@@ -114,76 +112,68 @@ def build_application(
     )
 
 
-def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
-    chat = {"parse": openai_chat.parse, "endpoint": "/v1/chat/completions"}
-    completions = {"parse": openai_completions.parse, "endpoint": "/v1/completions"}
-    messages = {
-        "parse": anthropic_messages.parse,
-        "errors": anthropic_errors,
-        "endpoint": "/v1/messages",
-    }
-    passed = [
-        (rf"^{one.path.removeprefix('/')}/?$", PassThroughConsumer, {"passed": one})
-        for one in ENDPOINTS
-    ]
+def api_routes(
+    gateway: Gateway, store: ResponseStore, batch_store: BatchStore, worker: BatchWorker
+) -> list[URLPattern]:
+    """The first that matches a path counts. A path that is no pattern may end with a slash."""
     kept = {"store": store, "runs": BackgroundRuns(gateway, store)}
-    response = r"^v1/responses/(?P<response_id>[^/]+)"
+    batch = {"store": batch_store, "worker": worker}
+    of_anthropic = {"errors": anthropic_errors}
+    response, file = "v1/responses/(?P<response_id>[^/]+)", "v1/files/(?P<name>[^/]+)"
+    own_batch, message_batch = "v1/batches/(?P<name>[^/]+)", "v1/messages/batches/(?P<name>[^/]+)"
     table: list[Route] = [
-        (r"^v1/chat/completions/?$", generate.GenerationConsumer, chat),
-        (r"^v1/completions/?$", generate.GenerationConsumer, completions),
-        (r"^v1/embeddings/?$", generate.EmbeddingsConsumer, {}),
-        *passed,
-        (r"^v1/messages/?$", generate.GenerationConsumer, messages),
-        (r"^v1/messages/count_tokens/?$", tokenize.MessageTokenCountConsumer, {}),
-        (r"^v1/messages/", UnknownUrlConsumer, {"errors": anthropic_errors}),
-        (r"^(v1/)?score/?$", generate.ScoreConsumer, {}),
-        (r"^(v1/)?rerank/?$", generate.RerankConsumer, {}),
-        (r"^v2/rerank/?$", generate.RerankConsumer, {"version": 2}),
-        (r"^v1/responses/?$", responses.ResponsesConsumer, kept),
-        (r"^v1/responses/input_tokens/?$", tokenize.ResponseTokenCountConsumer, {"store": store}),
-        (r"^v1/responses/compact/?$", responses.CompactionConsumer, {"store": store}),
-        (response + r"/input_items/?$", responses.InputItemsConsumer, kept),
-        (response + r"/cancel/?$", responses.CancelResponseConsumer, kept),
-        (response + r"/?$", responses.ResponseConsumer, kept),
-        (r"^v1/models/?$", ModelListConsumer, {}),
+        _generation("/v1/chat/completions", openai_chat.parse),
+        _generation("/v1/completions", openai_completions.parse),
+        _generation("/v1/messages", anthropic_messages.parse, **of_anthropic),
+        ("v1/embeddings", generate.EmbeddingsConsumer, {}),
+        *((one.path[1:], PassThroughConsumer, {"passed": one}) for one in ENDPOINTS),
+        ("v1/files", batches.FilesConsumer, batch),
+        (f"{file}/content", batches.FileContentConsumer, batch),
+        (file, batches.FileConsumer, batch),
+        ("v1/batches", batches.BatchesConsumer, batch),
+        (f"{own_batch}/cancel", batches.CancelBatchConsumer, batch),
+        (own_batch, batches.BatchConsumer, batch),
+        ("v1/messages/batches", batches.MessageBatchesConsumer, batch),
+        (f"{message_batch}/cancel", batches.CancelMessageBatchConsumer, batch),
+        (f"{message_batch}/results", batches.MessageBatchResultsConsumer, batch),
+        (message_batch, batches.MessageBatchConsumer, batch),
+        ("v1/messages/count_tokens", tokenize.MessageTokenCountConsumer, {}),
+        ("^v1/messages/", UnknownUrlConsumer, of_anthropic),
+        ("(v1/)?score", generate.ScoreConsumer, {}),
+        ("(v1/)?rerank", generate.RerankConsumer, {}),
+        ("v2/rerank", generate.RerankConsumer, {"version": 2}),
+        ("v1/responses", responses.ResponsesConsumer, kept),
+        ("v1/responses/input_tokens", tokenize.ResponseTokenCountConsumer, {"store": store}),
+        ("v1/responses/compact", responses.CompactionConsumer, {"store": store}),
+        (f"{response}/input_items", responses.InputItemsConsumer, kept),
+        (f"{response}/cancel", responses.CancelResponseConsumer, kept),
+        (response, responses.ResponseConsumer, kept),
+        ("v1/models", ModelListConsumer, {}),
         (r"(?s)^v1/models/(?P<name>.+?)/?$", ModelConsumer, {}),
         (r"(?s)^v1(?:/.*)?$", UnknownUrlConsumer, {}),
-        (r"^tokenize/?$", tokenize.TokenizeConsumer, {}),
-        (r"^detokenize/?$", tokenize.DetokenizeConsumer, {}),
-        (r"^tokenizer_info/?$", tokenize.TokenizerInfoConsumer, {}),
+        ("tokenize", tokenize.TokenizeConsumer, {}),
+        ("detokenize", tokenize.DetokenizeConsumer, {}),
+        ("tokenizer_info", tokenize.TokenizerInfoConsumer, {}),
         (r"^openapi\.json$", OpenApiConsumer, {}),
-        *_ollama(),
-        (r"^health/?$", HealthConsumer, {}),
-        (r"^ping/?$", PingConsumer, {}),
+        ("health", HealthConsumer, {}),
+        ("ping", PingConsumer, {}),
     ]
-    return _patterns(table, gateway)
+    return [
+        re_path(
+            path if "^" in path.partition("/")[0] else f"^{path}/?$",
+            consumer.as_asgi(gateway=gateway, **options),
+        )
+        for path, consumer, options in [*_ollama(), *table]
+    ]
 
 
-def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> list[URLPattern]:
-    """The URL patterns of files and batches, before those of ``api_routes``, which have no further
-    paths under these."""
-    file, batch = r"^v1/files/(?P<name>[^/]+)", r"^v1/batches/(?P<name>[^/]+)"
-    messages = r"^v1/messages/batches"
-    one = messages + r"/(?P<name>[^/]+)"
-    consumers = {
-        r"^v1/files/?$": batches.FilesConsumer,
-        file + r"/content/?$": batches.FileContentConsumer,
-        file + r"/?$": batches.FileConsumer,
-        r"^v1/batches/?$": batches.BatchesConsumer,
-        batch + r"/cancel/?$": batches.CancelBatchConsumer,
-        batch + r"/?$": batches.BatchConsumer,
-        messages + r"/?$": batches.MessageBatchesConsumer,
-        one + r"/cancel/?$": batches.CancelMessageBatchConsumer,
-        one + r"/results/?$": batches.MessageBatchResultsConsumer,
-        one + r"/?$": batches.MessageBatchConsumer,
-    }
-    made = {"store": store, "worker": worker}
-    return _patterns([(path, consumer, made) for path, consumer in consumers.items()], gateway)
+def _generation(path: str, parse: Any, **options: Any) -> Route:
+    return path[1:], generate.GenerationConsumer, {"parse": parse, "endpoint": path, **options}
 
 
 def _ollama() -> list[Route]:
     """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
-    consumers: dict[str, tuple[Any, dict[str, Any]]] = {
+    named: dict[str, tuple[Any, dict[str, Any]]] = {
         "/api/chat": (ollama.OllamaConsumer, {"parse": ollama_chat.parse}),
         "/api/generate": (ollama.OllamaConsumer, {"parse": ollama_chat.parse_generate}),
         "/api/embed": (ollama.OllamaEmbedConsumer, {}),
@@ -192,21 +182,11 @@ def _ollama() -> list[Route]:
         "/api/ps": (ollama.OllamaModelsConsumer, {}),
         **dict.fromkeys(ollama.OPERATORS, (ollama.OllamaOperatorsConsumer, {})),
     }
-    routes: list[Route] = [
-        (f"^{path[1:]}$", consumer, {**options, "endpoint": path})
-        for path, (consumer, options) in consumers.items()
-    ]
-    routes += [
-        (r"^api/show$", ollama.OllamaShowConsumer, {}),
-        (r"^api/pull$", ollama.OllamaPullConsumer, {}),
-        (r"^api/version$", ollama.OllamaVersionConsumer, {}),
-    ]
-    assert {f"/{path[1:-1]}" for path, _, _ in routes} == OLLAMA_PATHS, "a path without an answer"
-    return routes
-
-
-def _patterns(routes: Iterable[Route], gateway: Gateway) -> list[URLPattern]:
-    return [
-        re_path(path, consumer.as_asgi(gateway=gateway, **options))
-        for path, consumer, options in routes
-    ]
+    consumers = {path: (one, {**more, "endpoint": path}) for path, (one, more) in named.items()}
+    consumers |= {
+        "/api/show": (ollama.OllamaShowConsumer, {}),
+        "/api/pull": (ollama.OllamaPullConsumer, {}),
+        "/api/version": (ollama.OllamaVersionConsumer, {}),
+    }
+    assert consumers.keys() == OLLAMA_PATHS, "a path without an answer"
+    return [(f"^{path[1:]}$", consumer, more) for path, (consumer, more) in consumers.items()]

@@ -17,12 +17,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
-from helexa_site.doctor.examine import package_findings
-from helexa_site.doctor.findings import Level, lines_of
+from helexa_site.doctor.examine import Level, lines_of, package_findings
 from helexa_site.doctor.host_checks import gpu_findings
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.engine import (
@@ -71,7 +70,7 @@ class EngineUnderTest:
         try:
             self.report = self._next(Loaded).report
         except RuntimeError:
-            self.end()
+            self.__exit__()
             raise
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
@@ -106,27 +105,25 @@ class EngineUnderTest:
                 found.setdefault(output.sequence_id, []).extend(output.token_ids)
         return found
 
-    def first_token(self, prompt: Sequence[int]) -> int:
-        ((token,),) = self.generate([prompt], 1)
-        return token
+    def answer(self, prompt: Sequence[int], num_tokens: int = 16) -> list[int]:
+        (tokens,) = self.generate([prompt], num_tokens)
+        return tokens
 
-    def sleep(self) -> tuple[float, FellAsleep]:
-        """Returns the seconds it took, and the memory while asleep."""
-        began_s = time.perf_counter()
+    def sleep(self) -> FellAsleep:
         self._engine.send(Sleep())
-        fell = self._next(FellAsleep)
-        return time.perf_counter() - began_s, fell
+        return self._next(FellAsleep)
 
     def wake(self) -> Awake:
         self._engine.send(Wake())
         return self._next(Awake)
 
     def kill(self) -> None:
-        """SIGKILL; the process has exited when this returns."""
         self._engine.kill()
-        self._engine.reap()
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._engine.stop()
         self._engine.reap()
 
@@ -143,11 +140,7 @@ def main() -> int:
     check, device, *model = sys.argv[1:]
     if check == "doctor":
         return 0 if check_host(device) else 1
-    checks: dict[str, Callable[[LoadSpec], bool]] = {
-        "load": check_load,
-        "wake": check_wake,
-        "kill": check_kill,
-    }
+    checks = {"load": check_load, "wake": check_wake, "kill": check_kill}
     return 0 if checks[check](spec_of(Path(*model), device)) else 1
 
 
@@ -204,44 +197,35 @@ def prompt_of(seed: int, num_tokens: int) -> list[int]:
 
 def check_load(spec: LoadSpec) -> bool:
     """``False`` where the same prompt has two answers, with and without a prefix hit."""
-    engine = EngineUnderTest(spec)
-    try:
-        describe(engine.report)
+    with EngineUnderTest(spec) as engine:
+        report = engine.report
+        print(f"quantization: {report.quantization}\ncompiled: {report.compiled}")
+        for warning in report.warnings:
+            print(f"warning: {warning}")
         # The first answer computes more of the prompt's rows at once than the others, which may
         # round otherwise (docs/architecture/engine.md, Exactness).
-        alone = [engine.generate([prompt_of(1, PROMPT_TOKENS)], 16) for _ in range(3)][1:]
-        long = min(LONG_PROMPT_TOKENS, engine.report.context_tokens // 2)
+        _, alone, again = (engine.answer(prompt_of(1, PROMPT_TOKENS)) for _ in range(3))
+        long = min(LONG_PROMPT_TOKENS, report.context_tokens // 2)
         began_s = time.perf_counter()
-        engine.first_token(prompt_of(2, long))
-        prefill_s = time.perf_counter() - began_s
-        batch_rate = _batch_tokens_per_s(engine)
-    finally:
-        engine.end()
-    report = engine.report
+        engine.answer(prompt_of(2, long), 1)
+        prefilled_s = time.perf_counter()
+        engine.generate(batch(), BATCH_TOKENS)
+        ended_s = time.perf_counter()
     print_facts(
         load_s=round(report.load_seconds, 1),
         estimated_gb=round(report.estimated_bytes / 1e9, 2),
         actual_gb=round(report.actual_bytes / 1e9, 2),
-        prompt_tokens_per_s=round(long / prefill_s),
-        tokens_per_s_of_8=round(batch_rate),
-        answers_alike=alone[0] == alone[1],
+        prompt_tokens_per_s=round(long / (prefilled_s - began_s)),
+        tokens_per_s_of_8=round(BATCH_SIZE * BATCH_TOKENS / (ended_s - prefilled_s)),
+        answers_alike=alone == again,
         warnings=len(report.warnings),
         compiled=report.compiled,
     )
-    return alone[0] == alone[1]
+    return alone == again
 
 
-def describe(report: LoadReport) -> None:
-    print(f"quantization: {report.quantization}\ncompiled: {report.compiled}")
-    for warning in report.warnings:
-        print(f"warning: {warning}")
-
-
-def _batch_tokens_per_s(engine: EngineUnderTest) -> float:
-    prompts = [prompt_of(10 + index, PROMPT_TOKENS) for index in range(BATCH_SIZE)]
-    began_s = time.perf_counter()
-    engine.generate(prompts, BATCH_TOKENS)
-    return BATCH_SIZE * BATCH_TOKENS / (time.perf_counter() - began_s)
+def batch() -> list[list[int]]:
+    return [prompt_of(10 + index, PROMPT_TOKENS) for index in range(BATCH_SIZE)]
 
 
 def check_wake(spec: LoadSpec) -> bool:
@@ -249,28 +233,25 @@ def check_wake(spec: LoadSpec) -> bool:
     uncaptured that the load had captured."""
     prompt = prompt_of(1, PROMPT_TOKENS)
     began_s = time.perf_counter()
-    engine = EngineUnderTest(spec)
-    try:
-        token = engine.first_token(prompt)
-        cold_s = time.perf_counter() - began_s
-        fall_asleep_s, fell = engine.sleep()
-        began_s = time.perf_counter()
+    with EngineUnderTest(spec) as engine:
+        answer = engine.answer(prompt, 1)
+        answered_s = time.perf_counter()
+        held = engine.sleep().held
+        asleep_s = time.perf_counter()
         woke = engine.wake()
         if woke.capture_problem:
             raise RuntimeError(woke.capture_problem)
-        if engine.first_token(prompt) != token:
+        if engine.answer(prompt, 1) != answer:
             raise RuntimeError("the model answers otherwise after it woke")
-        wake_s = time.perf_counter() - began_s
-    finally:
-        engine.end()
+        cold_s, wake_s = answered_s - began_s, time.perf_counter() - asleep_s
     print_facts(
         cold_s=round(cold_s, 2),
         wake_s=round(wake_s, 2),
-        fall_asleep_s=round(fall_asleep_s, 2),
+        fall_asleep_s=round(asleep_s - answered_s, 2),
         ratio=round(cold_s / wake_s, 1),
         awake_bytes=engine.report.process_bytes + engine.report.actual_bytes,
-        asleep_device_bytes=fell.held.device_bytes,
-        asleep_host_bytes=fell.held.host_bytes,
+        asleep_device_bytes=held.device_bytes,
+        asleep_host_bytes=held.host_bytes,
     )
     return True
 
@@ -279,22 +260,16 @@ def check_kill(spec: LoadSpec) -> bool:
     """``False`` where memory is not freed, or a new process answers otherwise."""
     (device,) = spec.devices
     free_before_bytes = 0 if device == "cpu" else free_bytes(device)
-    engine = EngineUnderTest(spec)
-    try:
-        answer = engine.generate([prompt_of(1, PROMPT_TOKENS)], 16)
+    with EngineUnderTest(spec) as engine:
+        answer = engine.answer(prompt_of(1, PROMPT_TOKENS))
         room = engine.report.context_tokens - PROMPT_TOKENS
-        prompts = [prompt_of(10 + index, PROMPT_TOKENS) for index in range(BATCH_SIZE)]
-        engine.submit(prompts, min(KILLED_TOKENS, room))
+        engine.submit(batch(), min(KILLED_TOKENS, room))
         engine.next_tokens()
-    finally:
         engine.kill()
     freed_s = _wait_freed(device, free_before_bytes)
     began_s = time.perf_counter()
-    again = EngineUnderTest(spec)
-    try:
-        is_alike = again.generate([prompt_of(1, PROMPT_TOKENS)], 16) == answer
-    finally:
-        again.end()
+    with EngineUnderTest(spec) as again:
+        is_alike = again.answer(prompt_of(1, PROMPT_TOKENS)) == answer
     print_facts(
         freed_after_s=None if freed_s is None else round(freed_s, 1),
         reloaded_s=round(time.perf_counter() - began_s, 1),

@@ -32,6 +32,7 @@ from benchmarks.first_hour.checks import FACTS, free_bytes
 from benchmarks.first_hour.parts import Host, Part, parts_of
 from benchmarks.report import machine
 from benchmarks.subject import REPOSITORY_DIR
+from helexa_site.whole_file import write_whole
 from inference.build import build_of_checkout
 
 Outcome = Literal["passed", "failed", "timed out"]
@@ -39,10 +40,6 @@ END_TIMEOUT_S = 10.0
 """The time for an overdue part to end its own processes, before all are killed."""
 TABLE_WIDTH = 160
 INTERRUPTED = 130
-
-
-class StateError(Exception):
-    """The state cannot be read; the message names its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,38 +53,28 @@ class Result:
     """The commit of the checkout that ran it."""
 
 
-class State:
-    """``results`` by the parts' names; the latest counts."""
+def read_state(folder: Path) -> dict[str, Result]:
+    """Results by the parts' names; the latest counts. Raises ``ValueError`` that names the file."""
+    file = folder / "state.json"
+    try:
+        return {name: Result(**one) for name, one in json.loads(file.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is no state of a first hour: {error}") from error
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ``StateError``."""
-        self._folder = folder
-        self._file = folder / "state.json"
-        self.results: dict[str, Result] = {}
-        if not self._file.exists():
-            return
-        try:
-            kept = json.loads(self._file.read_bytes())
-            self.results = {name: Result(**result) for name, result in kept.items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StateError(f"{self._file} is no state of a first hour: {error}") from error
 
-    def keep(self, part: Part, result: Result) -> None:
-        self.results[part.name] = result
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # Atomic: the machine may die at any moment.
-        unfinished = self._file.with_suffix(".unfinished")
-        kept = {name: asdict(result) for name, result in self.results.items()}
-        unfinished.write_text(json.dumps(kept, indent=2))
-        unfinished.replace(self._file)
+def keep_state(folder: Path, results: Mapping[str, Result]) -> None:
+    kept = {name: asdict(result) for name, result in results.items()}
+    write_whole(folder / "state.json", json.dumps(kept, indent=2))
 
-    def next_log(self, part: Part) -> Path:
-        """The path of the part's next log, without its extension, unused by earlier runs."""
-        logs = self._folder / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", part.name)
-        number = 1 + sum(1 for _ in logs.glob(f"{name}.*.out"))
-        return logs / f"{name}.{number}"
+
+def next_log(folder: Path, part: Part) -> Path:
+    """The path of the part's next log, without its extension, unused by earlier runs."""
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", part.name)
+    return logs / f"{name}.{1 + sum(1 for _ in logs.glob(f'{name}.*.out'))}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -95,50 +82,50 @@ def main(words: Sequence[str] | None = None) -> int:
     import torch
 
     arguments = _parser().parse_args(words)
-    if arguments.device != "cpu" and not torch.cuda.is_available():
-        return _refuse(
-            f"no CUDA device: torch {torch.__version__} sees none (--device cpu: a trial)"
-        )
-    host = _host(arguments)
-    parts = parts_of(host)
-    folder = arguments.folder or REPOSITORY_DIR / "var" / "first-hour" / host.device.replace(
-        ":", ""
-    )
+    device = arguments.device
+    folder = arguments.folder or REPOSITORY_DIR / "var" / "first-hour" / device.replace(":", "")
     try:
-        state = State(folder)
-    except StateError as error:
-        return _refuse(str(error))
-    again = {word for word in arguments.again if word != "failed"}
-    if unknown := {*arguments.only, *again} - {part.name for part in parts}:
-        return _refuse(f"no part is called {', '.join(sorted(unknown))}: --list names them")
-    if "failed" in arguments.again:
-        again |= {name for name, one in state.results.items() if one.outcome != "passed"}
-    todo = open_parts(parts, state.results, only=arguments.only, again=again)
-    code = 0 if arguments.list else _run(todo, state, folder, arguments.minutes)
+        if device != "cpu" and not torch.cuda.is_available():
+            why = f"torch {torch.__version__} sees none (--device cpu: a trial)"
+            raise ValueError(f"no CUDA device: {why}")
+        parts, results = parts_of(_host(arguments)), read_state(folder)
+        todo = open_parts(parts, results, only=arguments.only, again=arguments.again)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    code = 0 if arguments.list else _run(todo, results, folder, arguments.minutes)
     console = Console(width=max(TABLE_WIDTH, Console().width))
-    console.print(table_of(parts, state.results, f"{machine()}; {folder}"), markup=False)
-    wanted = [state.results.get(part.name) for part in parts if not part.left_out]
+    console.print(table_of(parts, results, f"{machine()}; {folder}"), markup=False)
+    wanted = [results.get(part.name) for part in parts if not part.left_out]
     return code or (0 if all(one and one.outcome == "passed" for one in wanted) else 1)
 
 
 def open_parts(
     parts: Sequence[Part],
-    results: Collection[str],
+    results: Mapping[str, Result],
     *,
     only: Collection[str],
     again: Collection[str],
 ) -> list[Part]:
-    """The parts to run: those without a result or in ``again``; of ``only``, if any."""
+    """The parts to run: those without a result or in ``again``, where ``failed`` names all that
+    have not passed; of ``only``, if any. Raises ``ValueError`` for a part that is none."""
+    repeated = {*again} - {"failed"}
+    if unknown := {*only, *repeated} - {part.name for part in parts}:
+        raise ValueError(f"no part is called {', '.join(sorted(unknown))}: --list names them")
+    if "failed" in again:
+        repeated |= {name for name, one in results.items() if one.outcome != "passed"}
     return [
         part
         for part in parts
         if not part.left_out
         and (not only or part.name in only)
-        and (part.name in again or part.name not in results)
+        and (part.name in repeated or part.name not in results)
     ]
 
 
-def _run(todo: Sequence[Part], state: State, folder: Path, minutes: float | None) -> int:
+def _run(
+    todo: Sequence[Part], results: dict[str, Result], folder: Path, minutes: float | None
+) -> int:
     console = Console(stderr=True)
     ends_s = None if minutes is None else time.monotonic() + 60 * minutes
     environment = os.environ | {
@@ -154,11 +141,12 @@ def _run(todo: Sequence[Part], state: State, folder: Path, minutes: float | None
             break
         console.print(f"{part.name} …", markup=False)
         try:
-            result = run_part(part, state.next_log(part), environment, commit)
+            result = run_part(part, next_log(folder, part), environment, commit)
         except KeyboardInterrupt:
             console.print(f"{part.name} was interrupted: the next run repeats it")
             return INTERRUPTED
-        state.keep(part, result)
+        results[part.name] = result
+        keep_state(folder, results)
         words = f"  {result.outcome} after {result.seconds:.0f} s: {result.summary}"
         console.print(words, markup=False, highlight=False)
     return 0
@@ -275,11 +263,6 @@ def _host(arguments: argparse.Namespace) -> Host:
         rounds=arguments.rounds,
         vllm_python=arguments.vllm_python or own_vllm,
     )
-
-
-def _refuse(problem: str) -> int:
-    print(f"error: {problem}", file=sys.stderr)
-    return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from benchmarks.subject import REPOSITORY_DIR
 from benchmarks.weights import random_folder, random_gguf
 from benchmarks.weights.shapes import SHAPES
 
@@ -46,26 +47,9 @@ SPARE_DISK_BYTES = 10**9
 BENCHED = "qwen3-1.7b"
 BENCHED_WEIGHTS = ("file", "bf16", "q8", "q4")
 
-CUDA_TESTS = "tests/inference/models/cuda"
-TESTS: Mapping[str, tuple[str, ...]] = {
-    "exactness": (f"{CUDA_TESTS}/test_exactness.py", "tests/inference/models/test_graphed.py"),
-    "products": (f"{CUDA_TESTS}/test_packed.py", "tests/inference/models/layers/test_linear.py"),
-}
-"""Files of tests marked ``gpu``: captured steps and rows' numbers first, then packed products."""
-KERNEL_TESTS: Mapping[str, tuple[str, ...]] = {
-    "attention": (f"{CUDA_TESTS}/test_attention.py", f"{CUDA_TESTS}/test_rotation.py"),
-    "packed weights and states": (
-        f"{CUDA_TESTS}/test_table_types.py",
-        f"{CUDA_TESTS}/test_delta.py",
-    ),
-    "experts": (f"{CUDA_TESTS}/test_expert_products.py", f"{CUDA_TESTS}/test_packed_mixture.py"),
-    "engine": (
-        f"{CUDA_TESTS}/test_engine.py",
-        f"{CUDA_TESTS}/test_pointwise.py",
-        f"{CUDA_TESTS}/test_drawing.py",
-    ),
-}
-"""Files of tests whose kernels Triton interprets elsewhere and a card runs compiled."""
+TESTS_DIR = REPOSITORY_DIR / "tests" / "inference"
+CUDA_TESTS_DIR = TESTS_DIR / "models" / "cuda"
+"""Triton interprets the kernels of these tests elsewhere, and a card runs them compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +91,20 @@ def parts_of(host: Host) -> list[Part]:
 
 def _tests(host: Host) -> Iterator[Part]:
     problem = "" if host.has_card else "without a card all of them are skipped"
-    for name, paths in TESTS.items():
-        yield _pytest(f"tests of {name}", "gpu", paths, left_out=problem)
-    if host.has_card:
-        for name, paths in KERNEL_TESTS.items():
-            yield _pytest(f"kernels of {name}", "slow or not slow", paths)
+    files = sorted(TESTS_DIR.rglob("test_*.py"))
+    marked = [file for file in files if "pytest.mark.gpu" in file.read_text()]
+    for file in marked:
+        yield _pytest(file, "gpu", left_out=problem)
+    for file in sorted(CUDA_TESTS_DIR.glob("test_*.py")) if host.has_card else ():
+        if file not in marked:
+            yield _pytest(file, "slow or not slow")
 
 
-def _pytest(name: str, marks: str, paths: Sequence[str], *, left_out: str = "") -> Part:
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *paths)
-    return Part(name=name, command=words, left_out=left_out)
+def _pytest(file: Path, marks: str, *, left_out: str = "") -> Part:
+    path = str(file.relative_to(REPOSITORY_DIR))
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, path)
+    name = file.stem.removeprefix("test_").replace("_", " ")
+    return Part(name=f"tests of {name}", command=words, left_out=left_out)
 
 
 def _load(host: Host, kind: Kind) -> Iterator[Part]:

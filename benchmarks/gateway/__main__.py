@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway import upstream
-from benchmarks.gateway.measure import Cell, Reading, measure, median_of
+from benchmarks.gateway.load import Cell, Reading, measure, median_of
 from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
 from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, stage
 
@@ -42,47 +42,47 @@ class Subject:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    try:
-        _main(arguments)
-    except ProcessFailedError as error:
-        sys.exit(f"scripts/bench-gateway: {error}")
-
-
-def _main(arguments: list[str] | None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
-    console = Console(stderr=True)
-    kinds = _servers(options, parser, console)
     if options.beside and options.database_url is not None:
         parser.error("--beside needs a database for each checkout, not the one of --database-url")
-    with ExitStack() as stack:
-        first = stack.enter_context(stage(database_url=options.database_url))
-        stages = [first]
-        stages += [stack.enter_context(stage(one.resolve())) for one in options.beside]
-        upstream_port = 0
-        if options.upstream or options.litellm is not None:
-            upstream_port = upstream.start(first.processes).port
-        if options.upstream:
-            for there in stages:
-                there.offer_upstream(upstream_port)
-        subjects = []
-        for kind in kinds:
-            for there in stages:
-                server = there.start_gateway(kind)
-                name, key = server.name, there.authorization
-                subjects.append(Subject(name, server, MODEL, key))
-                if options.upstream:
-                    subjects.append(Subject(f"{name}, upstream", server, UPSTREAM_MODEL, key))
-        if options.litellm is not None:
-            proxy = upstream.start_litellm(
-                options.litellm, first.processes, model=MODEL, upstream_port=upstream_port
-            )
-            subjects.append(Subject(proxy.name, proxy, MODEL, f"Bearer {upstream.LITELLM_KEY}"))
-        results = _run(subjects, options, console)
+    console = Console(stderr=True)
+    kinds = _servers(options, parser, console)
+    try:
+        with ExitStack() as stack:
+            results = _run(_subjects(kinds, options, stack), options, console)
+    except ProcessFailedError as error:
+        sys.exit(f"scripts/bench-gateway: {error}")
     if options.json:
         print(json.dumps(_as_json(results), indent=2))
     else:
         _print(results, Console())
+
+
+def _subjects(kinds: list[str], options: argparse.Namespace, stack: ExitStack) -> list[Subject]:
+    """Starts the servers and all that they need."""
+    first = stack.enter_context(stage(database_url=options.database_url))
+    stages = [first, *(stack.enter_context(stage(one.resolve())) for one in options.beside)]
+    upstream_port = 0
+    if options.upstream or options.litellm is not None:
+        upstream_port = upstream.start(first.processes).port
+    if options.upstream:
+        for there in stages:
+            there.offer_upstream(upstream_port)
+    subjects = []
+    for kind in kinds:
+        for there in stages:
+            server = there.start_gateway(kind)
+            name, key = server.name, there.authorization
+            subjects.append(Subject(name, server, MODEL, key))
+            if options.upstream:
+                subjects.append(Subject(f"{name}, upstream", server, UPSTREAM_MODEL, key))
+    if options.litellm is not None:
+        proxy = upstream.start_litellm(
+            options.litellm, first.processes, model=MODEL, upstream_port=upstream_port
+        )
+        subjects.append(Subject(proxy.name, proxy, MODEL, f"Bearer {upstream.LITELLM_KEY}"))
+    return subjects
 
 
 def _servers(

@@ -1,37 +1,42 @@
-"""Clients in a closed loop, as a process of their own: each sends its next request when the last
-answer is whole.
+"""Clients in a closed loop against one server: each sends its next request when the last answer is
+whole.
 
-They share the machine with the server, so they do as little as possible: a socket per client,
-requests written as prepared bytes, answers read as bytes and their tokens counted. An unexpected
-answer ends the run.
-
-    begin                     warm-up is over
-    end                       the time is up
-    {"seconds": ..., "latencies_s": [...]}    how long that was, the answers that became whole
+They are a process of their own and do as little as possible, because they share the machine with
+the server: answers are read as bytes and their tokens counted. An unexpected answer ends the run.
+The process gets a ``Load`` as JSON, reads the server's CPU time, and prints a ``Reading``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import re
+import subprocess
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
-from benchmarks.gateway.neuron import WORD
+import psutil
 
-HEAD_END = b"\r\n\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
-TOKEN = WORD.encode()
+from benchmarks.gateway.neuron import WORD
+from benchmarks.gateway.processes import HOST, ProcessFailedError, RunningProcess
+from helexa_site.program import REPOSITORY_DIR
+
+PATH = "/v1/chat/completions"
+ANSWER_TOKENS = 16
+QUESTION = "What is the capital of France?"
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+MAX_ANSWER_BYTES = 1 << 20
 START_APART_S = 0.002
 """Between the clients' first requests, so that they do not come as one burst."""
-
-
 POLL_S = 0.1
 ANSWERS_PER_CLIENT = 3
 """The least number of answers a client gets, however slow the server is: in a shorter time the
 clients' first answers, which come together, would determine the rate."""
+ERROR_CHARACTERS = 3000
 
 
 class UnexpectedAnswerError(Exception):
@@ -42,143 +47,164 @@ class UnexpectedAnswerError(Exception):
 class Load:
     """``request`` is a whole HTTP request; ``seconds`` is the shortest time to measure."""
 
-    host: str
     port: int
-    request: bytes
+    request: str
     num_clients: int
-    num_tokens: int
+    num_tokens: int = ANSWER_TOKENS
     warm_up_s: float
     seconds: float
 
 
-@dataclass(slots=True)
-class AnswerCounter:
-    num_whole: int = 0
-    begin_s: float = float("inf")
-    end_s: float = float("inf")
-    latencies_s: list[float] = field(default_factory=list)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The requests of one row of the report."""
 
-    def add(self, sent_s: float, whole_s: float) -> None:
-        self.num_whole += 1
-        if self.begin_s <= whole_s < self.end_s:
-            self.latencies_s.append(whole_s - sent_s)
+    streams: bool
+    num_clients: int
 
-
-class Client(asyncio.Protocol):
-    """One connection. ``failed`` gets the reason why it cannot continue."""
-
-    def __init__(self, load: Load, answers: AnswerCounter, failed: asyncio.Future[None]) -> None:
-        self._load = load
-        self._answers = answers
-        self._failed = failed
-        self._answer = bytearray()
-        self._end: int | None = None
-        """The answer's size in bytes, once the server has sent its length."""
-        self._head_end = -1
-        self._sent_s = 0.0
-        self.stopping = False
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-
-    def ask(self) -> None:
-        self._answer.clear()
-        self._end, self._head_end = None, -1
-        self._sent_s = time.monotonic()
-        self._transport.write(self._load.request)
-
-    def data_received(self, data: bytes) -> None:
-        self._answer += data
-        if self._head_end < 0 and not self._read_head():
-            return
-        if self._is_whole():
-            self._take()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.stopping:
-            self._fail("the connection was closed")
-
-    def close(self) -> None:
-        self.stopping = True
-        self._transport.abort()
-
-    def _read_head(self) -> bool:
-        self._head_end = self._answer.find(HEAD_END)
-        if self._head_end < 0:
-            return False
-        head = bytes(self._answer[: self._head_end]).lower()
-        if b" 200 " not in head.split(b"\r\n", 1)[0]:
-            self._fail("the status is not 200")
-            return False
-        for line in head.split(b"\r\n"):
-            if line.startswith(b"content-length:"):
-                length = int(line.partition(b":")[2])
-                self._end = self._head_end + len(HEAD_END) + length
-        return True
-
-    def _is_whole(self) -> bool:
-        if self._end is not None:
-            return len(self._answer) >= self._end
-        return self._answer.endswith(LAST_CHUNK)
-
-    def _take(self) -> None:
-        self._answers.add(self._sent_s, time.monotonic())
-        num_tokens = self._answer.count(TOKEN)
-        if num_tokens != self._load.num_tokens:
-            self._fail(f"{num_tokens} tokens came where {self._load.num_tokens} were asked for")
-        elif not self.stopping:
-            self.ask()
-
-    def _fail(self, why: str) -> None:
-        if not self._failed.done():
-            error = UnexpectedAnswerError(f"{why}: {bytes(self._answer[:2000])!r}")
-            self._failed.set_exception(error)
+    @property
+    def name(self) -> str:
+        kind = "streamed" if self.streams else "whole"
+        return f"{kind}, {self.num_clients} at once"
 
 
-async def run(load: Load) -> AnswerCounter:
-    """Raises ``UnexpectedAnswerError``."""
-    loop = asyncio.get_running_loop()
-    answers, failed = AnswerCounter(), loop.create_future()
-    clients = []
-    for _ in range(load.num_clients):
-        _, client = await loop.create_connection(
-            lambda: Client(load, answers, failed), load.host, load.port
-        )
-        clients.append(client)
-    for client in clients:
-        client.ask()
-        await asyncio.sleep(START_APART_S)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    num_requests: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms_per_request: float
+
+
+def measure(
+    server: RunningProcess,
+    cell: Cell,
+    *,
+    model: str,
+    authorization: str,
+    warm_up_s: float,
+    seconds: float,
+) -> Reading:
+    """Raises ``ProcessFailedError`` when a client got an incomplete answer."""
+    load = Load(
+        port=server.port,
+        request=http_request(model, streams=cell.streams, authorization=authorization),
+        num_clients=cell.num_clients,
+        warm_up_s=warm_up_s,
+        seconds=seconds,
+    )
+    words = ["-m", "benchmarks.gateway.load", str(server.pid), json.dumps(asdict(load))]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=REPOSITORY_DIR, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        server.check()
+        raise ProcessFailedError(f"{server.name}, {cell.name}: {done.stderr[-ERROR_CHARACTERS:]}")
+    return Reading(**json.loads(done.stdout))
+
+
+def http_request(model: str, *, streams: bool, authorization: str) -> str:
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": streams,
+    }
+    text = json.dumps(body)
+    return (
+        f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        f"Authorization: {authorization}\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+    )
+
+
+def median_of(readings: list[Reading]) -> Reading:
+    """Field by field, over all their requests."""
+    rows = [asdict(reading) for reading in readings]
+    medians = {name: median(row[name] for row in rows) for name in rows[0]}
+    return Reading(**{**medians, "num_requests": sum(row["num_requests"] for row in rows)})
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+async def run(load: Load, cpu_s: Callable[[], float]) -> Reading:
+    """``cpu_s``: the server's CPU time until now. Raises ``UnexpectedAnswerError``."""
+    latencies_s: list[float] = []
     try:
-        await _wait(load.warm_up_s, failed)
-        while answers.num_whole < load.num_clients:
-            await _wait(POLL_S, failed)
-        answers.begin_s = time.monotonic()
-        print("begin", flush=True)
-        await _wait(load.seconds, failed)
-        while len(answers.latencies_s) < ANSWERS_PER_CLIENT * load.num_clients:
-            await _wait(POLL_S, failed)
-        answers.end_s = time.monotonic()
-        print("end", flush=True)
+        async with asyncio.TaskGroup() as group:
+            clients = []
+            for _ in range(load.num_clients):
+                clients.append(group.create_task(_ask_on(load, latencies_s)))
+                await asyncio.sleep(START_APART_S)
+            await _answered(latencies_s, load.num_clients, load.warm_up_s)
+            latencies_s.clear()
+            began_s, began_cpu_s = time.monotonic(), cpu_s()
+            await _answered(latencies_s, ANSWERS_PER_CLIENT * load.num_clients, load.seconds)
+            measured_s, used_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
+            found_s = latencies_s.copy()
+            for client in clients:
+                client.cancel()
+    except* UnexpectedAnswerError as errors:
+        raise errors.exceptions[0] from None
+    return Reading(
+        num_requests=len(found_s),
+        requests_per_s=len(found_s) / measured_s,
+        p50_ms=percentile(found_s, 50) * 1000,
+        p99_ms=percentile(found_s, 99) * 1000,
+        cpu_ms_per_request=used_s / len(found_s) * 1000,
+    )
+
+
+async def _answered(latencies_s: list[float], num_answers: int, seconds: float) -> None:
+    """Returns after so many seconds, and not before so many answers."""
+    await asyncio.sleep(seconds)
+    while len(latencies_s) < num_answers:
+        await asyncio.sleep(POLL_S)
+
+
+async def _ask_on(load: Load, latencies_s: list[float]) -> None:
+    reader, writer = await asyncio.open_connection(HOST, load.port, limit=MAX_ANSWER_BYTES)
+    request = load.request.encode()
+    try:
+        while True:
+            sent_s = time.monotonic()
+            writer.write(request)
+            body = await _answer(reader)
+            if (num_tokens := body.count(WORD.encode())) != load.num_tokens:
+                raise UnexpectedAnswerError(
+                    f"{num_tokens} tokens came where {load.num_tokens} were asked for: {body!r}"
+                )
+            latencies_s.append(time.monotonic() - sent_s)
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise UnexpectedAnswerError(f"the connection was closed: {error}") from error
     finally:
-        for client in clients:
-            client.close()
-    return answers
+        writer.close()
 
 
-async def _wait(seconds: float, failed: asyncio.Future[None]) -> None:
-    await asyncio.wait([failed], timeout=seconds)
-    if failed.done():
-        failed.result()
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        raise UnexpectedAnswerError(f"the status is not 200: {head!r}")
+    if length := LENGTH.search(head):
+        return await reader.readexactly(int(length[1]))
+    return await reader.readuntil(b"0\r\n\r\n")  # the last chunk
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("load", help="JSON: the fields of Load, the request as text")
-    fields: dict[str, Any] = json.loads(parser.parse_args().load)
-    load = Load(**{**fields, "request": fields["request"].encode()})
-    answers = asyncio.run(run(load))
-    seconds = answers.end_s - answers.begin_s
-    print(json.dumps({"seconds": seconds, "latencies_s": answers.latencies_s}), flush=True)
+    server = psutil.Process(int(sys.argv[1]))
+
+    def cpu_s() -> float:
+        """User and system, of all its threads and its children."""
+        times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
+        return float(sum(one.user + one.system for one in times))
+
+    reading = asyncio.run(run(Load(**json.loads(sys.argv[2])), cpu_s))
+    print(json.dumps(asdict(reading)))
 
 
 if __name__ == "__main__":

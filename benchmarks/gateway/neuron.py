@@ -11,8 +11,8 @@ messages. A request gets as many tokens as it requests.
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 import time
 import uuid
 from collections import defaultdict
@@ -65,9 +65,6 @@ FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
 MEMORY_BYTES = 64 << 30
 NUM_BLOCKS = 100_000
-NUM_REMEMBERED = 100_000
-"""Ended requests that it remembers, to drop duplicate frames."""
-
 
 REPORT = LoadReport(
     architecture="none",
@@ -103,7 +100,6 @@ class SteppingNeuron:
         self._epoch = uuid.uuid4().hex
         self._started_unix_s = time.time()
         self._answers: dict[str, Answer] = {}
-        self._ended: dict[str, None] = {}
         self._handled_ids: list[bytes] = []
         self._assembler = FrameAssembler()
         self._numbers: defaultdict[str, int] = defaultdict(int)
@@ -118,15 +114,11 @@ class SteppingNeuron:
                 due_s = max(due_s + STEP_S, time.monotonic())
                 frames = self._publish(self._step())
             else:
-                frames = self._wait()
+                self._client.brpop([keys.neuron_queue(NEURON_NAME)], timeout=IDLE_WAIT_S)
+                frames = self._publish([])
                 due_s = time.monotonic() + STEP_S
             while frames:
                 frames = self._publish(self._take(frames))
-
-    def _wait(self) -> list[bytes]:
-        """Frames, once it is rung for some; none after a while without."""
-        self._client.brpop([keys.neuron_queue(NEURON_NAME)], timeout=IDLE_WAIT_S)
-        return self._publish([])
 
     def _take(self, frames: list[bytes]) -> list[tuple[str, Event]]:
         """Starts and ends requests; returns the events to send at once."""
@@ -141,7 +133,7 @@ class SteppingNeuron:
 
     def _accept(self, submit: Submit) -> list[tuple[str, Event]]:
         request_id = submit.request_id
-        if request_id in self._answers or request_id in self._ended:
+        if request_id in self._answers:  # repeated before the answer's first event came
             return []
         wanted = None
         if isinstance(submit.request, GenerationRequest):
@@ -150,10 +142,9 @@ class SteppingNeuron:
         return [(submit.gateway_id, Accepted(request_id=request_id, prompt_tokens=PROMPT_TOKENS))]
 
     def _cancel(self, cancel: Cancel) -> list[tuple[str, Event]]:
-        answer = self._answers.get(cancel.request_id)
+        answer = self._answers.pop(cancel.request_id, None)
         if answer is None:
             return []
-        self._end(cancel.request_id)
         return [(answer.gateway_id, Cancelled(request_id=cancel.request_id))]
 
     def _step(self) -> list[tuple[str, Event]]:
@@ -163,20 +154,12 @@ class SteppingNeuron:
             events.append((answer.gateway_id, Delta(request_id=request_id, text=WORD)))
             if answer.num_given < answer.num_wanted:
                 continue
-            self._end(request_id)
+            del self._answers[request_id]
             usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=answer.num_given)
-            for event in (
-                ChoiceFinished(request_id=request_id, reason="length"),
-                Finished(request_id=request_id, usage=usage),
-            ):
-                events.append((answer.gateway_id, event))
+            finished = ChoiceFinished(request_id=request_id, reason="length")
+            events.append((answer.gateway_id, finished))
+            events.append((answer.gateway_id, Finished(request_id=request_id, usage=usage)))
         return events
-
-    def _end(self, request_id: str) -> None:
-        del self._answers[request_id]
-        self._ended[request_id] = None
-        if len(self._ended) > NUM_REMEMBERED:
-            del self._ended[next(iter(self._ended))]
 
     def _publish(self, events: list[tuple[str, Event]]) -> list[bytes]:
         """Publishes one batch per gateway, and returns the frames that have come meanwhile, when
@@ -190,7 +173,6 @@ class SteppingNeuron:
                 keys.events_key(NEURON_NAME, gateway_id),
                 {EVENT_BATCH_FIELD: self._encode(gateway_id, batch)},
                 maxlen=keys.EVENT_STREAM_MAX_ENTRIES,
-                approximate=True,
             )
         pipeline.delete(keys.neuron_queue(NEURON_NAME))
         inbox = keys.inbox_key(NEURON_NAME)
@@ -260,13 +242,5 @@ class SteppingNeuron:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="the catalogue name it has ready")
-    options = parser.parse_args()
-    client = redis.Redis.from_url(os.environ["REDIS_URL"])
-    SteppingNeuron(client, model=options.model).run()
-
-
 if __name__ == "__main__":
-    main()
+    SteppingNeuron(redis.Redis.from_url(os.environ["REDIS_URL"]), model=sys.argv[-1]).run()

@@ -7,10 +7,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
-
-import psutil
 
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.program import REPOSITORY_DIR
@@ -31,9 +28,9 @@ class RunningProcess:
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.name = name
         self.port = port
+        self.pid = process.pid
         self._process = process
         self._log = log
-        self._psutil = psutil.Process(process.pid)
 
     def wait_until_listening(self) -> None:
         """Raises ``ProcessFailedError``."""
@@ -53,12 +50,6 @@ class RunningProcess:
         if (code := self._process.poll()) is not None:
             raise self._failed(f"ended with exit code {code}")
 
-    def cpu_s(self) -> float:
-        """CPU seconds, user and system, of all its threads and its children."""
-        processes = [self._psutil, *self._psutil.children(recursive=True)]
-        times = [process.cpu_times() for process in processes]
-        return float(sum(one.user + one.system for one in times))
-
     def stop(self) -> None:
         self._process.terminate()
         try:
@@ -66,10 +57,6 @@ class RunningProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
@@ -112,19 +99,25 @@ class Processes:
         self._running.append(running)
         return running
 
-    def close(self) -> None:
-        for running in reversed(self._running):
-            running.stop()
-            self._guardian.release(running.pid)
-        self._guardian.close()
+    def start_server(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        port: int,
+        folder: Path = REPOSITORY_DIR,
+    ) -> RunningProcess:
+        """Returns it listening. Raises ``ProcessFailedError``."""
+        running = self.start(name, command, env, port=port, folder=folder)
+        running.wait_until_listening()
+        return running
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        for running in reversed(self._running):
+            running.stop()
+            self._guardian.release(running.pid)
+        self._guardian.close()

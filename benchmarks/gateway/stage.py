@@ -64,16 +64,13 @@ class Stage:
         command = [sys.executable, "-c", code]
         subprocess.run(command, cwd=self._checkout, env=self._env, check=True)
 
-    def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
-        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any free one."""
+    def start_gateway(self, kind: str) -> RunningProcess:
+        """``kind`` is daphne or uvicorn."""
         port, checkout = free_port(), self._checkout
-        env = self._env | {"HELEXA_METRICS_LISTEN": f"{HOST}:{metrics_port or free_port()}"}
+        env = self._env | {"HELEXA_METRICS_LISTEN": f"{HOST}:{free_port()}"}
         name = kind if checkout == REPOSITORY_DIR else f"{kind} of {checkout.name}"
-        running = self.processes.start(
-            name, _command(kind, port, checkout), env, port=port, folder=checkout
-        )
-        running.wait_until_listening()
-        return running
+        command = _command(kind, port, checkout)
+        return self.processes.start_server(name, command, env, port=port, folder=checkout)
 
 
 @contextmanager

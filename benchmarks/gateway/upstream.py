@@ -1,7 +1,7 @@
 """The smallest OpenAI-compatible server, as a proxy's upstream: every chat gets as many tokens as
 it requests, one for each step, like the neuron without a model's, and the usage on request.
 
-    python -m benchmarks.gateway.upstream --port 8000
+    python -m benchmarks.gateway.upstream PORT
 
 And LiteLLM's proxy before it as a peer, without its database. It pins other versions of our
 requirements, so it has an environment of its own:
@@ -12,10 +12,10 @@ requirements, so it has an environment of its own:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,16 @@ from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, STEP
 from benchmarks.gateway.processes import HOST, Processes, RunningProcess
 from benchmarks.ports import free_port
 
-HEAD_END = b"\r\n\r\n"
+LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: "
 LITELLM_KEY = "sk-benchmark"
 
 
 def start(processes: Processes) -> RunningProcess:
     """Returns it listening. Raises ``ProcessFailedError``."""
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.gateway.upstream", "--port", str(port)]
-    running = processes.start("upstream", command, os.environ, port=port)
-    running.wait_until_listening()
-    return running
+    command = [sys.executable, "-m", "benchmarks.gateway.upstream", str(port)]
+    return processes.start_server("upstream", command, os.environ, port=port)
 
 
 def start_litellm(
@@ -42,8 +41,15 @@ def start_litellm(
 ) -> RunningProcess:
     """Returns the listening proxy. Raises ``ProcessFailedError``."""
     port = free_port()
-    configuration = processes.folder / "litellm.yaml"
-    configuration.write_text(_configuration(model, upstream_port))
+    upstream = {
+        "model": f"openai/{model}",
+        "api_base": f"http://{HOST}:{upstream_port}/v1",
+        "api_key": "none",
+    }
+    configuration = processes.folder / "litellm.yaml"  # YAML's subset JSON
+    configuration.write_text(
+        json.dumps({"model_list": [{"model_name": model, "litellm_params": upstream}]})
+    )
     command = [str(python.parent / "litellm"), "--config", str(configuration)]
     command += ["--host", HOST, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
     # Its own prices instead of fetched ones, and no log line for each request.
@@ -53,88 +59,57 @@ def start_litellm(
         "LITELLM_LOG": "ERROR",
         "LITELLM_MASTER_KEY": LITELLM_KEY,
     }
-    proxy = processes.start("litellm", command, env, port=port)
-    proxy.wait_until_listening()
-    return proxy
-
-
-def _configuration(model: str, upstream_port: int) -> str:
-    """YAML, of its JSON subset."""
-    entry = {
-        "model_name": model,
-        "litellm_params": {
-            "model": f"openai/{model}",
-            "api_base": f"http://{HOST}:{upstream_port}/v1",
-            "api_key": "none",
-        },
-    }
-    return json.dumps({"model_list": [entry]})
+    return processes.start_server("litellm", command, env, port=port)
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One connection, kept alive."""
     try:
         while True:
-            head = await reader.readuntil(HEAD_END)
-            body = json.loads(await reader.readexactly(_content_length(head)))
-            num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = LENGTH.search(head)
+            body = json.loads(await reader.readexactly(int(length[1]) if length else 0))
             if body.get("stream"):
-                options = body.get("stream_options") or {}
-                with_usage = bool(options.get("include_usage"))
-                await _stream(writer, body["model"], num_tokens, with_usage=with_usage)
+                await _stream(writer, body)
             else:
-                await _whole(writer, body["model"], num_tokens)
+                await _whole(writer, body)
+            await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
 
 
-async def _whole(writer: asyncio.StreamWriter, model: str, num_tokens: int) -> None:
+async def _whole(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+    num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
     await asyncio.sleep(STEP_S * num_tokens)
     message = {"role": "assistant", "content": WORD * num_tokens}
     choice = {"index": 0, "message": message, "finish_reason": "length"}
-    body = json.dumps(
-        {**_base(model, "chat.completion"), "choices": [choice], "usage": _usage(num_tokens)}
-    ).encode()
-    writer.write(
-        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%s" % (len(body), body)
-    )
-    await writer.drain()
+    answer = _object(body, "chat.completion", [choice], usage=_usage(num_tokens))
+    head = OK + b"application/json\r\ncontent-length: %d\r\n\r\n" % len(answer)
+    writer.write(head + answer)
 
 
-async def _stream(
-    writer: asyncio.StreamWriter, model: str, num_tokens: int, *, with_usage: bool
-) -> None:
-    writer.write(
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    )
-    base = _base(model, "chat.completion.chunk")
+async def _stream(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+    num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
+    writer.write(OK + b"text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    def send(choices: list[dict[str, Any]], **more: Any) -> None:
+        _write_event(writer, _object(body, "chat.completion.chunk", choices, **more))
+
+    delta = {"role": "assistant", "content": WORD}
     for _ in range(num_tokens):
         await asyncio.sleep(STEP_S)
-        delta = {"role": "assistant", "content": WORD}
-        _write_event(writer, {**base, "choices": [_choice(delta, None)]})
+        send([{"index": 0, "delta": delta, "finish_reason": None}])
         await writer.drain()
-    _write_event(writer, {**base, "choices": [_choice({}, "length")]})
-    if with_usage:
-        _write_event(writer, {**base, "choices": [], "usage": _usage(num_tokens)})
-    _write_chunk(writer, b"data: [DONE]\n\n")
+    send([{"index": 0, "delta": {}, "finish_reason": "length"}])
+    if (body.get("stream_options") or {}).get("include_usage"):
+        send([], usage=_usage(num_tokens))
+    _write_event(writer, b"[DONE]")
     writer.write(b"0\r\n\r\n")
-    await writer.drain()
 
 
-def _content_length(head: bytes) -> int:
-    for line in head.lower().split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            return int(line.partition(b":")[2])
-    return 0
-
-
-def _base(model: str, kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": model}
-
-
-def _choice(delta: dict[str, str], reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": reason}
+def _object(body: dict[str, Any], kind: str, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    base = {"id": "chatcmpl-1", "object": kind, "created": 1, "model": body["model"]}
+    return json.dumps({**base, "choices": choices, **more}).encode()
 
 
 def _usage(num_tokens: int) -> dict[str, int]:
@@ -145,25 +120,16 @@ def _usage(num_tokens: int) -> dict[str, int]:
     }
 
 
-def _write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
-    _write_chunk(writer, b"data: %s\n\n" % json.dumps(event).encode())
+def _write_event(writer: asyncio.StreamWriter, data: bytes) -> None:
+    event = b"data: %s\n\n" % data
+    writer.write(b"%x\r\n%s\r\n" % (len(event), event))
 
 
-def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-
-async def _run(port: int) -> None:
+async def main(port: int) -> None:
     server = await asyncio.start_server(serve, HOST, port)
     async with server:
         await server.serve_forever()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    asyncio.run(_run(parser.parse_args().port))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(main(int(sys.argv[1])))

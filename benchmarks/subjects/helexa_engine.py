@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from benchmarks.workload import (
-    CARD_KV_BYTES,
-    DECODE_OUTPUT_TOKENS,
-    DECODE_PROMPT_TOKENS,
-    PromptMaker,
-)
+from benchmarks.workload import CARD_KV_BYTES, DECODE_OUTPUT_TOKENS
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
@@ -27,6 +21,8 @@ LIBRARIES = ()
 
 
 class HelexaEngine:
+    keeps_prefixes = True
+
     def __init__(self, spec: LoadSpec, num_threads: int, data_dir: Path) -> None:
         os.environ["HELEXA_ENGINE_THREADS"] = str(num_threads)
         configure_threads()
@@ -41,12 +37,11 @@ class HelexaEngine:
         report = self._loaded.report
         return f"helexa engine on {self._device}, {report.compiled}; {report.quantization}"
 
-    def decode(self, concurrency: int, seed: int) -> float:
+    def decode(self, prompts: list[list[int]]) -> float:
         """The clock starts when every sequence has its first token."""
-        prompts = PromptMaker(seed)
-        for _ in range(concurrency):
-            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), _greedy(2 * DECODE_OUTPUT_TOKENS))
-        waiting = concurrency
+        for prompt in prompts:
+            self._submit(prompt, _greedy(2 * DECODE_OUTPUT_TOKENS))
+        waiting = len(prompts)
         while waiting:
             waiting -= sum(output.num_cached_tokens is not None for output in self._step())
         started = time.perf_counter()
@@ -57,21 +52,12 @@ class HelexaEngine:
         self._engine.cancel_all()
         return num_tokens / elapsed_s
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
-        return num_tokens / self._first_token_s(PromptMaker(seed).prompt(num_tokens))
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
-        prompt = PromptMaker(seed).prompt(num_tokens)
-        return self._first_token_s(prompt), self._first_token_s(prompt)
-
-    def grammar_costs(self, num_turns: int = 10) -> list[dict[str, float]]:
-        """The fields of ``GrammarCost``, for each temperature."""
-        from llguidance import LLTokenizer
-
-        from benchmarks.engine_costs import grammar_costs
-
-        tokenizer = LLTokenizer(str(Path(self._loaded.report.tokenizer_dir) / "tokenizer.json"))
-        return [asdict(cost) for cost in grammar_costs(self._engine, tokenizer, num_turns)]
+    def first_token_s(self, prompt: list[int]) -> float:
+        started = time.perf_counter()
+        self._submit(prompt, _greedy(1))
+        while self._engine.has_work:
+            self._step()
+        return time.perf_counter() - started
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
         """The log-probability of each token but the first."""
@@ -86,21 +72,11 @@ class HelexaEngine:
     def close(self) -> None:
         self._engine.cancel_all()
 
-    def _first_token_s(self, prompt: list[int]) -> float:
-        started = time.perf_counter()
-        self._submit(prompt, _greedy(1))
-        while self._engine.has_work:
-            self._step()
-        return time.perf_counter() - started
-
     def _submit(self, prompt: list[int], params: SamplingParams) -> None:
         self._num_submitted += 1
+        sequence_id = str(self._num_submitted)
         self._engine.submit(
-            SubmitSequence(
-                sequence_id=str(self._num_submitted),
-                token_ids=prompt,
-                params=params,
-            )
+            SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params)
         )
 
     def _step(self) -> list[SequenceStep]:

@@ -10,33 +10,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.workload import (
-    DECODE_OUTPUT_TOKENS,
-    DECODE_PROMPT_TOKENS,
-    PromptMaker,
-    tokens_per_s_together,
-)
+from benchmarks.workload import DECODE_OUTPUT_TOKENS, tokens_per_s_together
 
 LIBRARIES = None
 REQUEST_TIMEOUT_S = 600
 EVENT = b"data: {"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTimes:
-    """Clock readings in seconds."""
-
-    sent: float
-    tokens: list[float]
-    """When each token came, in order; one without text comes with the next that has some."""
-
-
 class HelexaHttp:
     """``/v1/completions`` with token-id prompts, greedy, end-of-sequence ignored, streaming."""
+
+    keeps_prefixes = True
 
     def __init__(self, url: str, model: str) -> None:
         self._address = urlsplit(url).netloc
@@ -45,25 +32,21 @@ class HelexaHttp:
     def describe(self) -> str:
         return f"helexa over HTTP ({self._model})"
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        prompts = PromptMaker(seed)
-        batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
-        with ThreadPoolExecutor(concurrency) as pool:
-            streams = list(pool.map(lambda p: self._stream(p, 1 + DECODE_OUTPUT_TOKENS), batch))
-        return tokens_per_s_together(stream.tokens for stream in streams)
+    def decode(self, prompts: list[list[int]]) -> float:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            streams = list(pool.map(lambda p: self._stream(p, 1 + DECODE_OUTPUT_TOKENS), prompts))
+        return tokens_per_s_together(streams)
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
-        times = self._stream(PromptMaker(seed).prompt(num_tokens), 1)
-        return num_tokens / (times.tokens[0] - times.sent)
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
-        cold_s = num_tokens / self.prefill(num_tokens, seed)
-        return cold_s, num_tokens / self.prefill(num_tokens, seed)
+    def first_token_s(self, prompt: list[int]) -> float:
+        sent_s = time.perf_counter()
+        return self._stream(prompt, 1)[0] - sent_s
 
     def close(self) -> None:
         pass
 
-    def _stream(self, prompt: list[int], max_tokens: int) -> StreamTimes:
+    def _stream(self, prompt: list[int], max_tokens: int) -> list[float]:
+        """Clock readings in seconds of each token, in order; one without text comes with the next
+        that has some."""
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -76,7 +59,6 @@ class HelexaHttp:
         with closing(
             http.client.HTTPConnection(self._address, timeout=REQUEST_TIMEOUT_S)
         ) as connection:
-            sent = time.perf_counter()
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             events = list(_events(connection.getresponse()))
@@ -86,7 +68,7 @@ class HelexaHttp:
             tokens += [arrived] * (num_tokens - len(tokens))
         if len(tokens) != max_tokens:
             raise RuntimeError(f"asked for {max_tokens} tokens and got {len(tokens)}")
-        return StreamTimes(sent, tokens)
+        return tokens
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:

@@ -6,12 +6,7 @@ import ctypes
 import time
 from typing import Any
 
-from benchmarks.workload import (
-    DECODE_OUTPUT_TOKENS,
-    DECODE_PROMPT_TOKENS,
-    PREFIX_TOKENS,
-    PromptMaker,
-)
+from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PREFIX_TOKENS
 
 LIBRARIES = ("llama_cpp", "numpy")
 MAX_SEQUENCES = 32
@@ -23,11 +18,14 @@ UBATCH_TOKENS = 512
 class LlamaCpp:
     """One model and two contexts: 32 short sequences for decoding, one long one for prompts."""
 
+    keeps_prefixes = True
+
     def __init__(self, gguf: str, num_threads: int, device: str) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
         self._num_threads, self._device = num_threads, device
+        self._last_prompt: list[int] = []
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_SILENT(llama_cpp), ctypes.c_void_p(0))
         params = llama_cpp.llama_model_default_params()
@@ -47,45 +45,41 @@ class LlamaCpp:
         version, device = self._lib.__version__, self._device
         return f"llama.cpp (llama-cpp-python {version}, {device}, {self._num_threads} threads)"
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        prompts = PromptMaker(seed)
+    def decode(self, prompts: list[list[int]]) -> float:
         self._clear(self._short)
-        for sequence in range(concurrency):
-            tokens = prompts.prompt(DECODE_PROMPT_TOKENS)
-            self._run(self._short, [(token, i, sequence) for i, token in enumerate(tokens)], 1)
-        next_tokens = [0] * concurrency
+        for sequence, prompt in enumerate(prompts):
+            self._run(self._short, [(token, i, sequence) for i, token in enumerate(prompt)], 1)
+        next_tokens = [0] * len(prompts)
         started = time.perf_counter()
         for step in range(DECODE_OUTPUT_TOKENS):
             position = DECODE_PROMPT_TOKENS + step
             rows = [(token, position, i) for i, token in enumerate(next_tokens)]
-            self._run(self._short, rows, concurrency)
-            next_tokens = [self._greedy(self._short, i) for i in range(concurrency)]
-        return concurrency * DECODE_OUTPUT_TOKENS / (time.perf_counter() - started)
+            self._run(self._short, rows, len(prompts))
+            next_tokens = [self._greedy(self._short, i) for i in range(len(prompts))]
+        return len(prompts) * DECODE_OUTPUT_TOKENS / (time.perf_counter() - started)
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
-        tokens = PromptMaker(seed).prompt(num_tokens)
-        self._clear(self._long)
+    def first_token_s(self, prompt: list[int]) -> float:
+        """A repeated prompt is warm as in its server's slot: all but the last token's cells are
+        kept."""
+        rows = [(token, i, 0) for i, token in enumerate(prompt)]
+        is_warm, self._last_prompt = prompt == self._last_prompt, prompt
+        if not is_warm:
+            self._clear(self._long)
         started = time.perf_counter()
-        self._run(self._long, [(token, i, 0) for i, token in enumerate(tokens)], 1)
-        self._greedy(self._long, num_tokens - 1)
-        return num_tokens / (time.perf_counter() - started)
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
-        """Warm like its server's slot: all but the last token's cells are kept."""
-        cold_s = num_tokens / self.prefill(num_tokens, seed)
-        last_token = PromptMaker(seed).prompt(num_tokens)[-1]
-        started = time.perf_counter()
-        memory = self._lib.llama_get_memory(self._long)
-        self._lib.llama_memory_seq_rm(memory, 0, num_tokens - 1, -1)
-        self._run(self._long, [(last_token, num_tokens - 1, 0)], 1)
-        self._greedy(self._long, 0)
-        return cold_s, time.perf_counter() - started
+        if is_warm:
+            memory = self._lib.llama_get_memory(self._long)
+            self._lib.llama_memory_seq_rm(memory, 0, len(prompt) - 1, -1)
+            rows = rows[-1:]
+        self._run(self._long, rows, 1)
+        self._greedy(self._long, len(rows) - 1)
+        return time.perf_counter() - started
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
         """The log-probability of each token but the first."""
         import numpy
 
         self._clear(self._long)
+        self._last_prompt = []
         rows = [(token, i, 0) for i, token in enumerate(token_ids)]
         self._run(self._long, rows, len(rows))
         found = []

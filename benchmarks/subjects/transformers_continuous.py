@@ -14,7 +14,6 @@ from benchmarks.workload import (
     DECODE_CONCURRENCIES,
     DECODE_OUTPUT_TOKENS,
     DECODE_PROMPT_TOKENS,
-    PromptMaker,
     tokens_per_s_together,
 )
 
@@ -33,6 +32,8 @@ class TransformersContinuous:
     installed, else SDPA over pages, as on every CPU. ``torch.compile`` runs into its recompile
     limit, since paged attention differs by layer.
     """
+
+    keeps_prefixes = False
 
     def __init__(self, model: Any) -> None:
         import transformers
@@ -56,19 +57,13 @@ class TransformersContinuous:
         on_cpu = self._model.device.type == "cpu"
         return f"{words}, {torch.get_num_threads()} threads" if on_cpu else words
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        prompts = PromptMaker(seed)
+    def decode(self, prompts: list[list[int]]) -> float:
         self._manager.add_requests(
-            [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)],
-            max_new_tokens=1 + DECODE_OUTPUT_TOKENS,
-            record_timestamps=True,
+            prompts, max_new_tokens=1 + DECODE_OUTPUT_TOKENS, record_timestamps=True
         )
-        return tokens_per_s_together([self._next_timestamps() for _ in range(concurrency)])
+        return tokens_per_s_together([self._next_timestamps() for _ in prompts])
 
-    def prefill(self, num_tokens: int, seed: int) -> None:
-        return
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> None:
+    def first_token_s(self, prompt: list[int]) -> None:
         return
 
     def close(self) -> None:

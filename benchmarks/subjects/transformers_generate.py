@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.weights.dequantised import load_dequantised
-from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+from benchmarks.workload import DECODE_OUTPUT_TOKENS
 
 LIBRARIES = ("torch", "transformers")
 
 
 class TransformersGenerate:
+    keeps_prefixes = False  # ``generate`` keeps nothing between calls
+
     def __init__(self, gguf: str, num_threads: int) -> None:
         import torch
         import transformers
@@ -27,21 +29,14 @@ class TransformersGenerate:
         dtype = str(self._model.dtype).removeprefix("torch.")
         return f"transformers {self._version} generate, {dtype}, {threads} threads"
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        """Returns tokens per second, from the difference of a long and a one-token run: the
-        prompt's time cancels out."""
-        prompts = PromptMaker(seed)
-        batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
-        first_s = self._generate_s(batch, 1)
-        all_s = self._generate_s(batch, 1 + DECODE_OUTPUT_TOKENS)
-        return concurrency * DECODE_OUTPUT_TOKENS / (all_s - first_s)
+    def decode(self, prompts: list[list[int]]) -> float:
+        """From the difference of a long and a one-token run: the prompt's time cancels out."""
+        first_s = self._generate_s(prompts, 1)
+        all_s = self._generate_s(prompts, 1 + DECODE_OUTPUT_TOKENS)
+        return len(prompts) * DECODE_OUTPUT_TOKENS / (all_s - first_s)
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
-        return num_tokens / self._generate_s([PromptMaker(seed).prompt(num_tokens)], 1)
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> None:
-        """``generate`` keeps nothing between calls, so there is no warm time."""
-        return
+    def first_token_s(self, prompt: list[int]) -> float:
+        return self._generate_s([prompt], 1)
 
     def close(self) -> None:
         del self._model

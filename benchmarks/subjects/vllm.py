@@ -12,9 +12,7 @@ from typing import Any
 from benchmarks.workload import (
     CARD_KV_BYTES,
     DECODE_OUTPUT_TOKENS,
-    DECODE_PROMPT_TOKENS,
     PREFIX_TOKENS,
-    PromptMaker,
     tokens_per_s_together,
 )
 
@@ -24,6 +22,8 @@ LIBRARIES = ("vllm",)
 class VllmEngine:
     """vLLM's own defaults: compiled by inductor, prefix cache on. ``where``: the device in words;
     ``arguments``: vLLM's own, beside these."""
+
+    keeps_prefixes = True
 
     def __init__(self, folder: str, where: str, **arguments: Any) -> None:
         import vllm
@@ -44,23 +44,15 @@ class VllmEngine:
         dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
         return f"vLLM {self._vllm.__version__} {self._where}, {dtype}"
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        prompts = PromptMaker(seed)
-        for _ in range(concurrency):
-            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), 1 + DECODE_OUTPUT_TOKENS)
+    def decode(self, prompts: list[list[int]]) -> float:
+        for prompt in prompts:
+            self._submit(prompt, 1 + DECODE_OUTPUT_TOKENS)
         return tokens_per_s_together(self._arrivals().values())
-
-    def prefill(self, num_tokens: int, seed: int) -> float:
-        return num_tokens / self._first_token_s(PromptMaker(seed).prompt(num_tokens))
-
-    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
-        prompt = PromptMaker(seed).prompt(num_tokens)
-        return self._first_token_s(prompt), self._first_token_s(prompt)
 
     def close(self) -> None:
         del self._engine
 
-    def _first_token_s(self, prompt: list[int]) -> float:
+    def first_token_s(self, prompt: list[int]) -> float:
         started = time.perf_counter()
         self._submit(prompt, 1)
         ((first_token,),) = self._arrivals().values()

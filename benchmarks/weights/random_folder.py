@@ -1,10 +1,10 @@
-"""A folder of random weights at a dense shape, as a hub would publish it: config, safetensors in a
-file a layer, a tokenizer.
+"""A folder of random weights at a dense shape, as a hub would publish it: config, safetensors, a
+tokenizer.
 
     python -m benchmarks.weights.random_folder SHAPE FOLDER DEVICE [fp8]
 
-makes one. Weights are drawn on DEVICE, where a card is a hundred times faster than a core, and are
-so small that logits stay finite.
+makes one. transformers draws the weights, on DEVICE, where a card is a hundred times faster than a
+core, and so small that logits stay finite.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from math import prod
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+import transformers
+from huggingface_hub import save_torch_state_dict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.subject import REPOSITORY_DIR
 from benchmarks.weights.shapes import SHAPES, DenseShape
-from inference.loading.sources.files import SAFETENSORS_INDEX
 
-WEIGHT_STD = 0.02
 FP8_BLOCK = 128
 """Rows and columns that share a scale where projections are in fp8, as in Qwen3's fp8 files."""
 FP8_MAX = 448.0
-Dimensions = dict[str, tuple[int, ...]]
 
 
 def main() -> None:
     name, folder, device, *kind = sys.argv[1:]
-    write(_dense(name), Path(folder), device, is_fp8=kind == ["fp8"])
+    write(name, Path(folder), device, is_fp8=kind == ["fp8"])
 
 
 def random_folder(name: str, data_dir: Path, device: str, *, is_fp8: bool = False) -> Path:
@@ -54,103 +51,63 @@ def folder_path(name: str, data_dir: Path, *, is_fp8: bool = False) -> Path:
     return data_dir / "random" / (f"{name}-fp8" if is_fp8 else name)
 
 
+@cache
 def folder_bytes(name: str, *, is_fp8: bool = False) -> int:
     return sum(
-        prod(size) * (1 if is_fp8 and "_proj" in tensor else 2)
-        for file in _files(_dense(name))
-        for tensor, size in file.items()
+        weight.numel() * (1 if is_fp8 and _is_projection(tensor) else 2)
+        for tensor, weight in _weights(name, "meta").items()
     )
 
 
-def write(shape: DenseShape, folder: Path, device: str, *, is_fp8: bool = False) -> None:
-    """``is_fp8``: projections in float8_e4m3fn with a scale for each block."""
+def write(name: str, folder: Path, device: str, *, is_fp8: bool = False) -> None:
+    """``name``: of a dense shape. ``is_fp8``: projections in float8_e4m3fn with a scale for each
+    block."""
+    weights = _weights(name, device)
+    config = _config(name).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
+    if is_fp8:
+        for tensor in filter(_is_projection, list(weights)):
+            weights |= _fp8_tensors(tensor, weights[tensor])
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+        }
     folder.mkdir(parents=True, exist_ok=True)
-    files = list(_files(shape))
-    file_of: dict[str, str] = {}
-    for number, dimensions in enumerate(files, start=1):
-        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors: dict[str, torch.Tensor] = {}
-        for name, size in dimensions.items():
-            weight = _random_weight(size, device)
-            is_rounded = is_fp8 and "_proj" in name
-            tensors |= _fp8_tensors(name, weight) if is_rounded else {name: weight}
-        save_file(tensors, folder / file_name, metadata={"format": "pt"})
-        file_of |= dict.fromkeys(tensors, file_name)
-    index = {"metadata": {}, "weight_map": file_of}
-    (folder / SAFETENSORS_INDEX).write_text(json.dumps(index))
+    save_torch_state_dict(weights, folder)
     _write_tokenizer(folder)
     # Written last: a folder without it is made again.
-    (folder / "config.json").write_text(json.dumps(_config(shape, is_fp8=is_fp8), indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2, default=str))
 
 
-def _dense(name: str) -> DenseShape:
+def _config(name: str) -> Any:
+    """No token ends a sequence."""
     shape = SHAPES[name]
     assert isinstance(shape, DenseShape), name
-    return shape
+    return transformers.Qwen3Config(
+        dtype="bfloat16",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.inner_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context_tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
 
 
-def _config(shape: DenseShape, *, is_fp8: bool) -> dict[str, Any]:
-    """No token ends a sequence."""
-    fp8 = {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
-    }
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "dtype": "bfloat16",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.inner_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": shape.context_tokens,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        **({"quantization_config": fp8} if is_fp8 else {}),
-    }
+def _weights(name: str, device: str) -> dict[str, torch.Tensor]:
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(_config(name), dtype=torch.bfloat16)
+    return dict(model.state_dict())
 
 
-def _files(shape: DenseShape) -> Iterator[Dimensions]:
-    """Names and dimensions, (out_features, in_features) of matrices: a file of tables, then one a
-    layer."""
-    hidden, inner = shape.hidden_size, shape.inner_size
-    heads, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    table = shape.vocab_size, hidden
-    yield {
-        "model.embed_tokens.weight": table,
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": table,
-    }
-    for index in range(shape.num_layers):
-        layer: Dimensions = {
-            "input_layernorm": (hidden,),
-            "self_attn.q_proj": (heads, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, heads),
-            "self_attn.q_norm": (shape.head_dim,),
-            "self_attn.k_norm": (shape.head_dim,),
-            "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        yield {f"model.layers.{index}.{name}.weight": size for name, size in layer.items()}
-
-
-def _random_weight(size: tuple[int, ...], device: str) -> torch.Tensor:
-    """bfloat16 in the host's memory; norms are ones."""
-    if len(size) == 1:
-        return torch.ones(size, dtype=torch.bfloat16)
-    return torch.empty(size, dtype=torch.bfloat16, device=device).normal_(std=WEIGHT_STD).cpu()
+def _is_projection(tensor: str) -> bool:
+    return "_proj" in tensor
 
 
 def _fp8_tensors(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.backup import postgres_part, sqlite_part
+from helexa_site.backup import databases
 from helexa_site.backup.archive import FORMAT, BackupError, Manifest, pack, unpack
 from helexa_site.backup.files_and_secrets import (
     copy_files,
@@ -43,17 +43,15 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
         raise BackupError(f"{target} is there already: name another file, or add --overwrite")
     if not target.parent.is_dir():
         raise BackupError(f"there is no directory {target.parent}")
-    # Beside the target: it has room there, and the same disk.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as scratch:
-        folder = Path(scratch)
+    with _scratch_beside(target) as folder:
         migrations = [list(one) for one in MigrationRecorder(connection).applied_migrations()]
         if not migrations:
             raise BackupError("there is no database to back up here yet")
+        columns: dict[str, list[str]] = {}
         if connection.vendor == "sqlite":
-            columns: dict[str, list[str]] = {}
-            rows = sqlite_part.copy_database(Path(connection.settings_dict["NAME"]), folder)
+            rows = databases.copy_file(Path(connection.settings_dict["NAME"]), folder)
         else:
-            rows, columns = postgres_part.copy_tables(folder)
+            rows, columns = databases.copy_tables(folder)
         copy_files(config, folder)
         copy_secrets(config, os.environ, folder)
         manifest = Manifest(
@@ -66,11 +64,18 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
             columns=columns,
         )
         pack(folder, manifest, target)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as scratch:
-        written = unpack(target, Path(scratch))
+    with _scratch_beside(target) as folder:
+        written = unpack(target, folder)
         if written.vendor == "sqlite":
-            sqlite_part.whole_rows(Path(scratch) / sqlite_part.FILE)
+            databases.whole_rows(folder / databases.FILE)
     return written
+
+
+@contextmanager
+def _scratch_beside(target: Path) -> Iterator[Path]:
+    """It has room there, and the same disk."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as folder:
+        yield Path(folder)
 
 
 SCRATCH_DATABASE = "helexa_restore_check"
@@ -98,39 +103,29 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
         ensure_key_fits(config, folder)
         database, kept = Path(connection.settings_dict["NAME"]), None
         if manifest.vendor == "sqlite":
-            _migrate_sqlite(folder / sqlite_part.FILE, database, replace=replace)
+            _migrate_file(folder / databases.FILE, database, replace=replace)
         else:
-            _restore_postgresql(folder, manifest)
+            databases.ensure_empty()
+            databases.load_tables(folder, manifest)
+            call_command("migrate", verbosity=0, interactive=False)
         restore_files(config, folder)
         settings = restore_settings(config, folder)
         if manifest.vendor == "sqlite":
-            kept = sqlite_part.put_in_place(folder, database)
+            kept = databases.put_in_place(folder, database)
         restore_key(config, folder)
     return Restored(manifest=manifest, settings=settings, kept=kept)
 
 
-def _migrate_sqlite(restored: Path, database: Path, *, replace: bool) -> None:
+def _migrate_file(restored: Path, database: Path, *, replace: bool) -> None:
     """Migrates the restored file before it is the database."""
-    sqlite_part.whole_rows(restored)
-    if sqlite_part.has_rows(database) and not replace:
+    databases.whole_rows(restored)
+    if databases.has_rows(database) and not replace:
         raise BackupError(f"{database} is there already: --replace puts it aside")
     connection.close()
     connection.settings_dict["NAME"] = str(restored)
     call_command("migrate", verbosity=0, interactive=False)
     connection.close()
     connection.settings_dict["NAME"] = str(database)
-
-
-def _restore_postgresql(folder: Path, manifest: Manifest) -> None:
-    if postgres_part.has_tables():
-        raise BackupError(
-            "the database that DATABASE_URL names holds a helexa already: make an empty one "
-            "(createdb), name that, and restore there; the old one stays as it is"
-        )
-    if postgres_part.has_other_sessions():
-        raise BackupError("others are connected to this database: stop them first")
-    postgres_part.load_tables(folder, manifest.migrations, manifest.rows, manifest.columns)
-    call_command("migrate", verbosity=0, interactive=False)
 
 
 def check(source: Path) -> None:

@@ -22,9 +22,9 @@ from helexa_site.bootstrap.arguments import (
     parser_of,
 )
 from helexa_site.bootstrap.console import complain, print_line, print_step
+from helexa_site.bootstrap.data_directory import keep_joining, kept_joining, redis_url_of
 from helexa_site.bootstrap.environment import ensure_environment, venv_dir
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import (
     Installation,
     default_data_dir,
@@ -89,12 +89,9 @@ def run(arguments: list[str]) -> int:
             return own(arguments[1:]) if own else _django(arguments)
         finally:
             sys.stdout.flush()
-    except SettingError as error:
+    except (SettingError, BootstrapError) as error:
         complain(str(error))
-        return EXIT_MISCONFIGURED
-    except BootstrapError as error:
-        complain(str(error))
-        return FAILURE
+        return EXIT_MISCONFIGURED if isinstance(error, SettingError) else FAILURE
     except BrokenPipeError:
         # Python would retry the write at its exit.
         with Path(os.devnull).open("wb") as nowhere:
@@ -136,11 +133,8 @@ def _neuron(arguments: list[str]) -> int:
     ensure_environment(REQUIREMENTS)
     if options.joining is not None:
         keep_joining(options.joining, data_dir)
-        print_step(
-            "neuron",
-            f"keeping the invitation of {options.joining.neuron}; from now on: "
-            f"{neuron_program()} neuron",
-        )
+        text = f"keeping the invitation of {options.joining.neuron}; from now on: "
+        print_step("neuron", f"{text}{neuron_program()} neuron")
     if joining is not None:
         os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
     os.environ[DATA_DIR.name] = str(data_dir)
@@ -172,10 +166,8 @@ def _test(arguments: list[str]) -> int:
 
 
 def _environment(arguments: list[str]) -> int:
-    parser = parser_of(
-        "environment",
-        "Make the environment (HELEXA_VENV) for this kind of process, or mend it.",
-    )
+    what = "Make the environment (HELEXA_VENV) for this kind of process, or mend it."
+    parser = parser_of("environment", what)
     parser.add_argument("kind", choices=REQUIREMENTS_FOR)
     kind = parser.parse_args(arguments).kind
     check_settings(os.environ)
@@ -198,8 +190,7 @@ def _doctor(arguments: list[str]) -> int:
     if not REDIS_URL.read(os.environ) and (joining := kept_joining(_data_dir(), None)):
         os.environ[REDIS_URL.name] = redis_url_of(joining, _data_dir())
     os.environ.setdefault(LISTEN_HOST.name, options.host)
-    from helexa_site.doctor.examine import examine
-    from helexa_site.doctor.findings import has_failed, lines_of, object_of
+    from helexa_site.doctor.examine import examine, has_failed, lines_of, object_of
 
     findings = []
     for finding in examine(options.host, options.port):
@@ -237,10 +228,10 @@ def _django(arguments: list[str]) -> int:
     try:
         execute_from_command_line([sys.argv[0], *arguments])
     except Error as error:
-        if "--traceback" in arguments:
-            raise
         from metering.management.output import database_words
 
+        if "--traceback" in arguments:
+            raise
         raise BootstrapError(database_words(error)) from error
     return SUCCESS
 

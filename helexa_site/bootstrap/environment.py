@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from helexa_site.bootstrap.console import print_line, print_step
 from helexa_site.bootstrap.errors import BootstrapError
@@ -95,10 +95,9 @@ def ensure_environment(requirements_name: str) -> None:
             _check_is_ours(venv, f"the environment lacks what {requirements_name} asks for")
             (venv / STAMP).write_text("")
             install(requirements)
-            (venv / STAMP).write_text(
-                "".join(f"{stamp_of(one)}\n" for one in files_of(requirements))
-            )
-    _reexec(venv)
+            stamps = [stamp_of(one) for one in files_of(requirements)]
+            (venv / STAMP).write_text("\n".join(stamps))
+    reenter(venv)
 
 
 def ensure_wheel_has(extra: str) -> None:
@@ -111,14 +110,18 @@ def ensure_wheel_has(extra: str) -> None:
     except metadata.PackageNotFoundError:
         return  # run from its files, without pip's records
     missing = [str(one) for one in applying(pins, extra) if installed_version(one.name) is None]
-    if missing and extra:
+    if not missing:
+        return
+    names = ", ".join(missing[:NAMES_SHOWN])
+    if len(missing) > NAMES_SHOWN:
+        names += f" and {len(missing) - NAMES_SHOWN} more"
+    if extra:
         raise BootstrapError(
             f"this helexa was installed without its extra {extra!r}, which loading models needs "
-            f"({_names(missing)}): install its wheel as in pip install 'helexa-….whl[{extra}]', or "
-            "let other hosts load models and start serve with --no-neuron"
+            f"({names}): install its wheel as in pip install 'helexa-….whl[{extra}]', or let other "
+            "hosts load models and start serve with --no-neuron"
         )
-    if missing:
-        raise BootstrapError(f"{_names(missing)} is not installed: install helexa's wheel again")
+    raise BootstrapError(f"{names} is not installed: install helexa's wheel again")
 
 
 def venv_dir() -> Path:
@@ -183,6 +186,77 @@ def installed_version(name: str) -> str | None:
         return None
 
 
+def install(requirements: Path) -> None:
+    """Runs pip: locked files with their hashes where the lock files are of these requirements."""
+    has_pip = importlib.util.find_spec("pip") is not None
+    if not has_pip and not _run(sys.executable, "-m", "ensurepip", "--upgrade")[0]:
+        raise BootstrapError(
+            "this Python comes without pip (ensurepip); install it (on Debian and Ubuntu: "
+            "apt install python3-venv) and start again"
+        )
+    locks = _locks_of(requirements)
+    if locks and pins_line(requirements) not in locks[-1].read_text():
+        _report(
+            f"the lock files are of other pins than {requirements.name}: hashes are not checked"
+        )
+        locks = []
+    torch = next((pin for pin in pins_of(requirements) if pin.startswith("torch==")), None)
+    if torch is not None:
+        if unmet([torch]):
+            is_for_cpus = _install_torch_for_cpus(torch, is_locked=bool(locks))
+        else:
+            is_for_cpus = (installed_version("torch") or "").endswith("+cpu")
+        if locks and not is_for_cpus:
+            locks.append(REPOSITORY_DIR / CUDA_LOCK)
+    _report(f"installing {requirements.name}")
+    is_done, output = _pip(*_files(locks) if locks else ("--requirement", str(requirements)))
+    if not is_done:
+        for line in output.splitlines()[-FAILURE_LINES:]:
+            print_line(f"  {line}")
+        raise BootstrapError(_install_failure(requirements.name, output))
+
+
+def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
+    """Whether it did: not with an NVIDIA driver. Alone, because torch's index has old copies of
+    other packages; its dependencies come with the rest."""
+    if sys.platform != "linux":
+        return False
+    if any(Path(sign).exists() for sign in DRIVER_SIGNS):
+        _report(f"there is an NVIDIA driver: torch with CUDA, {CUDA_SIZE} with its libraries")
+        return False
+    index, words = TORCH_CPU_INDEX.read(os.environ), ["--no-deps"]
+    if index:  # the package index may have the locked files too
+        words += ["--extra-index-url" if is_locked else "--index-url", index]
+    if index or is_locked:
+        place = index or "the package index"
+        _report(f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {place}")
+        words += _files([REPOSITORY_DIR / CPU_LOCK]) if is_locked else [pin]
+        is_done, output = _pip(*words)
+        if is_done:
+            return True
+        if OTHER_HASH in output:
+            raise BootstrapError(_install_failure(pin, output))
+        _report(f"{place} does not have {pin} for CPUs, or does not answer")
+    _report(
+        f"what pip finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it; "
+        f"{TORCH_CPU_INDEX.name} names another index"
+    )
+    return False
+
+
+def _locks_of(requirements: Path) -> list[Path]:
+    """Empty: the installs of these requirements are not checked."""
+    if not REQUIRE_HASHES.read(os.environ):
+        return []
+    paths = [requirements.with_name(name) for name in LOCKS_OF.get(requirements.name, ())]
+    return paths if all(path.is_file() for path in paths) else []
+
+
+def _files(locks: list[Path]) -> list[str]:
+    files = [word for path in locks for word in ("--requirement", str(path))]
+    return ["--require-hashes", *files]
+
+
 def _is_installed(requirements: Path, venv: Path) -> bool:
     if _is_inside(venv) and (venv / STAMP).exists():
         return stamp_of(requirements) in (venv / STAMP).read_text().split()
@@ -203,7 +277,7 @@ def _locked(venv: Path) -> Iterator[None]:
         raise BootstrapError(f"cannot make {venv}: {error.strerror}") from error
     try:
         if not try_lock(directory):
-            print_step("environment", f"another start is at work in {venv}; waiting for it")
+            _report(f"another start is at work in {venv}; waiting for it")
             fcntl.flock(directory, fcntl.LOCK_EX)
         yield
     finally:
@@ -215,7 +289,7 @@ def _make_venv(venv: Path) -> None:
     if (venv / "pyvenv.cfg").is_file() and _run(venv / "bin" / "python", "-I", "-S", "-c", "")[0]:
         return
     _check_is_ours(venv, "its Python does not run as this user")
-    print_step("environment", f"making {venv}")
+    _report(f"making {venv}")
     # Without pip, which comes after: Debian packages ensurepip separately.
     is_made, output = _run(sys.executable, "-m", "venv", "--clear", "--without-pip", venv)
     if not is_made:
@@ -237,70 +311,16 @@ def _check_is_ours(venv: Path, problem: str) -> None:
     )
 
 
-def install(requirements: Path) -> None:
-    """Runs pip: locked files with their hashes where the lock files are of these requirements."""
-    _ensure_pip()
-    locks = _locks_of(requirements)
-    if locks and pins_line(requirements) not in locks[-1].read_text():
-        print_step(
-            "environment",
-            f"the lock files are of other pins than {requirements.name}: hashes are not checked",
-        )
-        locks = []
-    torch = next((pin for pin in pins_of(requirements) if pin.startswith("torch==")), None)
-    if torch is not None:
-        if unmet([torch]):
-            is_for_cpus = _install_torch_for_cpus(torch, is_locked=bool(locks))
-        else:
-            is_for_cpus = (installed_version("torch") or "").endswith("+cpu")
-        if locks and not is_for_cpus:
-            locks.append(REPOSITORY_DIR / CUDA_LOCK)
-    print_step("environment", f"installing {requirements.name}")
-    files = [word for path in locks or [requirements] for word in ("--requirement", str(path))]
-    is_done, output = _pip(*(["--require-hashes"] if locks else []), *files)
-    if not is_done:
-        for line in output.splitlines()[-FAILURE_LINES:]:
-            print_line(f"  {line}")
-        raise BootstrapError(_install_failure(requirements.name, output))
+def reenter(venv: Path) -> None:
+    """Never returns, but in tests."""
+    python = venv / "bin" / "python"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(python, [str(python), *sys.argv])
 
 
-def _locks_of(requirements: Path) -> list[Path]:
-    """Empty: the installs of these requirements are not checked."""
-    if not REQUIRE_HASHES.read(os.environ):
-        return []
-    paths = [requirements.with_name(name) for name in LOCKS_OF.get(requirements.name, ())]
-    return paths if all(path.is_file() for path in paths) else []
-
-
-def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
-    """Whether it did: not with an NVIDIA driver. Alone, because torch's index has old copies of
-    other packages; its dependencies come with the rest."""
-    if sys.platform != "linux":
-        return False
-    if any(Path(sign).exists() for sign in DRIVER_SIGNS):
-        size = f"torch with CUDA, {CUDA_SIZE} with its libraries"
-        print_step("environment", f"there is an NVIDIA driver: {size}")
-        return False
-    index, source, what = TORCH_CPU_INDEX.read(os.environ), [], [pin]
-    if is_locked:  # the package index may have the locked files too
-        what = ["--require-hashes", "--requirement", str(REPOSITORY_DIR / CPU_LOCK)]
-    if index:
-        source = ["--extra-index-url" if is_locked else "--index-url", index]
-    if index or is_locked:
-        place = index or "the package index"
-        print_step("environment", f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {place}")
-        is_done, output = _pip("--no-deps", *source, *what)
-        if is_done:
-            return True
-        if OTHER_HASH in output:
-            raise BootstrapError(_install_failure(pin, output))
-        print_step("environment", f"{place} does not have {pin} for CPUs, or does not answer")
-    print_step(
-        "environment",
-        f"what pip finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it; "
-        f"{TORCH_CPU_INDEX.name} names another index",
-    )
-    return False
+def _report(text: str) -> None:
+    print_step("environment", text)
 
 
 def _pip(*arguments: str) -> tuple[bool, str]:
@@ -312,7 +332,7 @@ def _pip(*arguments: str) -> tuple[bool, str]:
         # Python compiles imported modules itself: a small part. All takes pip a minute.
         command += ["--no-compile"]
     log_path = venv_dir() / PIP_LOG
-    print_step("environment", f"pip's output: {log_path}")
+    _report(f"pip's output: {log_path}")
     output = ""
     with (
         log_path.open("a") as log,
@@ -332,65 +352,35 @@ def _pip(*arguments: str) -> tuple[bool, str]:
                 log.write(line)
                 log.flush()
             if PROGRESS.search(line):
-                print_step("environment", line.strip()[:MAX_SHOWN_CHARACTERS])
+                _report(line.strip()[:MAX_SHOWN_CHARACTERS])
     return process.returncode == 0, output
 
 
 def _install_failure(what: str, pip_output: str) -> str:
+    reason = _last_line(pip_output)
     if OTHER_HASH in pip_output:
-        return (
-            f"cannot install {what}: the package index has another file than the one that was "
-            "locked, which may be somebody's attack; if it builds packages itself, set "
-            f"{REQUIRE_HASHES.name}=0"
+        reason = (
+            "the package index has another file than the one that was locked, which may be "
+            f"somebody's attack; if it builds packages itself, set {REQUIRE_HASHES.name}=0"
         )
-    if NETWORK_TROUBLE.search(pip_output):
-        return (
-            f"cannot install {what}: no package index can be reached; check the network (or "
-            "PIP_INDEX_URL) and start again"
+    elif NETWORK_TROUBLE.search(pip_output):
+        reason = (
+            "no package index can be reached; check the network (or PIP_INDEX_URL) and start again"
         )
-    return f"cannot install {what}: {_last_line(pip_output)}"
-
-
-def _ensure_pip() -> None:
-    if importlib.util.find_spec("pip") is not None:
-        return
-    if not _run(sys.executable, "-m", "ensurepip", "--upgrade")[0]:
-        raise BootstrapError(
-            "this Python comes without pip (ensurepip); install it (on Debian and Ubuntu: "
-            "apt install python3-venv) and start again"
-        )
+    return f"cannot install {what}: {reason}"
 
 
 def _run(*command: str | Path) -> tuple[bool, str]:
     """Whether it succeeded, and its output."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as error:
         return False, str(error)
-    return done.returncode == 0, done.stdout
-
-
-def _reexec(venv: Path) -> NoReturn:
-    python = venv / "bin" / "python"
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(python, [str(python), *sys.argv])
+    return done.returncode == 0, done.stdout + done.stderr
 
 
 def _sha256(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _names(pins: list[str]) -> str:
-    names = ", ".join(pins[:NAMES_SHOWN])
-    rest = len(pins) - NAMES_SHOWN
-    return names if rest <= 0 else f"{names} and {rest} more"
 
 
 def _last_line(text: str) -> str:

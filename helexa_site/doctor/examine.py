@@ -1,16 +1,18 @@
-"""All checks, one after the other, and those of packages and settings."""
+"""All checks, one after the other, their findings, and the checks of packages and settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from importlib import metadata
+from typing import Any
 
 from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.bootstrap.environment import STAMP, installed_version, pins_of, unmet, venv_dir
 from helexa_site.config import SECRET_KEY_FILE, Config, read_config
 from helexa_site.databases import database_settings
-from helexa_site.doctor.findings import Finding, failed, ok, run_checks, warning
 from helexa_site.program import REPOSITORY_DIR, program
 from inference.settings.gateway import LISTEN_HOST, TRUSTED_PROXIES
 from inference.settings.setting import SettingError
@@ -21,6 +23,63 @@ SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal}
 }
 """``manage.py`` and the doctor set these themselves; the operator has not."""
 OURS = {name for name in NAMES if name.startswith(PREFIX)} - SET_BY_THE_START
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works now, and may not later."""
+    FAILED = "failed"
+
+
+MARKS = {Level.OK: "ok  ", Level.WARNING: "warn", Level.FAILED: "FAIL"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    check: str = ""
+    """``run_checks`` adds the name of the check where it is empty."""
+    level: Level
+    text: str
+    mend: str = ""
+    """The remedy."""
+
+
+def ok(text: str) -> Finding:
+    return Finding(level=Level.OK, text=text)
+
+
+def warning(text: str, mend: str) -> Finding:
+    return Finding(level=Level.WARNING, text=text, mend=mend)
+
+
+def failed(text: str, mend: str) -> Finding:
+    return Finding(level=Level.FAILED, text=text, mend=mend)
+
+
+def run_checks(checks: Mapping[str, Callable[[], Iterator[Finding]]]) -> Iterator[Finding]:
+    for name, check in checks.items():
+        try:
+            for finding in check():
+                yield replace(finding, check=finding.check or name)
+        except Exception as error:  # noqa: BLE001 - the other checks continue
+            reason = f"{type(error).__name__}: {error}"
+            yield replace(failed(f"this check broke: {reason}", "report this line"), check=name)
+
+
+def lines_of(finding: Finding) -> list[str]:
+    lines = [f"{MARKS[finding.level]} {finding.check:<10} {finding.text}"]
+    if finding.mend:
+        lines.append(f"{'':16}-> {finding.mend}")
+    return lines
+
+
+def object_of(findings: Sequence[Finding]) -> dict[str, Any]:
+    return {"ok": not has_failed(findings), "findings": [asdict(one) for one in findings]}
+
+
+def has_failed(findings: Sequence[Finding]) -> bool:
+    return any(finding.level is Level.FAILED for finding in findings)
 
 
 def examine(host: str, port: int) -> Iterator[Finding]:

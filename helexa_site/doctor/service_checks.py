@@ -17,7 +17,7 @@ from fleet.live.reading import read_live_fleet, redis_client
 from fleet.live.reports import Report
 from fleet.redis_users import USER_PREFIX
 from helexa_site.config import Config
-from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.doctor.examine import Finding, failed, ok, warning
 from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
 from helexa_site.program import program
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Self
 
 import psutil
 import pytest
@@ -19,23 +20,20 @@ from benchmarks.first_hour import checks, command
 from benchmarks.first_hour.checks import FACTS
 from benchmarks.first_hour.command import (
     Result,
-    State,
-    StateError,
+    keep_state,
     open_parts,
+    read_state,
     run_part,
     summary_of,
 )
 from benchmarks.first_hour.parts import (
-    KERNEL_TESTS,
     PART_LIMIT_S,
-    TESTS,
     Host,
     Part,
     chosen,
     make,
     parts_of,
 )
-from benchmarks.subject import REPOSITORY_DIR
 from inference.protocol.engine import Awake, FellAsleep
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
@@ -50,31 +48,21 @@ CARD = Host(device="cuda:0", card_bytes=MUCH, disk_bytes=MUCH, data_dir=Path("da
 TRIAL = replace(CARD, device="cpu", card_bytes=0)
 
 
-def test_tests_that_would_all_be_skipped_have_not_passed() -> None:
-    parts = {part.name: part for part in parts_of(TRIAL)}
-    tests = [part for name, part in parts.items() if name.startswith("tests of")]
-    assert tests and all("skipped" in part.left_out for part in tests)
-    assert not parts["doctor"].left_out
-    on_a_card = [part for part in parts_of(CARD) if part.name.startswith("tests of")]
-    assert len(on_a_card) == len(tests) and not any(part.left_out for part in on_a_card)
-
-
 def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
-    for part in parts_of(CARD):
-        assert 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
+    """Each test that needs a card is in one; those that would all be skipped have not passed."""
+    trial = {part.name: part for part in parts_of(TRIAL)}
+    tests = [part for name, part in trial.items() if name.startswith("tests of")]
+    assert len(tests) == 4 and all("skipped" in part.left_out for part in tests)
+    assert not trial["doctor"].left_out
+    parts = {part.name: part for part in parts_of(CARD)}
+    assert len(parts) == len(parts_of(CARD)) and "tests of attention" in parts
+    for part in parts.values():
+        assert not part.left_out and 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
         assert part.command[0] == "-m"
         assert importlib.util.find_spec(part.command[1]) is not None, part.command
-
-
-def test_every_test_that_needs_a_card_is_in_a_part() -> None:
-    marked = {
-        str(file.relative_to(REPOSITORY_DIR))
-        for file in (REPOSITORY_DIR / "tests" / "inference").rglob("test_*.py")
-        if "pytest.mark.gpu" in file.read_text()
-    }
-    assert {path for paths in TESTS.values() for path in paths} == marked
-    kernels = [path for paths in KERNEL_TESTS.values() for path in paths]
-    assert all((REPOSITORY_DIR / path).exists() for path in kernels)
+    for name in ("exactness", "graphed", "packed", "linear"):
+        *_, marks, path = parts[f"tests of {name}"].command
+        assert marks == "gpu" and path.endswith(f"test_{name}.py")
 
 
 def test_a_smaller_card_gets_smaller_models_or_the_reason_why_not() -> None:
@@ -96,23 +84,23 @@ def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -
 
 def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
     parts = [part("a"), part("b"), part("c", left_out="no room"), part("d")]
+    assert read_state(tmp_path) == {}
     ended = Result(outcome="passed", seconds=1, summary="", log="")
-    State(tmp_path).keep(parts[0], ended)
-    State(tmp_path).keep(parts[1], replace(ended, outcome="timed out"))
-    results = State(tmp_path).results
-
-    def names(only: list[str], again: set[str]) -> list[str]:
-        return [part.name for part in open_parts(parts, results, only=only, again=again)]
-
-    assert names([], set()) == ["d"]
-    assert names([], {"b"}) == ["b", "d"]
-    assert names(["a", "b"], {"b"}) == ["b"]
-
-
-def test_a_state_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
+    kept = {"a": ended, "b": replace(ended, outcome="timed out")}
+    keep_state(tmp_path, kept)
+    results = read_state(tmp_path)
+    assert results == kept
+    for only, again, expected in (
+        ([], [], ["d"]),
+        ([], ["b"], ["b", "d"]),
+        ([], ["failed"], ["b", "d"]),
+        (["a", "b"], ["b"], ["b"]),
+    ):
+        found = open_parts(parts, results, only=only, again=again)
+        assert [one.name for one in found] == expected, (only, again)
     (tmp_path / "state.json").write_text('{"a": 1}')
-    with pytest.raises(StateError, match=r"state\.json"):
-        State(tmp_path)
+    with pytest.raises(ValueError, match=r"state\.json is no state"):
+        read_state(tmp_path)
 
 
 WITH_CHILD = """
@@ -187,9 +175,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 @pytest.mark.slow
 def test_a_failed_part_is_repeated_when_asked(run: Callable[..., int], tmp_path: Path) -> None:
     """No log is overwritten."""
-    assert run("--minutes", "0.5") == 1 and not State(tmp_path / "hour").results
+    assert run("--minutes", "0.5") == 1 and not read_state(tmp_path / "hour")
     assert run() == 1
-    ended = State(tmp_path / "hour").results.values()
+    ended = read_state(tmp_path / "hour").values()
     assert [(one.outcome, one.summary) for one in ended] == [
         ("passed", "12 passed"),
         ("failed", "bad"),
@@ -235,17 +223,20 @@ class FakeEngine:
 
     def __init__(self, spec: LoadSpec) -> None: ...
 
-    def first_token(self, prompt: list[int]) -> int:
-        return self.token
+    def __enter__(self) -> Self:
+        return self
 
-    def sleep(self) -> tuple[float, FellAsleep]:
-        return 0.1, FellAsleep(held=AsleepBytes(device_bytes=1))
+    def __exit__(self, *_: object) -> None: ...
+
+    def answer(self, prompt: list[int], num_tokens: int) -> list[int]:
+        return [self.token]
+
+    def sleep(self) -> FellAsleep:
+        return FellAsleep(held=AsleepBytes(device_bytes=1))
 
     def wake(self) -> Awake:
         self.token = self.token_after
         return self.awake
-
-    def end(self) -> None: ...
 
 
 def test_what_is_wrong_with_an_engine_that_woke_ends_the_check(

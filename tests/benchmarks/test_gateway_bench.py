@@ -8,18 +8,29 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import benchmarks.gateway.__main__ as command
-from benchmarks.gateway.load import AnswerCounter, Client, Load, UnexpectedAnswerError, run
-from benchmarks.gateway.measure import Reading, median_of, percentile
+from benchmarks.gateway.load import (
+    Load,
+    Reading,
+    UnexpectedAnswerError,
+    http_request,
+    median_of,
+    percentile,
+    run,
+)
 from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError
+from benchmarks.gateway.upstream import serve
 from benchmarks.ports import free_port
 from helexa_site.program import REPOSITORY_DIR
+from tests.cases import each_case
 
 SMALL = ["--rounds", "1", "--seconds", "0.5", "--warm-up", "0.1", "--clients", "2", "--json"]
 
@@ -43,96 +54,83 @@ def test_both_servers_are_measured_beside_their_upstream() -> None:
         assert 0 < middle["requests_per_s"] <= 2 / 0.030
 
 
-@pytest.fixture
-def upstream(tmp_path: Path) -> Any:
-    with Processes(tmp_path) as processes:
-        port = free_port()
-        command = [sys.executable, "-m", "benchmarks.gateway.upstream", "--port", str(port)]
-        running = processes.start("upstream", command, {}, port=port)
-        running.wait_until_listening()
-        yield running
+async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
 
 
-def load_of(port: int, body: dict[str, Any], num_tokens: int) -> Load:
-    text = json.dumps({"model": "any", **body})
-    request = f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {len(text)}\r\n\r\n{text}"
-    return Load(
-        host=HOST,
-        port=port,
-        request=request.encode(),
+async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
+
+
+@each_case(
+    ("server", "streams", "num_tokens", "reason"),
+    [
+        (serve, True, 16, None),
+        (serve, False, 16, None),
+        (serve, False, 15, "16 tokens came where 15 were asked for"),
+        (refuse, True, 16, "the status is not 200.*503"),
+        (hang_up, True, 16, "the connection was closed"),
+    ],
+)
+def test_clients_count_tokens_and_an_unexpected_answer_ends_the_run(
+    server: Any, streams: bool, num_tokens: int, reason: str | None
+) -> None:
+    request = http_request("any", streams=streams, authorization="Bearer none")
+    load = Load(
+        port=free_port(),
+        request=request,
         num_clients=2,
         num_tokens=num_tokens,
         warm_up_s=0.0,
         seconds=0.1,
     )
 
+    async def measured() -> Reading:
+        async with await asyncio.start_server(server, HOST, load.port):
+            return await run(load, count(1.0, 0.6).__next__)  # the server uses 0.6 s
 
-@pytest.mark.parametrize("streams", [True, False])
-async def test_clients_count_tokens(upstream: Any, streams: bool) -> None:
-    body = {"max_tokens": 5, "stream": streams}
-    answers = await run(load_of(upstream.port, body, 5))
-    assert len(answers.latencies_s) >= 6
-    with pytest.raises(UnexpectedAnswerError, match="5 tokens came where 6"):
-        await run(load_of(upstream.port, body, 6))
-
-
-async def test_a_server_that_refuses_ends_the_run() -> None:
-    failed = asyncio.get_running_loop().create_future()
-    client = Client(load_of(0, {}, 1), AnswerCounter(), failed)
-    client.data_received(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
-    with pytest.raises(UnexpectedAnswerError, match="503"):
-        failed.result()
+    if reason is not None:
+        with pytest.raises(UnexpectedAnswerError, match=reason):
+            asyncio.run(measured())
+        return
+    reading = asyncio.run(measured())
+    assert reading.num_requests >= 6
+    assert 30 <= reading.p50_ms <= reading.p99_ms
+    assert 0 < reading.requests_per_s <= 2 / 0.030
+    assert reading.cpu_ms_per_request == pytest.approx(600 / reading.num_requests)
 
 
 def test_a_process_that_ends_names_the_reason(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         command = [sys.executable, "-c", "raise SystemExit('no luck')"]
-        running = processes.start("unlucky", command, {}, port=free_port())
-        with pytest.raises(ProcessFailedError, match=r"(?s)exit code 1.*no luck"):
-            running.wait_until_listening()
+        with pytest.raises(ProcessFailedError, match=r"(?s)unlucky ended.*exit code 1.*no luck"):
+            processes.start_server("unlucky", command, {}, port=free_port())
 
 
 def test_percentiles_and_medians() -> None:
     assert percentile([float(value) for value in range(100)], 99) == 99.0
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    rates = (1.0, 2.0, 5.0)
+    fixed = {"num_requests": 3, "p50_ms": 1.0, "p99_ms": 2.0}
     readings = [
-        Reading(
-            num_requests=3,
-            requests_per_s=rate,
-            p50_ms=1.0,
-            p99_ms=2.0,
-            cpu_ms_per_request=10 / rate,
-        )
-        for rate in (1.0, 2.0, 5.0)
+        Reading(**fixed, requests_per_s=rate, cpu_ms_per_request=10 / rate)  # type: ignore[arg-type]
+        for rate in rates
     ]
-    assert median_of(readings).requests_per_s == 2.0
-    assert median_of(readings).cpu_ms_per_request == 5.0
-    assert median_of(readings).num_requests == 9
-
-
-class Stage:
-    """Notes which servers are started."""
-
-    authorization = "Bearer none"
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-
-    def start_gateway(self, kind: str, **_: object) -> SimpleNamespace:
-        self.started.append(kind)
-        return SimpleNamespace(name=kind)
+    found = median_of(readings)
+    assert (found.requests_per_s, found.cpu_ms_per_request, found.num_requests) == (2.0, 5.0, 9)
 
 
 def test_a_server_that_is_not_installed_is_left_out_or_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in an environment of a first start."""
-    stage = Stage()
+    start = Mock(side_effect=lambda kind: SimpleNamespace(name=kind))
+    stage = SimpleNamespace(authorization="Bearer none", start_gateway=start)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else 1)
     monkeypatch.setattr(command, "stage", lambda **_: nullcontext(stage))
     monkeypatch.setattr(command, "_run", lambda *_: {})
     command.main([])
-    assert stage.started == ["daphne"]
     assert "uvicorn is not measured: pip install uvicorn brings it" in capsys.readouterr().err
     for words, why in (
         (["--servers", "uvicorn"], "uvicorn is not installed"),
@@ -142,4 +140,4 @@ def test_a_server_that_is_not_installed_is_left_out_or_refused_by_name(
             command.main(words)
         assert ended.value.code == 2
         assert why in capsys.readouterr().err
-    assert stage.started == ["daphne"]
+    start.assert_called_once_with("daphne")

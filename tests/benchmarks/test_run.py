@@ -24,11 +24,12 @@ from benchmarks.run import (
     run,
     warm_name,
 )
-from benchmarks.subject import SubjectError
+from benchmarks.subject import SubjectError, answer
 from benchmarks.workload import (
+    DECODE_PROMPT_TOKENS,
     FIRST_ORDINARY_TOKEN_ID,
     LAST_ORDINARY_TOKEN_ID,
-    PromptMaker,
+    prompts_of,
     tokens_per_s_together,
 )
 from helexa_site.program import REPOSITORY_DIR
@@ -103,7 +104,7 @@ def test_the_first_round_is_not_kept_and_medians_are_of_the_rest(pair: Pair) -> 
 
 
 def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_one(kind: str, *_: object) -> FakeSubject:
+    def open_one(kind: str, *_: object, **__: object) -> FakeSubject:
         if kind == "llama_cpp":
             raise SubjectError("llama_cpp ended by SIGILL")
         return FakeSubject(kind, 30.0, [])
@@ -146,11 +147,49 @@ def test_memory_is_compared_without_our_interpreter() -> None:
     assert "multiples of llama.cpp's: 1.20 (bound: 1.5)" in text.getvalue()
 
 
-def test_prompts_are_repeatable_and_ordinary() -> None:
-    first, again = PromptMaker(5).prompt(100), PromptMaker(5).prompt(100)
-    assert first == again
-    assert first != PromptMaker(6).prompt(100)
+class Subject:
+    """Its time to a first token is a second, and half of it for a prompt that it has seen."""
+
+    keeps_prefixes = True
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    def decode(self, prompts: list[list[int]]) -> float:
+        self.prompts += prompts
+        return 7.0
+
+    def first_token_s(self, prompt: list[int]) -> float | None:
+        self.prompts.append(prompt)
+        return 1 / self.prompts.count(prompt)
+
+    def own(self, seed: int) -> int:
+        return seed
+
+
+def test_prompts_are_repeatable_and_ordinary_and_answers_made_of_times() -> None:
+    first, second = prompts_of(5, 2, 100)
+    assert [first, second] == prompts_of(5, 2, 100) and first != second
+    assert prompts_of(6, 1, 100) != [first]
     assert all(FIRST_ORDINARY_TOKEN_ID <= token <= LAST_ORDINARY_TOKEN_ID for token in first)
+    subject: Any = Subject()
+
+    def asked(measure: str, **question: Any) -> object:
+        return answer(subject, {"measure": measure, "seed": 5, **question}, None)
+
+    assert asked("decode", concurrency=3) == 7.0
+    assert subject.prompts == prompts_of(5, 3, DECODE_PROMPT_TOKENS)
+    assert asked("prefill", num_tokens=100) == 100.0
+    assert asked("time_to_first_token", num_tokens=200) == (1.0, 0.5)
+    assert asked("own") == 5
+    assert (asked("memory"), asked("interpreter_memory")) == (None, None), "it is a client"
+    assert answer(subject, {"measure": "interpreter_memory"}, 1.5) == 1.5
+    memory = answer(subject, {"measure": "memory"}, 1.5)
+    assert isinstance(memory, float) and memory > 1
+    Subject.keeps_prefixes = False
+    assert asked("time_to_first_token", num_tokens=9) is None
+    subject.first_token_s = lambda prompt: None
+    assert asked("prefill", num_tokens=9) is None
 
 
 def test_a_rate_counts_what_streams_did_together() -> None:
@@ -169,7 +208,7 @@ def chosen_by(*words: str) -> Selection:
 def test_rows_are_chosen_by_how_they_begin() -> None:
     everything = chosen_by()
     assert everything.rows == list(measurements())
-    assert everything.own_rows == ["bookkeeping", "masks", "quality"]
+    assert everything.own_rows == ["bookkeeping", "quality"]
     assert {*everything.kinds, *everything.missing} == set(KINDS)
     selection = chosen_by("--only", "decode, 8", "memory")
     names = [row.name for row in selection.rows]
@@ -183,7 +222,7 @@ def test_rows_are_chosen_by_how_they_begin() -> None:
 
 def test_checkouts_beside_this_one_have_names_of_their_own(tmp_path: Path) -> None:
     assert chosen_by("--beside", str(REPOSITORY_DIR)).beside == [REPOSITORY_DIR]
-    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "masks").beside == []
+    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "quality").beside == []
     with pytest.raises(ValueError, match="have one name"):
         chosen_by("--beside", str(REPOSITORY_DIR), f"/elsewhere/{REPOSITORY_DIR.name}")
     with pytest.raises(ValueError, match=f"{tmp_path} is no checkout"):

@@ -1,18 +1,64 @@
-"""A data directory's id and its key to sign with, and files that appear whole or not at all."""
+"""An installation: how its command is typed, its id and its key, and files that appear whole."""
 
 from __future__ import annotations
 
 import shutil
 import stat
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from helexa_site import program
 from helexa_site.config import read_config
 from helexa_site.instance import SecretKeyError, instance_id, secret_key
+from helexa_site.program import Installation
 from helexa_site.whole_file import keep_once, write_whole, written_whole
+from tests.cases import each_case
 from tests.helexa_site.processes import python
+
+FILES = {
+    Installation.CHECKOUT: ("manage.py", "requirements-dev.txt"),
+    Installation.PACKAGES: ("manage.py",),
+    Installation.WHEEL: (),
+}
+NAMES = {
+    Installation.CHECKOUT: ("manage.py", "python3 manage.py"),
+    Installation.WHEEL: ("helexa", "helexa"),
+    Installation.PACKAGES: ("helexa", "sudo helexa --neuron"),
+}
+"""The program's name, and how its neuron is started."""
+
+
+@each_case(
+    ("kind", "called", "expected"),
+    [
+        (Installation.CHECKOUT, "manage.py", "python3 manage.py"),
+        (Installation.CHECKOUT, "/some where/manage.py", "python3 '/some where/manage.py'"),
+        (Installation.CHECKOUT, "/usr/bin/pytest", "python3 manage.py"),
+        (Installation.PACKAGES, "/usr/lib/helexa/manage.py", "sudo helexa"),
+        # Its own Python is the one in the entry point's first line: python3 may be another.
+        (Installation.WHEEL, "/some venv/helexa", "'/some venv/helexa'"),
+        (Installation.WHEEL, "/usr/bin/helexa", "helexa"),
+        (
+            Installation.WHEEL,
+            "/site-packages/helexa_site/__main__.py",
+            f"{sys.executable} -m helexa_site",
+        ),
+    ],
+)
+def test_a_command_to_paste(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, called: str, expected: str
+) -> None:
+    for name in FILES[kind]:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(program, "REPOSITORY_DIR", tmp_path)
+    assert (program.program(), program.neuron_program()) == NAMES[kind]
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert program.installation() is kind
+    assert program.pasteable_program() == expected
 
 
 def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
@@ -70,43 +116,28 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_it_replaces_a_file_and_its_mode(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     path.write_text("old")
     path.chmod(0o644)
-    write_whole(path, "grün")
-    assert path.read_bytes() == "grün".encode()
-    assert mode_of(path) == 0o600, "its owner's alone"
-    write_whole(path, "new", mode=0o640)
-    assert mode_of(path) == 0o640, "whatever the umask"
-    assert names_in(tmp_path) == ["key.json"]
-
-
-def test_a_reader_sees_the_old_file_until_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "archive"
-    path.write_text("old")
-    with written_whole(path) as file:
-        file.write(b"half")
-        file.flush()
-        assert path.read_text() == "old"
-        assert all(mode_of(one) & 0o077 == 0 for one in tmp_path.iterdir() if one != path)
-    assert path.read_text() == "half"
-
-
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "archive"
-    path.write_text("old")
     with pytest.raises(KeyboardInterrupt), written_whole(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    assert names_in(tmp_path) == ["archive"]
+    assert (path.read_text(), names_in(tmp_path)) == ("old", ["key.json"])
+    with written_whole(path) as file:
+        file.write("grün".encode())
+        file.flush()
+        assert path.read_text() == "old", "until the end"
+        assert all(mode_of(one) & 0o077 == 0 for one in tmp_path.iterdir() if one != path)
+    assert (path.read_text(), mode_of(path)) == ("grün", 0o600), "its owner's alone"
+    write_whole(path, "new", mode=0o640)
+    assert (path.read_text(), mode_of(path)) == ("new", 0o640), "whatever the umask"
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
         write_whole(tmp_path / "folder", "text")
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "missing" / "file", "text")
-    assert names_in(tmp_path) == ["archive", "folder"]
+    assert names_in(tmp_path) == ["folder", "key.json"]
 
 
 def test_what_is_kept_once_stays(tmp_path: Path) -> None:

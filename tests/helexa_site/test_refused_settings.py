@@ -6,21 +6,16 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from helexa_site.bootstrap.commands import FAILURE, run
-from helexa_site.doctor.examine import examine
 from inference.neuron.process import neuron_process as running
-from inference.settings.setting import EXIT_MISCONFIGURED, Setting
-from inference.settings.table import SETTINGS
+from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
 from tests.helexa_site.processes import python
-from tests.inference.settings.samples import refused
 from tests.slow_cases import slow_but
 
-DOCTOR = ("127.0.0.1", 1)
 PROGRAMS = {
     "serve": (("manage.py", "serve"), EXIT_MISCONFIGURED),
     "gateway": (("manage.py", "gateway"), EXIT_MISCONFIGURED),
@@ -58,25 +53,6 @@ def line_of(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
         return line
 
     return line_of
-
-
-@each_case("setting", [one for one in SETTINGS if refused(one)], ids=lambda setting: setting.name)
-def test_all_of_them_refuse_what_is_outside(
-    setting: Setting[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    line_of: Callable[[str], str],
-) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "var"))
-    monkeypatch.setenv(setting.name, refused(setting)[0])
-    rule = setting.kind.rule
-    assert run(["serve", "--no-model", "--no-neuron"]) == EXIT_MISCONFIGURED
-    assert rule in line_of(setting.name)
-    assert running.run("box") == EXIT_MISCONFIGURED
-    assert rule in line_of(setting.name)
-    (finding,) = examine(*DOCTOR)
-    assert rule in finding.text and setting.name in finding.text
-    assert not (tmp_path / "var").exists()
 
 
 @pytest.mark.parametrize("program", slow_but(PROGRAMS, "serve"))

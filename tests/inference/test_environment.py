@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap.children import (
+from helexa_site.bootstrap.redis_server import PrivateRedis
+from helexa_site.bootstrap.serve import (
     control_spec,
     gateway_spec,
     neuron_spec,
     redis_spec,
 )
-from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import (
     Role,
     child_environment,

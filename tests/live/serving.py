@@ -32,7 +32,7 @@ LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 15
 READY_TIMEOUT_S = 480.0
 WAIT_TIMEOUT_S = 170.0
 STOP_TIMEOUT_S = 90.0
-"""Serve gives its programs ten seconds (bootstrap/test_serve.py checks); a busy machine, more."""
+"""Serve gives its programs ten seconds (test_supervision.py checks that); a busy machine, more."""
 POLL_INTERVAL_S, LONG_POLL_INTERVAL_S = 0.02, 0.1
 """The intervals between two looks: at first, and where it takes a second and more, since asking
 costs the server as well."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 from pathlib import Path
 
@@ -75,34 +74,3 @@ def test_a_lock_file_is_read_and_written_again(tmp_path: Path) -> None:
     path.write_text("networkx\n")
     with pytest.raises(ValueError, match=r"a\.lock:1"):
         list(locked_in(path))
-
-
-RESOLVE = """#!/bin/sh
-# In the place of uv: the lock that it would resolve is there already, by the name asked for.
-while [ "$#" -gt 1 ]; do
-    if [ "$1" = --output-file ]; then out="$2"; fi
-    shift
-done
-cp "$1.resolved" "$out"
-"""
-
-
-def test_the_command_locks_each_package_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("requirements.txt", "requirements-gateway.txt"):
-        (tmp_path / name).write_text("one==1.0\n")
-    one, two = (f"{name}==1.0 \\\n    --hash=sha256:{'a' * 64}\n" for name in ("one", "two"))
-    (tmp_path / "requirements.txt.resolved").write_text(one + two)
-    (tmp_path / "requirements-gateway.txt.resolved").write_text(one)
-    (tmp_path / "uv").write_text(RESOLVE)
-    (tmp_path / "uv").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("sys.argv", ["lock"])
-    main = LOCK["main"]
-    monkeypatch.setitem(main.__globals__, "ROOT", tmp_path)
-    for _ in ("none was there", "those are kept"):
-        assert main() == 0
-        assert [pin.name for pin in locked_in(tmp_path / OF_GATEWAY)] == ["one"]
-        assert [pin.name for pin in locked_in(tmp_path / OF_NEURON)] == ["two"]
-    assert f"{CUDA_LOCK}: 0 packages" in capsys.readouterr().out

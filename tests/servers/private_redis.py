@@ -18,51 +18,25 @@ from helexa_site.bootstrap.redis_server import (
 )
 
 
-@contextlib.contextmanager
-def running_redis(run_dir: Path) -> Iterator[str]:
-    """A private Redis for the length of a ``with``; yields its URL.
-
-    It dies with this process, even when that is killed.
-    """
-    server = configure_private_redis(run_dir)
-    with (
-        Guardian() as guardian,
-        (run_dir / "redis.log").open("ab") as log,
-        subprocess.Popen(
-            server.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        ) as process,
-    ):
-        guardian.watch(process.pid)
-        try:
-            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
-            yield server.url
-        finally:
-            process.kill()
-            process.wait()
-            guardian.release(process.pid)
-            discard_private_redis(server, run_dir)
-
-
 class MortalRedis:
     """One that a test stops, kills and starts again. Killed, it has lost what it held."""
 
-    def __init__(self, configured: PrivateRedis, guardian: Guardian) -> None:
+    def __init__(self, configured: PrivateRedis, guardian: Guardian, log: Path) -> None:
         self.url = configured.url
         self._command = configured.command
         self._guardian = guardian
+        self._log = log
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self._guardian.watch(self._process.pid)
         wait_for_redis(self.url, is_alive=lambda: self._process.poll() is None)
 
@@ -86,13 +60,21 @@ class MortalRedis:
 
 @contextlib.contextmanager
 def mortal_redis(run_dir: Path, *, port: int | None = None) -> Iterator[MortalRedis]:
-    """``port``: where it listens on loopback as well, for hosts that were invited."""
+    """It dies with this process, even when that is killed. ``port``: where it listens on loopback
+    as well, for hosts that were invited."""
     listening = PRIVATE if port is None else ("bind 127.0.0.1", f"port {port}")
     configured = configure_private_redis(run_dir, listening=listening)
     with Guardian() as guardian:
-        server = MortalRedis(configured, guardian)
+        server = MortalRedis(configured, guardian, run_dir / "redis.log")
         try:
             yield server
         finally:
             server.kill()
             discard_private_redis(configured, run_dir)
+
+
+@contextlib.contextmanager
+def running_redis(run_dir: Path) -> Iterator[str]:
+    """Its URL."""
+    with mortal_redis(run_dir) as server:
+        yield server.url

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.backup import sqlite_part
+from helexa_site.backup import databases
 from tests.helexa_site import processes
 
 ADD_USER = (
@@ -48,12 +48,12 @@ def test_a_copy_is_of_one_moment_and_stops_no_writer(tmp_path: Path) -> None:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("INSERT INTO users VALUES ('half-written')")
         out.mkdir()
-        assert sqlite_part.copy_database(database, out) == {"users": 1}
+        assert databases.copy_file(database, out) == {"users": 1}
         writer.execute("COMMIT")
-    assert sqlite_part.has_rows(database)
-    kept = sqlite_part.put_in_place(out, database)
-    assert sqlite_part.whole_rows(database) == {"users": 1}
-    assert kept is not None and sqlite_part.whole_rows(kept) == {"users": 2}
+    assert databases.has_rows(database)
+    kept = databases.put_in_place(out, database)
+    assert databases.whole_rows(database) == {"users": 1}
+    assert kept is not None and databases.whole_rows(kept) == {"users": 2}
 
 
 @pytest.mark.slow

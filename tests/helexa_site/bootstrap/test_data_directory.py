@@ -27,35 +27,39 @@ from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.server_url import DEFAULT_URL, server_and_key, server_url
 from tests.cases import each_case
 
+HERE, THERE = "http://127.0.0.1:4711", "http://gpu-box:31313"
+RUNNING = RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
 
-def test_it_is_made_for_its_owner_alone_and_claimed_once(tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "var"
+
+def claim(place: Path) -> None:
     with claimed_data_directory(place):
-        assert stat.S_IMODE(place.stat().st_mode) == 0o700
         assert (place / LOCK_FILE).read_text() == f"{os.getpid()}\n"
-        with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
-            with claimed_data_directory(place):
-                pass
-    with claimed_data_directory(place):
-        pass
 
 
-def test_waits_for_a_guardian_of_a_serve_that_died(
+def test_it_is_made_for_its_owner_alone_and_claimed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock's holder by name is dead, and a process that inherited it is about to end."""
-    with claimed_data_directory(tmp_path) as lock_fd:
+    """A guardian of a serve that died, whose process is named in the lock, is waited for."""
+    place = tmp_path / "deep" / "var"
+    monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 0.1)
+    with claimed_data_directory(place) as lock_fd:
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
+            claim(place)
         inherited = os.dup(lock_fd)
+        code = "import sys, time; sys.stdin.read(1); time.sleep(0.3)"
         guardian = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(0.5)"], pass_fds=(inherited,)
+            [sys.executable, "-c", code], pass_fds=(inherited,), stdin=subprocess.PIPE
         )
         os.close(inherited)
-        dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
-        (tmp_path / LOCK_FILE).write_bytes(dead.stdout)
+        (place / LOCK_FILE).write_text("4194304\n")
+    with pytest.raises(BootstrapError, match="process 4194304"):
+        claim(place)
     monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 120.0)
-    with claimed_data_directory(tmp_path):
-        assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
-        guardian.wait(120)
+    assert guardian.stdin is not None
+    guardian.stdin.close()
+    claim(place)
+    guardian.wait(120)
 
 
 def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
@@ -65,47 +69,27 @@ def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         with claimed_data_directory(tmp_path):
             raise PermissionError(errno.EACCES, "of something else")
+    claim(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/helexa")):
+        with pytest.raises(BootstrapError, match="cannot write"):
+            claim(place)
 
 
-@each_case("place", ["/proc/helexa", "{file}", "{file}/below"])
-def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(BootstrapError, match="cannot write"):
-        with claimed_data_directory(Path(place.format(file=file))):
-            pass
-
-
-HERE = "http://127.0.0.1:4711"
-THERE = "http://gpu-box:31313"
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> RunningServe:
-    running = RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
-    write_running(tmp_path, running)
-    return running
-
-
-def test_it_is_found_while_it_runs_and_read_by_its_owner_alone(
-    tmp_path: Path, running: RunningServe
-) -> None:
-    assert find_running(tmp_path) == running
+def test_a_running_serve_is_found_by_its_owner_alone(tmp_path: Path) -> None:
+    """Not one that was killed, or whose file cannot be read."""
+    write_running(tmp_path, RUNNING)
+    assert find_running(tmp_path) == RUNNING
     assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600
-    assert "of-serve" not in repr(running)
+    assert "of-serve" not in repr(RUNNING)
     for _ in range(2):
         forget_running(tmp_path)
         assert find_running(tmp_path) is None
-
-
-def test_one_that_was_killed_or_cannot_be_read_is_none(
-    tmp_path: Path, running: RunningServe
-) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    write_running(tmp_path, replace(running, process_id=ended.pid))
+    write_running(tmp_path, replace(RUNNING, process_id=ended.pid))
     assert find_running(tmp_path) is None
-    for text in ("", "{}", "[]", "not json"):
+    for text in ("", "{}", "[]"):
         (tmp_path / RUNNING_FILE).write_text(text)
         assert find_running(tmp_path) is None
 
@@ -121,6 +105,8 @@ def test_one_that_was_killed_or_cannot_be_read_is_none(
         (THERE, None, {}, (THERE, None)),
         (None, None, {"HELEXA_URL": THERE}, (THERE, None)),
         (THERE, None, {"HELEXA_URL": "http://other:31313"}, (THERE, None)),
+        *((url, None, {}, None) for url in ("gpu-box:1", "ftp://gpu-box", "http://")),
+        ("http://gpu-box:0", None, {}, None),
     ],
 )
 def test_which_server_a_command_asks(
@@ -129,20 +115,18 @@ def test_which_server_a_command_asks(
     url: str | None,
     key: str | None,
     variables: dict[str, str],
-    asked: tuple[str, str | None],
+    asked: tuple[str, str | None] | None,
 ) -> None:
-    write_running(tmp_path, RunningServe(url=HERE, key="of-serve", process_id=os.getpid()))
+    write_running(tmp_path, RUNNING)
     for name in ("HELEXA_URL", "HELEXA_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    if asked is None:
+        with pytest.raises(CommandError, match="is not like http"):
+            server_url(url, tmp_path)
+        return
     assert server_and_key(url, key, tmp_path) == asked
     assert server_url(url, tmp_path) == asked[0]
     forget_running(tmp_path)
     assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
-
-
-@each_case("url", ["gpu-box:31313", "ftp://gpu-box", "http://", "http://gpu-box:0"])
-def test_a_url_that_no_server_can_have_is_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(CommandError, match="is not like http"):
-        server_url(url, tmp_path)

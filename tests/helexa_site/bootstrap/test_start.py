@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
 from metering.services import account_create, key_create
+from tests.cases import each_case
 from tests.fleet.conftest import heartbeat, replica
 from tests.fleet.ordered import ordered
 from tests.servers.answering_server import answering
@@ -46,51 +46,40 @@ def _fresh_catalogue_cache() -> Iterator[None]:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses at which a start waited for an answer."""
+def started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[], tuple[bool, bool, str]]:
+    """Whether a start offers the default model and waits for its answer, and what it prints."""
     asked: list[str] = []
     monkeypatch.setattr(readiness, "wait_for_answer", lambda url, *_: asked.append(url))
-    return asked
+
+    def start() -> tuple[bool, bool, str]:
+        asked.clear()
+        is_offered = readiness.wait_for_default_model("http://host", lambda: None)
+        return is_offered, asked == ["http://host"], capsys.readouterr().out
+
+    return start
 
 
-def start() -> None:
-    readiness.wait_for_default_model("http://host", lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("change", "waited_at", "expected"),
-    [
-        ({}, ["http://host"], ""),
-        ({"pinned": False}, [], "is loaded on request"),
-        ({"enabled": False}, [], "is not offered"),
-    ],
-)
 def test_the_default_model_is_waited_for_while_it_is_pinned(
-    change: dict[str, bool],
-    waited_at: list[str],
-    expected: str,
-    waits: list[str],
-    capsys: pytest.CaptureFixture[str],
+    started: Callable[[], tuple[bool, bool, str]],
 ) -> None:
-    model = services.default_model_ensure(actor=COMMAND)
-    model.assign(change)
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(change))
-    start()
-    assert waits == waited_at
-    assert expected in capsys.readouterr().out
-
-
-def test_a_default_model_that_was_deleted_is_neither_put_back_nor_waited_for(
-    waits: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare_database(with_model=True)
+    """One that was deleted is not put back."""
+    assert prepare_database(with_model=True) and prepare_database(with_model=True) is None
+    assert started()[:2] == (True, True)
     model = selectors.model_known(readiness.DEFAULT_MODEL)
+    for change, is_offered, expected in (
+        ({"pinned": False}, True, "is loaded on request"),
+        ({"enabled": False}, False, "is not offered"),
+    ):
+        model.assign(change)
+        services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(change))
+        found, has_waited, printed = started()
+        assert (found, has_waited) == (is_offered, False) and expected in printed
     services.catalogue_model_delete(actor=COMMAND, model=model)
     prepare_database(with_model=True)
-    start()
     assert selectors.catalogue_list() == ()
-    assert waits == []
-    assert "is not offered" in capsys.readouterr().out
+    assert started()[:2] == (False, False)
 
 
 def test_a_gateway_of_another_instance_is_not_waited_for(tmp_path: Path) -> None:
@@ -174,25 +163,25 @@ def test_a_host_that_stays_away_does_not_hold_up_the_start(
     assert "can only be loaded on invited, which has been away" in waited()
 
 
-def lines(
-    data_dir: Path = REPOSITORY_DIR / "var",
-    program: str = "python3 manage.py",
-    *,
-    is_open: bool = True,
-    has_database_url: bool = False,
-) -> list[str]:
-    return first_key_lines(data_dir, program, is_open=is_open, has_database_url=has_database_url)
-
-
-def test_the_message_without_any_key() -> None:
-    first, command = lines()
-    assert "may have one" in first and "need one" in lines(is_open=False)[0]
-    assert "DATABASE_URL" in lines(has_database_url=True)[0] and "DATABASE_URL" not in first
-    assert command == (
-        "python3 manage.py accounts create team && python3 manage.py keys create team"
-    ), "the usual data directory is not named"
-    variable, *words = shlex.split(lines(Path("/some data"))[1])
-    assert variable == "HELEXA_DATA_DIR=/some data" and words.count(variable) == 1
+@each_case(
+    ("changes", "words"),
+    [
+        ({}, ("clients may have one. To make one:", "python3 manage.py accounts create team && ")),
+        ({"is_open": False}, ("clients need one", "python3 manage.py keys create team")),
+        ({"has_database_url": True}, ("where DATABASE_URL is set as it is here:", "accounts")),
+        ({"data_dir": Path("/some data")}, ("may", "HELEXA_DATA_DIR='/some data' python3 manage")),
+    ],
+)
+def test_the_message_without_any_key(changes: dict[str, Any], words: tuple[str, str]) -> None:
+    usual: dict[str, Any] = {
+        "data_dir": REPOSITORY_DIR / "var",
+        "program": "python3 manage.py",
+        "is_open": True,
+        "has_database_url": False,
+    }
+    lines = first_key_lines(**usual | changes)
+    assert all(word in line for word, line in zip(words, lines, strict=True)), lines
+    assert ("HELEXA_DATA_DIR" in lines[1]) == ("data_dir" in changes)
 
 
 def test_whether_there_are_keys() -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.ports import free_port
 from helexa_site.bootstrap import supervisor as supervision
 from helexa_site.bootstrap.guardian import Guardian, guard
+from helexa_site.bootstrap.serve import GATEWAY_GRACE_S, gateway_spec
 from helexa_site.bootstrap.supervisor import (
     BACKOFF,
     Child,
@@ -26,6 +27,8 @@ from helexa_site.bootstrap.supervisor import (
     StoppingError,
     Supervisor,
 )
+from inference.settings.gateway import DRAIN_SECONDS
+from tests.cases import each_case
 from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
@@ -56,54 +59,33 @@ def wait_until(is_done: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@dataclass(frozen=True)
-class Supervised:
-    supervisor: Supervisor
-    logs_dir: Path
-
-    def log(self, name: str = "child") -> str:
-        path = self.logs_dir / f"{name}.log"
-        return path.read_text() if path.exists() else ""
-
-
-@pytest.fixture
-def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
-    # Whatever else the machine does, the last lines are read.
-    monkeypatch.setattr(supervision, "PUMP_DRAIN_TIMEOUT_S", WAIT_TIMEOUT_S)
-    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
-        yield Supervised(supervisor, tmp_path)
-
-
-def test_no_child_is_started_after_the_stop(supervised: Supervised) -> None:
-    """A signal may come while another thread still starts children."""
-    supervised.supervisor.stop()
-    with pytest.raises(StoppingError):
-        supervised.supervisor.start(python("print('up')"))
-    assert supervised.log() == ""
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("code", "ending"),
     [
         (f"print('plain'); print('{HOT}'); exit(2)", "ended (exit code 2); restarting in 0.5 s"),
         ("import os; os.kill(os.getpid(), 9)", "ended (killed by SIGKILL); restarting"),
         ("import helexa_missing", "it ends with: ModuleNotFoundError: No module named"),
-        (None, "cannot start /nonexistent"),
+        ("", "cannot start /nonexistent"),
     ],
 )
 def test_a_child_that_ends_is_restarted_and_reported(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str], code: str | None, ending: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    code: str,
+    ending: str,
 ) -> None:
     """With its last line, such as the reason of a traceback, which no log record has."""
-    spec = python(code or "")
-    started = supervised.supervisor.start(
-        spec if code else replace(spec, command=("/nonexistent",))
-    )
-    wait_until(lambda: started.num_failures >= 2)
-    supervised.supervisor.stop()
+    # Whatever else the machine does, the last lines are read.
+    monkeypatch.setattr(supervision, "PUMP_DRAIN_TIMEOUT_S", WAIT_TIMEOUT_S)
+    spec = python(code) if code else replace(python(code), command=("/nonexistent",))
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        started = supervisor.start(spec)
+        wait_until(lambda: started.num_failures >= 2)
     shown = capfd.readouterr().out
     assert ending in shown
-    assert supervised.log().count(HOT) == shown.count(HOT), "it is not repeated at the end"
+    log = (tmp_path / "child.log").read_text()
+    assert log.count(HOT) == shown.count(HOT), "it is not repeated at the end"
     assert "plain" not in shown
     assert shown.count("it ends with") == shown.count("it ends with: ModuleNotFoundError")
 
@@ -113,38 +95,29 @@ def test_restarts_wait_longer_each_time() -> None:
     assert BACKOFF.wait_s(100) == BACKOFF.max_s
 
 
-@pytest.mark.parametrize("is_hurried", [False, True])
-def test_a_stubborn_child_is_killed_with_its_group(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str], is_hurried: bool
+@each_case("how", ["stubborn", "hurried", "obedient"])
+def test_a_child_is_stopped_with_its_group(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
-    """After its grace, or at once where the stop is hurried."""
-    spec = python(STUBBORN + WITH_GRANDCHILD, grace_s=3600.0 if is_hurried else 0.2)
-    supervised.supervisor.start(spec)
-    wait_until(lambda: grandchild(supervised.log()))
-    left = grandchild(supervised.log())
-    stopping = threading.Thread(target=supervised.supervisor.stop)
-    stopping.start()
-    if is_hurried:
-        supervised.supervisor.kill()
-    stopping.join(WAIT_TIMEOUT_S)
-    assert not stopping.is_alive()
-    assert ("did not stop within 0.2 s; killing it" in capfd.readouterr().out) is not is_hurried
-    assert left is not None
-    wait_until(lambda: has_ended(left))
-
-
-def grandchild(log: str) -> psutil.Process | None:
-    match = re.search(r"grandchild (\d+)\n", log)
-    return psutil.Process(int(match[1])) if match else None
-
-
-def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
-    supervised.supervisor.start(python(WITH_GRANDCHILD))
-    wait_until(lambda: grandchild(supervised.log()))
-    left = grandchild(supervised.log())
-    assert left is not None
-    supervised.supervisor.stop()
-    wait_until(lambda: has_ended(left))
+    """A stubborn one after its grace, or at once where the stop is hurried."""
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        code = WITH_GRANDCHILD if how == "obedient" else STUBBORN + WITH_GRANDCHILD
+        supervisor.start(python(code, grace_s=0.2 if how == "stubborn" else 3600.0))
+        log = tmp_path / "child.log"
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        left = psutil.Process(int(log.read_text().split()[-1]))
+        stopping = threading.Thread(target=supervisor.stop)
+        stopping.start()
+        if how == "hurried":
+            supervisor.kill()
+        stopping.join(WAIT_TIMEOUT_S)
+        assert not stopping.is_alive()
+        was_killed = "did not stop within 0.2 s; killing it" in capfd.readouterr().out
+        assert was_killed == (how == "stubborn")
+        wait_until(lambda: has_ended(left))
+        with pytest.raises(StoppingError):  # another thread may still start children
+            supervisor.start(python("print('up')", name="late"))
+        assert not (tmp_path / "late.log").exists()
 
 
 def test_what_started_last_stops_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +154,80 @@ def test_a_full_log_makes_room_and_one_that_cannot_be_written_stops_nothing(
     (tmp_path / "full.log").symlink_to("/dev/full")
     written(LogFile(tmp_path / "full.log", max_bytes=1000), "lost", "lost")
     assert capfd.readouterr() == ("", "")
+
+
+SERVE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from helexa_site.bootstrap import console
+from helexa_site.bootstrap import serve
+from helexa_site.bootstrap.arguments import ServeOptions
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(1000))  # so that the handler is called here
+
+class Deleted:
+    def __del__(self):
+        interrupt()
+
+def in_a_finalizer():
+    Deleted()
+
+def while_a_line_is_printed():
+    with console._lock:
+        interrupt()
+
+def twice():
+    interrupt()
+    interrupt()
+
+def in_another_thread():
+    time.sleep(0.5)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+def fails():
+    1 / 0
+
+serve.start = lambda *_: globals()[sys.argv[3]]()
+options = ServeOptions(
+    host="127.0.0.1", port=int(sys.argv[2]), data_dir=Path(sys.argv[1]), with_model=False
+)
+sys.exit(serve.serve(options))
+"""
+
+
+@each_case(
+    "moment", ["in_a_finalizer", "while_a_line_is_printed", "twice", "in_another_thread", "fails"]
+)
+def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
+    """A start that fails raises its error."""
+    finished = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path), str(free_port()), moment],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_TIMEOUT_S,
+    )
+    assert finished.returncode == (1 if moment == "fails" else 0), finished.stderr
+    if moment == "fails":
+        assert "ZeroDivisionError" in finished.stderr
+        return
+    lines = finished.stdout.splitlines()
+    if moment == "twice":  # the second may come before or after all has ended
+        lines = [line for line in lines if "SIGTERM again: " not in line]
+    assert lines[-2:] == [
+        "stopping    SIGTERM: open answers are finished first; again: nothing is",
+        "stopped     nothing is left running",
+    ]
+    assert finished.stderr == ""
+
+
+@each_case("drain_s", [DRAIN_SECONDS.default, 7])
+def test_its_gateway_drains_as_long_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, drain_s: int
+) -> None:
+    monkeypatch.setenv(DRAIN_SECONDS.name, str(drain_s))
+    gateway = gateway_spec("127.0.0.1", 1)
+    assert DRAIN_SECONDS.read(gateway.environment) == drain_s
+    assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S

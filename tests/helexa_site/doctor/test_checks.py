@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ from benchmarks.ports import free_port
 from fleet.live.reports import Report
 from helexa_site.config import Config, read_config
 from helexa_site.doctor import host_checks, service_checks
-from helexa_site.doctor.examine import examine, settings_findings
-from helexa_site.doctor.findings import (
+from helexa_site.doctor.examine import (
     Finding,
     Level,
+    examine,
     has_failed,
     lines_of,
     object_of,
     ok,
     run_checks,
+    settings_findings,
 )
 from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
 from helexa_site.instance import instance_id
@@ -31,6 +32,8 @@ from inference.version import VERSION
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat
 from tests.servers.answering_server import answering
+
+OK, WARNING, FAILED = Level.OK, Level.WARNING, Level.FAILED
 
 
 @pytest.fixture
@@ -49,28 +52,39 @@ def test_a_database_that_cannot_be_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert "DATABASE_URL" in found.text
 
 
-def test_settings(config: Config) -> None:
-    def found(variables: dict[str, str] | None = None, **changes: Any) -> Finding:
-        (finding,) = settings_findings(replace(config, **changes), variables or {})
-        return finding
+@each_case(
+    ("variables", "changes", "level", "words"),
+    [
+        ({}, {}, OK, "all are at their defaults"),
+        ({"HELEXA_ALOW_ANONYMOUS": "0", "PATH": "/bin"}, {}, WARNING, "HELEXA_ALLOW_ANONYMOUS"),
+        # What the start sets is nobody's setting.
+        (
+            {"HELEXA_ENVIRONMENT_ATTEMPT": "1", "HELEXA_LISTEN_HOST": "::1", "HELEXA_URL": "u"},
+            {},
+            OK,
+            "understood: HELEXA_URL: ",
+        ),
+        ({}, {"allow_anonymous": True, "listen_host": "0.0.0.0"}, WARNING, "without a key"),
+        ({}, {"allow_anonymous": True, "listen_host": "127.0.0.1"}, OK, ""),
+        ({}, {"public_url": "https://chat.example"}, WARNING, "HELEXA_TRUSTED_PROXIES"),
+        ({}, {"debug": True}, WARNING, "unset HELEXA_DEBUG"),
+        ({"mode": "644"}, {}, FAILED, "chmod 600"),
+        ({"mode": "600"}, {}, OK, ""),
+    ],
+)
+def test_settings(
+    config: Config, variables: dict[str, str], changes: dict[str, Any], level: Level, words: str
+) -> None:
+    if "mode" in variables:
+        path = config.data_dir / "secret_key"
+        path.touch()
+        path.chmod(int(variables["mode"], 8))
+    (found,) = settings_findings(replace(config, **changes), variables)
+    assert found.level is level
+    assert words in f"{found.text}: {found.mend}"
 
-    misspelt = found({"HELEXA_ALOW_ANONYMOUS": "0", "PATH": "/bin"})
-    assert misspelt.level is Level.WARNING and "HELEXA_ALLOW_ANONYMOUS" in misspelt.mend
-    set_at_start = {"HELEXA_ENVIRONMENT_ATTEMPT": "1", "HELEXA_LISTEN_HOST": "::1"}
-    understood = found(set_at_start | {"HELEXA_URL": "http://x"})
-    assert understood.text == "understood: HELEXA_URL", "what the start sets is nobody's setting"
-    for host, level in (("0.0.0.0", Level.WARNING), ("127.0.0.1", Level.OK)):
-        assert found(allow_anonymous=True, listen_host=host).level is level
-    path = config.data_dir / "secret_key"
-    path.write_text("x")
-    path.chmod(0o644)
-    readable = found()
-    assert readable.level is Level.FAILED and "chmod 600" in readable.mend
-    path.chmod(0o600)
-    assert found().level is Level.OK
 
-
-@each_case(("free", "level"), [(0.5, Level.FAILED), (5, Level.WARNING), (50, Level.OK)])
+@each_case(("free", "level"), [(0.5, FAILED), (5, WARNING), (50, OK)])
 def test_disk(config: Config, free: float, level: Level) -> None:
     cache = {"HF_HOME": str(config.data_dir / "hub")}
     found = list(disk_findings(config, cache, lambda _: int(free * GIB)))
@@ -86,7 +100,7 @@ def test_a_data_directory_that_cannot_be_made_is_reported_as_that(
     (tmp_path / "a file").touch()
     nowhere = replace(config, data_dir=tmp_path / place)
     (found,) = disk_findings(nowhere, {})
-    assert found.level is Level.FAILED
+    assert found.level is FAILED
     assert f"the data directory {nowhere.data_dir} cannot be made: " in found.text
     assert "GiB" not in found.text and "HELEXA_DATA_DIR" in found.mend
 
@@ -127,90 +141,96 @@ def of_gpus(**changes: Any) -> list[Finding]:
 
 
 NO_COMPILER = "GPU kernels cannot be built without a C compiler: install gcc"
-OK, WARNING, FAILED = Level.OK, Level.WARNING, Level.FAILED
 
 
 @each_case(
     ("found", "expected", "words"),
     [
-        (of_redis(), [OK], ""),
-        (of_redis(redis_version="6.0.16"), [FAILED], ""),
-        (of_redis(redis_version="6.2.1"), [WARNING], ""),
-        (of_redis(maxmemory_policy="allkeys-lru"), [FAILED], ""),
-        (of_redis(maxmemory=100, used_memory=95), [WARNING], ""),
+        (lambda: of_redis(), [OK], ""),
+        (lambda: of_redis(redis_version="6.0.16"), [FAILED], ""),
+        (lambda: of_redis(redis_version="6.2.1"), [WARNING], ""),
+        (lambda: of_redis(maxmemory_policy="allkeys-lru"), [FAILED], ""),
+        (lambda: of_redis(maxmemory=100, used_memory=95), [WARNING], ""),
         # A Redis that invited hosts reach is bounded.
-        (of_bounds(0, 512 << 20), [], ""),
-        (of_bounds(0, 512 << 20, "neuron-beast"), [WARNING, WARNING], ""),
-        (of_bounds(1 << 30, 4 << 20, "neuron-beast"), [WARNING], ""),
-        (of_bounds(24 << 20, 4 << 20, "neuron-beast"), [], ""),
-        (of_clocks(100.0), [OK], ""),
-        (of_clocks(130.0), [WARNING], ""),
-        (of_clocks(60.0), [WARNING], ""),
-        (of_descriptors(1024), [WARNING], "1,024"),
-        (of_descriptors(524_288), [OK], "524,288"),
-        (of_descriptors(524_288, 30), [OK, WARNING], "30 connections"),
-        (of_fleet(VERSION, "0.0.1", None), [OK, WARNING, WARNING], "0.0.1"),
-        (of_fleet(), [WARNING], ""),
-        (of_gpus(), [OK], "RTX 4090"),
-        (of_gpus(cards=[], driver=None, driver_cuda=None), [OK], "CPU"),
-        (of_gpus(driver_cuda="12.8"), [FAILED], "driver for CUDA 13.0"),
-        (of_gpus(driver_cuda="13.2"), [OK], "agree"),
-        (of_gpus(problems=["versions differ: reboot"]), [FAILED], "reboot"),
-        (of_gpus(torch=None, torch_cuda=None), [WARNING], "manage.py neuron"),
-        (of_gpus(triton_problem=NO_COMPILER), [WARNING, OK], "C compiler: install gcc"),
+        (lambda: of_bounds(0, 512 << 20), [], ""),
+        (lambda: of_bounds(0, 512 << 20, "neuron-beast"), [WARNING, WARNING], ""),
+        (lambda: of_bounds(1 << 30, 4 << 20, "neuron-beast"), [WARNING], ""),
+        (lambda: of_bounds(24 << 20, 4 << 20, "neuron-beast"), [], ""),
+        (lambda: of_clocks(100.0), [OK], ""),
+        (lambda: of_clocks(102.1), [OK], ""),
+        (lambda: of_clocks(102.2), [WARNING], ""),
+        (lambda: of_clocks(97.8), [WARNING], ""),
+        (lambda: of_descriptors(4096), [OK], "4,096"),
+        (lambda: of_descriptors(4095), [WARNING], "4,095"),
+        (lambda: of_descriptors(524_288, 30), [OK, WARNING], "30 connections"),
+        (lambda: of_fleet(VERSION, "0.0.1", None), [OK, WARNING, WARNING], "0.0.1"),
+        (lambda: of_fleet(), [WARNING], ""),
+        (lambda: of_gpus(), [OK], "RTX 4090"),
+        (lambda: of_gpus(cards=[], driver=None, driver_cuda=None), [OK], "CPU"),
+        (lambda: of_gpus(driver_cuda="12.8"), [FAILED], "driver for CUDA 13.0"),
+        (lambda: of_gpus(driver_cuda="13.2"), [OK], "agree"),
+        (lambda: of_gpus(problems=["versions differ: reboot"]), [FAILED], "reboot"),
+        (lambda: of_gpus(torch=None, torch_cuda=None), [WARNING], "manage.py neuron"),
+        (lambda: of_gpus(triton_problem=NO_COMPILER), [WARNING, OK], "C compiler: install gcc"),
     ],
 )
-def test_facts(found: list[Finding], expected: list[Level], words: str) -> None:
-    assert levels(found) == expected
-    assert words in " ".join(f"{finding.text}: {finding.mend}" for finding in found)
+def test_facts(found: Callable[[], list[Finding]], expected: list[Level], words: str) -> None:
+    findings = found()
+    assert levels(findings) == expected
+    assert words in " ".join(f"{finding.text}: {finding.mend}" for finding in findings)
 
 
 def test_a_redis_that_is_there_and_some_that_are_not(config: Config, redis_url: str) -> None:
-    found = list(service_checks.redis_findings(replace(config, redis_url=redis_url)))
-    assert levels(found) == [Level.OK, Level.OK]
-    for url in (f"unix://{config.data_dir}/none.sock", "http://redis"):
-        away = replace(config, redis_url=url)
-        assert levels(list(service_checks.redis_findings(away))) == [Level.FAILED]
+    missing = f"unix://{config.data_dir}/none.sock"
+    for url, expected in ((redis_url, [OK, OK]), (missing, [FAILED]), ("http://redis", [FAILED])):
+        found = service_checks.redis_findings(replace(config, redis_url=url))
+        assert levels(list(found)) == expected
 
 
 def test_this_host_can_be_asked_for_its_gpus() -> None:
-    assert all(finding.level is not Level.WARNING for finding in host_checks.gpu_findings())
+    assert all(finding.level is not WARNING for finding in host_checks.gpu_findings())
     nonsense = host_checks.gpu_findings(("/bin/echo", "Segmentation fault"))
-    assert levels(list(nonsense)) == [Level.WARNING]
-
-
-def test_a_port_that_something_else_holds(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]  # not listening: connections are refused at once
-        found = list(port_findings(tmp_path, "127.0.0.1", port, None))
-    assert levels(found) == [Level.FAILED]
-    assert str(port) in found[0].text
+    assert levels(list(nonsense)) == [WARNING]
 
 
 @each_case("path", ["/health", "/metrics"])
 @each_case(
-    ("is_ours", "has_directory", "level"),
-    [(True, True, Level.OK), (False, True, Level.FAILED), (False, False, Level.FAILED)],
+    ("instance", "has_directory", "level", "words"),
+    [
+        ("ours", True, OK, "answers on"),
+        ("another", True, FAILED, "another data directory"),
+        ("another", False, FAILED, "another data directory"),
+        (None, True, FAILED, "ss -ltnp sport = :"),
+    ],
 )
 def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
-    tmp_path: Path, path: str, is_ours: bool, has_directory: bool, level: Level
+    tmp_path: Path,
+    path: str,
+    instance: str | None,
+    has_directory: bool,
+    level: Level,
+    words: str,
 ) -> None:
+    """``instance``: ``None``: another program has the port."""
     data_dir = tmp_path if has_directory else tmp_path / "none"
-    sent = instance_id(data_dir) if is_ours else "another"
-    with answering({"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}, sent) as port:
-        if path == "/health":
-            found = list(port_findings(data_dir, "127.0.0.1", port, None))
-        else:
-            listen = MetricsListen("127.0.0.1", port)
-            found = list(port_findings(data_dir, "127.0.0.1", free_port(), listen))[1:]
-    assert levels(found) == [level]
-    assert ("another data directory" in found[0].text) == (level is Level.FAILED)
+    bodies = {"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}
+    if instance is None:
+        bodies = dict.fromkeys(bodies, b"hello")
+    with answering(bodies, instance_id(data_dir) if instance == "ours" else instance) as port:
+        other = free_port()
+        ports, listen = (port, other), MetricsListen("127.0.0.1", other)
+        if path == "/metrics":
+            ports, listen = (other, port), MetricsListen("127.0.0.1", port)
+        found = list(port_findings(data_dir, "127.0.0.1", ports[0], listen))
+    expected = [level, OK] if path == "/health" else [OK, level]
+    assert levels(found) == expected
+    (asked,) = (one for one in found if str(port) in one.text)
+    assert words in f"{asked.text}: {asked.mend}"
 
 
 @pytest.mark.django_db
 def test_a_database_of_this_version() -> None:
-    assert service_checks.schema_finding().level is Level.OK
+    assert service_checks.schema_finding().level is OK
 
 
 def test_a_check_that_breaks_stops_no_other() -> None:
@@ -218,8 +238,8 @@ def test_a_check_that_breaks_stops_no_other() -> None:
         raise RuntimeError("kaputt")
 
     found = list(run_checks({"one": broken, "two": lambda: iter([ok("fine")])}))
-    assert levels(found) == [Level.FAILED, Level.OK]
+    assert levels(found) == [FAILED, OK]
     assert "kaputt" in found[0].text
-    assert has_failed(found)
+    assert has_failed(found) and not has_failed(found[1:])
     assert object_of(found)["ok"] is False
     assert len(lines_of(found[0])) == 2 and lines_of(found[1]) == ["ok   two        fine"]

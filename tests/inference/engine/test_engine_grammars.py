@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer
 
-from benchmarks.engine_costs import grammar_costs
 from inference.engine.engine import Engine
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
@@ -175,15 +172,6 @@ def test_grammar_that_gets_stuck_fails_its_sequence(llama: Any, compiler: Gramma
     assert text_of(tokens["r"]) == "ab"
     assert ends["r"].code == "invalid_grammar"
     assert engine.stats().kv_blocks_used == 0
-
-
-def test_benchmark_measures_steps_with_and_without(
-    llama: Any, compiler: GrammarCompiler, ascii_tokenizer_file: Path
-) -> None:
-    tokenizer = LLTokenizer(str(ascii_tokenizer_file))
-    costs = grammar_costs(engine_for(llama, compiler), tokenizer, num_turns=1)
-    assert [cost.temperature for cost in costs] == [0.0, 1.0]
-    assert all(cost.free_ms > 0 and cost.bound_ms > 0 for cost in costs)
 
 
 class Broken:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from helexa_site.routing import api_routes, batch_routes
+from helexa_site.routing import api_routes
 from inference.batches.files import FileStore
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
@@ -165,10 +165,8 @@ ALL_ROWS = [row for rows in ROWS.values() for row in rows]
 
 def test_every_endpoint_has_its_row(gateway: Gateway, tmp_path: Path) -> None:
     batches = BatchStore(FileStore(tmp_path), max_files=1, max_bytes=1, max_open_batches=1)
-    routes = [
-        *batch_routes(gateway, batches, BatchWorker(gateway, batches)),
-        *api_routes(gateway, ResponseStore(gateway, max_responses=1, max_bytes=1)),
-    ]
+    responses = ResponseStore(gateway, max_responses=1, max_bytes=1)
+    routes = api_routes(gateway, responses, batches, BatchWorker(gateway, batches))
     assert {route.pattern.regex.pattern for route in routes} == ROWS.keys()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from helexa_site.bootstrap.joining import keep_joining, redis_url_of
+from helexa_site.bootstrap.data_directory import keep_joining, redis_url_of
 from helexa_site.bootstrap.sharing import Share
 from inference.neuron.process.heartbeat import queue_heartbeat
 from inference.neuron.process.name_lease import (

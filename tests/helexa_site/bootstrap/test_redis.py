@@ -1,0 +1,216 @@
+"""The private Redis: who reaches it, what an invited host keeps, and what is left behind."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.ports import free_port
+from helexa_site.bootstrap import redis_server
+from helexa_site.bootstrap.arguments import parse_neuron, shown_urls
+from helexa_site.bootstrap.data_directory import keep_joining, kept_joining, redis_url_of
+from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.redis_server import (
+    MAX_SOCKET_PATH_BYTES,
+    configure_private_redis,
+    ensure_tls,
+    find_redis_server,
+    wait_for_redis,
+)
+from helexa_site.bootstrap.serve import listening_directives
+from helexa_site.bootstrap.sharing import Share, reached_at
+from inference.protocol.joining import (
+    Joining,
+    JoinLineError,
+    celery_broker_url,
+    celery_ssl_options,
+    decode_joining,
+    encode_joining,
+)
+from tests.cases import each_case
+from tests.live.fleets.certificates import Authority
+from tests.servers.private_redis import running_redis
+
+JOINING = Joining(neuron="beast", redis_url="redis://neuron-beast:secret@10.0.0.5:31315/0")
+LINE = encode_joining(JOINING)
+
+
+def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it() -> None:
+    assert decode_joining(LINE) == JOINING
+    assert decode_joining(f"{LINE[:30]}\n  {LINE[30:]}\n") == JOINING
+    assert "secret" not in repr(JOINING)
+    for name in ([], ["--name", "beast"]):
+        assert parse_neuron(["--join", LINE, *name]).joining == JOINING
+    with pytest.raises(SystemExit):
+        parse_neuron(["--join", LINE, "--name", "other"])
+
+
+@each_case("line", ["", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"])
+def test_what_is_no_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JoinLineError):
+        decode_joining(line)
+    with pytest.raises(SystemExit) as ended:
+        parse_neuron(["--join", line])
+    assert ended.value.code == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_kept_for_later_starts_and_for_nobody_else(tmp_path: Path) -> None:
+    assert kept_joining(tmp_path, None) is None
+    keep_joining(JOINING, tmp_path)
+    (kept,) = (tmp_path / "neurons").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert kept_joining(tmp_path, None) == kept_joining(tmp_path, "beast") == JOINING
+    assert kept_joining(tmp_path, "other") is None
+    keep_joining(Joining(neuron="other", redis_url="redis://x"), tmp_path)
+    with pytest.raises(BootstrapError, match="beast, other"):
+        kept_joining(tmp_path, None)
+    kept.write_text("{")
+    with pytest.raises(BootstrapError, match="join again"):
+        kept_joining(tmp_path, "beast")
+    kept.chmod(0)
+    (tmp_path / "file").touch()
+    with pytest.raises(BootstrapError, match="cannot keep the invitation"):
+        keep_joining(JOINING, tmp_path / "file")
+
+
+def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
+    joining = Joining(neuron="b", redis_url="rediss://u:p@h:1/0", certificate="PEM")
+    keep_joining(joining, tmp_path)
+    url = redis_url_of(joining, tmp_path)
+    pem = tmp_path / "neurons" / "b.pem"
+    assert pem.read_text() == "PEM"
+    connection = redis.Redis.from_url(url).connection_pool.connection_kwargs
+    assert connection["ssl_ca_certs"] == str(pem)
+    assert connection["ssl_check_hostname"] is False
+    assert celery_broker_url(url) == "rediss://u:p@h:1/0"
+    options = celery_ssl_options(url)
+    assert options is not None
+    assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == (str(pem), False)
+    assert celery_ssl_options("redis://h") is None
+    known = redis_url_of(Joining(neuron="b", redis_url="rediss://h:1/0"), tmp_path)
+    assert "ssl_check_hostname=true" in known
+
+
+@each_case(
+    ("output", "has_tls"),
+    [
+        ("# Failed to configure TLS. Check logs for more info.", True),
+        ("# Missing implement of connection type tls\n# Failed finding TLS support.", False),
+        (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
+    ],
+)
+def test_a_redis_without_tls_is_refused(tmp_path: Path, output: str, has_tls: bool) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
+    server.chmod(0o755)
+    if has_tls:
+        ensure_tls(server)
+        return
+    with pytest.raises(BootstrapError, match="built without TLS"):
+        ensure_tls(server)
+
+
+def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Path) -> None:
+    chain, key = Authority("tests").vouch("127.0.0.1", tmp_path / "certificate")
+    share = Share(host="127.0.0.1", port=free_port(), tls_cert=chain, tls_key=key)
+    with pytest.raises(BootstrapError, match="cannot read the certificate"):
+        replace(share, tls_cert=tmp_path / "none.pem").certificate()
+    try:
+        listening = listening_directives(share)
+    except BootstrapError as error:
+        assert "built without TLS" in str(error)
+        return
+    server = configure_private_redis(tmp_path / "redis", listening=listening)
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+        finally:
+            process.kill()
+
+
+def test_a_certificate_that_is_signed_by_itself_travels(tmp_path: Path) -> None:
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("no openssl here to make a certificate with")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=h -keyout {key} -out {cert}"
+    subprocess.run([openssl, *words.split()], check=True, capture_output=True)
+    share = Share(host="h", port=1, tls_cert=cert, tls_key=key)
+    assert share.certificate() == cert.read_text()
+    assert f'tls-cert-file "{cert}"' in share.directives()
+
+
+def test_addresses_that_work() -> None:
+    assert reached_at("192.0.2.7") == ["192.0.2.7"]
+    assert shown_urls("127.0.0.1", 80) == ["http://127.0.0.1:80"]
+    *elsewhere, here = shown_urls("0.0.0.0", 80)
+    assert here == "http://127.0.0.1:80"
+    assert not any("127." in url or "0.0.0.0" in url for url in elsewhere)
+    for address in reached_at("0.0.0.0"):
+        with socket.socket() as probe:
+            probe.bind((address, 0))  # it is one of this machine's
+
+
+@pytest.mark.slow
+def test_it_is_private_and_leaves_no_socket(tmp_path: Path) -> None:
+    """A stale socket of an earlier run is replaced."""
+    (tmp_path / "redis.sock").touch()
+    with running_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        client.set("key", "value")
+        assert client.get("key") == b"value"
+        # A client that does not read its answers takes no more memory than that.
+        assert client.config_get("maxmemory-clients") == {"maxmemory-clients": str(24 << 20)}
+        with pytest.raises(BootstrapError, match="authenticate"):
+            wait_for_redis("unix://" + url.partition("@")[2])
+    assert {file.name for file in tmp_path.iterdir()} == {"redis.conf", "redis.log"}
+    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+
+
+@each_case(
+    ("version_output", "is_limited"),
+    [("Redis server v=7.0.15 sha=0", True), ("v=6.2.1", False), ("", False)],
+)
+def test_an_older_server_gets_no_directive_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_output: str, is_limited: bool
+) -> None:
+    binary = tmp_path / "redis-server"
+    binary.write_text(f"#!/bin/sh\necho '{version_output}'\n")
+    binary.chmod(0o700)
+    monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
+    configure_private_redis(tmp_path)
+    assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
+
+
+@pytest.mark.slow
+@each_case("name", ["x" * MAX_SOCKET_PATH_BYTES, "with space & ünïcode #1"])
+def test_awkward_directories_get_a_socket_elsewhere(tmp_path: Path, name: str) -> None:
+    run_dir = tmp_path / name
+    with running_redis(run_dir) as url, redis.Redis.from_url(url) as client:
+        assert client.ping()
+        socket_dir = Path(url.partition("@")[2].partition("?")[0]).parent
+        assert socket_dir != run_dir
+    assert not socket_dir.exists()
+
+
+def test_a_server_that_dies_or_is_not_there_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = iter([True])
+    with pytest.raises(BootstrapError, match=r"does not answer: .*No such file"):
+        wait_for_redis(f"unix://{tmp_path}/none.sock", is_alive=lambda: next(lives, False))
+    with pytest.raises(BootstrapError, match="REDIS_URL is not the address"):
+        wait_for_redis("http://redis")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(redis_server, "WHEEL", "no-such-distribution")
+    with pytest.raises(BootstrapError, match="set REDIS_URL"):
+        find_redis_server()
+    valkey = tmp_path / "valkey-server"
+    valkey.touch(mode=0o755)
+    assert find_redis_server() == valkey
