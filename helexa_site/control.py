@@ -15,17 +15,23 @@ with uncollected():
     from helexa_site import celery
 
 
-def main() -> int:
-    celery.log_as_control()
-    celery.ensure_startable()
+def begun() -> celery.Ticks:
+    """The control's threads, which run."""
     with uncollected():
         celery.app.loader.import_default_modules()
     freeze_heap()
+    ticks = celery.Ticks()
+    ticks.start()
+    return ticks
+
+
+def main() -> int:
+    celery.log_as_control()
+    celery.ensure_startable()
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    ticks = celery.Ticks()
-    ticks.start()
+    ticks = begun()
     stopping.wait()
     ticks.stop()
     return 0

@@ -2,6 +2,7 @@
 
     main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
     start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
+    ticks thread    the control: see ``helexa_site.celery``
 
 A process starts as soon as its dependencies run; the slow ones start first. They stop in the
 reverse order, without open answers in less than 10 s: the gateway drains while everything that its
@@ -51,13 +52,13 @@ from helexa_site.bootstrap.redis_server import (
     wait_for_redis,
 )
 from helexa_site.bootstrap.sharing import Share, find_share, try_to_listen
-from helexa_site.bootstrap.supervisor import ChildSpec, Supervisor
+from helexa_site.bootstrap.supervisor import ChildSpec, LogFile, Supervisor
 from helexa_site.config import Config, read_config
 from helexa_site.instance import SecretKeyError, secret_key
 from helexa_site.program import default_data_dir, pasteable_program, program
 from inference.environment import Role, child_environment, environment_for
 from inference.garbage import uncollected
-from inference.logs.setup import configure_logging
+from inference.logs.setup import configure_logging, formatter_for
 from inference.settings.gateway import DRAIN_SECONDS, SERVE_KEY
 from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
@@ -92,10 +93,6 @@ def neuron_spec(*, expects_load: bool = False) -> ChildSpec:
     return _module(words, Role.NEURON, NEURON_GRACE_S, {NEURON_DRAIN_S.name: "0"})
 
 
-def control_spec() -> ChildSpec:
-    return _module(["helexa_site.control"], Role.CONTROL, CONTROL_GRACE_S)
-
-
 def gateway_spec(host: str, port: int) -> ChildSpec:
     words = ["helexa_site", "gateway", "--host", host, "--port", str(port)]
     return _module(words, Role.GATEWAY, DRAIN_SECONDS.read(os.environ) + GATEWAY_GRACE_S)
@@ -106,6 +103,36 @@ def _module(
 ) -> ChildSpec:
     environment = child_environment(role) | {"PYTHONUNBUFFERED": "1"} | dict(variables or {})
     return ChildSpec(role.name.lower(), (sys.executable, "-m", *words), environment, stop_grace_s)
+
+
+class OwnControl:
+    """The control in this process, which has Django anyway: a process of its own would take 60 MiB
+    more."""
+
+    def __init__(self) -> None:
+        from helexa_site.control import begun
+
+        self._ticks = begun()
+
+    def stop(self) -> None:
+        """Returns after ``CONTROL_GRACE_S`` at the latest; what still runs ends with the
+        process."""
+        stopping = threading.Thread(target=self._ticks.stop, daemon=True)
+        stopping.start()
+        stopping.join(CONTROL_GRACE_S)
+
+    def kill(self) -> None:
+        """Its threads end with the process."""
+
+
+def _log(logs_dir: Path) -> None:
+    """What the control logs is in a file, as every other process's; its warnings also here."""
+    configure_logging("serve")
+    (console,) = logging.getLogger().handlers
+    console.setLevel(logging.WARNING)
+    file = LogFile(logs_dir / "control.log")
+    file.setFormatter(formatter_for("control", os.environ))
+    logging.getLogger().addHandler(file)
 
 
 def serve(options: ServeOptions) -> int:
@@ -119,9 +146,9 @@ def serve(options: ServeOptions) -> int:
     if options.data_dir is not None:
         os.environ[DATA_DIR.name] = str(options.data_dir.absolute())
     config = read_config()
-    configure_logging("serve", level=logging.WARNING)
     with contextlib.ExitStack() as stack:
         lock_fd = stack.enter_context(claimed_data_directory(config.data_dir))
+        _log(config.data_dir / "logs")
         check_ports(options)
         print_step("data", str(config.data_dir))
         private_redis = None
@@ -241,7 +268,7 @@ def start(
     ensure_running = supervisor.ensure_running
     try:
         prepare_fleet(with_neuron=options.with_neuron, share=options.share)
-        supervisor.start(control_spec())
+        supervisor.add(OwnControl())
         _start_gateway(options, config, supervisor, url)
         readiness.wait_for_gateway(
             url, config.data_dir, ensure_running, needs_neuron=options.with_neuron

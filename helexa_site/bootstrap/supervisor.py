@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from signal import Signals
-from typing import IO, Self
+from typing import IO, Protocol, Self
 
 from helexa_site.bootstrap.console import print_step, relay
 from helexa_site.bootstrap.guardian import Guardian, kill_group
@@ -52,6 +52,12 @@ class ChildSpec:
 
 class StoppingError(Exception):
     pass
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class LogFile(RotatingFileHandler):
@@ -179,7 +185,7 @@ class Supervisor:
         self._guardian = guardian
         self._lock = threading.Lock()
         """Held while a child is added, so that none is added after the stop."""
-        self._children: list[Child] = []
+        self._children: list[Stoppable] = []
         self.is_stopping = False
 
     def ensure_running(self) -> None:
@@ -195,6 +201,12 @@ class Supervisor:
             child = Child(spec, log=log, guardian=self._guardian)
             self._children.append(child)
             return child
+
+    def add(self, one: Stoppable) -> None:
+        """Stops ``one`` in its turn. Raises ``StoppingError``."""
+        with self._lock:
+            self.ensure_running()
+            self._children.append(one)
 
     def stop(self) -> None:
         """One after the other, the last first: each may need those that started before it. Takes at

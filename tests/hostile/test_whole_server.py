@@ -133,11 +133,14 @@ def spent(serve: Serve) -> list[int]:
 
 
 class MemoryGrowth:
-    """What gateway, control and Redis have grown by since."""
+    """What gateway, serve (with its control) and Redis have grown by since."""
 
     def __init__(self, serve: Serve) -> None:
         children = psutil.Process(serve.process.pid).children(recursive=True)
-        self._processes = {name: serve.find(name) for name in ("gateway", "control")}
+        self._processes = {
+            "gateway": serve.find("gateway"),
+            "serve": psutil.Process(serve.process.pid),
+        }
         self._processes["redis"] = next(one for one in children if "redis" in one.name())
         self._before = self._resident()
 
@@ -195,7 +198,7 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
     print(f"slowest honest answer: {honest.slowest_s:.2f} s; grown: {json.dumps(grown)}")
     for name, growth in grown.items():
         assert growth["redis"] <= MAX_REDIS_GROWTH_BYTES, (name, growth)
-        assert max(growth["gateway"], growth["control"]) <= MAX_GROWTH_BYTES, (name, growth)
+        assert max(growth["gateway"], growth["serve"]) <= MAX_GROWTH_BYTES, (name, growth)
     wait_until(lambda: settled(serve, honest, before), "the ledger has what was answered")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from helexa_site.bootstrap.serve import (
-    control_spec,
     gateway_spec,
     neuron_spec,
     redis_spec,
@@ -116,7 +115,6 @@ def test_no_child_of_serve_knows_more(environment: None) -> None:
     server = PrivateRedis(command=("redis-server",), url="unix://", socket_path=Path("/run/r"))
     for spec, role in (
         (gateway_spec("127.0.0.1", 1), Role.GATEWAY),
-        (control_spec(), Role.CONTROL),
         (neuron_spec(), Role.NEURON),
         (redis_spec(server), Role.OTHER),
     ):

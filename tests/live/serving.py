@@ -49,7 +49,6 @@ asking."""
 COMMAND_LINES = {
     "redis": re.compile(r"redis-server|valkey-server"),
     "gateway": re.compile(r"(manage\.py|-m helexa_site) gateway"),
-    "control": re.compile(r"-m helexa_site\.control"),
     "neuron": re.compile(r"-m inference\.neuron"),
     "engine": re.compile(r"-m inference\.engine"),
     "guardian": re.compile(r"guardian\.py"),
