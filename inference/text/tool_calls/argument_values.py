@@ -73,12 +73,6 @@ class KnownTools:
         properties = self.schema(name).get("properties")
         return properties if isinstance(properties, dict) else {}
 
-    def may_be_all(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether these arguments, behind which stands a comma, can be complete: they are all that
-        the tool has, or its arguments are unknown."""
-        is_flat = not any(isinstance(value, dict | list) for value in arguments.values())
-        return name not in self or (is_flat and self.properties(name).keys() <= arguments.keys())
-
     def named_by(self, arguments: Collection[str]) -> str | None:
         """The only tool that takes these arguments."""
         fitting = [name for name in self._schemas if self.takes(name, arguments)]

@@ -168,7 +168,7 @@ class GemmaFormat(CallFormat):
     name = "gemma"
 
     def __init__(self, markers: GemmaMarkers) -> None:
-        self.openings = self.closed = (markers.opens,)
+        self.openings = (markers.opens,)
         self.closings = (markers.closes,)
         self.markers = (markers.opens, markers.closes, markers.quote)
         self._gemma = markers
@@ -179,10 +179,10 @@ class GemmaFormat(CallFormat):
         def read(text: str, start: int, name: str) -> WrittenObject:
             end = text.rindex("}") + 1
             written = arguments_as_json(text[start:end], quote, name, tools)
-            return WrittenObject(written, end, read_json(written))
+            return WrittenObject(read_json(written), end)
 
         head = rf"{CALL}[ \t]*{NAME}"
-        headed = headed_notation(head, tools, quotes=(quote, '"'), read=read, spare="")
+        headed = headed_notation(head, tools, read=read, spare="")
         return (headed._replace(head=None),)  # what is no JSON is not streamed
 
     def _rules(self, wanted: WantedCalls) -> list[str]:

@@ -47,8 +47,7 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, compact_json, fitted
-from inference.text.tool_calls.block_ends import BracketEnds
+from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, fitted
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
@@ -75,7 +74,6 @@ class HermesFormat(CallFormat):
     name = "hermes"
     openings = ("<tool_call>",)
     closings = ("</tool_call>",)
-    closed = openings
     markers = (*openings, *closings)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -177,7 +175,6 @@ def headed_notation(
     tools: KnownTools,
     *,
     has_lines: bool = False,
-    quotes: Sequence[str] = ('"',),
     read: Read = lambda text, start, _name: read_object(text, start),
     spare: str = "}",
 ) -> Notation:
@@ -201,28 +198,22 @@ def headed_notation(
     def begins(text: str) -> bool | None:
         return True if head_of(text) is not None else None if begun.match(text) else False
 
-    def ends(text: str, markers: Sequence[str]) -> BracketEnds:
-        return BracketEnds(markers, start=text.index("{"), quotes=quotes)
-
     def parse(text: str) -> Parsed | None:
-        headed = head_of(text)
-        assert headed is not None
+        if (headed := head_of(text)) is None:
+            return None
         name, start = headed
         try:
             written = read(text, start, name)
-            arguments = fitted(written.value, tools.schema(name))
-            is_whole = not written.has_trailing_comma or tools.may_be_all(name, arguments)
-            if written.lacks_brace or not is_whole:
+            if written.lacks_brace:
                 return None
-            is_kept = arguments is written.value
-            call = ReadCall(name, written.text if is_kept else compact_json(arguments))
+            call = ReadCall.of(name, fitted(written.value, tools.schema(name)))
         except (ValueError, RecursionError):
             return None
         found = ignored.match(text, written.end)
         assert found is not None
         return Parsed((call,), found.end())
 
-    return Notation(begins, ends, parse, head_of)
+    return Notation(begins, parse, head_of)
 
 
 class Section(NamedTuple):
@@ -249,9 +240,8 @@ class SectionFormat(CallFormat):
 
     def __init__(self, section: Section) -> None:
         self.name = section.name
-        self.openings = self.closed = section.openings
+        self.openings = section.openings
         self.closings = section.closings[::-1]
-        self.inner = section.closings[1:]
         self.markers = (*section.openings, *section.closings, section.separator)
         self._section = section
 

@@ -24,7 +24,6 @@ from inference.text.tool_calls.argument_values import (
     KnownTools,
     python_as_json,
 )
-from inference.text.tool_calls.block_ends import BracketEnds
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall, begins_by
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
@@ -48,28 +47,24 @@ _MARK = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"()\[\]{}]""", re.D
 
 def python_notation() -> Notation:
     """A list of calls, whose arguments must be literals with names."""
-    return Notation(
-        begins_by(_START),
-        lambda _text, markers: BracketEnds(markers, quotes=("'", '"'), brackets="{}[]()"),
-        parse_python_calls,
-    )
+    return Notation(begins_by(_START), parse_python_calls)
 
 
 def parse_python_calls(text: str) -> Parsed | None:
     calls: list[ReadCall] = []
-    position, end = text.index("[") + 1, 0
+    position = text.index("[") + 1
     while (head := _HEAD.match(text, position)) is not None:
         stop = _closing(text, head.end() - 1)
         try:
             arguments = python_as_json(text[head.end() - 1 : stop], is_call=True)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return Parsed(calls, end, is_broken=True) if calls else None
+            return None
         calls.append(ReadCall(head["name"], arguments))
         after = _AFTER.match(text, stop)
         assert after is not None
         if after["mark"] != ",":
             return Parsed(calls, after.end() if after["mark"] else stop)
-        position, end = after.end(), stop
+        position = after.end()
     return None
 
 
@@ -94,7 +89,6 @@ class Lfm2Format(CallFormat):
     name = "lfm2"
     openings = (LFM2_OPEN,)
     closings = (LFM2_CLOSE,)
-    closed = openings
     markers = (LFM2_OPEN, LFM2_CLOSE)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
