@@ -12,7 +12,6 @@ from __future__ import annotations
 from inference.protocol.events import Failure, TooLong
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.model_limit import ModelLimit
-from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 
 RETRY_AFTER_S = 5.0
 """Retry-After for clients while a model loads or recovers without a better estimate."""
@@ -183,25 +182,16 @@ def max_output_exceeded(asked: int, limit: int) -> Failure:
     return Failure(code="invalid_value", message=message, param="max_tokens")
 
 
-def invalid_schema(message: str, path: str) -> Failure:
-    return Failure(code="invalid_schema", message=f"{path}: {message}", param=path)
-
-
 def invalid_grammar(message: str, path: str | None) -> Failure:
     located = message if path is None else f"{path}: {message}"
     return Failure(code="invalid_grammar", message=located, param=path)
 
 
-def template_failed(error: TemplateRenderError) -> Failure:
-    param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
-    return Failure(code="template_render_failed", message=str(error), param=param)
-
-
-def template_limit_exceeded(how: str, which: str) -> Failure:
-    """``how`` completes "the template …", ``which`` goes before "conversation"."""
+def template_limit_exceeded(how: str) -> Failure:
+    """``how`` completes "the template …"."""
     return Failure(
         code="template_limit_exceeded",
-        message=f"this model's chat template {how} for {which} conversation",
+        message=f"this model's chat template {how} for this conversation",
         param="messages",
     )
 

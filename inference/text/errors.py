@@ -6,6 +6,7 @@ TextError
 ├── TemplateRenderError      the chat template refused the conversation
 │   └── NoPlaceForToolsError   it has no place for the tools of the request
 ├── GrammarTextError         a grammar is in no notation that is read here
+├── GrammarRefusedError      the grammar of a request, as its client is told
 └── SchemaError              a JSON schema is invalid or cannot be enforced
     ├── MalformedSchemaError   it is no JSON schema
     └── UnsupportedSchemaError a tool's schema asks for what its format's grammar cannot express
@@ -43,6 +44,21 @@ class NoPlaceForToolsError(TemplateRenderError):
 
 class GrammarTextError(TextError):
     """``str(error)`` is written for the client."""
+
+
+class GrammarRefusedError(TextError):
+    def __init__(self, code: str, message: str, param: str | None) -> None:
+        super().__init__(message if param is None else f"{param}: {message}")
+        self.code = code
+        self.param = param
+
+    @classmethod
+    def of_schema(cls, message: str, param: str) -> GrammarRefusedError:
+        return cls("invalid_schema", message, param)
+
+    @classmethod
+    def of_grammar(cls, message: str, param: str | None) -> GrammarRefusedError:
+        return cls("invalid_grammar", message, param)
 
 
 class SchemaError(TextError):

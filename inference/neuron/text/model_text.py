@@ -8,11 +8,9 @@ Schemas, grammars and chat templates are compiled and rendered in workers, never
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
@@ -20,28 +18,23 @@ from inference.neuron.errors import (
     RequestRefusedError,
     cancelled,
     invalid_grammar,
-    invalid_schema,
     no_worker,
-    template_failed,
     template_limit_exceeded,
 )
 from inference.protocol.events import Failure
-from inference.protocol.generation import ChatInput, OutputFormat
+from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.recent_results import RecentResults
 from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
-    Checked,
-    CheckGrammar,
-    CheckSchema,
-    CheckText,
+    BuildGrammar,
+    Built,
     Job,
     Refused,
     RenderChat,
     Rendered,
-    RenderRefused,
     Result,
     TokenizerFacts,
 )
@@ -49,14 +42,9 @@ from inference.sandbox.pool import WorkerPool
 from inference.text.answers.parts import ToolFormat
 from inference.text.answers.phrases import PhraseMarkers
 from inference.text.answers.reasoning import ReasoningMarkers
-from inference.text.errors import (
-    NoPlaceForToolsError,
-    TemplateRenderError,
-    path_of,
-)
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.json_formats import PlainFormat
+from inference.text.tool_calls import FORMATS
 
 log = logging.getLogger(__name__)
 
@@ -105,77 +93,50 @@ class TextJobs:
         """Raises ``RequestRefusedError``."""
         try:
             rendered = self.rendering(chat)
-        except TemplateRenderError as error:
-            raise RequestRefusedError(template_failed(error)) from None
         except WorkerLostError as lost:
             self._log_once(f"its chat template {lost.reason} for a conversation")
-            raise RequestRefusedError(template_limit_exceeded(str(lost.reason), "this")) from None
+            raise RequestRefusedError(template_limit_exceeded(str(lost.reason))) from None
         if rendered.loses_system_turns:
             self._log_once(LOSES_SYSTEM_TURNS)
         return rendered.text
 
     def rendering(self, chat: ChatInput) -> Rendered:
-        """Raises ``TemplateRenderError``, ``WorkerLostError``, ``RequestRefusedError``."""
+        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
         job = RenderChat(
             default_template=self.sources.default,
             tool_template=self.sources.tool_use,
             special_tokens=self.special_tokens,
             chat=chat,
         )
-        result = self._run(job)
-        if isinstance(result, RenderRefused):
-            has_no_place = result.has_no_place_for_tools
-            raise NoPlaceForToolsError if has_no_place else TemplateRenderError(result.message)
+        result = self._accepted(self._run(job))
         assert isinstance(result, Rendered)
         return result
 
-    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> tuple[Any, list[str]]:
-        """The schema that is enforced for the one at ``path``, and the places in the client's body
-        that it leaves out. Raises ``RequestRefusedError`` naming the place in it."""
+    def grammar(self, job: BuildGrammar) -> Built:
+        """Raises ``RequestRefusedError``."""
+        if self.facts is not None:
+            job = msgspec.structs.replace(job, tokenizer=self.facts.digest)
         try:
-            text = json.dumps(schema)
-        except RecursionError:
-            raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
-        job = CheckSchema(schema=text, tokenizer=self._digest, is_lenient=is_lenient)
-        checked = self._checked(job, path, invalid_schema)
-        enforced = json.loads(checked.text) if checked.text else schema
-        return enforced, [path_of(path, steps) for steps in checked.left_out]
-
-    def lark_text(self, output_format: OutputFormat) -> str:
-        """An expression, choices or a client's grammar as lark text. Raises
-        ``RequestRefusedError``."""
-        bare = msgspec.structs.replace(output_format, path="")
-        job = CheckText(output_format=bare, tokenizer=self._digest)
-        return self._checked(job, output_format.path, invalid_grammar).text
-
-    def check_grammar(self, text: str, path: str | None) -> None:
-        """Checks the grammar of a whole answer. ``path``: the field it came from, where that is one
-        field. Raises ``RequestRefusedError``."""
-        self._checked(CheckGrammar(text=text, tokenizer=self._digest), path, invalid_grammar)
-
-    @property
-    def _digest(self) -> str:
-        return "" if self.facts is None else self.facts.digest
-
-    def _checked(
-        self,
-        job: CheckSchema | CheckText | CheckGrammar,
-        path: str | None,
-        refuse: Callable[[str, Any], Failure],
-    ) -> Checked:
-        key = msgspec.json.encode(job).decode()
-        try:
-            result = self.results.get(key, lambda _: self._run(job))
+            result = self.results.get(repr(job), lambda _: self._run(job))
         except WorkerLostError as lost:
             log.warning("a grammar for %s %s: refused", self.model, lost.reason)
             message = f"it cannot be compiled: the compiler {lost.reason}"
-            steps, refuse = lost.steps, invalid_grammar
-        else:
-            if isinstance(result, Checked):
-                return result
-            assert isinstance(result, Refused)
-            message, steps = result.message, tuple(result.steps)
-        raise RequestRefusedError(refuse(message, None if path is None else path_of(path, steps)))
+            is_only_tool = len(job.tools) == 1 and job.output_format is None
+            path = job.tools[0].path if is_only_tool else job.path
+            raise RequestRefusedError(invalid_grammar(message, path)) from None
+        except RecursionError:
+            message = f"{job.path}: it is nested too deeply"
+            failure = Failure(code="invalid_schema", message=message, param=job.path)
+            raise RequestRefusedError(failure) from None
+        result = self._accepted(result)
+        assert isinstance(result, Built)
+        return result
+
+    def _accepted(self, result: Result) -> Result:
+        if isinstance(result, Refused):
+            failure = Failure(code=result.code, message=result.message, param=result.param)
+            raise RequestRefusedError(failure)
+        return result
 
     def _run(self, job: Job) -> Result:
         try:
@@ -205,10 +166,7 @@ def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts 
 
 
 def _kept_bytes(key: str, result: Result) -> int:
-    match result:
-        case Checked(text=text) | Refused(message=text):
-            return len(text)
-    return 0
+    return len(result.grammar.text) if isinstance(result, Built) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +197,7 @@ class ModelText:
         """The format of this answer's calls. A model of an unknown format writes a forced call in
         plain JSON, which its grammar has."""
         is_forced = chat.tool_choice.mode == "required"
-        return self.tool_format or (PlainFormat() if is_forced else None)
+        return self.tool_format or (FORMATS["plain"] if is_forced else None)
 
     @property
     def limit(self) -> ModelLimit:

@@ -18,7 +18,6 @@ from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.pool import WorkerPool
 from inference.text.answers.phrases import find_phrases
 from inference.text.answers.reasoning import find_markers
-from inference.text.errors import TemplateRenderError
 from inference.text.templates.template_sources import TemplateSources, find_templates
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import find_tool_format
@@ -93,7 +92,7 @@ def template_problem(jobs: TextJobs, templates: TemplateSources) -> str | None:
         except WorkerLostError as lost:
             problem = f"the model's chat template {lost.reason} for a short conversation"
             problems.append(what + problem)
-        except (TemplateRenderError, RequestRefusedError) as error:
+        except RequestRefusedError as error:
             problems.append(f"{what}{error}")
         if chat is SHORT_CHAT and problems:
             break
@@ -120,7 +119,7 @@ def with_turn_end(report: LoadReport, jobs: TextJobs, tokenizer: Tokenizer) -> L
     token, or the template writes no marker there."""
     try:
         text = jobs.rendering(SHORT_CHAT).text
-    except (TemplateRenderError, RequestRefusedError, WorkerLostError):
+    except (RequestRefusedError, WorkerLostError):
         return report
     _, answer, question = (message.content or "" for message in SHORT_CHAT.messages)
     behind = text.partition(answer)[2].partition(question)[0].strip()

@@ -7,7 +7,7 @@ However the text is cut into pieces, the parts of one kind concatenate to the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -53,11 +53,15 @@ class ToolCallParser(Protocol):
 class ToolFormat(Protocol):
     @property
     def name(self) -> str:
-        """``hermes``, ``glm``, …: the registry has them all."""
+        """Its key in ``inference.text.tool_calls.FORMATS``."""
         ...
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens whose text the parser needs to see; others have no text."""
+        ...
+
+    def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
+        """The format's markers that are one token."""
         ...
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser: ...
@@ -68,7 +72,7 @@ class ToolFormat(Protocol):
         choice: ToolChoice,
         *,
         parallel: bool,
-        tokenizer: Tokenizer,
+        marker_ids: Mapping[str, int],
     ) -> str | None:
         """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
         choice ``auto`` without strict tools, with parallel calls allowed. Raises

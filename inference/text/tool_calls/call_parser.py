@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, co
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     callable_tools,
-    special_marker_ids,
+    marker_token_id,
 )
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
@@ -100,14 +100,18 @@ class CallFormat(ABC):
 
     name: str
     markers: Sequence[str] = ()
-    """Markers that may be special tokens, whose text the parser needs."""
+    """Markers that may be tokens."""
     openings: Sequence[str] = ()
     bare: Collection[str] = ()
     """The openings that are a part of the calls."""
     closings: Sequence[str] = ()
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, self.markers)
+        return tokenizer.special_token_ids.intersection(self.marker_ids(tokenizer).values())
+
+    def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
+        found = {marker: marker_token_id(tokenizer, marker) for marker in self.markers}
+        return {marker: one for marker, one in found.items() if one is not None}
 
     def parser(self, tools: Sequence[ToolDefinition]) -> CallParser:
         return CallParser(self, KnownTools(tools))
@@ -126,10 +130,10 @@ class CallFormat(ABC):
         choice: ToolChoice,
         *,
         parallel: bool,
-        tokenizer: Tokenizer,
+        marker_ids: Mapping[str, int],
     ) -> str | None:
         called = callable_tools(tools, choice, parallel=parallel)
-        wanted = WantedCalls(called, choice, parallel, tokenizer, self.markers)
+        wanted = WantedCalls(called, choice, parallel, marker_ids)
         return "\n".join(self._rules(wanted)) or None if called else None
 
     @abstractmethod

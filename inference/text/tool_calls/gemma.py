@@ -68,6 +68,7 @@ _RULES = {"integer": "INTEGER", "number": "NUMBER", "null": '"null"', "string": 
 
 
 class GemmaMarkers(NamedTuple):
+    name: str
     opens: str
     closes: str
     quote: str
@@ -156,8 +157,10 @@ def _message(what: str) -> str:
 
 BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
 """Text that may have been a number before a character was lost or added."""
-FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
-GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = GemmaMarkers(
+    "function_gemma", "<start_function_call>", "<end_function_call>", "<escape>"
+)
+GEMMA_4 = GemmaMarkers("gemma_4", "<|tool_call>", "<tool_call|>", '<|"|>')
 
 _BARE_TEXT = re.compile(r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=]*""")
 _BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
@@ -165,9 +168,8 @@ _COLON = re.compile(f"[{WHITESPACE}]*:")
 
 
 class GemmaFormat(CallFormat):
-    name = "gemma"
-
     def __init__(self, markers: GemmaMarkers) -> None:
+        self.name = markers.name
         self.openings = (markers.opens,)
         self.closings = (markers.closes,)
         self.markers = (markers.opens, markers.closes, markers.quote)

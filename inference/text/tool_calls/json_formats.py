@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from inference.text.answers.reasoning import (
@@ -47,6 +46,7 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, fitted
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
@@ -56,7 +56,6 @@ from inference.text.tool_calls.grammar_rules import (
     any_of,
     json_call_rules,
     literal,
-    marker_token_id,
 )
 from inference.text.tool_calls.json_calls import (
     MAX_EXTRA_BRACES,
@@ -286,7 +285,7 @@ CALL_END = "<｜tool▁call▁end｜>"  # noqa: RUF001
 SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
 FENCE = "```json"
 DEEPSEEK_V31 = Section(
-    "deepseek",
+    "deepseek_v31",
     (CALLS_BEGIN, CALL_BEGIN),
     (CALLS_END, CALL_END),
     SEPARATOR,
@@ -296,6 +295,7 @@ DEEPSEEK_V31 = Section(
     has_lines=True,
 )
 DEEPSEEK = DEEPSEEK_V31._replace(
+    name="deepseek",
     written=lambda name: (f"function{SEPARATOR}{name}\n{FENCE}\n", ""),
     between="\n",
     tail="\n```",
@@ -310,12 +310,12 @@ class MistralFormat(CallFormat):
     """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
     arguments begin, and only a tool's is one."""
 
-    name = "mistral"
     openings = (MISTRAL_CALLS,)
     markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
 
     def __init__(self, *, writes_lists: bool) -> None:
         """``writes_lists``: the older form."""
+        self.name = "mistral" if writes_lists else "mistral_named"
         self._writes_lists = writes_lists
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -329,7 +329,7 @@ class MistralFormat(CallFormat):
             return [*start, rest, *json_call_rules(wanted, CallKeys())]
         rules = [*start, f"rest: {any_of('rest', len(wanted.tools))}"]
         call_id = ""
-        if marker_token_id(wanted.tokenizer, MISTRAL_CALL_ID) is not None:
+        if MISTRAL_CALL_ID in wanted.marker_ids:
             call_id = f"({wanted.marker(MISTRAL_CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
         for index, tool in enumerate(wanted.tools):
             head = f"{literal(tool.name)} {call_id}{wanted.marker(MISTRAL_ARGUMENTS)}"
@@ -344,15 +344,16 @@ class HarmonyFormat(CallFormat):
 
     name = "harmony"
     openings = (CALL_HEAD,)
+    markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        return frozenset()
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         return (headed_notation(f"{NAME}{re.escape(CALL_HEAD_END)}", tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
-        channel, message, constrain, end, start = map(
-            replace(wanted, markers=markers).marker, markers
-        )
+        channel, message, constrain, end, start = map(wanted.marker, self.markers)
         rules = [f"call: {channel} ({any_of('call', len(wanted.tools))})", TEXT_TERMINAL]
         for index, tool in enumerate(wanted.tools):
             head = literal(f"commentary to={NAMESPACE}{tool.name} ")

@@ -34,7 +34,6 @@ from inference.text.tool_calls.grammar_rules import (
     json_call_rules,
     json_rule,
     literal,
-    marker_token_id,
     value_schema,
 )
 from inference.text.tool_calls.json_calls import JsonStyle, json_notation
@@ -161,6 +160,6 @@ class Llama3Format(CallFormat):
         ]
         if wanted.are_forced:
             return ["start: calls", *rules]
-        tag_id = marker_token_id(wanted.tokenizer, LLAMA_TAG)
+        tag_id = wanted.marker_ids.get(LLAMA_TAG)
         tagged = "" if tag_id is None else f" | FREE <[{tag_id}]> calls | <[{tag_id}]> calls"
         return [f"start: FREE | calls{tagged}", _FREE_TERMINAL, *rules]

@@ -314,7 +314,9 @@ GLM = Tags(
     has_json=True,
 )
 """GLM 4.5 and later."""
-GLM_WITHOUT_LINES = GLM._replace(name_end="", key_end=f"{KEY_END}{VALUE}", line="")
+GLM_WITHOUT_LINES = GLM._replace(
+    format_name="glm_47", name_end="", key_end=f"{KEY_END}{VALUE}", line=""
+)
 """GLM 4.7. Both forms are read; grammars ask for the model's own."""
 
 FUNCTION, PARAMETER, PARAMETER_END = "<function=", "<parameter=", "</parameter>"
@@ -366,7 +368,9 @@ DSML_V32 = Tags(
     is_quoted=True,
     marks_values=True,
 )
-DSML_V4 = DSML_V32._replace(opens=DSML_V32.opens[::-1], closes=DSML_V32.closes[::-1])
+DSML_V4 = DSML_V32._replace(
+    format_name="dsml_v4", opens=DSML_V32.opens[::-1], closes=DSML_V32.closes[::-1]
+)
 MINIMAX = DSML_V32._replace(
     format_name="minimax",
     opens=("<minimax:tool_call>",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 
@@ -52,26 +52,11 @@ class MarkedCalls:
     name = "marked"
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        ids = (tokenizer.single_token_id(marker) for marker in (OPENS, CLOSES))
-        return frozenset(token_id for token_id in ids if token_id is not None)
+        return frozenset(self.marker_ids(tokenizer).values())
+
+    def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
+        ids = ((marker, tokenizer.single_token_id(marker)) for marker in (OPENS, CLOSES))
+        return {marker: token_id for marker, token_id in ids if token_id is not None}
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         return MarkedCallParser()
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        if choice.mode != "required":
-            return None
-        names = " | ".join(f'"{tool.name}"' for tool in tools)
-        opens, closes = (tokenizer.single_token_id(marker) for marker in (OPENS, CLOSES))
-        return (
-            f"start: call{'+' if parallel else ''}\n"
-            f'call: <[{opens}]> ({names}) " " arguments <[{closes}]>\n'
-            'arguments: %json {"type": "object"}\n'
-        )

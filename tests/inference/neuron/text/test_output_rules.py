@@ -30,7 +30,6 @@ from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.sandbox.jobs import PANICS
-from tests.inference.text.marked_calls import MarkedCalls
 
 FORMAT = OutputFormat(path="response_format.json_schema.schema", schema={"type": "integer"})
 TOOL = ToolDefinition(name="f", path="tools[0].function.parameters")
@@ -40,7 +39,7 @@ REQUIRED = ToolChoice(mode="required")
 @pytest.fixture(scope="module")
 def text(thinking_dir: Path) -> ModelText:
     loaded = model_text(thinking_dir, chat_template=CHAT_TEMPLATE)
-    return dataclasses.replace(loaded, tool_format=MarkedCalls())
+    return dataclasses.replace(loaded, tool_format=HermesFormat())
 
 
 def _request(output_format: OutputFormat | None = None, **chat: object) -> GenerationRequest:
@@ -167,20 +166,6 @@ def test_what_cannot_be_enforced_is_refused_at_its_place(
     failure = _refusal(request_, model)
     assert code in (failure.code, ...) and failure.param == param
     assert failure.code != "invalid_schema" or failure.message.startswith(param)
-
-
-def test_a_strict_tools_schema_loses_what_forbids_nothing(text: ModelText) -> None:
-    seen: list[ToolDefinition] = []
-
-    class Format(MarkedCalls):
-        def grammar(self, tools: Any, choice: Any, **kwargs: Any) -> str | None:
-            seen.extend(tools)
-            return None
-
-    watched = dataclasses.replace(text, tool_format=Format())
-    strict = _tool({"propertyNames": {"type": "string"}}, strict=True)
-    assert output_rules(_request(tools=[strict]), watched).grammar is None
-    assert [tool.parameters for tool in seen] == [{}]
 
 
 MAIL = {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z.]+$"}
