@@ -54,130 +54,23 @@ MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class TextJobs:
-    """The text jobs of one model, for one request. Any thread may call; every method blocks."""
-
-    pool: WorkerPool
-    model: str
-    sources: TemplateSources
-    special_tokens: dict[str, str]
-    facts: TokenizerFacts | None
-    """Workers know these tokens for as long as this is referred to; ``None`` where answers cannot
-    be held to a grammar."""
-    results: RecentResults[Result]
-    logged: set[str] = field(default_factory=set)
-    is_wanted: Callable[[], bool] = lambda: True
-
-    @classmethod
-    def load(
-        cls,
-        pool: WorkerPool,
-        *,
-        model: str,
-        sources: TemplateSources,
-        tokenizer: Tokenizer,
-        report: LoadReport,
-    ) -> TextJobs:
-        facts = tokenizer_facts(tokenizer, report)
-        return cls(
-            pool=pool,
-            model=model,
-            sources=sources,
-            special_tokens=tokenizer.special_tokens,
-            facts=None if facts is None else pool.keep_tokenizer(facts),
-            results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
-        )
-
-    def render(self, chat: ChatInput) -> str:
-        """Raises ``RequestRefusedError``."""
-        try:
-            rendered = self.rendering(chat)
-        except WorkerLostError as lost:
-            self._log_once(f"its chat template {lost.reason} for a conversation")
-            raise RequestRefusedError(template_limit_exceeded(str(lost.reason))) from None
-        if rendered.loses_system_turns:
-            self._log_once(LOSES_SYSTEM_TURNS)
-        return rendered.text
-
-    def rendering(self, chat: ChatInput) -> Rendered:
-        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
-        job = RenderChat(
-            default_template=self.sources.default,
-            tool_template=self.sources.tool_use,
-            special_tokens=self.special_tokens,
-            chat=chat,
-        )
-        result = self._accepted(self._run(job))
-        assert isinstance(result, Rendered)
-        return result
-
-    def grammar(self, job: BuildGrammar) -> Built:
-        """Raises ``RequestRefusedError``."""
-        if self.facts is not None:
-            job = msgspec.structs.replace(job, tokenizer=self.facts.digest)
-        try:
-            result = self.results.get(repr(job), lambda _: self._run(job))
-        except WorkerLostError as lost:
-            log.warning("a grammar for %s %s: refused", self.model, lost.reason)
-            message = f"it cannot be compiled: the compiler {lost.reason}"
-            is_only_tool = len(job.tools) == 1 and job.output_format is None
-            path = job.tools[0].path if is_only_tool else job.path
-            raise RequestRefusedError(invalid_grammar(message, path)) from None
-        except RecursionError:
-            message = f"{job.path}: it is nested too deeply"
-            failure = Failure(code="invalid_schema", message=message, param=job.path)
-            raise RequestRefusedError(failure) from None
-        result = self._accepted(result)
-        assert isinstance(result, Built)
-        return result
-
-    def _accepted(self, result: Result) -> Result:
-        if isinstance(result, Refused):
-            failure = Failure(code=result.code, message=result.message, param=result.param)
-            raise RequestRefusedError(failure)
-        return result
-
-    def _run(self, job: Job) -> Result:
-        try:
-            return self.pool.run(job, self.is_wanted)
-        except NoWorkerError as error:
-            raise RequestRefusedError(no_worker(str(error))) from None
-        except NotWantedError:
-            raise RequestRefusedError(cancelled()) from None
-
-    def _log_once(self, what: str) -> None:
-        if what not in self.logged and len(self.logged) < MAX_LOGGED:
-            self.logged.add(what)
-            log.warning("%s: %s", self.model, what)
-
-
-def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
-    """``None`` where no answer of the model can be held to a grammar."""
-    if report.kind != "generation" or report.grammar_problem is not None:
-        return None
-    tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
-    special = sorted(one for one in tokenizer.special_token_ids if one < report.vocab_size)
-    facts = TokenizerFacts(
-        digest="", tokens=tokens, special_token_ids=special, end_token_ids=report.eos_token_ids
-    )
-    digest = hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
-    return msgspec.structs.replace(facts, digest=digest)
-
-
-def _kept_bytes(key: str, result: Result) -> int:
-    return len(result.grammar.text) if isinstance(result, Built) else 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
-    """Immutable; any thread may use it."""
+    """Immutable; any thread may use it. Its jobs for workers block."""
 
+    name: str
     tokenizer: Tokenizer
     templates: TemplateSources
-    jobs: TextJobs
-    """Runs its templates and grammars in sandbox workers."""
     report: LoadReport
+    pool: WorkerPool
+    facts: TokenizerFacts | None = None
+    """Workers know these tokens for as long as this is referred to; ``None`` where answers cannot
+    be held to a grammar."""
+    results: RecentResults[Result] = field(
+        default_factory=lambda: RecentResults(MAX_KEPT_BYTES, _kept_bytes)
+    )
+    logged: set[str] = field(default_factory=set)
+    is_wanted: Callable[[], bool] = lambda: True
     markers: ReasoningMarkers | None = None
     """The markers of its thinking block; ``None``: it does not think, or between phrases."""
     phrases: PhraseMarkers | None = None
@@ -191,7 +84,7 @@ class ModelText:
 
     def of(self, is_wanted: Callable[[], bool]) -> ModelText:
         """The same, whose jobs end when their result is not wanted any more."""
-        return replace(self, jobs=replace(self.jobs, is_wanted=is_wanted))
+        return replace(self, is_wanted=is_wanted)
 
     def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
         """The format of this answer's calls. A model of an unknown format writes a forced call in
@@ -228,3 +121,82 @@ class ModelText:
         """Some models have the markers from a relative that thinks and never write them."""
         template = self.templates.default or ""
         return markers.opens in template or markers.closes in template or "thinking" in template
+
+    def render(self, chat: ChatInput) -> str:
+        """Raises ``RequestRefusedError``."""
+        try:
+            rendered = self.rendering(chat)
+        except WorkerLostError as lost:
+            self._log_once(f"its chat template {lost.reason} for a conversation")
+            raise RequestRefusedError(template_limit_exceeded(str(lost.reason))) from None
+        if rendered.loses_system_turns:
+            self._log_once(LOSES_SYSTEM_TURNS)
+        return rendered.text
+
+    def rendering(self, chat: ChatInput) -> Rendered:
+        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
+        job = RenderChat(
+            default_template=self.templates.default,
+            tool_template=self.templates.tool_use,
+            special_tokens=self.tokenizer.special_tokens,
+            chat=chat,
+        )
+        result = self._accepted(self._run(job))
+        assert isinstance(result, Rendered)
+        return result
+
+    def grammar(self, job: BuildGrammar) -> Built:
+        """Raises ``RequestRefusedError``."""
+        if self.facts is not None:
+            job = msgspec.structs.replace(job, tokenizer=self.facts.digest)
+        try:
+            result = self.results.get(repr(job), lambda _: self._run(job))
+        except WorkerLostError as lost:
+            log.warning("a grammar for %s %s: refused", self.name, lost.reason)
+            message = f"it cannot be compiled: the compiler {lost.reason}"
+            is_only_tool = len(job.tools) == 1 and job.output_format is None
+            path = job.tools[0].path if is_only_tool else job.path
+            raise RequestRefusedError(invalid_grammar(message, path)) from None
+        except RecursionError:
+            message = f"{job.path}: it is nested too deeply"
+            failure = Failure(code="invalid_schema", message=message, param=job.path)
+            raise RequestRefusedError(failure) from None
+        result = self._accepted(result)
+        assert isinstance(result, Built)
+        return result
+
+    def _accepted(self, result: Result) -> Result:
+        if isinstance(result, Refused):
+            failure = Failure(code=result.code, message=result.message, param=result.param)
+            raise RequestRefusedError(failure)
+        return result
+
+    def _run(self, job: Job) -> Result:
+        try:
+            return self.pool.run(job, self.is_wanted)
+        except NoWorkerError as error:
+            raise RequestRefusedError(no_worker(str(error))) from None
+        except NotWantedError:
+            raise RequestRefusedError(cancelled()) from None
+
+    def _log_once(self, what: str) -> None:
+        if what not in self.logged and len(self.logged) < MAX_LOGGED:
+            self.logged.add(what)
+            log.warning("%s: %s", self.name, what)
+
+
+def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
+    """``None`` where no answer of the model can be held to a grammar."""
+    if report.kind != "generation" or report.grammar_problem is not None:
+        return None
+    tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
+    special = sorted(one for one in tokenizer.special_token_ids if one < report.vocab_size)
+    facts = TokenizerFacts(
+        digest="", tokens=tokens, special_token_ids=special, end_token_ids=report.eos_token_ids
+    )
+    digest = hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
+    return msgspec.structs.replace(facts, digest=digest)
+
+
+def _kept_bytes(key: str, result: Result) -> int:
+    return len(result.grammar.text) if isinstance(result, Built) else 0

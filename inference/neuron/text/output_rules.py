@@ -140,7 +140,7 @@ def output_rules(
     if text.report.grammar_problem is not None:
         message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
         raise refused("unsupported_parameter", message, param=None)
-    built = text.jobs.grammar(job)
+    built = text.grammar(job)
     return OutputRules(built.grammar, built.not_enforced)
 
 

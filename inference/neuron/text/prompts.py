@@ -201,7 +201,7 @@ def _render(chat: ChatInput, text: ModelText) -> str:
                 raise RequestRefusedError(
                     arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
                 )
-    prompt = text.jobs.render(chat)
+    prompt = text.render(chat)
     return written(prompt, chat.images, text.report.vision) if chat.images else prompt
 
 

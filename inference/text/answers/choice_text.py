@@ -101,21 +101,18 @@ class ChoiceText:
         self._stop_strings = StopStrings(stop)
         self._tool_calls = tool_calls
 
-    def feed(self, token_id: int) -> tuple[list[TokenKind], list[Piece]]:
-        """Returns the kinds of the tokens that are decided now, in order, and the new pieces. Only
-        phrases leave a token's kind open until later."""
+    def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
+        """Returns the token's kind, and the pieces that are decided now."""
         is_hidden = self._thought is not None and token_id in self._shown_token_ids
         text = "" if is_hidden else self._detokenizer.feed([token_id])
-        kinds, runs = self._splitter.feed(token_id, text)
-        self.num_thought_tokens += kinds.count(TokenKind.THOUGHT)
-        return kinds, self._pieces(runs)
+        kind, runs = self._splitter.feed(token_id, text)
+        self.num_thought_tokens += kind is TokenKind.THOUGHT
+        return kind, self._pieces(runs)
 
-    def flush(self) -> tuple[list[TokenKind], list[Piece]]:
+    def flush(self) -> list[Piece]:
         """End the answer and return the held-back pieces. A block that is still open ends too. May
         still find a stop string."""
-        kinds, runs = self._splitter.flush(self._detokenizer.flush())
-        self.num_thought_tokens += kinds.count(TokenKind.THOUGHT)
-        pieces = self._pieces(runs)
+        pieces = self._pieces(self._splitter.flush(self._detokenizer.flush()))
         if self._thought is not None:
             pieces += self._thought.end(missing_close=self._closes + self._line_end)
         if self._held_space and self.stop is None:
@@ -123,7 +120,7 @@ class ChoiceText:
         if self.stop is None:
             pieces += self._read(self._stop_strings.flush())
             pieces += self._end_calls()
-        return kinds, pieces
+        return pieces
 
     def _pieces(self, runs: Sequence[Run]) -> list[Piece]:
         pieces: list[Piece] = []

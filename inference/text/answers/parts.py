@@ -96,11 +96,11 @@ Run = tuple[TokenKind, str]
 class Splitter(Protocol):
     """Finds where one choice thinks and where it answers."""
 
-    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The next token, and the text that is whole with it. Returns the kinds of the tokens that
-        are decided now, in order, and what they come to."""
+    def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
+        """The next token, and the text that is whole with it. Returns the token's kind, and the
+        text that is decided now."""
         ...
 
-    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def flush(self, text: str) -> list[Run]:
         """The answer has ended, with ``text`` that belonged to no token yet."""
         ...

@@ -13,10 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from inference.protocol.generation import OutputFormat
-from inference.recent_results import RecentResults
 from inference.text.errors import GrammarTextError
-
-MAX_PROBLEM_BYTES = 256 * 1024
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """Errors without the parser's state, which is of no use to a client."""
@@ -43,16 +40,6 @@ def _byte_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-def problem_of(grammar: str) -> str | None:
-    """``find_problem``'s answer, kept for the next request that has the same grammar."""
-    return _problems.get(grammar, find_problem)
-
-
-_problems: RecentResults[str | None] = RecentResults(
-    MAX_PROBLEM_BYTES, lambda _grammar, problem: len(problem or "")
-)
-
-
 def is_panic(error: BaseException) -> bool:
     """Whether llguidance panicked: what PyO3 then raises is no ``Exception``, and not exported."""
     return type(error).__name__ == "PanicException"
@@ -69,7 +56,6 @@ def one_line(message: str) -> str:
 
 def text_part(output_format: OutputFormat) -> dict[str, Any]:
     """The grammar of a text format: an expression, one of several texts, or a client's own grammar.
-    ``problem_of`` checks whether it can be enforced.
     Raises ``GrammarTextError``."""
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}

@@ -162,28 +162,25 @@ class PlainFormat(CallFormat):
         ]
 
 
-Read = Callable[[str, int, str], WrittenObject]
-"""Reads a tool's arguments: the text, where they begin, and the tool's name."""
 MAX_HEAD_LENGTH = 300
 """Most characters of name, id and markers together; a longer head is text."""
 NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
+
+
+_SPARE = re.compile(rf"\}}{{0,{MAX_EXTRA_BRACES}}}(?:\s*`{{1,3}})?")
+"""Braces that are too many behind arguments, and the end of a code block."""
 
 
 def headed_notation(
     head: str,
     tools: KnownTools,
     *,
-    has_lines: bool = False,
-    read: Read = lambda text, start, _name: read_object(text, start),
-    spare: str = "}",
+    read: Callable[[str, int], WrittenObject] = read_object,
 ) -> Notation:
     """A head, whose pattern has the group ``name``, and the arguments as an object. Where it has
-    the group ``mark`` too, only tools that are offered are named without it. ``spare``: characters
-    that are left out where they are too many behind the arguments."""
-    space, in_heads = (r"\s*", "[^{}]") if has_lines else (r"[ \t]*", r"[^{}\r\n]")
-    whole = re.compile(rf"{head}{space}(?=\{{)")
-    begun = re.compile(rf"[{WHITESPACE}]*{in_heads}{{0,{MAX_HEAD_LENGTH}}}\Z")
-    ignored = re.compile(f"[{spare}]{{0,{MAX_EXTRA_BRACES * len(spare)}}}" if spare else "")
+    the group ``mark`` too, only tools that are offered are named without it."""
+    whole = re.compile(rf"{head}\s*(?=\{{)")
+    begun = re.compile(rf"[{WHITESPACE}]*[^{{}}]{{0,{MAX_HEAD_LENGTH}}}\Z")
 
     def head_of(text: str, position: int = 0) -> tuple[str, int] | None:
         start = len(text) - len(text.lstrip(WHITESPACE))
@@ -202,13 +199,13 @@ def headed_notation(
             return None
         name, start = headed
         try:
-            written = read(text, start, name)
+            written = read(text, start)
             if written.lacks_brace:
                 return None
             call = ReadCall.of(name, fitted(written.value, tools.schema(name)))
         except (ValueError, RecursionError):
             return None
-        found = ignored.match(text, written.end)
+        found = _SPARE.match(text, written.end)
         assert found is not None
         return Parsed((call,), found.end())
 
@@ -226,8 +223,6 @@ class Section(NamedTuple):
     written: Callable[[str], tuple[str, str]]
     """The grammar's head of a tool's name, around the call's number."""
     is_counted: bool = False
-    has_lines: bool = False
-    """Whether heads may have several lines."""
     between: str = ""
     """What the model writes between two calls."""
     tail: str = ""
@@ -247,9 +242,7 @@ class SectionFormat(CallFormat):
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         section, call = self.openings
         head = f"{re.escape(call) if marker == section else ''}{self._section.head}"
-        has_lines = self._section.has_lines
-        spare = "}`\n" if has_lines else "}"
-        return (headed_notation(head, tools, has_lines=has_lines, spare=spare),)
+        return (headed_notation(head, tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         section, (opening, call) = self._section, self.openings
@@ -292,7 +285,6 @@ DEEPSEEK_V31 = Section(
     rf"\s*(?P<type>function\s*{SEPARATOR}\s*)?{NAME}\s*(?(type)|{SEPARATOR})\s*"
     r"(?:`+(?:json)?)?",
     lambda name: (name, SEPARATOR),
-    has_lines=True,
 )
 DEEPSEEK = DEEPSEEK_V31._replace(
     name="deepseek",

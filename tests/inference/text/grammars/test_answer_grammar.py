@@ -17,7 +17,7 @@ from inference.protocol.sampling import Grammar
 from inference.text.answers.reasoning import ReasoningMarkers
 from inference.text.errors import GrammarTextError
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
-from inference.text.grammars.compiling import problem_of, text_part
+from inference.text.grammars.compiling import find_problem, text_part
 from inference.text.grammars.parts import bare_call_part, calls_part, json_part
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
@@ -181,13 +181,13 @@ def test_every_grammar_can_be_checked_without_the_tokenizer(
     parts = [_calls(tokenizer), json_part(SCHEMA)]
     for thinking in Thinking:
         grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
-        assert problem_of(grammar.text) is None
-    assert problem_of('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
+        assert find_problem(grammar.text) is None
+    assert find_problem('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
 
 
 def test_no_text_of_a_client_is_kept() -> None:
     """A grammar's cached result is found by its digest."""
     grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "kept nowhere"'}]})
     references = sys.getrefcount(grammar)
-    assert problem_of(grammar) is None
+    assert find_problem(grammar) is None
     assert sys.getrefcount(grammar) == references
