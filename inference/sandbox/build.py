@@ -26,7 +26,6 @@ from inference.sandbox.errors import LossReason
 from inference.sandbox.jobs import BuildGrammar, Built, TokenizerFacts
 from inference.text.errors import (
     GrammarRefusedError,
-    GrammarTextError,
     SchemaError,
     UnsupportedSchemaError,
     path_of,
@@ -134,10 +133,7 @@ def _format_part(output_format: OutputFormat, schemas: _Schemas) -> dict[str, An
         if schema is not None:
             schema = schemas.checked(schema, path, strict=output_format.strict)
         return json_part(schema)
-    try:
-        return text_part(output_format)
-    except GrammarTextError as error:
-        raise GrammarRefusedError.of_grammar(str(error), output_format.path) from error
+    return text_part(output_format)
 
 
 def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from inference.channel import Channel, ChannelError
 from inference.environment import Role, child_environment
 from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
-from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """Starts nothing before the first job, or ``start``."""
+    """Starts nothing before the first job, which a model's load has."""
 
     def __init__(self) -> None:
         self._idle: deque[_Worker] = deque()
@@ -80,10 +79,6 @@ class WorkerPool:
         """Digests of the tokenizers that the fork server has."""
         self._num_tokenizers = 0
         self._is_closed = False
-
-    def start(self) -> None:
-        """Forks the first workers, in a thread of its own."""
-        SupervisedThread(self._warm_up, name="sandbox-start", restarts=False).start()
 
     def close(self) -> None:
         """Ends all workers; jobs that run fail. Returns when their server is gone."""
@@ -159,11 +154,6 @@ class WorkerPool:
         with suppress(IndexError):
             while True:
                 self._idle.pop().end()
-
-    def _warm_up(self) -> None:
-        with suppress(NoWorkerError):
-            for _ in range(NUM_KEPT):
-                self._keep(self._forked())
 
     def _forked(self) -> _Worker:
         """Raises ``NoWorkerError``."""

@@ -7,7 +7,7 @@ import traceback
 from inference.sandbox import jobs
 from inference.sandbox.build import build_grammar
 from inference.sandbox.errors import LossReason
-from inference.text.errors import GrammarRefusedError, NoPlaceForToolsError, TemplateRenderError
+from inference.text.errors import GrammarRefusedError, TemplateRenderError
 from inference.text.templates.chat_template import ChatTemplate
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.token_bytes import num_bytes
@@ -22,8 +22,7 @@ def perform(job: jobs.Job, max_output_bytes: int) -> jobs.Result:
     except GrammarRefusedError as error:
         return jobs.Refused(code=error.code, message=str(error), param=error.param)
     except TemplateRenderError as error:
-        param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
-        return jobs.Refused(code="template_render_failed", message=str(error), param=param)
+        return jobs.Refused(code="template_render_failed", message=str(error), param=error.param)
     except MemoryError:
         return jobs.Broken(reason=LossReason.MEMORY)
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception

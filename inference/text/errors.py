@@ -4,8 +4,6 @@ TextError
 ├── TokenizerFilesError      the model's tokenizer files are missing or not understood
 ├── TooManyTokensError       a text has more tokens than the caller has use for
 ├── TemplateRenderError      the chat template refused the conversation
-│   └── NoPlaceForToolsError   it has no place for the tools of the request
-├── GrammarTextError         a grammar is in no notation that is read here
 ├── GrammarRefusedError      the grammar of a request, as its client is told
 └── SchemaError              a JSON schema is invalid or cannot be enforced
     ├── MalformedSchemaError   it is no JSON schema
@@ -34,16 +32,11 @@ class TooManyTokensError(TextError):
 
 
 class TemplateRenderError(TextError):
-    """``str(error)`` is written for the client."""
+    """``str(error)`` is written for the client, ``param`` the field of its body."""
 
-
-class NoPlaceForToolsError(TemplateRenderError):
-    def __init__(self) -> None:
-        super().__init__("this model's chat template has no place for tools")
-
-
-class GrammarTextError(TextError):
-    """``str(error)`` is written for the client."""
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class GrammarRefusedError(TextError):

@@ -39,12 +39,12 @@ from inference.sandbox.jobs import (
     TokenizerFacts,
 )
 from inference.sandbox.pool import WorkerPool
-from inference.text.answers.parts import ToolFormat
 from inference.text.answers.phrases import PhraseMarkers
 from inference.text.answers.reasoning import ReasoningMarkers
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import FORMATS
+from inference.text.tool_calls.call_parser import CallFormat
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ModelText:
     """The markers of its thinking block; ``None``: it does not think, or between phrases."""
     phrases: PhraseMarkers | None = None
     """The phrases around its reasoning, for a model without single marker tokens."""
-    tool_format: ToolFormat | None = None
+    tool_format: CallFormat | None = None
     """The format of its tool calls; ``None``: its template takes no tools, or in an unknown
     format."""
     max_output_tokens: int | None = None
@@ -86,7 +86,7 @@ class ModelText:
         """The same, whose jobs end when their result is not wanted any more."""
         return replace(self, is_wanted=is_wanted)
 
-    def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
+    def tool_format_of(self, chat: ChatInput) -> CallFormat | None:
         """The format of this answer's calls. A model of an unknown format writes a forced call in
         plain JSON, which its grammar has."""
         is_forced = chat.tool_choice.mode == "required"

@@ -22,11 +22,11 @@ from inference.text.answers.parts import (
     Splitter,
     TextPart,
     TokenKind,
-    ToolCallParser,
 )
 from inference.text.answers.phrases import PhraseMarkers, PhraseReader, StopStrings
 from inference.text.answers.reasoning import HarmonySplitter, ReasoningMarkers, ThinkingSplitter
 from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
+from inference.text.tool_calls.call_parser import CallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ChoiceText:
         markers: ReasoningMarkers | None = None,
         phrases: PhraseMarkers | None = None,
         starts_thinking: bool = False,
-        tool_calls: ToolCallParser | None = None,
+        tool_calls: CallParser | None = None,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         """Thinking stands between ``markers`` or ``phrases``; without both there is none.

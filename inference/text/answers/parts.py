@@ -7,13 +7,9 @@ However the text is cut into pieces, the parts of one kind concatenate to the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
-
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +36,6 @@ class CallArguments:
 
 
 Part = TextPart | CallStarted | CallArguments
-
-
-class ToolCallParser(Protocol):
-    """Finds tool calls in one choice's text. A call is the model's call, whole; everything else
-    comes out as ``TextPart``, whole."""
-
-    def feed(self, text: str) -> list[Part]: ...
-    def flush(self) -> list[Part]: ...
-
-
-class ToolFormat(Protocol):
-    @property
-    def name(self) -> str:
-        """Its key in ``inference.text.tool_calls.FORMATS``."""
-        ...
-
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Special tokens whose text the parser needs to see; others have no text."""
-        ...
-
-    def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
-        """The format's markers that are one token."""
-        ...
-
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser: ...
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        marker_ids: Mapping[str, int],
-    ) -> str | None:
-        """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
-        choice ``auto`` without strict tools, with parallel calls allowed. Raises
-        ``UnsupportedSchemaError`` for what the format cannot express."""
-        ...
 
 
 class TokenKind(Enum):

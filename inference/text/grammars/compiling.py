@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from inference.protocol.generation import OutputFormat
-from inference.text.errors import GrammarTextError
+from inference.text.errors import GrammarRefusedError
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """Errors without the parser's state, which is of no use to a client."""
@@ -56,14 +56,14 @@ def one_line(message: str) -> str:
 
 def text_part(output_format: OutputFormat) -> dict[str, Any]:
     """The grammar of a text format: an expression, one of several texts, or a client's own grammar.
-    Raises ``GrammarTextError``."""
+    Raises ``GrammarRefusedError``."""
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
     if output_format.choices:
         texts = " | ".join(_quoted(choice) for choice in dict.fromkeys(output_format.choices))
         return {"lark_grammar": f"start: {texts}"}
     assert output_format.grammar is not None, "a format that is JSON"
-    return {"lark_grammar": _lark(output_format.grammar)}
+    return {"lark_grammar": _lark(output_format.grammar, output_format.path)}
 
 
 def _escaped(regex: str) -> str:
@@ -84,7 +84,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _lark(grammar: str) -> str:
+def _lark(grammar: str, path: str) -> str:
     """Lark text of a lark or GBNF grammar; only GBNF writes ``::=``. Its converter is a library's
     and may raise anything."""
     if "::=" not in grammar:
@@ -92,4 +92,5 @@ def _lark(grammar: str) -> str:
     try:
         return str(gbnf_to_lark(grammar))
     except Exception as error:
-        raise GrammarTextError(f"the grammar cannot be read: {error}") from error
+        message = f"the grammar cannot be read: {error}"
+        raise GrammarRefusedError.of_grammar(message, path) from error

@@ -3,9 +3,9 @@ is detected from its chat template, else from its tokenizer."""
 
 from __future__ import annotations
 
-from inference.text.answers.parts import ToolFormat
 from inference.text.answers.reasoning import CHANNEL, MESSAGE
 from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
 from inference.text.tool_calls.grammar_rules import marker_token_id
 from inference.text.tool_calls.json_formats import (
@@ -46,7 +46,7 @@ from inference.text.tool_calls.tag_formats import (
     TagFormat,
 )
 
-FORMATS: dict[str, ToolFormat] = {
+FORMATS: dict[str, CallFormat] = {
     one.name: one
     for one in (
         *map(TagFormat, (GLM, GLM_WITHOUT_LINES, DSML_V32, DSML_V4, MINIMAX, SEED, QWEN_CODER)),
@@ -61,7 +61,7 @@ _LLAMA_PROMPTS = (LLAMA_TAG, "dictionary of argument name", "[func_name1(")
 """Llama's tag, and phrases of its templates that ask for calls as JSON and as Python."""
 
 
-def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat | None:
+def find_tool_format(template: str | None, tokenizer: Tokenizer) -> CallFormat | None:
     """``template`` is the one that renders chats with tools. ``None``: no format that is known."""
     if template is None or "tools" not in template:
         return None

@@ -96,9 +96,10 @@ def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
 
 
 class CallFormat(ABC):
-    """A ``ToolFormat``. Calls stand behind one of ``openings``."""
+    """How models of a family write tool calls, which stand behind one of ``openings``."""
 
     name: str
+    """Its key in ``inference.text.tool_calls.FORMATS``."""
     markers: Sequence[str] = ()
     """Markers that may be tokens."""
     openings: Sequence[str] = ()
@@ -107,6 +108,7 @@ class CallFormat(ABC):
     closings: Sequence[str] = ()
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Special tokens whose text the parser needs to see; others have no text."""
         return tokenizer.special_token_ids.intersection(self.marker_ids(tokenizer).values())
 
     def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
@@ -132,19 +134,22 @@ class CallFormat(ABC):
         parallel: bool,
         marker_ids: Mapping[str, int],
     ) -> str | None:
+        """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
+        choice ``auto`` without strict tools, with parallel calls allowed. Raises
+        ``UnsupportedSchemaError`` for what the format cannot express."""
         called = callable_tools(tools, choice, parallel=parallel)
         wanted = WantedCalls(called, choice, parallel, marker_ids)
         return "\n".join(self._rules(wanted)) or None if called else None
 
     @abstractmethod
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        """Lark rules for the whole answer; none where it cannot be held to calls. Raises
-        ``UnsupportedSchemaError`` for what the format cannot express."""
+        """Lark rules for the whole answer; none where it cannot be held to calls."""
 
 
 class CallParser:
-    """A ``ToolCallParser``. Whitespace around calls is left out, and so are the closing markers
-    behind them."""
+    """Finds tool calls in one choice's text. A call is the model's call, whole; everything else
+    comes out as ``TextPart``, whole, but for whitespace around calls and closing markers behind
+    them."""
 
     def __init__(self, call_format: CallFormat, tools: KnownTools) -> None:
         self.streams_arguments = False

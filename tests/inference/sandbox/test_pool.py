@@ -202,7 +202,6 @@ def test_nothing_is_left_of_a_closed_pool(pool: WorkerPool) -> None:
     assert not alive
     with pytest.raises(NoWorkerError):
         is_fine(pool)
-    pool.start()
 
 
 STARTS_AND_HANGS = """

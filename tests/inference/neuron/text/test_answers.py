@@ -95,7 +95,7 @@ def test_reasoning_deltas_report_every_thought_token(tokenizer: Tokenizer, text:
     [
         ("yes", "stop", "length", "stop"),
         ("<call>f {}</call>", "stop", "length", "tool_calls"),
-        ("<call>f {}", "stop", "length", "stop"),
+        ("<call>f {", "stop", "length", "stop"),
         ("<call>f {}</call>", "length", "length", "length"),
         ("<call>f {}</call>", "length", "context", "context"),
         ("yes", "stop", "context", "stop"),
@@ -110,7 +110,7 @@ def test_why_a_choice_ended(
 
 
 def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> None:
-    events = events_of(tokenizer, "<call>f {}</call><call>g</call>", index=0)
+    events = events_of(tokenizer, "<call>f {}</call><call>g {}</call>", index=0)
     started = [event for event in events if isinstance(event, ToolCallStarted)]
     assert [(call.name, call.call_index) for call in started] == [("f", 0), ("g", 1)]
     ids = {call.call_id for call in started} | {call_id("r", 1, 0), call_id("s", 0, 0)}

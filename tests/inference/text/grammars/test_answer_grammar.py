@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.protocol.generation import OutputFormat, ToolDefinition
 from inference.protocol.sampling import Grammar
 from inference.text.answers.reasoning import ReasoningMarkers
-from inference.text.errors import GrammarTextError
+from inference.text.errors import GrammarRefusedError
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.compiling import find_problem, text_part
 from inference.text.grammars.parts import bare_call_part, calls_part, json_part
@@ -123,7 +123,7 @@ def test_texts_that_are_not_json(
 
 
 def test_a_grammar_that_cannot_be_read() -> None:
-    with pytest.raises(GrammarTextError, match="cannot be read"):
+    with pytest.raises(GrammarRefusedError, match="cannot be read"):
         text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
 
 
