@@ -132,27 +132,14 @@ def what_always_fits(limit: ModelLimit) -> str:
     return f"What always fits is {limit.input} of input beside {limit.output} of output"
 
 
-def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str) -> Failure:
+def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str, words: str = "") -> Failure:
+    """``words``: the number where it is not exact."""
     message = (
         f"this model's maximum context length is {limit.context} tokens and the prompt has "
-        f"{num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"
+        f"{words or num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"
     )
     return context_length_exceeded(
         message, param, prompt_tokens=num_tokens, context_tokens=limit.context
-    )
-
-
-def text_too_long(
-    least_tokens: int, num_bytes: int, bytes_per_token: int, limit: ModelLimit, param: str
-) -> Failure:
-    """Known from the text's size."""
-    message = (
-        f"this model's maximum context length is {limit.context} tokens and the prompt has at "
-        f"least {least_tokens}: it is {num_bytes} bytes long, and no token stands for more than "
-        f"{bytes_per_token}. {what_always_fits(limit)}"
-    )
-    return context_length_exceeded(
-        message, param, prompt_tokens=least_tokens, context_tokens=limit.context
     )
 
 

@@ -26,9 +26,11 @@ class TokenizerFilesError(TextError):
 
 
 class TooManyTokensError(TextError):
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(f"{num_tokens} tokens")
+    def __init__(self, num_tokens: int, *, is_least: bool = False) -> None:
+        """``is_least``: it has at least so many."""
         self.num_tokens = num_tokens
+        self.words = f"at least {num_tokens}" if is_least else str(num_tokens)
+        super().__init__(f"{self.words} tokens")
 
 
 class TemplateRenderError(TextError):
