@@ -6,10 +6,9 @@ may crash or hang on a grammar that a stranger wrote, so this is for the workers
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from inference.protocol.generation import OutputFormat
@@ -23,21 +22,6 @@ def find_problem(grammar: str) -> str | None:
     """Why it cannot; ``None`` when it can. Without a tokenizer: token ids are not checked."""
     is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     return one_line(messages[0]) if is_broken else None
-
-
-def first_token_problem(grammar: str) -> str | None:
-    """Why no answer to it can begin, where every byte is a token; ``None``: one can, or it does not
-    compile at all."""
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
-    if matcher.is_error():
-        return None
-    matcher.compute_logit_bias()
-    return one_line(matcher.get_error()) if matcher.is_error() else None
-
-
-@cache
-def _byte_tokenizer() -> LLTokenizer:
-    return LLTokenizer("byte")
 
 
 def is_panic(error: BaseException) -> bool:
