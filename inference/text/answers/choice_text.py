@@ -19,7 +19,6 @@ from inference.text.answers.parts import (
     CallArguments,
     Part,
     Run,
-    Splitter,
     TextPart,
     TokenKind,
 )
@@ -78,7 +77,8 @@ class ChoiceText:
         self._label = "" if markers is None else markers.label
         opens, self._closes = ("", "") if markers is None else (markers.opens, markers.closes)
         """``_closes`` closes a block that is open at the answer's end."""
-        self._splitter: Splitter
+        self._splitter: PhraseReader | HarmonySplitter | ThinkingSplitter
+        """Gives each token's kind, and the text that is decided with it."""
         if phrases is not None:
             self._splitter = PhraseReader(phrases, is_open=starts_thinking)
             self._line_end = "\n"

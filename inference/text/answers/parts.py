@@ -1,4 +1,4 @@
-"""The parts of an answer's text, and the contract of everything that takes it apart.
+"""The parts of an answer's text, and the kinds of its tokens.
 
     text pieces ─▶ parser.feed(text) … parser.flush() ─▶ parts, in order
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,3 @@ class TokenKind(Enum):
 
 Run = tuple[TokenKind, str]
 """Text of one kind; of a marker, how it is written."""
-
-
-class Splitter(Protocol):
-    """Finds where one choice thinks and where it answers."""
-
-    def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
-        """The next token, and the text that is whole with it. Returns the token's kind, and the
-        text that is decided now."""
-        ...
-
-    def flush(self, text: str) -> list[Run]:
-        """The answer has ended, with ``text`` that belonged to no token yet."""
-        ...

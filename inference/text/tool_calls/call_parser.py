@@ -21,7 +21,12 @@ from typing import Any, NamedTuple
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, compact_json
+from inference.text.tool_calls.argument_values import (
+    WHITESPACE,
+    JsonCopy,
+    KnownTools,
+    compact_json,
+)
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     callable_tools,
@@ -58,7 +63,7 @@ class Parsed(NamedTuple):
 class Decision(NamedTuple):
     block: str
     """The block's text as generated, with its markers."""
-    calls: tuple[ReadCall, ...]
+    calls: Sequence[ReadCall]
     """The calls that were held back until the block ended; streamed ones are left out."""
     refusal: str
     """Why the block is text; empty where it is calls."""
@@ -311,7 +316,7 @@ class CallParser:
     def _accept(
         self, calls: Sequence[ReadCall], end: int, tail: str = "", *, has_streamed: bool = False
     ) -> bool:
-        self._report(tuple(calls), "", end, has_streamed)
+        self._report(calls, "", end, has_streamed)
         for call in calls:
             self._parts += (CallStarted(call.name), CallArguments(call.arguments))
         self._follows_call, self._has_text = True, False
@@ -333,7 +338,7 @@ class CallParser:
         return False
 
     def _report(
-        self, calls: tuple[ReadCall, ...], refusal: str, end: int, has_streamed: bool = False
+        self, calls: Sequence[ReadCall], refusal: str, end: int, has_streamed: bool = False
     ) -> None:
         if self.on_decision is not None:
             text = self._pending
@@ -365,44 +370,3 @@ def _beginning(marker: str) -> str:
     for character in reversed(marker[:-1]):
         pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")
     return pattern or "(?!)"
-
-
-class JsonCopy:
-    """Copies one JSON object as it is generated, without the white space outside of strings."""
-
-    def __init__(self) -> None:
-        self.is_running = True
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-
-    def feed(self, text: str, start: int) -> tuple[str, int]:
-        """The copy of ``text`` from ``start``, at first an opening brace, and where it stopped: at
-        the end, or behind the object."""
-        copied: list[str] = []
-        position = start
-        while position < len(text) and self.is_running:
-            run = (_STRING_RUN if self._is_in_string else _PLAIN_RUN).match(text, position)
-            piece = run.group() if run and not self._is_escaped else text[position]
-            position += len(piece)
-            if self._is_in_string or not piece.isspace():
-                copied.append(piece)
-            self._count(piece)
-        return "".join(copied), position
-
-    def _count(self, piece: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif piece == '"':
-            self._is_in_string = not self._is_in_string
-        elif self._is_in_string:
-            self._is_escaped = piece == "\\"
-        elif piece in ("{", "["):
-            self._depth += 1
-        elif piece in ("}", "]"):
-            self._depth -= 1
-            self.is_running = self._depth > 0
-
-
-_STRING_RUN = re.compile(r'[^"\\]+')
-_PLAIN_RUN = re.compile(r'[^"{}\[\]\s]+|\s+')

@@ -201,19 +201,6 @@ def test_any_split_gives_the_naive_answer(stops: list[str], text: str, cuts: lis
     assert _emitted(stops, chunks) == _reference(stops, text)
 
 
-@given(stops=STOPS, text=TEXTS)
-def test_only_what_could_become_a_stop_is_held(stops: list[str], text: str) -> None:
-    matcher = StopStrings(stops)
-    emitted = ""
-    for position, character in enumerate(text):
-        found = matcher.feed(character)
-        if found.stop is not None:
-            return
-        emitted += found.text
-        held = text[len(emitted) : position + 1]
-        assert not held or any(stop.startswith(held) for stop in stops)
-
-
 def test_stop_strings_that_begin_alike_and_an_empty_one() -> None:
     stops = [f"\n\nUser {number}:" for number in range(64)]
     text = "One.\n\nUser 6, not a turn.\n\nUser 63: Two."

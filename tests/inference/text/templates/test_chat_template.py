@@ -179,27 +179,6 @@ def test_where_system_turns_go(source: str, turns: list[tuple[str, str]], expect
     assert _render(source, _chat(*turns)) == expected
 
 
-class ScannedText(str):
-    """Counts how many characters are looked at to find others in it."""
-
-    num_scanned = 0
-
-    def find(self, sub: str, start: int = 0) -> int:  # type: ignore[override]
-        found = super().find(sub, start)
-        self.num_scanned += (len(self) if found < 0 else found + len(sub)) - start
-        return found
-
-    def __contains__(self, sub: str) -> bool:  # type: ignore[override]
-        return self.find(sub) >= 0
-
-
-def test_looking_for_system_turns_reads_the_prompt_once() -> None:
-    messages = [ChatMessage(role="system", content=f"rule {i} is kept") for i in range(8000)]
-    rendered = ScannedText("\n".join(str(message.content) for message in messages))
-    assert _keeps_system_texts(rendered, messages)
-    assert rendered.num_scanned <= len(rendered)
-
-
 def test_a_system_turn_that_was_lost_is_missed() -> None:
     messages = [ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
     assert _keeps_system_texts("one two two", messages)
