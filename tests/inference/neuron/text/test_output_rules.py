@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
+from inference.sandbox.build import keep_tokenizer
+from inference.sandbox.jobs import (
+    Job,
+    Result,
+    decode_job,
+    decode_result,
+    encode_job,
+    encode_result,
+)
+from inference.sandbox.pool import WorkerPool
+from inference.sandbox.work import perform
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.python_formats import Llama3Format
@@ -36,10 +48,19 @@ TOOL = ToolDefinition(name="f", path="tools[0].function.parameters")
 REQUIRED = ToolChoice(mode="required")
 
 
+class NoWorkers(WorkerPool):
+    """Its jobs are done here."""
+
+    def run(self, job: Job, is_wanted: Callable[[], bool] = lambda: True) -> Result:
+        return decode_result(encode_result(perform(decode_job(encode_job(job)), 2**20)))
+
+
 @pytest.fixture(scope="module")
 def text(thinking_dir: Path) -> ModelText:
     loaded = model_text(thinking_dir, chat_template=CHAT_TEMPLATE)
-    return dataclasses.replace(loaded, tool_format=HermesFormat())
+    assert loaded.facts is not None
+    keep_tokenizer(loaded.facts)
+    return dataclasses.replace(loaded, tool_format=HermesFormat(), pool=NoWorkers())
 
 
 def _request(output_format: OutputFormat | None = None, **chat: object) -> GenerationRequest:
