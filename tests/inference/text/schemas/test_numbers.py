@@ -102,6 +102,10 @@ def test_answers_are_within_the_bounds(schema: dict[str, Any]) -> None:
         ({"items": {"allOf": [{"multipleOf": 101}, {"multipleOf": 97}]}}, "S.items"),
         ({"multipleOf": 7, "enum": [3, 14]}, "S"),
         ({"nullable": True, "allOf": [{"minimum": 1e30}]}, "S.allOf[0].minimum"),
+        (
+            {"items": {"nullable": True, "allOf": [{"minimum": 1e30}]}},
+            "S.items.allOf[0].minimum",
+        ),
     ],
 )
 def test_numbers_that_cannot_be_enforced_exactly_are_refused(
