@@ -8,9 +8,7 @@ from inference.sandbox.pool import WorkerPool
 
 
 class SharedWorkers(WorkerPool):
-    """What a neuron starts and ends with itself stays for the next one."""
-
-    def start(self) -> None: ...
+    """What a neuron ends with itself stays for the next one."""
 
     def close(self) -> None: ...
 

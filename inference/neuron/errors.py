@@ -12,7 +12,6 @@ from __future__ import annotations
 from inference.protocol.events import Failure, TooLong
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.model_limit import ModelLimit
-from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 
 RETRY_AFTER_S = 5.0
 """Retry-After for clients while a model loads or recovers without a better estimate."""
@@ -133,27 +132,14 @@ def what_always_fits(limit: ModelLimit) -> str:
     return f"What always fits is {limit.input} of input beside {limit.output} of output"
 
 
-def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str) -> Failure:
+def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str, words: str = "") -> Failure:
+    """``words``: the number where it is not exact."""
     message = (
         f"this model's maximum context length is {limit.context} tokens and the prompt has "
-        f"{num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"
+        f"{words or num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"
     )
     return context_length_exceeded(
         message, param, prompt_tokens=num_tokens, context_tokens=limit.context
-    )
-
-
-def text_too_long(
-    least_tokens: int, num_bytes: int, bytes_per_token: int, limit: ModelLimit, param: str
-) -> Failure:
-    """Known from the text's size."""
-    message = (
-        f"this model's maximum context length is {limit.context} tokens and the prompt has at "
-        f"least {least_tokens}: it is {num_bytes} bytes long, and no token stands for more than "
-        f"{bytes_per_token}. {what_always_fits(limit)}"
-    )
-    return context_length_exceeded(
-        message, param, prompt_tokens=least_tokens, context_tokens=limit.context
     )
 
 
@@ -183,25 +169,16 @@ def max_output_exceeded(asked: int, limit: int) -> Failure:
     return Failure(code="invalid_value", message=message, param="max_tokens")
 
 
-def invalid_schema(message: str, path: str) -> Failure:
-    return Failure(code="invalid_schema", message=f"{path}: {message}", param=path)
-
-
 def invalid_grammar(message: str, path: str | None) -> Failure:
     located = message if path is None else f"{path}: {message}"
     return Failure(code="invalid_grammar", message=located, param=path)
 
 
-def template_failed(error: TemplateRenderError) -> Failure:
-    param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
-    return Failure(code="template_render_failed", message=str(error), param=param)
-
-
-def template_limit_exceeded(how: str, which: str) -> Failure:
-    """``how`` completes "the template …", ``which`` goes before "conversation"."""
+def template_limit_exceeded(how: str) -> Failure:
+    """``how`` completes "the template …"."""
     return Failure(
         code="template_limit_exceeded",
-        message=f"this model's chat template {how} for {which} conversation",
+        message=f"this model's chat template {how} for this conversation",
         param="messages",
     )
 

@@ -162,7 +162,6 @@ class NeuronService:
 
     def start(self) -> None:
         """Loads the previous instance's models, as soon as Redis answers. Returns at once."""
-        self._workers.start()
         self._requests.intake.start()
         self._heart.start()
         self.downloads.start()

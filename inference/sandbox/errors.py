@@ -2,8 +2,8 @@
 
 SandboxError
 ├── WorkerLostError      the job ended its worker, or was ended at a limit; ``reason`` names it
-├── NoWorkerError        no worker could be started
-└── NotWantedError       the caller does not want the result any more
+├── NoWorkerError        no worker could be started, or all have ended
+└── NotWantedError       the caller does not want the result any more; its worker was ended
 """
 
 from __future__ import annotations
@@ -25,17 +25,14 @@ class SandboxError(Exception):
 
 
 class WorkerLostError(SandboxError):
-    """``steps`` lead to the keyword of a schema that did it, where that is known."""
-
-    def __init__(self, reason: LossReason, steps: tuple[str | int, ...] = ()) -> None:
+    def __init__(self, reason: LossReason) -> None:
         super().__init__(str(reason))
         self.reason = reason
-        self.steps = steps
 
 
 class NoWorkerError(SandboxError):
-    """None could be started, or all have ended."""
+    pass
 
 
 class NotWantedError(SandboxError):
-    """The caller has been cancelled; its worker was ended."""
+    pass

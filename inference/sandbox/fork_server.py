@@ -1,11 +1,10 @@
 """Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
 thread, and ends when the other end of its socket closes, as its workers do.
 
-A worker that has ended stays a zombie until the pool ends it, so that its process id is no other
-process's. A worker does one job after the other until its socket closes. It sets each one's limits
-of processor time, memory and output for itself, so that they hold without anybody watching; the
-pool watches the clock beside them. They grow with the job's frame: a long conversation may take
-longer than a short one.
+A worker does one job after the other until its socket closes. It sets each one's limits of
+processor time, memory and output for itself, so that they hold without anybody watching; the pool
+watches the clock beside them. They grow with the job's frame: a long conversation may take longer
+than a short one.
 """
 
 from __future__ import annotations
@@ -20,43 +19,41 @@ from pathlib import Path
 
 from inference.channel import Channel, ChannelClosedError, ChannelError
 from inference.sandbox import jobs
+from inference.sandbox.build import forget_tokenizers_but, keep_tokenizer
 from inference.sandbox.errors import LossReason
-from inference.sandbox.work import forget_tokenizers_but, keep_tokenizer, perform
+from inference.sandbox.work import perform
 
 
 def main(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     # Ctrl-C in a terminal is for the process that started this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The kernel reaps the workers; the pool has a pidfd of each, which is never another process's.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # so that collections in workers copy none of its pages
     channel = Channel(control)
     try:
         while True:
-            reply = _obey(jobs.decode_command(channel.receive()), control)
-            channel.send(jobs.encode_frame(reply))
+            command = jobs.decode_command(channel.receive())
+            if isinstance(command, jobs.TokenizerFacts):
+                keep_tokenizer(command)
+            else:
+                forget_tokenizers_but(command)
+                _fork(control)
     except ChannelClosedError:
         return
 
 
-def _obey(command: jobs.Command, control: socket.socket) -> int:
-    match command:
-        case jobs.ForkWorker(tokenizers=digests):
-            forget_tokenizers_but(digests)
-            return _fork(control)
-        case jobs.EndWorker(pid=pid):
-            return _end(pid)
-        case jobs.KeepTokenizer(facts=facts):
-            keep_tokenizer(facts)
-    return 0
-
-
-def _fork(control: socket.socket) -> int:
+def _fork(control: socket.socket) -> None:
     _, (descriptor,), _, _ = socket.recv_fds(control, 1, 1)
     pid = os.fork()
     if pid:
         os.close(descriptor)
-        return pid
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [b"\0"], [pidfd])
+        os.close(pidfd)
+        return
     try:
         control.close()
         work(socket.socket(fileno=descriptor))
@@ -64,22 +61,9 @@ def _fork(control: socket.socket) -> int:
         os._exit(0)
 
 
-def _end(pid: int) -> int:
-    try:
-        ended_pid, status = os.waitpid(pid, os.WNOHANG)
-        if not ended_pid:
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-    except ChildProcessError:  # an earlier fork server's
-        return 0
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
 PAGE_BYTES = resource.getpagesize()
 STATM = Path("/proc/self/statm")
 
-CPU_S = 3.0
-CPU_S_PER_MIB = 0.5
 MEMORY_BYTES = 256 * jobs.MIB
 MEMORY_PER_BYTE = 40
 """A character may take four bytes, and a rendered turn is copied several times."""
@@ -91,25 +75,39 @@ GROWTH_BYTES = 64 * jobs.MIB
 """A worker that has grown by so much ends after its job; the next one is forked."""
 
 
-def limit_process() -> None:
-    """Sets the limits of a new worker; called once."""
+def work(connection: socket.socket) -> None:
+    """Work on jobs until the other end closes, or until this process has grown too large. Its last
+    answer then reports that, so that the pool gives it no further job."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
     # The kernel ends it: a handler of Python's would wait for the C code to return.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _write_nowhere()
+    channel, started_bytes = Channel(connection), _data_bytes()
+    try:
+        is_last = False
+        while not is_last:
+            answer = _answer(channel.receive())
+            is_last = _data_bytes() > started_bytes + GROWTH_BYTES
+            channel.send((jobs.LAST if is_last else jobs.FURTHER) + answer)
+    except ChannelError:
+        return
 
 
-def limit_job(num_bytes: int) -> None:
-    """Sets a job's limits, until ``lift_limits``: more processor time ends the process, more memory
-    fails."""
-    _limit(resource.RLIMIT_DATA, data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S + CPU_S_PER_MIB * num_bytes / jobs.MIB)
-
-
-def lift_limits() -> None:
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+def _answer(frame: bytes) -> bytes:
+    """More processor time than the limit ends the process, more memory fails."""
+    num_bytes = len(frame)
+    _limit(resource.RLIMIT_DATA, _data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes)
+    signal.setitimer(signal.ITIMER_PROF, jobs.cpu_limit_s(num_bytes))
+    try:
+        max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * num_bytes
+        return jobs.encode_result(perform(jobs.decode_job(frame), max_output_bytes))
+    except MemoryError:
+        return jobs.encode_result(jobs.Broken(reason=LossReason.MEMORY))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _limit(which: int, num_bytes: int) -> None:
@@ -119,36 +117,9 @@ def _limit(which: int, num_bytes: int) -> None:
         resource.setrlimit(which, (num_bytes, hard))
 
 
-def data_bytes() -> int:
+def _data_bytes() -> int:
     """Bytes that the kernel counts against ``RLIMIT_DATA``."""
     return int(STATM.read_bytes().split()[5]) * PAGE_BYTES
-
-
-def work(connection: socket.socket) -> None:
-    """Work on jobs until the other end closes, or until this process has grown too large. Its last
-    answer then reports that, so that the pool gives it no further job."""
-    limit_process()
-    _write_nowhere()
-    channel, started_bytes = Channel(connection), data_bytes()
-    try:
-        is_last = False
-        while not is_last:
-            answer = _answer(channel.receive())
-            is_last = data_bytes() > started_bytes + GROWTH_BYTES
-            channel.send((jobs.LAST if is_last else jobs.FURTHER) + answer)
-    except ChannelError:
-        return
-
-
-def _answer(frame: bytes) -> bytes:
-    limit_job(len(frame))
-    try:
-        max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * len(frame)
-        return jobs.encode_frame(perform(jobs.decode_job(frame), max_output_bytes))
-    except MemoryError:
-        return jobs.encode_frame(jobs.Broken(reason=LossReason.MEMORY))
-    finally:
-        lift_limits()
 
 
 def _write_nowhere() -> None:

@@ -1,66 +1,70 @@
-"""Jobs for a worker, and its results: msgpack frames."""
+"""Jobs for a worker, and its results. Jobs are pickled, because a schema may hold any number and
+any text; results are msgpack, because the neuron trusts no worker."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import msgspec
 
-from inference.protocol.generation import ChatInput, OutputFormat
+from inference.protocol.generation import ChatInput, OutputFormat, ToolChoice, ToolDefinition
+from inference.protocol.sampling import Grammar
+from inference.text.answers.reasoning import ReasoningMarkers
 
-Steps = list[str | int]
 MIB = 1024 * 1024
+CPU_S = 3.0
+CPU_S_PER_MIB = 0.5
 
 
-class CheckSchema(msgspec.Struct, frozen=True, kw_only=True, tag="check_schema"):
-    """Check a JSON schema, and compile it. ``schema`` is JSON text; ``tokenizer`` is the digest of
-    the model's, empty where there is none."""
-
-    schema: str
-    tokenizer: str
-    is_lenient: bool = False
-    """Leave out what cannot be enforced; otherwise all or nothing."""
+def cpu_limit_s(num_bytes: int) -> float:
+    """How long a job of that size may use a processor."""
+    return CPU_S + CPU_S_PER_MIB * num_bytes / MIB
 
 
-class CheckText(msgspec.Struct, frozen=True, kw_only=True, tag="check_text"):
-    """Write an expression, choices or a client's grammar as lark text, and compile it."""
+class BuildGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks the schemas that an answer has to follow, and builds and compiles its grammar: calls,
+    the output format, or either."""
 
-    output_format: OutputFormat
-    tokenizer: str
+    tools: list[ToolDefinition] = []
+    """Those that the answer may call."""
+    choice: ToolChoice = ToolChoice(mode="none")
+    parallel: bool = True
+    tool_format: str = ""
+    """The key of ``inference.text.tool_calls.FORMATS``."""
+    marker_ids: dict[str, int] = {}
+    """The format's markers that are one token."""
+    output_format: OutputFormat | None = None
+    thinking: str = "none"
+    """A value of ``Thinking``."""
+    markers: ReasoningMarkers | None = None
+    end_token_ids: list[int] = []
+    tokenizer: str = ""
+    """The digest of the model's ``TokenizerFacts``."""
+
+    @property
+    def path(self) -> str | None:
+        """The field of the client's body that determines what the answer must be; ``None`` if
+        several do."""
+        if self.output_format is None:
+            return self.tools[0].path if len(self.tools) == 1 else "tools"
+        return None if self.tools else self.output_format.path
 
 
-class CheckGrammar(msgspec.Struct, frozen=True, kw_only=True, tag="check_grammar"):
-    """Compile a whole grammar and follow it for some tokens."""
-
-    text: str
-    tokenizer: str
-
-
-class RenderChat(msgspec.Struct, frozen=True, kw_only=True, tag="render_chat"):
+class RenderChat(msgspec.Struct, frozen=True, kw_only=True):
     default_template: str | None
     tool_template: str | None
     special_tokens: dict[str, str]
     chat: ChatInput
 
 
-Job = CheckSchema | CheckText | CheckGrammar | RenderChat
+Job = BuildGrammar | RenderChat
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """The grammar can be enforced. ``text`` is the enforced one, a JSON schema or lark text, where
-    it differs from the sent one. ``left_out``: the places of a lenient schema that are not
-    enforced."""
-
-    text: str = ""
-    left_out: list[Steps] = []
-
-
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """``message`` is written for the client; ``steps`` lead from the schema's root to the keyword,
-    where that is known."""
-
-    message: str
-    steps: Steps = []
+class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
+    grammar: Grammar
+    not_enforced: list[str] = []
+    """The places in schemas of the client's body that the grammar leaves out."""
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
@@ -69,9 +73,12 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
     """The template rewrites or drops system turns."""
 
 
-class RenderRefused(msgspec.Struct, frozen=True, kw_only=True, tag="render_refused"):
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The client's failure."""
+
+    code: str
     message: str
-    has_no_place_for_tools: bool = False
+    param: str | None = None
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
@@ -81,14 +88,13 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     """A ``LossReason``."""
     where: str = ""
     """The exception and its line, for the log."""
-    steps: Steps = []
-    """The steps to the keyword of a schema that the compiler panicked over, where that is known."""
 
 
-Result = Checked | Refused | Rendered | RenderRefused | Broken
+Result = Built | Rendered | Refused | Broken
 
-encode_frame = msgspec.msgpack.Encoder().encode
-decode_job = msgspec.msgpack.Decoder(Job).decode
+encode_job: Callable[[Job], bytes] = pickle.dumps
+decode_job: Callable[[bytes], Job] = pickle.loads
+encode_result = msgspec.msgpack.Encoder().encode
 decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode
 
 
@@ -106,28 +112,9 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     end_token_ids: list[int]
 
 
-class ForkWorker(msgspec.Struct, frozen=True, tag="fork"):
-    """One byte with the worker's end of its socket follows. Answered by its process id."""
-
-    tokenizers: list[str]
-    """The digests of those that are still needed; the others are forgotten."""
-
-
-class EndWorker(msgspec.Struct, frozen=True, tag="end"):
-    """Answered, once the worker has ended, by the number of the signal that ended it; 0: none
-    did."""
-
-    pid: int
-
-
-class KeepTokenizer(msgspec.Struct, frozen=True, tag="keep_tokenizer"):
-    """Workers that are forked from now on have it. Answered by 0."""
-
-    facts: TokenizerFacts
-
-
-Command = ForkWorker | EndWorker | KeepTokenizer
-
-
-decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_reply = msgspec.msgpack.Decoder(int).decode
+Command = TokenizerFacts | list[str]
+"""To the fork server: workers that are forked from now on have this tokenizer; or fork a worker,
+which needs the tokenizers of these digests alone. One byte with the worker's end of its socket
+follows that, and is answered by one with the worker's pidfd."""
+encode_command: Callable[[Command], bytes] = pickle.dumps
+decode_command: Callable[[bytes], Command] = pickle.loads

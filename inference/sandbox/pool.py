@@ -11,22 +11,24 @@ The neuron's intake bounds how many run at once, for each account and model. Any
 from __future__ import annotations
 
 import logging
+import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from signal import SIGPROF
 from weakref import WeakValueDictionary
 
 from inference.channel import Channel, ChannelError
 from inference.environment import Role, child_environment
 from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
-from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +46,8 @@ STOP_LIMIT_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    pid: int
+    pidfd: int
     connection: socket.socket
-    channel: Channel
     num_tokenizers: int
     """The tokenizers that had been kept before it was forked, which are all that it has."""
     is_last: bool = False
@@ -57,202 +58,139 @@ class _Worker:
         readable.register(self.connection, select.POLLIN)
         return bool(readable.poll(timeout_s * 1000))
 
+    def end(self) -> None:
+        self.connection.close()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        os.close(self.pidfd)
+
 
 class WorkerPool:
-    """Starts nothing before the first job, or ``start``."""
+    """Starts nothing before the first job, which a model's load has."""
 
     def __init__(self) -> None:
-        self._forks = _ForkClient()
+        self._idle: deque[_Worker] = deque()
         self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
+        """Held by the one who talks to the fork server."""
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._tokenizers: WeakValueDictionary[str, jobs.TokenizerFacts] = WeakValueDictionary()
+        self._sent: set[str] = set()
+        """Digests of the tokenizers that the fork server has."""
         self._num_tokenizers = 0
         self._is_closed = False
 
-    def start(self) -> None:
-        """Forks the first workers, in a thread of its own."""
-        SupervisedThread(self._warm_up, name="sandbox-start", restarts=False).start()
-
     def close(self) -> None:
-        """Ends all workers; jobs that run fail. Returns when they are gone."""
-        with self._lock:
-            self._is_closed = True
+        """Ends all workers; jobs that run fail. Returns when their server is gone."""
+        self._is_closed = True
         self._end_idle()
-        self._forks.close()
+        with self._lock:
+            self._drop()
 
     def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
         """Workers that are forked from now on have it, for as long as what this returns is referred
         to."""
-        kept = self._forks.keep_tokenizer(facts)
         with self._lock:
+            kept = self._tokenizers.setdefault(facts.digest, facts)
             self._num_tokenizers += 1
         self._end_idle()
         return kept
 
     def run(self, job: jobs.Job, is_wanted: Callable[[], bool] = lambda: True) -> jobs.Result:
         """Blocks. ``is_wanted``: whether anybody still waits for the result; called a few times a
-        second. Raises ``SandboxError``."""
-        frame = jobs.encode_frame(job)
+        second. Raises ``SandboxError``, and ``RecursionError`` for a job nested too deeply."""
+        frame = jobs.encode_job(job)
         worker = self._idle_one() or self._forked()
         try:
             result = self._ask(worker, frame, is_wanted)
         except BaseException:
-            self._end(worker)
+            worker.end()
             raise
         self._keep(worker)
         if isinstance(result, jobs.Broken):
             if result.where:
                 log.error("a worker's job broke: %s", result.where)
-            raise WorkerLostError(LossReason(result.reason), tuple(result.steps))
+            raise WorkerLostError(LossReason(result.reason))
         return result
 
     def _idle_one(self) -> _Worker | None:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
+        with suppress(IndexError):
+            while True:
                 worker = self._idle.pop()
-            if not worker.has_answered(0.0):  # nothing is due: it has ended
-                return worker
-            self._end(worker)
-
-    def _forked(self) -> _Worker:
-        num_tokenizers = self._num_tokenizers
-        pid, connection = self._forks.fork()
-        return _Worker(pid, connection, Channel(connection), num_tokenizers)
+                if not worker.has_answered(0.0):
+                    return worker
+                worker.end()  # nothing was due: it has ended
+        return None
 
     def _ask(self, worker: _Worker, frame: bytes, is_wanted: Callable[[], bool]) -> jobs.Result:
         limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / jobs.MIB
         worker.connection.settimeout(limit_s)
-        give_up_s = time.monotonic() + limit_s
+        channel, begun_s = Channel(worker.connection), time.monotonic()
         try:
-            worker.channel.send(frame)
+            channel.send(frame)
             while not worker.has_answered(SLICE_S):
                 if not is_wanted():
                     raise NotWantedError
-                if time.monotonic() > give_up_s:
+                if time.monotonic() > begun_s + limit_s:
                     raise WorkerLostError(LossReason.TIME)
-            frame = worker.channel.receive()
+            answer = channel.receive()
         except ChannelError:
-            is_over_time = self._end(worker) == SIGPROF
+            # A worker that used its processor time up has ended; others die at once.
+            is_over_time = time.monotonic() - begun_s >= jobs.cpu_limit_s(len(frame))
             raise WorkerLostError(LossReason.TIME if is_over_time else LossReason.CRASH) from None
-        worker.is_last = frame[:1] == jobs.LAST
-        return jobs.decode_result(frame[1:])
+        worker.is_last = answer[:1] == jobs.LAST
+        return jobs.decode_result(answer[1:])
 
     def _keep(self, worker: _Worker) -> None:
-        with self._lock:
-            is_kept = (
-                not (worker.is_last or self._is_closed)
-                and worker.num_tokenizers == self._num_tokenizers
-                and len(self._idle) < NUM_KEPT
-            )
-            if is_kept:
-                self._idle.append(worker)
-        if not is_kept:
-            self._end(worker)
+        is_current = worker.num_tokenizers == self._num_tokenizers
+        if is_current and not worker.is_last and len(self._idle) < NUM_KEPT:
+            self._idle.append(worker)
+            if self._is_closed:
+                self._end_idle()
+        else:
+            worker.end()
 
     def _end_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            self._end(worker)
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().end()
 
-    def _end(self, worker: _Worker) -> int:
-        """The number of the signal that ended it; 0: it has been ended before, or by none."""
-        worker.connection.close()
-        pid, worker.pid = worker.pid, 0
-        return self._forks.end(pid) if pid else 0
-
-    def _warm_up(self) -> None:
-        for _ in range(NUM_KEPT):
-            try:
-                self._keep(self._forked())
-            except NoWorkerError:
-                return
-
-
-class _ForkClient:
-    """The neuron's end of a fork server: starts it, has it fork and end workers, and starts it
-    again when it is gone. Calls wait for each other."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._channel: Channel | None = None
-        self._tokenizers: WeakValueDictionary[str, jobs.TokenizerFacts] = WeakValueDictionary()
-        self._sent: set[str] = set()
-        """Digests of the tokenizers that the fork server has."""
-        self._is_closed = False
-
-    def fork(self) -> tuple[int, socket.socket]:
-        """A new worker's process id and our end of its socket. Raises ``NoWorkerError``."""
+    def _forked(self) -> _Worker:
+        """Raises ``NoWorkerError``."""
         ours, theirs = socket.socketpair()
-        try:
-            with theirs, self._lock:
-                return self._fork(theirs), ours
-        except BaseException:
-            ours.close()
-            raise
-
-    def end(self, pid: int) -> int:
-        """Kill a worker, and reap it. The number of the signal that ended it; 0: no signal, or it
-        is unknown."""
-        with self._lock:
-            return self._try(jobs.EndWorker(pid))
-
-    def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
-        with self._lock:
-            kept = self._tokenizers.setdefault(facts.digest, facts)
-            if self._channel is not None and facts.digest not in self._sent:
-                self._try(jobs.KeepTokenizer(facts))
-                self._sent.add(facts.digest)
-            return kept
-
-    def close(self) -> None:
-        """The fork server ends, and its workers with their sockets."""
-        with self._lock:
-            self._is_closed = True
-            self._drop()
-
-    def _fork(self, theirs: socket.socket) -> int:
-        for _ in range(2):  # one that has died since the last call is started again
-            try:
-                self._start()
-                assert self._channel is not None and self._control is not None
-                digests = list(self._tokenizers)
-                self._sent.intersection_update(digests)
-                self._channel.send(jobs.encode_frame(jobs.ForkWorker(digests)))
-                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-                return jobs.decode_reply(self._channel.receive())
-            except (ChannelError, OSError):
-                self._drop()
+        with theirs, self._lock:
+            for _ in range(2):  # a server that has died since the last call is started again
+                if self._is_closed:
+                    break
+                try:
+                    return _Worker(self._fork(theirs), ours, self._num_tokenizers)
+                except (ChannelError, OSError):
+                    self._drop()
+        ours.close()
+        if self._is_closed:
+            raise NoWorkerError("they have ended")
         log.error("no worker for templates and grammars could be started")
         raise NoWorkerError("none could be started")
 
-    def _try(self, command: jobs.Command) -> int:
-        """Its answer; 0 without a fork server. The next one gets the tokenizers when it starts."""
-        try:
-            return 0 if self._channel is None else self._ask(command)
-        except ChannelError:
-            self._drop()
-            return 0
+    def _fork(self, theirs: socket.socket) -> int:
+        """The new worker's pidfd. Raises ``ChannelError``, ``OSError``."""
+        control = self._control or self._start()
+        channel, kept = Channel(control), dict(self._tokenizers)
+        for digest in kept.keys() - self._sent:
+            channel.send(jobs.encode_command(kept[digest]))
+        self._sent = set(kept)
+        channel.send(jobs.encode_command(list(kept)))
+        socket.send_fds(control, [b"\0"], [theirs.fileno()])
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            raise ChannelError("the fork server has ended")
+        return descriptors[0]
 
-    def _ask(self, command: jobs.Command) -> int:
-        """Raises ``ChannelError``."""
-        assert self._channel is not None
-        self._channel.send(jobs.encode_frame(command))
-        return jobs.decode_reply(self._channel.receive())
-
-    def _start(self) -> None:
-        """Raises ``ChannelError``, ``OSError``, ``NoWorkerError``."""
-        if self._is_closed:
-            raise NoWorkerError("they have ended")
-        if self._channel is not None:
-            return
+    def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.settimeout(START_LIMIT_S)
         with theirs:
-            self._process = subprocess.Popen(
+            self._server = subprocess.Popen(
                 [sys.executable, "-m", "inference.sandbox.fork_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -260,24 +198,21 @@ class _ForkClient:
                 # A Ctrl-C in the terminal is for the neuron.
                 start_new_session=True,
             )
-        self._control, self._channel = ours, Channel(ours)
-        for digest, facts in list(self._tokenizers.items()):
-            self._ask(jobs.KeepTokenizer(facts))
-            self._sent.add(digest)
+        self._control = ours
+        return ours
 
     def _drop(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control = self._channel = None
+        server, self._server, self._control = self._server, None, None
         self._sent.clear()
-        process, self._process = self._process, None
-        if process is None:
+        if server is None:
             return
         try:
-            process.wait(STOP_LIMIT_S)
+            server.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            server.kill()
+            server.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -4,8 +4,7 @@ TextError
 ├── TokenizerFilesError      the model's tokenizer files are missing or not understood
 ├── TooManyTokensError       a text has more tokens than the caller has use for
 ├── TemplateRenderError      the chat template refused the conversation
-│   └── NoPlaceForToolsError   it has no place for the tools of the request
-├── GrammarTextError         a grammar is in no notation that is read here
+├── GrammarRefusedError      the grammar of a request, as its client is told
 └── SchemaError              a JSON schema is invalid or cannot be enforced
     ├── MalformedSchemaError   it is no JSON schema
     └── UnsupportedSchemaError a tool's schema asks for what its format's grammar cannot express
@@ -27,22 +26,34 @@ class TokenizerFilesError(TextError):
 
 
 class TooManyTokensError(TextError):
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(f"{num_tokens} tokens")
+    def __init__(self, num_tokens: int, *, is_least: bool = False) -> None:
+        """``is_least``: it has at least so many."""
         self.num_tokens = num_tokens
+        self.words = f"at least {num_tokens}" if is_least else str(num_tokens)
+        super().__init__(f"{self.words} tokens")
 
 
 class TemplateRenderError(TextError):
-    """``str(error)`` is written for the client."""
+    """``str(error)`` is written for the client, ``param`` the field of its body."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
-class NoPlaceForToolsError(TemplateRenderError):
-    def __init__(self) -> None:
-        super().__init__("this model's chat template has no place for tools")
+class GrammarRefusedError(TextError):
+    def __init__(self, code: str, message: str, param: str | None) -> None:
+        super().__init__(message if param is None else f"{param}: {message}")
+        self.code = code
+        self.param = param
 
+    @classmethod
+    def of_schema(cls, message: str, param: str) -> GrammarRefusedError:
+        return cls("invalid_schema", message, param)
 
-class GrammarTextError(TextError):
-    """``str(error)`` is written for the client."""
+    @classmethod
+    def of_grammar(cls, message: str, param: str | None) -> GrammarRefusedError:
+        return cls("invalid_grammar", message, param)
 
 
 class SchemaError(TextError):

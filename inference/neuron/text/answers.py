@@ -21,7 +21,7 @@ from inference.protocol.generation import ChatInput, GenerationRequest, TextInpu
 from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText
 from inference.text.tokens.tokenizer import Detokenizer
-from inference.text.tool_calls.call_parser import CallParser, Decision
+from inference.text.tool_calls.call_parser import Decision
 
 
 class Answer:
@@ -150,13 +150,13 @@ def _choice_text(
     calls = parser = None
     if isinstance(request.input, ChatInput) and prepared.tools:
         calls = text.tool_format_of(request.input)
-        parser = None if calls is None else calls.parser(prepared.tools)
 
     def describe(decision: Decision) -> None:
         for one in details:
             one.decision(index, decision)
 
-    if isinstance(parser, CallParser):
+    if calls is not None:
+        parser = calls.parser(prepared.tools)
         parser.streams_arguments = prepared.params.grammar is not None
         parser.on_decision = describe if details else None
     return ChoiceText(

@@ -9,7 +9,6 @@ before its answer, with the tokens' logprobs where the client asked for them.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -90,8 +89,6 @@ class Choice:
         self._request_id = request_id
         self._index = index
         self._text = text
-        self._unsettled: deque[TokenLogprob | None] = deque()
-        """Log probabilities of tokens that may or may not turn out to be answer."""
         self._num_gained = {True: 0, False: 0}
         """Tokens of the answer (``True``) and of its thought, markers included, since the last
         event of their kind: their text is held back or empty."""
@@ -129,9 +126,7 @@ class Choice:
         self.num_accepted_drafts += min(step.num_accepted_drafts, len(taken))
         self.num_rejected_drafts += step.num_drafted_tokens - step.num_accepted_drafts
         if self._text.stop is None and step.finish_reason is not None:
-            kinds, found = self._text.flush()
-            pieces += found
-            logprobs += self._settle(kinds)
+            pieces += self._text.flush()
             # The engine's count holds the stop token too, which is not among the ids.
             self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
         for one in self._details:
@@ -163,25 +158,16 @@ class Choice:
     ) -> list[int]:
         """Token by token, up to a stop string. Returns the tokens up to there."""
         for position, token_id in enumerate(step.token_ids, start=1):
-            kinds, found = self._text.feed(token_id)
+            kind, found = self._text.feed(token_id)
             pieces += found
             self.num_output_tokens += 1
-            self._unsettled.append(step.logprobs[position - 1] if step.logprobs else None)
-            logprobs += self._settle(kinds)
+            is_answer = kind is TokenKind.ANSWER
+            self._num_gained[is_answer] += 1
+            if step.logprobs and is_answer:  # thinking has none
+                logprobs.append(text_logprob(step.logprobs[position - 1], self._text.tokenizer))
             if self._text.stop is not None:
                 return step.token_ids[:position]
         return step.token_ids
-
-    def _settle(self, kinds: Sequence[TokenKind]) -> list[TextLogprob]:
-        """Assign kinds to the next unsettled tokens. Returns the log probabilities of the answer's
-        tokens: thinking has none."""
-        settled = []
-        for kind in kinds:
-            entry, is_answer = self._unsettled.popleft(), kind is TokenKind.ANSWER
-            self._num_gained[is_answer] += 1
-            if entry is not None and is_answer:
-                settled.append(text_logprob(entry, self._text.tokenizer))
-        return settled
 
     def _scored(self, prompt_logprobs: Sequence[TokenLogprob]) -> list[Event]:
         tokenizer, echo = self._text.tokenizer, self._echo

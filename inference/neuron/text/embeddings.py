@@ -59,18 +59,13 @@ def _all_encoded(given: Sequence[str | tuple[str, str]], text: ModelText) -> lis
 
 
 def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[int]:
-    """The token ids of an input. One that is too long by its size alone is refused before
-    tokenizing."""
     limit = text.report.context_tokens
-    parts = [one] if isinstance(one, str) else one
-    if (least_tokens := sum(map(text.tokenizer.least_tokens, parts))) > limit:
-        raise _too_long(index, least_tokens, limit, f"at least {least_tokens}")
     try:
         if not isinstance(one, str):
             return text.tokenizer.encode_pair(one, max_tokens=limit)
         return text.tokenizer.encode(one, add_special_tokens=True, max_tokens=limit)
     except TooManyTokensError as error:
-        raise _too_long(index, error.num_tokens, limit) from None
+        raise _too_long(index, error.num_tokens, limit, error.words) from None
 
 
 def _checked(inputs: list[list[int]], report: LoadReport) -> list[list[int]]:

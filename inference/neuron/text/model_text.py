@@ -8,11 +8,9 @@ Schemas, grammars and chat templates are compiled and rendered in workers, never
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
@@ -20,43 +18,33 @@ from inference.neuron.errors import (
     RequestRefusedError,
     cancelled,
     invalid_grammar,
-    invalid_schema,
     no_worker,
-    template_failed,
     template_limit_exceeded,
 )
 from inference.protocol.events import Failure
-from inference.protocol.generation import ChatInput, OutputFormat
+from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.recent_results import RecentResults
 from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
-    Checked,
-    CheckGrammar,
-    CheckSchema,
-    CheckText,
+    BuildGrammar,
+    Built,
     Job,
     Refused,
     RenderChat,
     Rendered,
-    RenderRefused,
     Result,
     TokenizerFacts,
 )
 from inference.sandbox.pool import WorkerPool
-from inference.text.answers.parts import ToolFormat
 from inference.text.answers.phrases import PhraseMarkers
 from inference.text.answers.reasoning import ReasoningMarkers
-from inference.text.errors import (
-    NoPlaceForToolsError,
-    TemplateRenderError,
-    path_of,
-)
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.json_formats import PlainFormat
+from inference.text.tool_calls import FORMATS
+from inference.text.tool_calls.call_parser import CallFormat
 
 log = logging.getLogger(__name__)
 
@@ -66,165 +54,28 @@ MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class TextJobs:
-    """The text jobs of one model, for one request. Any thread may call; every method blocks."""
-
-    pool: WorkerPool
-    model: str
-    sources: TemplateSources
-    special_tokens: dict[str, str]
-    facts: TokenizerFacts | None
-    """Workers know these tokens for as long as this is referred to; ``None`` where answers cannot
-    be held to a grammar."""
-    results: RecentResults[Result]
-    logged: set[str] = field(default_factory=set)
-    is_wanted: Callable[[], bool] = lambda: True
-
-    @classmethod
-    def load(
-        cls,
-        pool: WorkerPool,
-        *,
-        model: str,
-        sources: TemplateSources,
-        tokenizer: Tokenizer,
-        report: LoadReport,
-    ) -> TextJobs:
-        facts = tokenizer_facts(tokenizer, report)
-        return cls(
-            pool=pool,
-            model=model,
-            sources=sources,
-            special_tokens=tokenizer.special_tokens,
-            facts=None if facts is None else pool.keep_tokenizer(facts),
-            results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
-        )
-
-    def render(self, chat: ChatInput) -> str:
-        """Raises ``RequestRefusedError``."""
-        try:
-            rendered = self.rendering(chat)
-        except TemplateRenderError as error:
-            raise RequestRefusedError(template_failed(error)) from None
-        except WorkerLostError as lost:
-            self._log_once(f"its chat template {lost.reason} for a conversation")
-            raise RequestRefusedError(template_limit_exceeded(str(lost.reason), "this")) from None
-        if rendered.loses_system_turns:
-            self._log_once(LOSES_SYSTEM_TURNS)
-        return rendered.text
-
-    def rendering(self, chat: ChatInput) -> Rendered:
-        """Raises ``TemplateRenderError``, ``WorkerLostError``, ``RequestRefusedError``."""
-        job = RenderChat(
-            default_template=self.sources.default,
-            tool_template=self.sources.tool_use,
-            special_tokens=self.special_tokens,
-            chat=chat,
-        )
-        result = self._run(job)
-        if isinstance(result, RenderRefused):
-            has_no_place = result.has_no_place_for_tools
-            raise NoPlaceForToolsError if has_no_place else TemplateRenderError(result.message)
-        assert isinstance(result, Rendered)
-        return result
-
-    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> tuple[Any, list[str]]:
-        """The schema that is enforced for the one at ``path``, and the places in the client's body
-        that it leaves out. Raises ``RequestRefusedError`` naming the place in it."""
-        try:
-            text = json.dumps(schema)
-        except RecursionError:
-            raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
-        job = CheckSchema(schema=text, tokenizer=self._digest, is_lenient=is_lenient)
-        checked = self._checked(job, path, invalid_schema)
-        enforced = json.loads(checked.text) if checked.text else schema
-        return enforced, [path_of(path, steps) for steps in checked.left_out]
-
-    def lark_text(self, output_format: OutputFormat) -> str:
-        """An expression, choices or a client's grammar as lark text. Raises
-        ``RequestRefusedError``."""
-        bare = msgspec.structs.replace(output_format, path="")
-        job = CheckText(output_format=bare, tokenizer=self._digest)
-        return self._checked(job, output_format.path, invalid_grammar).text
-
-    def check_grammar(self, text: str, path: str | None) -> None:
-        """Checks the grammar of a whole answer. ``path``: the field it came from, where that is one
-        field. Raises ``RequestRefusedError``."""
-        self._checked(CheckGrammar(text=text, tokenizer=self._digest), path, invalid_grammar)
-
-    @property
-    def _digest(self) -> str:
-        return "" if self.facts is None else self.facts.digest
-
-    def _checked(
-        self,
-        job: CheckSchema | CheckText | CheckGrammar,
-        path: str | None,
-        refuse: Callable[[str, Any], Failure],
-    ) -> Checked:
-        key = msgspec.json.encode(job).decode()
-        try:
-            result = self.results.get(key, lambda _: self._run(job))
-        except WorkerLostError as lost:
-            log.warning("a grammar for %s %s: refused", self.model, lost.reason)
-            message = f"it cannot be compiled: the compiler {lost.reason}"
-            steps, refuse = lost.steps, invalid_grammar
-        else:
-            if isinstance(result, Checked):
-                return result
-            assert isinstance(result, Refused)
-            message, steps = result.message, tuple(result.steps)
-        raise RequestRefusedError(refuse(message, None if path is None else path_of(path, steps)))
-
-    def _run(self, job: Job) -> Result:
-        try:
-            return self.pool.run(job, self.is_wanted)
-        except NoWorkerError as error:
-            raise RequestRefusedError(no_worker(str(error))) from None
-        except NotWantedError:
-            raise RequestRefusedError(cancelled()) from None
-
-    def _log_once(self, what: str) -> None:
-        if what not in self.logged and len(self.logged) < MAX_LOGGED:
-            self.logged.add(what)
-            log.warning("%s: %s", self.model, what)
-
-
-def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
-    """``None`` where no answer of the model can be held to a grammar."""
-    if report.kind != "generation" or report.grammar_problem is not None:
-        return None
-    tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
-    special = sorted(one for one in tokenizer.special_token_ids if one < report.vocab_size)
-    facts = TokenizerFacts(
-        digest="", tokens=tokens, special_token_ids=special, end_token_ids=report.eos_token_ids
-    )
-    digest = hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
-    return msgspec.structs.replace(facts, digest=digest)
-
-
-def _kept_bytes(key: str, result: Result) -> int:
-    match result:
-        case Checked(text=text) | Refused(message=text):
-            return len(text)
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
-    """Immutable; any thread may use it."""
+    """Immutable; any thread may use it. Its jobs for workers block."""
 
+    name: str
     tokenizer: Tokenizer
     templates: TemplateSources
-    jobs: TextJobs
-    """Runs its templates and grammars in sandbox workers."""
     report: LoadReport
+    pool: WorkerPool
+    facts: TokenizerFacts | None = None
+    """Workers know these tokens for as long as this is referred to; ``None`` where answers cannot
+    be held to a grammar."""
+    results: RecentResults[Result] = field(
+        default_factory=lambda: RecentResults(MAX_KEPT_BYTES, _kept_bytes)
+    )
+    logged: set[str] = field(default_factory=set)
+    is_wanted: Callable[[], bool] = lambda: True
     markers: ReasoningMarkers | None = None
     """The markers of its thinking block; ``None``: it does not think, or between phrases."""
     phrases: PhraseMarkers | None = None
     """The phrases around its reasoning, for a model without single marker tokens."""
-    tool_format: ToolFormat | None = None
+    tool_format: CallFormat | None = None
     """The format of its tool calls; ``None``: its template takes no tools, or in an unknown
     format."""
     max_output_tokens: int | None = None
@@ -233,13 +84,13 @@ class ModelText:
 
     def of(self, is_wanted: Callable[[], bool]) -> ModelText:
         """The same, whose jobs end when their result is not wanted any more."""
-        return replace(self, jobs=replace(self.jobs, is_wanted=is_wanted))
+        return replace(self, is_wanted=is_wanted)
 
-    def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
+    def tool_format_of(self, chat: ChatInput) -> CallFormat | None:
         """The format of this answer's calls. A model of an unknown format writes a forced call in
         plain JSON, which its grammar has."""
         is_forced = chat.tool_choice.mode == "required"
-        return self.tool_format or (PlainFormat() if is_forced else None)
+        return self.tool_format or (FORMATS["plain"] if is_forced else None)
 
     @property
     def limit(self) -> ModelLimit:
@@ -270,3 +121,82 @@ class ModelText:
         """Some models have the markers from a relative that thinks and never write them."""
         template = self.templates.default or ""
         return markers.opens in template or markers.closes in template or "thinking" in template
+
+    def render(self, chat: ChatInput) -> str:
+        """Raises ``RequestRefusedError``."""
+        try:
+            rendered = self.rendering(chat)
+        except WorkerLostError as lost:
+            self._log_once(f"its chat template {lost.reason} for a conversation")
+            raise RequestRefusedError(template_limit_exceeded(str(lost.reason))) from None
+        if rendered.loses_system_turns:
+            self._log_once(LOSES_SYSTEM_TURNS)
+        return rendered.text
+
+    def rendering(self, chat: ChatInput) -> Rendered:
+        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
+        job = RenderChat(
+            default_template=self.templates.default,
+            tool_template=self.templates.tool_use,
+            special_tokens=self.tokenizer.special_tokens,
+            chat=chat,
+        )
+        result = self._accepted(self._run(job))
+        assert isinstance(result, Rendered)
+        return result
+
+    def grammar(self, job: BuildGrammar) -> Built:
+        """Raises ``RequestRefusedError``."""
+        if self.facts is not None:
+            job = msgspec.structs.replace(job, tokenizer=self.facts.digest)
+        try:
+            result = self.results.get(repr(job), lambda _: self._run(job))
+        except WorkerLostError as lost:
+            log.warning("a grammar for %s %s: refused", self.name, lost.reason)
+            message = f"it cannot be compiled: the compiler {lost.reason}"
+            is_only_tool = len(job.tools) == 1 and job.output_format is None
+            path = job.tools[0].path if is_only_tool else job.path
+            raise RequestRefusedError(invalid_grammar(message, path)) from None
+        except RecursionError:
+            message = f"{job.path}: it is nested too deeply"
+            failure = Failure(code="invalid_schema", message=message, param=job.path)
+            raise RequestRefusedError(failure) from None
+        result = self._accepted(result)
+        assert isinstance(result, Built)
+        return result
+
+    def _accepted(self, result: Result) -> Result:
+        if isinstance(result, Refused):
+            failure = Failure(code=result.code, message=result.message, param=result.param)
+            raise RequestRefusedError(failure)
+        return result
+
+    def _run(self, job: Job) -> Result:
+        try:
+            return self.pool.run(job, self.is_wanted)
+        except NoWorkerError as error:
+            raise RequestRefusedError(no_worker(str(error))) from None
+        except NotWantedError:
+            raise RequestRefusedError(cancelled()) from None
+
+    def _log_once(self, what: str) -> None:
+        if what not in self.logged and len(self.logged) < MAX_LOGGED:
+            self.logged.add(what)
+            log.warning("%s: %s", self.name, what)
+
+
+def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
+    """``None`` where no answer of the model can be held to a grammar."""
+    if report.kind != "generation" or report.grammar_problem is not None:
+        return None
+    tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
+    special = sorted(one for one in tokenizer.special_token_ids if one < report.vocab_size)
+    facts = TokenizerFacts(
+        digest="", tokens=tokens, special_token_ids=special, end_token_ids=report.eos_token_ids
+    )
+    digest = hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
+    return msgspec.structs.replace(facts, digest=digest)
+
+
+def _kept_bytes(key: str, result: Result) -> int:
+    return len(result.grammar.text) if isinstance(result, Built) else 0

@@ -5,14 +5,6 @@ vLLM's rules: a request that does not fit is refused with both numbers, not trun
 whose clients must send a number, and send a large one (``ends_at_context``), it runs, and the
 answer reports that it ended at the operator's limit or with the context. A request of a caller with
 a budget has what the gateway reserved for it, too.
-
-    tools auto            free text, unless strict tools or single calls ask for a grammar
-    tools required        calls                        response format            JSON
-    tools auto + format   calls | JSON                 tools required + format    calls
-
-Schemas are checked here, before they reach the engine, and only those that this answer must follow.
-A strict one that cannot be enforced is refused at its place. Another one loses that place, which
-``OutputRules`` then names.
 """
 
 from __future__ import annotations
@@ -27,7 +19,6 @@ from inference.neuron.errors import (
     RequestRefusedError,
     bad_token_id,
     context_length_exceeded,
-    invalid_schema,
     max_output_exceeded,
     no_budget_for_answer,
     over_budget,
@@ -40,7 +31,6 @@ from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
-    OutputFormat,
     Submit,
     TextInput,
     TokensInput,
@@ -50,10 +40,8 @@ from inference.protocol.generation import (
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import model_limit
 from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
-from inference.text.errors import UnsupportedSchemaError, path_of
-from inference.text.grammars.answer_grammar import Thinking, answer_grammar
-from inference.text.grammars.parts import ARGUMENTS_KEYS, bare_call_part, calls_part, json_part
-from inference.text.schemas.places import left_out
+from inference.sandbox.jobs import BuildGrammar
+from inference.text.grammars.answer_grammar import Thinking
 from inference.text.tool_calls.grammar_rules import callable_tools
 
 
@@ -142,40 +130,45 @@ def output_rules(
     request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
 ) -> OutputRules:
     """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
-    parts: list[dict[str, Any]] = []
-    schemas = _Schemas(text)
-    thinking, must_call, num_calls = Thinking.NONE, False, 0
+    job = BuildGrammar(output_format=request.output_format, end_token_ids=text.report.eos_token_ids)
     if isinstance(request.input, ChatInput):
-        parts += _call_parts(request.input, request.output_format, text, schemas)
-        num_calls = len(parts)
+        job = _with_calls(job, request.input, text)
         thinking = _thinking(request.input, text, starts_thinking)
-        must_call = request.input.tool_choice.mode == "required"
-    if request.output_format is not None and not must_call:
-        parts.append(_format_part(request.output_format, text, schemas))
-    if not parts:
+        job = msgspec.structs.replace(job, thinking=thinking.value, markers=text.markers)
+    if not job.tools and job.output_format is None:
         return OutputRules()
     if text.report.grammar_problem is not None:
         message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
         raise refused("unsupported_parameter", message, param=None)
-    grammar = answer_grammar(
-        parts,
-        thinking=thinking,
-        markers=text.markers,
-        end_token_ids=text.report.eos_token_ids,
-        num_calls=num_calls,
+    built = text.grammar(job)
+    return OutputRules(built.grammar, built.not_enforced)
+
+
+def _with_calls(job: BuildGrammar, chat: ChatInput, text: ModelText) -> BuildGrammar:
+    """The job with the calls that the answer must or may be."""
+    tools, choice = chat.rendered_tools, chat.tool_choice
+    if choice.mode == "required":
+        _check_choice(choice, tools)
+        job = msgspec.structs.replace(job, output_format=None)
+    if not tools:
+        return job
+    tool_format = text.tool_format_of(chat)
+    if tool_format is None:
+        message = (
+            "how this model writes tool calls is not known here: only a tool_choice that forces a "
+            "call can be honoured"
+        )
+        raise refused("unsupported_parameter", message, param="tools")
+    if job.output_format is not None:
+        choice = ToolChoice(mode="required")
+    return msgspec.structs.replace(
+        job,
+        tools=list(callable_tools(tools, choice, parallel=chat.parallel_tool_calls)),
+        choice=choice,
+        parallel=chat.parallel_tool_calls,
+        tool_format=tool_format.name,
+        marker_ids=tool_format.marker_ids(text.tokenizer),
     )
-    text.jobs.check_grammar(grammar.text, _path_of(parts, num_calls, request.output_format))
-    return OutputRules(grammar, schemas.not_enforced)
-
-
-def _path_of(
-    parts: Sequence[dict[str, Any]], num_calls: int, output_format: OutputFormat | None
-) -> str | None:
-    """Returns the field of the client's body that determines what the answer must be; ``None`` if
-    several do."""
-    if num_calls == len(parts):
-        return "tools"
-    return None if num_calls or output_format is None else output_format.path
 
 
 def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
@@ -188,87 +181,6 @@ def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinki
     if text.markers is None or chat.wants_thinking is False:
         return Thinking.NONE
     return Thinking.POSSIBLE
-
-
-class _Schemas:
-    """The schemas of one request, each checked by itself, so that a refusal names its own place."""
-
-    def __init__(self, text: ModelText) -> None:
-        self._jobs = text.jobs
-        self.not_enforced: list[str] = []
-
-    def checked(self, schema: Any, path: str, *, strict: bool) -> Any:
-        """The schema that is enforced. Raises ``RequestRefusedError``."""
-        enforced, places = self._jobs.checked_schema(schema, path, is_lenient=not strict)
-        self.not_enforced += places
-        return enforced
-
-    def checked_tool(self, tool: ToolDefinition) -> ToolDefinition:
-        if tool.parameters is None:
-            return tool
-        parameters = self.checked(tool.parameters, tool.path, strict=tool.strict)
-        return msgspec.structs.replace(tool, parameters=parameters)
-
-    def without(
-        self, tools: Sequence[ToolDefinition], error: UnsupportedSchemaError
-    ) -> list[ToolDefinition]:
-        """``tools`` without what the model's format cannot express in one of them. Raises
-        ``RequestRefusedError`` for a strict one."""
-        tool, steps = error.tool, error.steps
-        if tool.strict:
-            raise RequestRefusedError(invalid_schema(str(error), error.param)) from error
-        while (left := left_out(tool.parameters, steps))[0] == tool.parameters:
-            steps = steps[:-1]  # what it refers to is refused
-        parameters, steps = left
-        self.not_enforced.append(path_of(tool.path, steps))
-        changed = msgspec.structs.replace(tool, parameters=parameters)
-        return [changed if one is tool else one for one in tools]
-
-
-def _format_part(output_format: OutputFormat, text: ModelText, schemas: _Schemas) -> dict[str, Any]:
-    if not output_format.is_json:
-        return {"lark_grammar": text.jobs.lark_text(output_format)}
-    schema = output_format.schema
-    if schema is not None:
-        schema = schemas.checked(schema, output_format.path, strict=output_format.strict)
-    return json_part(schema)
-
-
-def _call_parts(
-    chat: ChatInput, output_format: OutputFormat | None, text: ModelText, schemas: _Schemas
-) -> list[dict[str, Any]]:
-    """The calls that the answer must or may be; empty: nothing is enforced."""
-    tools, choice = chat.rendered_tools, chat.tool_choice
-    if choice.mode == "required":
-        _check_choice(choice, tools)
-    if not tools:
-        return []
-    tool_format = text.tool_format_of(chat)
-    if tool_format is None:
-        message = (
-            "how this model writes tool calls is not known here: only a tool_choice that forces a "
-            "call can be honoured"
-        )
-        raise refused("unsupported_parameter", message, param="tools")
-    key = None
-    if output_format is not None and choice.mode == "auto":
-        choice, key = ToolChoice(mode="required"), ARGUMENTS_KEYS.get(tool_format.name)
-    is_forced = choice.mode == "required" and key is None
-    tools = [
-        schemas.checked_tool(tool) if tool.strict or is_forced else tool
-        for tool in callable_tools(tools, choice, parallel=chat.parallel_tool_calls)
-    ]
-    if key is not None:
-        return [bare_call_part(tool, key) for tool in tools]
-    while True:
-        try:
-            lark = tool_format.grammar(
-                tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
-            )
-        except UnsupportedSchemaError as error:
-            tools = schemas.without(tools, error)
-        else:
-            return [] if lark is None else [calls_part(lark)]
 
 
 def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:

@@ -29,7 +29,6 @@ from inference.neuron.errors import (
     arguments_too_long,
     bad_token_id,
     prompt_too_long,
-    text_too_long,
 )
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import (
@@ -57,7 +56,6 @@ from inference.protocol.sampling import (
 from inference.text.answers.phrases import PhraseMarkers, opens_phrase
 from inference.text.answers.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 from inference.text.errors import TooManyTokensError
-from inference.text.tokens.token_bytes import num_bytes
 
 NUM_LAST_TOKENS = 32
 """Tokens checked at a prompt's end: a phrase and the white space behind it have no more."""
@@ -164,27 +162,15 @@ def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str
 def _encoded(
     one: str, given: ChatInput | TextInput, text: ModelText, max_tokens: int | None
 ) -> list[int]:
-    """The prompt's token ids. One that cannot fit by its size alone is refused before
-    tokenizing."""
-    tokenizer = text.tokenizer
-    least_tokens = tokenizer.least_tokens(one)
-    if max_tokens is not None and least_tokens > max_tokens:
-        assert tokenizer.most_bytes_per_token is not None, "a bound that rests on nothing"
-        failure = text_too_long(
-            least_tokens,
-            num_bytes(one),
-            tokenizer.most_bytes_per_token,
-            text.limit,
-            prompt_param(given),
-        )
-        raise RequestRefusedError(failure)
     # Templates write special tokens themselves.
     adds_special_tokens = not isinstance(given, ChatInput)
     try:
-        return tokenizer.encode(one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
+        return text.tokenizer.encode(
+            one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens
+        )
     except TooManyTokensError as error:
-        _check_length(error.num_tokens, given, text, max_tokens)
-        raise
+        failure = prompt_too_long(error.num_tokens, text.limit, prompt_param(given), error.words)
+        raise RequestRefusedError(failure) from None
 
 
 def _check_length(
@@ -201,7 +187,7 @@ def _render(chat: ChatInput, text: ModelText) -> str:
                 raise RequestRefusedError(
                     arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
                 )
-    prompt = text.jobs.render(chat)
+    prompt = text.render(chat)
     return written(prompt, chat.images, text.report.vision) if chat.images else prompt
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.text.model_text import LOSES_SYSTEM_TURNS, ModelText, TextJobs
+from inference.neuron.text.model_text import LOSES_SYSTEM_TURNS, ModelText, tokenizer_facts
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LoadReport
@@ -18,8 +19,7 @@ from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.pool import WorkerPool
 from inference.text.answers.phrases import find_phrases
 from inference.text.answers.reasoning import find_markers
-from inference.text.errors import TemplateRenderError
-from inference.text.templates.template_sources import TemplateSources, find_templates
+from inference.text.templates.template_sources import find_templates
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import find_tool_format
 from inference.version import VERSION
@@ -57,43 +57,43 @@ def load_text(spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText
     tokenizer = Tokenizer.load(directory, is_decoded=report.kind == "generation")
     templates = find_templates(directory, spec.chat_template)
     markers = find_markers(tokenizer, templates.default)
-    jobs = TextJobs.load(
-        pool, model=spec.model, sources=templates, tokenizer=tokenizer, report=report
-    )
-    if report.kind == "generation":
-        report = msgspec.structs.replace(report, template_problem=template_problem(jobs, templates))
-        if markers is None or markers.channels is None:
-            report = with_turn_end(report, jobs, tokenizer)
-    return ModelText(
+    facts = tokenizer_facts(tokenizer, report)
+    text = ModelText(
+        name=spec.model,
         tokenizer=tokenizer,
         templates=templates,
-        jobs=jobs,
         report=report,
+        pool=pool,
+        facts=None if facts is None else pool.keep_tokenizer(facts),
         markers=markers,
         phrases=find_phrases(templates.default) if markers is None else None,
         tool_format=find_tool_format(templates.for_tools, tokenizer),
         max_output_tokens=spec.max_output_tokens,
-        fingerprint=fingerprint(spec, report),
     )
+    if report.kind == "generation":
+        report = msgspec.structs.replace(report, template_problem=template_problem(text))
+        if markers is None or markers.channels is None:
+            report = with_turn_end(report, text)
+    return replace(text, report=report, fingerprint=fingerprint(spec, report))
 
 
-def template_problem(jobs: TextJobs, templates: TemplateSources) -> str | None:
+def template_problem(text: ModelText) -> str | None:
     """Describes what the model's template cannot render even in a short conversation; ``None``:
     nothing."""
-    if templates.default is None:
+    if text.templates.default is None:
         return "the model has no chat template; conversations are written as ChatML"
     trials = {"": SHORT_CHAT, "with a system turn ": SYSTEM_CHAT}
-    if templates.for_tools is not None:
+    if text.templates.for_tools is not None:
         trials["with tools "] = TOOL_CHAT
     problems: list[str] = []
     for what, chat in trials.items():
         try:
-            if jobs.rendering(chat).loses_system_turns:
+            if text.rendering(chat).loses_system_turns:
                 problems.append(LOSES_SYSTEM_TURNS)
         except WorkerLostError as lost:
             problem = f"the model's chat template {lost.reason} for a short conversation"
             problems.append(what + problem)
-        except (TemplateRenderError, RequestRefusedError) as error:
+        except RequestRefusedError as error:
             problems.append(f"{what}{error}")
         if chat is SHORT_CHAT and problems:
             break
@@ -114,20 +114,20 @@ def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 
 
-def with_turn_end(report: LoadReport, jobs: TextJobs, tokenizer: Tokenizer) -> LoadReport:
+def with_turn_end(report: LoadReport, text: ModelText) -> LoadReport:
     """The report, with the token with which the chat template ends an answer added to its ends:
     without it an answer would run on into the next turn. Unchanged where the files declare that
     token, or the template writes no marker there."""
     try:
-        text = jobs.rendering(SHORT_CHAT).text
-    except (TemplateRenderError, RequestRefusedError, WorkerLostError):
+        rendered = text.rendering(SHORT_CHAT).text
+    except (RequestRefusedError, WorkerLostError):
         return report
     _, answer, question = (message.content or "" for message in SHORT_CHAT.messages)
-    behind = text.partition(answer)[2].partition(question)[0].strip()
-    token_ids = tokenizer.encode(behind, add_special_tokens=False)
+    behind = rendered.partition(answer)[2].partition(question)[0].strip()
+    token_ids = text.tokenizer.encode(behind, add_special_tokens=False)
     if not token_ids or not set(token_ids).isdisjoint(report.eos_token_ids):
         return report
-    marker = tokenizer.bytes_of(token_ids[0]).decode(errors="replace").strip()
+    marker = text.tokenizer.bytes_of(token_ids[0]).decode(errors="replace").strip()
     if not MARKER.fullmatch(marker):
         return report
     words = (

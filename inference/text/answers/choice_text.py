@@ -19,14 +19,13 @@ from inference.text.answers.parts import (
     CallArguments,
     Part,
     Run,
-    Splitter,
     TextPart,
     TokenKind,
-    ToolCallParser,
 )
 from inference.text.answers.phrases import PhraseMarkers, PhraseReader, StopStrings
 from inference.text.answers.reasoning import HarmonySplitter, ReasoningMarkers, ThinkingSplitter
 from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
+from inference.text.tool_calls.call_parser import CallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ChoiceText:
         markers: ReasoningMarkers | None = None,
         phrases: PhraseMarkers | None = None,
         starts_thinking: bool = False,
-        tool_calls: ToolCallParser | None = None,
+        tool_calls: CallParser | None = None,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         """Thinking stands between ``markers`` or ``phrases``; without both there is none.
@@ -78,7 +77,8 @@ class ChoiceText:
         self._label = "" if markers is None else markers.label
         opens, self._closes = ("", "") if markers is None else (markers.opens, markers.closes)
         """``_closes`` closes a block that is open at the answer's end."""
-        self._splitter: Splitter
+        self._splitter: PhraseReader | HarmonySplitter | ThinkingSplitter
+        """Gives each token's kind, and the text that is decided with it."""
         if phrases is not None:
             self._splitter = PhraseReader(phrases, is_open=starts_thinking)
             self._line_end = "\n"
@@ -101,21 +101,18 @@ class ChoiceText:
         self._stop_strings = StopStrings(stop)
         self._tool_calls = tool_calls
 
-    def feed(self, token_id: int) -> tuple[list[TokenKind], list[Piece]]:
-        """Returns the kinds of the tokens that are decided now, in order, and the new pieces. Only
-        phrases leave a token's kind open until later."""
+    def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
+        """Returns the token's kind, and the pieces that are decided now."""
         is_hidden = self._thought is not None and token_id in self._shown_token_ids
         text = "" if is_hidden else self._detokenizer.feed([token_id])
-        kinds, runs = self._splitter.feed(token_id, text)
-        self.num_thought_tokens += kinds.count(TokenKind.THOUGHT)
-        return kinds, self._pieces(runs)
+        kind, runs = self._splitter.feed(token_id, text)
+        self.num_thought_tokens += kind is TokenKind.THOUGHT
+        return kind, self._pieces(runs)
 
-    def flush(self) -> tuple[list[TokenKind], list[Piece]]:
+    def flush(self) -> list[Piece]:
         """End the answer and return the held-back pieces. A block that is still open ends too. May
         still find a stop string."""
-        kinds, runs = self._splitter.flush(self._detokenizer.flush())
-        self.num_thought_tokens += kinds.count(TokenKind.THOUGHT)
-        pieces = self._pieces(runs)
+        pieces = self._pieces(self._splitter.flush(self._detokenizer.flush()))
         if self._thought is not None:
             pieces += self._thought.end(missing_close=self._closes + self._line_end)
         if self._held_space and self.stop is None:
@@ -123,7 +120,7 @@ class ChoiceText:
         if self.stop is None:
             pieces += self._read(self._stop_strings.flush())
             pieces += self._end_calls()
-        return kinds, pieces
+        return pieces
 
     def _pieces(self, runs: Sequence[Run]) -> list[Piece]:
         pieces: list[Piece] = []

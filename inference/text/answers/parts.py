@@ -1,4 +1,4 @@
-"""The parts of an answer's text, and the contract of everything that takes it apart.
+"""The parts of an answer's text, and the kinds of its tokens.
 
     text pieces ─▶ parser.feed(text) … parser.flush() ─▶ parts, in order
 
@@ -7,13 +7,8 @@ However the text is cut into pieces, the parts of one kind concatenate to the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
-
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +37,6 @@ class CallArguments:
 Part = TextPart | CallStarted | CallArguments
 
 
-class ToolCallParser(Protocol):
-    """Finds tool calls in one choice's text. A call is the model's call, whole; everything else
-    comes out as ``TextPart``, whole."""
-
-    def feed(self, text: str) -> list[Part]: ...
-    def flush(self) -> list[Part]: ...
-
-
-class ToolFormat(Protocol):
-    @property
-    def name(self) -> str:
-        """``hermes``, ``glm``, …: the registry has them all."""
-        ...
-
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Special tokens whose text the parser needs to see; others have no text."""
-        ...
-
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser: ...
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
-        choice ``auto`` without strict tools, with parallel calls allowed. Raises
-        ``UnsupportedSchemaError`` for what the format cannot express."""
-        ...
-
-
 class TokenKind(Enum):
     OPENS = "opens"
     THOUGHT = "thought"
@@ -87,16 +48,3 @@ class TokenKind(Enum):
 
 Run = tuple[TokenKind, str]
 """Text of one kind; of a marker, how it is written."""
-
-
-class Splitter(Protocol):
-    """Finds where one choice thinks and where it answers."""
-
-    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The next token, and the text that is whole with it. Returns the kinds of the tokens that
-        are decided now, in order, and what they come to."""
-        ...
-
-    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The answer has ended, with ``text`` that belonged to no token yet."""
-        ...

@@ -5,7 +5,7 @@ tokens between which some models think.
     <think> … </think> <response> … </response>       likewise, where these are no tokens
 
 A block opens only while the answer is empty but for white space. Text that may still become a
-phrase is held back, and so are the kinds of its tokens. Owns text only;
+phrase is held back; its tokens count to what it would otherwise be. Owns text only;
 ``inference.text.answers.reasoning`` has the markers that are tokens.
 """
 
@@ -59,10 +59,6 @@ class StopStrings:
         num_held = max(_num_begun(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - num_held :]
         return StopFeed(pending[: len(pending) - num_held])
-
-    @property
-    def is_holding(self) -> bool:
-        return bool(self._held)
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -137,34 +133,21 @@ class PhraseReader:
         self._held = ""
         """The text that may still become a phrase that has to come first."""
         self._closing = StopStrings(phrases.closes)
-        self._num_unsettled = 0
-        """Tokens of which it is not known yet what they are."""
 
-    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
-        self._num_unsettled += 1
+    def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
         runs = self._read(text)
         markers = [kind for kind, _ in runs if kind not in (TokenKind.THOUGHT, TokenKind.ANSWER)]
-        if markers:
-            return self._settled(markers[-1]), runs
-        return ([] if self._is_holding else self._settled(self._kind)), runs
+        return markers[-1] if markers else self._kind, runs
 
-    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def flush(self, text: str) -> list[Run]:
         runs = self._read(text)
         rest = self._held + self._closing.flush()
         self._held = ""
-        return self._settled(self._kind), [*runs, *_run(self._kind, rest)]
-
-    def _settled(self, kind: TokenKind) -> list[TokenKind]:
-        count, self._num_unsettled = self._num_unsettled, 0
-        return [kind] * count
+        return [*runs, *_run(self._kind, rest)]
 
     @property
     def _kind(self) -> TokenKind:
         return TokenKind.THOUGHT if self._stage is _Stage.THOUGHT else TokenKind.ANSWER
-
-    @property
-    def _is_holding(self) -> bool:
-        return self._stage in (_Stage.BEFORE, _Stage.AFTER) or self._closing.is_holding
 
     def _read(self, text: str) -> list[Run]:
         match self._stage:

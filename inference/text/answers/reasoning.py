@@ -92,24 +92,24 @@ class HarmonySplitter:
         self._is_thinking = False
         self._has_spoken = is_answering
 
-    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
         if self._header is None:
             return self._in_message(token_id, text)
         if self._is_first and not self._goes_on(self._header, token_id):
             before = self._text_of(self._header)
             self._header = None
-            kinds, runs = self._in_message(token_id, text)
-            return kinds, [(TokenKind.ANSWER, before), *runs]
+            kind, runs = self._in_message(token_id, text)
+            return kind, [(TokenKind.ANSWER, before), *runs]
         if token_id != self._tokens.message:
             self._header.append(token_id)
-            return [TokenKind.MARKUP], []
+            return TokenKind.MARKUP, []
         return self._end_header(self._text_of(self._header))
 
-    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def flush(self, text: str) -> list[Run]:
         kind = TokenKind.THOUGHT if self._is_thinking else TokenKind.ANSWER
-        return [], [(kind, text)] if self._header is None else []
+        return [(kind, text)] if self._header is None else []
 
-    def _in_message(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def _in_message(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
         tokens = self._tokens
         if token_id in (tokens.end, tokens.call, tokens.start, tokens.channel):
             self._header = [token_id]
@@ -119,7 +119,7 @@ class HarmonySplitter:
             kind = TokenKind.THOUGHT
         else:
             kind, self._has_spoken = TokenKind.ANSWER, True
-        return [kind], [(kind, text)]
+        return kind, [(kind, text)]
 
     def _goes_on(self, header: list[int], token_id: int) -> bool:
         if token_id in (self._tokens.channel, self._tokens.start):
@@ -131,7 +131,7 @@ class HarmonySplitter:
     def _text_of(self, token_ids: list[int]) -> str:
         return b"".join(map(self._tokenizer.bytes_of, token_ids)).decode(errors="replace")
 
-    def _end_header(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def _end_header(self, text: str) -> tuple[TokenKind, list[Run]]:
         self._header = None
         recipient, channel = _RECIPIENT.search(text), _CHANNEL_NAME.search(text)
         shown = ""
@@ -140,10 +140,10 @@ class HarmonySplitter:
             shown = f"{CALL_HEAD}{name}{CALL_HEAD_END}" if self._reads_calls else ""
         elif channel is not None and channel.group(1) == THOUGHTS:
             self._is_thinking = True
-            return [TokenKind.OPENS], [(TokenKind.OPENS, THOUGHT_HEAD)]
+            return TokenKind.OPENS, [(TokenKind.OPENS, THOUGHT_HEAD)]
         elif self._has_spoken:
             shown = BETWEEN_TEXTS
-        return [TokenKind.MARKUP], [(TokenKind.ANSWER, shown)]
+        return TokenKind.MARKUP, [(TokenKind.ANSWER, shown)]
 
 
 MARKER_PAIRS = (
@@ -226,14 +226,14 @@ class ThinkingSplitter:
         self._is_open = is_open
         self._may_open = markers is not None
 
-    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
+    def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
         kind = self._kind(token_id)
         if self._markers is not None and kind in (TokenKind.OPENS, TokenKind.CLOSES):
             text = self._markers.opens if kind is TokenKind.OPENS else self._markers.closes
-        return [kind], [(kind, text)]
+        return kind, [(kind, text)]
 
-    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
-        return [], [(TokenKind.THOUGHT if self._is_open else TokenKind.ANSWER, text)]
+    def flush(self, text: str) -> list[Run]:
+        return [(TokenKind.THOUGHT if self._is_open else TokenKind.ANSWER, text)]
 
     def _kind(self, token_id: int) -> TokenKind:
         markers = self._markers

@@ -6,17 +6,13 @@ may crash or hang on a grammar that a stranger wrote, so this is for the workers
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from inference.protocol.generation import OutputFormat
-from inference.recent_results import RecentResults
-from inference.text.errors import GrammarTextError
-
-MAX_PROBLEM_BYTES = 256 * 1024
+from inference.text.errors import GrammarRefusedError
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """Errors without the parser's state, which is of no use to a client."""
@@ -26,31 +22,6 @@ def find_problem(grammar: str) -> str | None:
     """Why it cannot; ``None`` when it can. Without a tokenizer: token ids are not checked."""
     is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     return one_line(messages[0]) if is_broken else None
-
-
-def first_token_problem(grammar: str) -> str | None:
-    """Why no answer to it can begin, where every byte is a token; ``None``: one can, or it does not
-    compile at all."""
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
-    if matcher.is_error():
-        return None
-    matcher.compute_logit_bias()
-    return one_line(matcher.get_error()) if matcher.is_error() else None
-
-
-@cache
-def _byte_tokenizer() -> LLTokenizer:
-    return LLTokenizer("byte")
-
-
-def problem_of(grammar: str) -> str | None:
-    """``find_problem``'s answer, kept for the next request that has the same grammar."""
-    return _problems.get(grammar, find_problem)
-
-
-_problems: RecentResults[str | None] = RecentResults(
-    MAX_PROBLEM_BYTES, lambda _grammar, problem: len(problem or "")
-)
 
 
 def is_panic(error: BaseException) -> bool:
@@ -69,15 +40,14 @@ def one_line(message: str) -> str:
 
 def text_part(output_format: OutputFormat) -> dict[str, Any]:
     """The grammar of a text format: an expression, one of several texts, or a client's own grammar.
-    ``problem_of`` checks whether it can be enforced.
-    Raises ``GrammarTextError``."""
+    Raises ``GrammarRefusedError``."""
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
     if output_format.choices:
         texts = " | ".join(_quoted(choice) for choice in dict.fromkeys(output_format.choices))
         return {"lark_grammar": f"start: {texts}"}
     assert output_format.grammar is not None, "a format that is JSON"
-    return {"lark_grammar": _lark(output_format.grammar)}
+    return {"lark_grammar": _lark(output_format.grammar, output_format.path)}
 
 
 def _escaped(regex: str) -> str:
@@ -98,7 +68,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _lark(grammar: str) -> str:
+def _lark(grammar: str, path: str) -> str:
     """Lark text of a lark or GBNF grammar; only GBNF writes ``::=``. Its converter is a library's
     and may raise anything."""
     if "::=" not in grammar:
@@ -106,4 +76,5 @@ def _lark(grammar: str) -> str:
     try:
         return str(gbnf_to_lark(grammar))
     except Exception as error:
-        raise GrammarTextError(f"the grammar cannot be read: {error}") from error
+        message = f"the grammar cannot be read: {error}"
+        raise GrammarRefusedError.of_grammar(message, path) from error

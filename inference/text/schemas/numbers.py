@@ -15,8 +15,6 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 
 from inference.text.errors import SchemaError
-from inference.text.grammars.compiling import first_token_problem
-from inference.text.grammars.parts import grammar_text, json_part
 from inference.text.schemas.places import (
     Place,
     Steps,
@@ -26,7 +24,6 @@ from inference.text.schemas.places import (
 )
 
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
-ENFORCED = BOUNDS | {"type", "multipleOf"}
 INT64_MAX = 2**63 - 1
 MAX_REMAINDERS = 2_000
 """The most remainders. With more, and bounds of 16 digits, llguidance gives up and allows every
@@ -41,7 +38,6 @@ TOO_MANY_REMAINDERS = (
     f"multiples are enforced up to {MAX_REMAINDERS:,}, where the point is left out, with at most "
     f"{MAX_DECIMALS} decimals"
 )
-NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
 SEVERAL_MULTIPLES = "one value is enforced to be a multiple of one number"
 MULTIPLES_OF_CONSTANTS = "multipleOf is not enforced for values that const or enum list"
 
@@ -84,9 +80,6 @@ def _check_multiples(root: Any, place: Place) -> None:
             raise SchemaError(place.steps, SEVERAL_MULTIPLES)
         if multiples and any(schema.keys() & {"const", "enum"} for schema in together):
             raise SchemaError(place.steps, MULTIPLES_OF_CONSTANTS)
-    if _is_impossible(root, place):
-        steps = (*place.steps, "multipleOf") if "multipleOf" in place.schema else place.steps
-        raise SchemaError(steps, NOT_BETWEEN)
 
 
 def _are_remainders_few(multiple: int | float) -> bool:
@@ -184,18 +177,3 @@ def _next(whole: int | float, towards: float) -> float:
     while not is_exact(following):
         following = math.nextafter(following, towards)
     return following
-
-
-def _is_impossible(root: Any, place: Place) -> bool:
-    """llguidance compares bounds and multiples as ranges of floats. Where it takes a range to hold
-    a multiple and the automaton of the two holds none, as whole multiples of 0.3 between 4 and 5,
-    it compiles the schema and fails when an answer comes to that value: so the first token is
-    tried."""
-    together = [
-        {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
-        for schema in applied_together(root, place.schema, ("allOf",))
-    ]
-    keywords = set[str]().union(*together)
-    if "multipleOf" not in keywords or not keywords & BOUNDS:
-        return False
-    return first_token_problem(grammar_text([json_part({"allOf": together})])) is not None

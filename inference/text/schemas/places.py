@@ -3,7 +3,7 @@ copies with one replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -100,17 +100,15 @@ def _child(place: Place, pointer: list[str]) -> Place | None:
     return place.child(keyword) if keyword in ONE_SCHEMA and value is not None else None
 
 
-def applied_together(
-    root: Any, schema: Any, keywords: Sequence[str] = ("allOf", "anyOf", "oneOf")
-) -> Iterator[dict[str, Any]]:
-    """``schema`` and those that hold for the same value, by ``keywords`` and references."""
+def applied_together(root: Any, schema: Any) -> Iterator[dict[str, Any]]:
+    """``schema`` and those that may hold for the same value."""
     pending, seen = [schema], set()
     while pending:
         schema = pending.pop()
         if not isinstance(schema, dict):
             continue
         yield schema
-        for keyword in keywords:
+        for keyword in ("allOf", "anyOf", "oneOf"):
             options = schema.get(keyword)
             pending += options if isinstance(options, list) else []
         target = referenced(root, schema)

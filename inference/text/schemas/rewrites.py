@@ -100,21 +100,26 @@ ENDLESS = "the schema requires itself again without an end, so that no value can
 
 
 def check_ends(root: Any) -> None:
-    """Raises ``SchemaError`` at the reference with which a schema requires itself again, so that no
-    value can end.
-
-        every subschema ─▶ can it end, given those that can? ─▶ again until none is added
-
-    llguidance compiles such schemas, and an answer that enters one never ends.
-    """
-    places = {place.steps: place for place in all_places(root)}
-    if any(_has_own_root(place) for place in places.values()):
+    """Raises ``SchemaError`` at a reference with which a schema requires itself again, so that no
+    value can end. llguidance compiles such schemas, and an answer that enters one never ends."""
+    places = list(all_places(root))
+    if any(_has_own_root(place) for place in places):
         return
-    if not any(_target(root, place) for place in places.values()):
-        return
-    ending = _ending(root, places)
-    if (endless := next((steps for steps in places if steps not in ending), None)) is not None:
-        raise SchemaError(_closing_reference(root, places, ending, endless), ENDLESS)
+    ending: set[Steps] = set()
+    num_ending = -1
+    while len(ending) != num_ending:  # every schema that can end, given those that can
+        num_ending = len(ending)
+        for place in reversed(places):
+            if place.steps not in ending and _can_end(root, place, ending):
+                ending.add(place.steps)
+    references = [
+        (place.steps, target.steps)
+        for place in places
+        if place.steps not in ending and (target := referenced(root, place.schema)) is not None
+    ]
+    if references:  # one inside of what it leads to comes first
+        steps, _ = min(references, key=lambda one: one[0][: len(one[1])] != one[1])
+        raise SchemaError((*steps, "$ref"), ENDLESS)
 
 
 def _has_own_root(place: Place) -> bool:
@@ -122,40 +127,25 @@ def _has_own_root(place: Place) -> bool:
     return bool(place.steps) and isinstance(schema, dict) and ("$id" in schema or "id" in schema)
 
 
-def _ending(root: Any, places: dict[Steps, Place]) -> set[Steps]:
-    """The steps of all subschemas that a value of finite length can match."""
-    ending: set[Steps] = set()
-    waiting = list(reversed(places))  # innermost first
-    num_waiting = -1
-    while len(waiting) != num_waiting:
-        num_waiting, waited, waiting = len(waiting), waiting, []
-        for steps in waited:
-            is_ending = next(_missing(root, places[steps], ending), None) is None
-            (ending.add if is_ending else waiting.append)(steps)
-    return ending
-
-
-def _target(root: Any, place: Place) -> list[Steps]:
-    target = referenced(root, place.schema)
-    return [] if target is None else [target.steps]
-
-
-def _missing(root: Any, place: Place, ending: set[Steps]) -> Iterator[Steps]:
-    """Parts of a value that would have to end first; none where a value can end."""
+def _can_end(root: Any, place: Place, ending: set[Steps]) -> bool:
+    """Whether a value of finite length can match, as far as is known."""
     schema = place.schema
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
-        return
-    yield from (steps for steps in _target(root, place) if steps not in ending)
+        return True
+    target = referenced(root, schema)
+    needed = [] if target is None else [target.steps]
     for keyword in ("allOf", "anyOf", "oneOf"):
         options = [(*place.steps, keyword, index) for index in range(_length(schema, keyword))]
-        unmet = [steps for steps in options if steps not in ending]
-        if keyword == "allOf" or len(unmet) == len(options):
-            yield from unmet
+        if keyword == "allOf":
+            needed += options
+        elif options and ending.isdisjoint(options):
+            return False
     types = schema.get("type")
     if types == "object" or types == ["object"]:
-        yield from (steps for steps in _required(place) if steps not in ending)
+        needed += _required(place)
     elif types == "array" or types == ["array"]:
-        yield from (steps for steps in _items(place) if steps not in ending)
+        needed += _items(place)
+    return ending.issuperset(needed)
 
 
 def _required(place: Place) -> Iterator[Steps]:
@@ -183,19 +173,3 @@ def _items(place: Place) -> Iterator[Steps]:
 def _length(schema: dict[str, Any], keyword: str) -> int:
     value = schema.get(keyword)
     return len(value) if isinstance(value, list) else 0
-
-
-def _closing_reference(
-    root: Any, places: dict[Steps, Place], ending: set[Steps], steps: Steps
-) -> Steps:
-    """The last reference on the way from missing part to missing part, from ``steps`` on until one
-    was met before."""
-    seen: set[Steps] = set()
-    reference = steps
-    while steps not in seen:
-        seen.add(steps)
-        missing = next(_missing(root, places[steps], ending))
-        if missing in _target(root, places[steps]):
-            reference = (*steps, "$ref")
-        steps = missing
-    return reference

@@ -11,10 +11,11 @@ A schema that need not be strict loses what is refused, and is enforced without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, cast
 
 from inference.text.errors import MalformedSchemaError, SchemaError
-from inference.text.grammars.compiling import find_problem, problem_of
+from inference.text.grammars.compiling import find_problem
 from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
 from inference.text.schemas.numbers import check_numbers, is_number, with_exact_bounds
 from inference.text.schemas.places import (
@@ -106,7 +107,7 @@ def checked_schema(schema: Schema) -> Schema:
     for error in _refusals(schema):
         raise error
     enforced: Schema = _enforced(schema)
-    problem = problem_of(grammar_text([json_part(enforced)]))
+    problem = find_problem(grammar_text([json_part(enforced)]))
     if problem is not None:
         steps = original_steps(schema, find_culprit(enforced, problem))
         raise SchemaError(steps, WORDINGS.get(problem, problem))
@@ -149,6 +150,7 @@ def _enforced(schema: Any) -> Any:
 
 
 def _refusals(schema: Any) -> Iterator[SchemaError]:
+    find = cache(find_problem)  # a form has many fields with the same pattern
     for place in all_places(schema):
         if len(place.steps) > MAX_STEPS:
             yield SchemaError(place.steps, TOO_DEEP)
@@ -161,7 +163,7 @@ def _refusals(schema: Any) -> Iterator[SchemaError]:
             steps = (*place.steps, keyword)
             if (problem := _malformed(keyword, value)) is not None:
                 yield MalformedSchemaError(steps, problem)
-            elif (problem := _unsupported(keyword, value, place.schema)) is not None:
+            elif (problem := _unsupported(keyword, value, place.schema, find)) is not None:
                 yield SchemaError(steps, problem)
 
 
@@ -173,7 +175,9 @@ def _malformed(keyword: str, value: Any) -> str | None:
     return type_problem(keyword, value)
 
 
-def _unsupported(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
+def _unsupported(
+    keyword: str, value: Any, schema: dict[str, Any], find: Callable[[str], str | None]
+) -> str | None:
     if keyword == "nullable" and value is True:
         return None
     if keyword in VACUOUS and value in VACUOUS[keyword]:
@@ -185,8 +189,7 @@ def _unsupported(keyword: str, value: Any, schema: dict[str, Any]) -> str | None
     if keyword == "format" and not _takes_strings(schema.get("type")):
         return f"the format {value!r} is not enforced for values that are no strings"
     if keyword in ("pattern", "format"):
-        # Looked at alone, for a form of many fields with the same one takes long to search.
-        return problem_of(grammar_text([json_part({"type": "string", keyword: value})]))
+        return find(grammar_text([json_part({"type": "string", keyword: value})]))
     return None
 
 
@@ -204,22 +207,6 @@ class _EnoughTriedError(Exception):
     pass
 
 
-class _Trials:
-    """Raises ``_EnoughTriedError`` instead of going over ``MAX_COMPILED_CHARS``."""
-
-    def __init__(self, problem: str, find: Callable[[str], str | None]) -> None:
-        self._problem = problem
-        self._find = find
-        self._chars_left = MAX_COMPILED_CHARS
-
-    def remains(self, schema: Schema) -> bool:
-        text = grammar_text([json_part(schema)])
-        self._chars_left -= len(text)
-        if self._chars_left < 0:
-            raise _EnoughTriedError
-        return self._find(text) == self._problem
-
-
 def find_culprit(
     root: Schema, problem: str, find: Callable[[str], str | None] | None = None
 ) -> Steps:
@@ -233,13 +220,19 @@ def find_culprit(
     Trials delay the requests behind this one, so they are limited; at the limit the narrowest place
     found is named.
     """
-    trials, place = _Trials(problem, find or find_problem), Place((), root)
+    place, num_chars = Place((), root), 0
     definitions: dict[str, Any] = {}
     if isinstance(root, dict):
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
 
     def remains(schema: Any) -> bool:
-        return trials.remains({**definitions, **schema} if isinstance(schema, dict) else schema)
+        nonlocal num_chars
+        schema = {**definitions, **schema} if isinstance(schema, dict) else schema
+        text = grammar_text([json_part(schema)])
+        num_chars += len(text)
+        if num_chars > MAX_COMPILED_CHARS:
+            raise _EnoughTriedError
+        return (find or find_problem)(text) == problem
 
     try:
         while True:

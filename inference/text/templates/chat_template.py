@@ -35,7 +35,7 @@ from inference.protocol.generation import (
     ChatMessage,
     ToolDefinition,
 )
-from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
+from inference.text.errors import TemplateRenderError
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.templates.turns import Turn, arrangements, plain_turns
 
@@ -112,7 +112,8 @@ class ChatTemplate:
             return self.sources.default
         source = self.sources.for_tools
         if source is None and chat.rendered_tools:
-            raise NoPlaceForToolsError
+            message = "this model's chat template has no place for tools"
+            raise TemplateRenderError(message, "tools")
         source = source or self.sources.default
         has_calls = any(message.tool_calls for message in chat.messages)
         if source is None or (has_calls and "tool_calls" not in source):

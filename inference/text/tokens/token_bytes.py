@@ -1,5 +1,4 @@
-"""Which bytes each token id stands for, read from the ``decoder`` of a tokenizer.json, and how many
-one token has at most: a text that cannot fit is not tokenized.
+"""Which bytes each token id stands for, read from the ``decoder`` of a tokenizer.json.
 
 Two families cover the decoders of models that generate: byte-level BPE, where every character of a
 piece is one byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte. Both make
@@ -11,7 +10,7 @@ punctuation is left out, as an encoder's tokens are never shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -42,7 +41,7 @@ def token_bytes(decoder: Mapping[str, Any] | None, pieces: Mapping[str, int]) ->
     decoder of another family."""
     if decoder is None:
         raise TokenizerFilesError("tokenizer.json has no decoder")
-    steps = list(_steps(decoder, "decoders"))
+    steps = list(_steps(decoder))
     rule = _rule(steps)
     by_id = [b""] * (max(pieces.values(), default=-1) + 1)
     for piece, token_id in pieces.items():
@@ -140,47 +139,14 @@ def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
     return LeadingSpace.KEEP
 
 
-NFC_SHRINKS = 3
-"""Composing makes UTF-8 at most so many times shorter: three Hangul letters become one syllable."""
-KEEPING = {"NFC", "Prepend", "Replace", "ByteLevel", "Digits", "Metaspace", "Split"}
-"""Normalizers and pre-tokenizers that keep the whole text."""
-
-
-def most_bytes_per_token(definition: Mapping[str, Any], by_id: Sequence[bytes]) -> int | None:
-    """``definition`` is tokenizer.json, ``by_id`` what its tokens stand for. ``None``: no such
-    number is known.
-
-    Byte-level BPE, and sentencepiece's BPE with byte fallback, cut a text into tokens and drop none
-    of it. So no token stands for more bytes than the longest of the vocabulary. Other tokenizers
-    may drop text or fold it.
-    """
-    model = definition.get("model") or {}
-    steps = [
-        *_steps(definition.get("normalizer"), "normalizers"),
-        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
-    ]
-    types = {step.get("type") for step in steps}
-    is_kept = types <= KEEPING and all(step.get("behavior") != "Removed" for step in steps)
-    added = definition.get("added_tokens") or []
-    if any(token.get("lstrip") or token.get("rstrip") for token in added):
-        return None  # they take the blanks beside them
-    if model.get("type") != "BPE" or not is_kept:
-        return None
-    if not (model.get("byte_fallback") or "ByteLevel" in types):
-        return None  # what has no token is dropped, or merged into one
-    return max(map(len, by_id), default=0) * (NFC_SHRINKS if "NFC" in types else 1) or None
-
-
 def num_bytes(text: str) -> int:
     """Returns the text's bytes as UTF-8; what has no bytes counts as one."""
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-def _steps(part: Mapping[str, Any] | None, plural: str) -> Iterator[Mapping[str, Any]]:
-    if part is None:
-        return
+def _steps(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if part.get("type") != "Sequence":
         yield part
         return
-    for step in part.get(plural) or []:
-        yield from _steps(step, plural)
+    for step in part.get("decoders") or []:
+        yield from _steps(step)

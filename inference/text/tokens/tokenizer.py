@@ -25,7 +25,6 @@ from inference.garbage import release_freed_memory
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
 from inference.text.tokens.token_bytes import (
     LeadingSpace,
-    most_bytes_per_token,
     no_bytes,
     num_bytes,
     token_bytes,
@@ -40,6 +39,9 @@ NAMED_SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+
+MAX_BYTES_PER_TOKEN = 512
+"""More than a token of any published vocabulary stands for; the longest are 128 spaces."""
 
 
 class Tokenizer:
@@ -67,8 +69,8 @@ class Tokenizer:
                 raise
             table = no_bytes(vocabulary)
         self._bytes_by_id = table.by_id
-        self.most_bytes_per_token = most_bytes_per_token(parsed, table.by_id)
-        """No token of a text stands for more of its bytes. ``None``: no such number is known."""
+        # Others fold a word that they do not know to one token, however long.
+        self._is_bounded = (parsed.get("model") or {}).get("type") == "BPE"
         self.leading_space: LeadingSpace = table.leading_space
         self.special_token_ids = frozenset(
             token_id
@@ -96,18 +98,17 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self._bytes_by_id)
 
-    def least_tokens(self, text: str) -> int:
-        """A lower bound of ``text``'s number of tokens, from its size."""
-        if self.most_bytes_per_token is None:
-            return 0
-        return -(-num_bytes(text) // self.most_bytes_per_token)
-
     def encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:
         """Special tokens written in ``text`` become their ids. ``add_special_tokens`` puts the
         model's bos before it (and eos after it, for the few models that want it). Raises
-        ``TooManyTokensError`` for more than ``max_tokens``."""
+        ``TooManyTokensError`` for more than ``max_tokens``; a text that cannot fit by its size
+        alone is not tokenized."""
+        if max_tokens is not None and self._is_bounded:
+            least_tokens = -(-num_bytes(text) // MAX_BYTES_PER_TOKEN)
+            if least_tokens > max_tokens:
+                raise TooManyTokensError(least_tokens, is_least=True)
         # The batch call, because it lets other threads run while it works; encode() does not, and
         # a megabyte takes it a second.
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
@@ -125,8 +126,8 @@ class Tokenizer:
     def encode_start(self, text: str, max_tokens: int) -> list[int]:
         """Returns as many of the text's first tokens as fit among the special ones around it."""
         room = max(0, max_tokens - len(self._prefix_ids) - len(self._suffix_ids))
-        if self.most_bytes_per_token is not None:
-            text = text[: (room + 1) * self.most_bytes_per_token]
+        if self._is_bounded:
+            text = text[: (room + 1) * MAX_BYTES_PER_TOKEN]
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return [*self._prefix_ids, *encoded.ids[:room], *self._suffix_ids]
 

@@ -73,12 +73,6 @@ class KnownTools:
         properties = self.schema(name).get("properties")
         return properties if isinstance(properties, dict) else {}
 
-    def may_be_all(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether these arguments, behind which stands a comma, can be complete: they are all that
-        the tool has, or its arguments are unknown."""
-        is_flat = not any(isinstance(value, dict | list) for value in arguments.values())
-        return name not in self or (is_flat and self.properties(name).keys() <= arguments.keys())
-
     def named_by(self, arguments: Collection[str]) -> str | None:
         """The only tool that takes these arguments."""
         fitting = [name for name in self._schemas if self.takes(name, arguments)]
@@ -307,3 +301,44 @@ def _python_escape(escape: re.Match[str]) -> str:
     if escape.group(1) in "01234567":
         raise ValueError("an escape by digits has two readings")
     return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
+
+
+class JsonCopy:
+    """Copies one JSON object as it is generated, without the white space outside of strings."""
+
+    def __init__(self) -> None:
+        self.is_running = True
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+
+    def feed(self, text: str, start: int) -> tuple[str, int]:
+        """The copy of ``text`` from ``start``, at first an opening brace, and where it stopped: at
+        the end, or behind the object."""
+        copied: list[str] = []
+        position = start
+        while position < len(text) and self.is_running:
+            run = (_STRING_RUN if self._is_in_string else _PLAIN_RUN).match(text, position)
+            piece = run.group() if run and not self._is_escaped else text[position]
+            position += len(piece)
+            if self._is_in_string or not piece.isspace():
+                copied.append(piece)
+            self._count(piece)
+        return "".join(copied), position
+
+    def _count(self, piece: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif piece == '"':
+            self._is_in_string = not self._is_in_string
+        elif self._is_in_string:
+            self._is_escaped = piece == "\\"
+        elif piece in ("{", "["):
+            self._depth += 1
+        elif piece in ("}", "]"):
+            self._depth -= 1
+            self.is_running = self._depth > 0
+
+
+_STRING_RUN = re.compile(r'[^"\\]+')
+_PLAIN_RUN = re.compile(r'[^"{}\[\]\s]+|\s+')

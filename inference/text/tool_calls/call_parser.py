@@ -1,37 +1,46 @@
 """The base of every format, and the parser of all of them, which reads free text with calls in it.
 
-    text ──marker──▶ may begin a call? ──▶ where its block may be whole ──▶ parsed ──▶ text
-     ▲                    │ no                                                │ no
-     └────────────────────┘                                                   └──▶ text to the end
+    text ──marker──▶ may begin a call? ──▶ next marker, or the answer's end ──▶ parsed ──▶ text
+     ▲                    │ no                    ▲         │ not yet              │ no
+     └────────────────────┘                       └─────────┘                      └──▶ all text
 
-A block is held back until it may be whole, is parsed once, by a pure function of its text, and is
-calls only where what follows them cannot be a part of them. A broken block is text, whole, and so
-is the rest of the answer: a string of a broken call may hold what reads like another call.
+A block is held back until a pure function of its text reads calls in it, and is calls only where
+what follows them cannot be a part of them. A marker in a string ends no block, as the text before
+it cannot be read. A broken block is text, whole, and so is the rest of the answer: a string of a
+broken call may hold what reads like another call.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools
-from inference.text.tool_calls.block_ends import Ends, JsonCopy
+from inference.text.tool_calls.argument_values import (
+    WHITESPACE,
+    JsonCopy,
+    KnownTools,
+    compact_json,
+)
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     callable_tools,
-    special_marker_ids,
+    marker_token_id,
 )
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
 """Characters of the remains of a call, rare in a line of prose behind a call."""
 _SEPARATORS = WHITESPACE + ",;"
 _BEHIND_STREAMED = re.compile(r"[\s}\],;`]*(?P<other>[^\s}\],;`{])?")
+MAX_FOREIGN_LENGTH = 1_000
+"""A longer block is not searched for what makes it none; it is parsed when it may be whole."""
+MAX_TRIES = 8
+"""How many markers a block is parsed at before it is held back to the answer's end."""
 
 
 class ReadCall(NamedTuple):
@@ -39,22 +48,25 @@ class ReadCall(NamedTuple):
     arguments: str
     """A JSON object."""
 
+    @classmethod
+    def of(cls, name: str, arguments: dict[str, Any]) -> ReadCall:
+        """Raises ``ValueError`` for numbers that JSON does not have."""
+        return cls(name, compact_json(arguments))
+
 
 class Parsed(NamedTuple):
     calls: Sequence[ReadCall]
     end: int
     """The position behind the calls."""
-    is_broken: bool = False
-    """Whether a call that is not whole follows them."""
 
 
 class Decision(NamedTuple):
     block: str
-    """The block's text as generated, with the text read behind it."""
-    calls: tuple[ReadCall, ...]
+    """The block's text as generated, with its markers."""
+    calls: Sequence[ReadCall]
     """The calls that were held back until the block ended; streamed ones are left out."""
     refusal: str
-    """Why the block, or its rest behind its calls, is text; empty where none of it is."""
+    """Why the block is text; empty where it is calls."""
     has_streamed: bool = False
     """Whether calls of it were sent as they were generated."""
 
@@ -67,10 +79,8 @@ class Notation(NamedTuple):
 
     begins: Callable[[str], bool | None]
     """Whether a call has begun; ``None`` where more text has to tell."""
-    ends: Callable[[str, Sequence[str]], Ends]
-    """Where the block may be whole, given its beginning and the markers that end it."""
     parse: Callable[[str], Parsed | None]
-    """The calls of a block that may be whole; ``None`` where it has none."""
+    """The calls of a block; ``None`` where it has none, or is not whole."""
     head: Head | None = None
     """The name in a call's text up to its arguments, and where they begin, for arguments that can
     be streamed."""
@@ -91,23 +101,24 @@ def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
 
 
 class CallFormat(ABC):
-    """A ``ToolFormat``. Calls stand behind one of ``openings``."""
+    """How models of a family write tool calls, which stand behind one of ``openings``."""
 
     name: str
+    """Its key in ``inference.text.tool_calls.FORMATS``."""
     markers: Sequence[str] = ()
-    """Markers that may be special tokens, whose text the parser needs."""
+    """Markers that may be tokens."""
     openings: Sequence[str] = ()
     bare: Collection[str] = ()
     """The openings that are a part of the calls."""
     closings: Sequence[str] = ()
-    closed: Collection[str] = ()
-    """The openings behind whose calls a closing marker, another opening or the end of the answer
-    must come."""
-    inner: Collection[str] = ()
-    """The closing markers of one call in a section, after which the section continues."""
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, self.markers)
+        """Special tokens whose text the parser needs to see; others have no text."""
+        return tokenizer.special_token_ids.intersection(self.marker_ids(tokenizer).values())
+
+    def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
+        found = {marker: marker_token_id(tokenizer, marker) for marker in self.markers}
+        return {marker: one for marker, one in found.items() if one is not None}
 
     def parser(self, tools: Sequence[ToolDefinition]) -> CallParser:
         return CallParser(self, KnownTools(tools))
@@ -126,21 +137,24 @@ class CallFormat(ABC):
         choice: ToolChoice,
         *,
         parallel: bool,
-        tokenizer: Tokenizer,
+        marker_ids: Mapping[str, int],
     ) -> str | None:
+        """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
+        choice ``auto`` without strict tools, with parallel calls allowed. Raises
+        ``UnsupportedSchemaError`` for what the format cannot express."""
         called = callable_tools(tools, choice, parallel=parallel)
-        wanted = WantedCalls(called, choice, parallel, tokenizer, self.markers)
+        wanted = WantedCalls(called, choice, parallel, marker_ids)
         return "\n".join(self._rules(wanted)) or None if called else None
 
     @abstractmethod
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        """Lark rules for the whole answer; none where it cannot be held to calls. Raises
-        ``UnsupportedSchemaError`` for what the format cannot express."""
+        """Lark rules for the whole answer; none where it cannot be held to calls."""
 
 
 class CallParser:
-    """A ``ToolCallParser``. Whitespace around calls is left out, and so are the closing markers
-    behind them."""
+    """Finds tool calls in one choice's text. A call is the model's call, whole; everything else
+    comes out as ``TextPart``, whole, but for whitespace around calls and closing markers behind
+    them."""
 
     def __init__(self, call_format: CallFormat, tools: KnownTools) -> None:
         self.streams_arguments = False
@@ -149,29 +163,35 @@ class CallParser:
         such arguments unfinished."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Called for each block that has been decided. Set before the first text."""
-        markers = (*call_format.openings, *call_format.closings)
-        within = (*call_format.inner, *call_format.bare)
         self._format = call_format
         self._tools = tools
-        self._whole, self._begun = _patterns(markers)
-        self._end_markers = [one for one in markers if one not in within]
+        self._whole, self._begun, self._ends = _patterns(
+            (*call_format.openings, *call_format.closings), tuple(call_format.bare)
+        )
+        self._longest = max(map(len, (*call_format.openings, *call_format.closings)))
+        self._step = self._find
+        """What is to be done with the text that has come; returns whether it goes on at once."""
         self._parts: list[Part] = []
         self._pending = ""
         """Text that is not decided; in a block all of it, behind its marker."""
+        self._position = 0
+        """In a block, what markers were looked for in, or what has been streamed."""
+        self._num_tries = 0
         self._lead = ""
         """The block's marker and the space before it."""
+        self._notations: Sequence[Notation] = ()
+        self._notation: Notation
+        self._copy: JsonCopy | None = None
         self._follows_call = False
         """Whether a call came directly before, so that whitespace and closing markers are its."""
         self._has_text = False
         """Whether text came since the last call."""
-        self._needs_closing = False
-        """Whether nothing but a marker may follow the block's calls."""
         self._has_ended = False
-        self._reading = self._read()
 
     def feed(self, text: str) -> list[Part]:
         self._pending += text
-        next(self._reading)
+        while self._step():
+            pass
         parts, self._parts = self._parts, []
         return parts
 
@@ -179,21 +199,7 @@ class CallParser:
         self._has_ended = True
         return self.feed("")
 
-    # Each generator below waits for more text where it yields, until the answer has ended.
-
-    def _read(self) -> Iterator[None]:
-        while True:
-            while not self._found_block():
-                if self._has_ended:
-                    self._add_text("" if self._follows_call else self._pending)
-                    self._pending = ""
-                yield
-            if (notation := (yield from self._chosen())) is None:
-                self._reject("no call follows its opening")
-            else:
-                yield from self._hold(notation)
-
-    def _found_block(self) -> bool:
+    def _find(self) -> bool:
         """Free text up to an opening marker."""
         text, start = self._pending, 0
         for found in self._whole.finditer(text):
@@ -202,7 +208,7 @@ class CallParser:
             space = before[len(plain) :]
             if marker in self._format.closings:
                 if self._follows_call and not plain:
-                    start, self._needs_closing = found.end(), False
+                    start = found.end()
             elif self._format.opens(
                 marker, is_first=not (self._has_text or plain), begins_line="\n" in space
             ):
@@ -210,7 +216,10 @@ class CallParser:
                 is_bare = marker in self._format.bare
                 self._pending = text[found.start() if is_bare else found.end() :]
                 self._lead = space if is_bare else space + marker
-                self._needs_closing = self._needs_closing or marker in self._format.closed
+                self._notations = self._format.notations(
+                    marker, self._tools, is_held=self.streams_arguments
+                )
+                self._step = self._choose
                 return True
         text = text[start:]
         begun = self._begun.search(text)
@@ -218,158 +227,141 @@ class CallParser:
         plain = text[: begun.start()].rstrip(WHITESPACE)
         self._write(plain)
         self._pending = text[len(plain) :]
+        if self._has_ended:
+            self._add_text("" if self._follows_call else self._pending)
+            self._pending = ""
         return False
 
     def _write(self, text: str) -> None:
         if text:
             self._add_text(text.lstrip(WHITESPACE) if self._follows_call else text)
-            self._follows_call = self._needs_closing = False
-            self._has_text = True
+            self._follows_call, self._has_text = False, True
 
     def _add_text(self, text: str) -> None:
         if text:
             self._parts.append(TextPart(text))
 
-    def _chosen(self) -> Generator[None, None, Notation | None]:
-        """The notation of the block's calls; ``None`` where none has begun."""
-        marker = self._lead.lstrip(WHITESPACE)
-        is_held = self.streams_arguments
-        notations = self._format.notations(marker, self._tools, is_held=is_held)
-        while True:
-            begun = [one.begins(self._pending) for one in notations]
-            if True in begun:
-                return notations[begun.index(True)]
-            if self._has_ended or None not in begun:
-                return None
-            yield
-
-    def _hold(self, notation: Notation) -> Iterator[None]:
-        ends = notation.ends(self._pending, self._end_markers)
-        head = notation.head if self.streams_arguments else None
-        while head is None or head(self._pending, 0) is None:
-            end = ends.find(self._pending)
-            if end is not None or self._has_ended:
-                yield from self._decide(notation, len(self._pending) if end is None else end)
-                return
-            is_short = len(self._pending) < MAX_FOREIGN_LENGTH
-            if is_short and notation.foreign and notation.foreign.match(self._pending):
-                yield from self._refuse("its call cannot be read")
-            yield
-        yield from self._stream(head)
-
-    def _stream(self, head: Head) -> Iterator[None]:
-        position, end = 0, None
-        while end is None:
-            if (found := head(self._pending, position)) is not None:
-                name, position = found
-                self._parts.append(CallStarted(name))
-                copy = JsonCopy()
-                while copy.is_running and not self._has_ended:
-                    copied, position = copy.feed(self._pending, position)
-                    self._parts += [CallArguments(copied)] if copied else []
-                    if copy.is_running:
-                        yield
-                continue
-            behind = _BEHIND_STREAMED.match(self._pending, position)
-            if behind is not None and behind["other"]:
-                end = behind.start("other")
-            elif self._has_ended:
-                end = len(self._pending)
-            else:
-                yield
-        self._accept(Parsed((), end), end, has_streamed=True)
-        self._pending = self._pending[end:]
-
-    # What becomes of a block.
-
-    def _decide(self, notation: Notation, end: int) -> Iterator[None]:
-        text = self._pending
-        parsed = notation.parse(text[:end])
-        if parsed is None:
-            yield from self._refuse("its call cannot be read")
-            return
-        rest = text[parsed.end : end]
-        if parsed.is_broken:
-            self._accept(parsed, end, refusal="its last call cannot be read")
-            self._pending = text[parsed.end :]
-            yield from self._read_rest()
-        elif (tail := self._tail(rest)) is not None:
-            self._accept(parsed, end)
-            self._add_text(tail)
-            self._pending = text[end:]
-        elif refusal := self._refusal(rest):
-            yield from self._refuse(refusal, end=end)
+    def _choose(self) -> bool:
+        """The notation of the block's calls."""
+        begun = [one.begins(self._pending) for one in self._notations]
+        if True in begun:
+            self._notation = self._notations[begun.index(True)]
+            self._position, self._num_tries = 0, 0
+            self._step = self._hold
+        elif self._has_ended or None not in begun:
+            self._refuse("no call follows its opening", self._find)
         else:
-            self._accept(parsed, end)
-            self._pending = text[parsed.end :]
+            return False
+        return True
 
-    def _tail(self, rest: str) -> str | None:
-        """Separators behind the calls, which are text; ``None`` where other text is there."""
-        for marker in self._format.inner:
-            rest = rest.replace(marker, "")
+    def _hold(self) -> bool:
+        notation, text = self._notation, self._pending
+        if self.streams_arguments and notation.head and notation.head(text, 0):
+            self._position, self._step = 0, self._stream
+            return True
+        is_short = len(text) < MAX_FOREIGN_LENGTH
+        if is_short and notation.foreign and notation.foreign.match(text):
+            return self._refuse("its call cannot be read", self._write_rest)
+        while self._num_tries < MAX_TRIES and (found := self._ends.search(text, self._position)):
+            self._position = found.end()
+            self._num_tries += 1
+            if (parsed := notation.parse(text[: found.start()])) is not None:
+                return self._decide(parsed, found.start())
+        # A marker may have begun.
+        self._position = max(self._position, len(text) - self._longest + 1)
+        if not self._has_ended:
+            return False
+        if (parsed := notation.parse(text)) is not None:
+            return self._decide(parsed, len(text))
+        return self._refuse("its call cannot be read", self._write_rest)
+
+    def _decide(self, parsed: Parsed, end: int) -> bool:
+        """What stands behind the calls, up to a marker or the answer's end, may be separators or a
+        line of prose."""
+        rest = self._pending[parsed.end : end]
         if self._has_ended and (begun := self._begun.search(rest)) is not None:
             rest = rest if rest[: begun.start()].strip() else ""
-        if rest.strip(_SEPARATORS):
-            return None
-        return rest if rest.strip(WHITESPACE) else ""
-
-    def _refusal(self, rest: str) -> str:
-        """Why text behind calls may be a part of them; empty for a line of prose apart."""
+        if not rest.strip(_SEPARATORS):
+            return self._accept(parsed.calls, end, rest if rest.strip(WHITESPACE) else "")
         if not rest[0].isspace():
-            return "text joins its calls"
-        if self._needs_closing:
-            return "text stands where it has to be closed"
+            return self._refuse("text joins its calls", self._write_rest)
         line = rest.strip(WHITESPACE).partition("\n")[0]
-        is_prose = line[0] not in _SEPARATORS and not _CALL_CHARACTERS.intersection(line)
-        return "" if is_prose else "what follows its calls may be a part of them"
+        if line[0] in _SEPARATORS or _CALL_CHARACTERS.intersection(line):
+            refusal = "what follows its calls may be a part of them"
+            return self._refuse(refusal, self._write_rest)
+        return self._accept(parsed.calls, parsed.end)
+
+    def _stream(self) -> bool:
+        """Arguments as they come, and up to what follows the calls."""
+        text = self._pending
+        if self._copy is not None:
+            copied, self._position = self._copy.feed(text, self._position)
+            self._parts += [CallArguments(copied)] if copied else []
+            if self._copy.is_running and not self._has_ended:
+                return False
+            self._copy = None
+        elif head := self._notation.head and self._notation.head(text, self._position):
+            name, self._position = head
+            self._parts.append(CallStarted(name))
+            self._copy = JsonCopy()
+        else:
+            behind = _BEHIND_STREAMED.match(text, self._position)
+            assert behind is not None
+            if not (behind["other"] or self._has_ended):
+                return False
+            end = behind.start("other") if behind["other"] else len(text)
+            self._accept((), end, has_streamed=True)
+        return True
 
     def _accept(
-        self, parsed: Parsed, end: int, *, refusal: str = "", has_streamed: bool = False
-    ) -> None:
-        """``refusal``: why the rest of the block is text."""
-        self._report(tuple(parsed.calls), refusal, end, has_streamed)
-        for call in parsed.calls:
+        self, calls: Sequence[ReadCall], end: int, tail: str = "", *, has_streamed: bool = False
+    ) -> bool:
+        self._report(calls, "", end, has_streamed)
+        for call in calls:
             self._parts += (CallStarted(call.name), CallArguments(call.arguments))
         self._follows_call, self._has_text = True, False
+        self._add_text(tail)
+        self._pending = self._pending[end:]
+        self._step = self._find
+        return True
 
-    def _reject(self, refusal: str, end: int | None = None) -> None:
-        self._report((), refusal, len(self._pending) if end is None else end)
+    def _refuse(self, refusal: str, following: Callable[[], bool]) -> bool:
+        self._report((), refusal, len(self._pending))
         self._add_text(self._lead)
-        self._follows_call, self._has_text, self._needs_closing = False, True, False
+        self._follows_call, self._has_text = False, True
+        self._step = following
+        return True
 
-    def _refuse(self, refusal: str, end: int | None = None) -> Iterator[None]:
-        self._reject(refusal, end)
-        yield from self._read_rest()
-
-    def _read_rest(self) -> Iterator[None]:
-        while True:
-            self._add_text(self._pending)
-            self._pending = ""
-            yield
+    def _write_rest(self) -> bool:
+        self._add_text(self._pending)
+        self._pending = ""
+        return False
 
     def _report(
-        self, calls: tuple[ReadCall, ...], refusal: str, end: int, has_streamed: bool = False
+        self, calls: Sequence[ReadCall], refusal: str, end: int, has_streamed: bool = False
     ) -> None:
         if self.on_decision is not None:
-            text, closings = self._pending, self._format.closings
-            closing = next((one for one in closings if text.startswith(one, end)), "")
+            text = self._pending
+            closing = next((one for one in self._format.closings if text.startswith(one, end)), "")
             block = self._lead + text[:end] + closing
             self.on_decision(Decision(block, calls, refusal, has_streamed))
 
 
-MAX_FOREIGN_LENGTH = 1_000
-"""A longer block is not searched for what makes it none; it is parsed when it is whole."""
-
-
 @lru_cache(maxsize=64)
-def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """A marker, and what may become one at the text's end. The first character of a marker occurs
-    nowhere else in it, so that a match that fails never hides the beginning of another. Where
-    markers begin alike, none may be the beginning of another."""
+def _patterns(
+    markers: tuple[str, ...], bare: tuple[str, ...]
+) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """A marker, what may become one at the text's end, and a marker that may end a block. The first
+    character of a marker occurs nowhere else in it, so that a match that fails never hides the
+    beginning of another. Where markers begin alike, none may be the beginning of another."""
     assert all(marker.count(marker[0]) == 1 for marker in markers)
     begun = "|".join(map(_beginning, markers)) or "(?!)"
-    whole = "|".join(map(re.escape, markers)) or "(?!)"
-    return re.compile(whole), re.compile(rf"(?:{begun})?\Z")
+    ends = [one for one in markers if one not in bare]
+    return _any(markers), re.compile(rf"(?:{begun})?\Z"), _any(ends)
+
+
+def _any(texts: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
 def _beginning(marker: str) -> str:

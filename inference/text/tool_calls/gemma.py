@@ -10,7 +10,6 @@ and references. Other keywords are refused by name.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,14 +19,11 @@ from inference.text.errors import UnsupportedSchemaError
 from inference.text.tool_calls.argument_values import (
     LITERALS,
     MAX_DEPTH,
-    MAX_SCALAR_LENGTH,
-    NUMBER,
     WHITESPACE,
     KnownTools,
     allowed_types,
     alternatives,
     compact_json,
-    is_text,
     listed_values,
     read_json,
 )
@@ -68,6 +64,7 @@ _RULES = {"integer": "INTEGER", "number": "NUMBER", "null": '"null"', "string": 
 
 
 class GemmaMarkers(NamedTuple):
+    name: str
     opens: str
     closes: str
     quote: str
@@ -154,35 +151,31 @@ def _message(what: str) -> str:
     return f"this model's calls cannot be held to {what!r}"
 
 
-BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
-"""Text that may have been a number before a character was lost or added."""
-FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
-GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = GemmaMarkers(
+    "function_gemma", "<start_function_call>", "<end_function_call>", "<escape>"
+)
+GEMMA_4 = GemmaMarkers("gemma_4", "<|tool_call>", "<tool_call|>", '<|"|>')
 
-_BARE_TEXT = re.compile(r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=]*""")
 _BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
 _COLON = re.compile(f"[{WHITESPACE}]*:")
 
 
 class GemmaFormat(CallFormat):
-    name = "gemma"
-
     def __init__(self, markers: GemmaMarkers) -> None:
-        self.openings = self.closed = (markers.opens,)
+        self.name = markers.name
+        self.openings = (markers.opens,)
         self.closings = (markers.closes,)
         self.markers = (markers.opens, markers.closes, markers.quote)
         self._gemma = markers
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
-        quote = self._gemma.quote
-
-        def read(text: str, start: int, name: str) -> WrittenObject:
+        def read(text: str, start: int) -> WrittenObject:
             end = text.rindex("}") + 1
-            written = arguments_as_json(text[start:end], quote, name, tools)
-            return WrittenObject(written, end, read_json(written))
+            return WrittenObject(
+                read_json(arguments_as_json(text[start:end], self._gemma.quote)), end
+            )
 
-        head = rf"{CALL}[ \t]*{NAME}"
-        headed = headed_notation(head, tools, quotes=(quote, '"'), read=read, spare="")
+        headed = headed_notation(rf"{CALL}[ \t]*{NAME}", tools, read=read)
         return (headed._replace(head=None),)  # what is no JSON is not streamed
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
@@ -207,7 +200,7 @@ class GemmaFormat(CallFormat):
         return rules
 
 
-def arguments_as_json(written: str, quote: str, name: str, tools: KnownTools) -> str:
+def arguments_as_json(written: str, quote: str) -> str:
     """A whole block of a tool's arguments as a JSON object.
 
         {city:<escape>Paris<escape>,days:3,near:[{lat:1.5}]}  ─▶  {"city":"Paris","days":3,…}
@@ -223,7 +216,6 @@ def arguments_as_json(written: str, quote: str, name: str, tools: KnownTools) ->
         re.DOTALL,
     )
     read: list[str] = []
-    key: str | None = None
     depth, position = 0, 0
     while position < len(written):
         found = token.match(written, position)
@@ -247,27 +239,6 @@ def arguments_as_json(written: str, quote: str, name: str, tools: KnownTools) ->
                     raise ValueError("no key")
                 piece = compact_json(piece)
             case _:
-                argument = key if depth == 1 else None
-                piece = _bare_value(piece.strip(WHITESPACE), argument, name, tools)
-        if is_key and found.lastgroup != "mark":
-            key = json.loads(piece)
+                piece = LITERALS.get(word := piece.strip(WHITESPACE), word)
         read.append(piece)
     return "".join(read)
-
-
-def _bare_value(bare: str, key: str | None, name: str, tools: KnownTools) -> str:
-    """What is no number, true, false or null is a text that lacks its quotes where the schema of
-    the argument, ``key``, says so, and none of its characters may be a rest of the call. Without a
-    schema, what may be a broken number has two readings. ``key`` is ``None`` inside of one."""
-    if bare in LITERALS or NUMBER.fullmatch(bare):
-        return LITERALS.get(bare, bare)
-    properties = tools.properties(name)
-    if name in tools:
-        is_meant = (
-            key is not None and key in properties and is_text(properties[key], tools.schema(name))
-        )
-    else:
-        is_meant = BROKEN_NUMBER.fullmatch(bare) is None
-    if len(bare) > MAX_SCALAR_LENGTH or not _BARE_TEXT.fullmatch(bare) or not is_meant:
-        raise ValueError("neither a value nor a text")
-    return compact_json(bare)

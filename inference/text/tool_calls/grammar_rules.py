@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,9 +48,8 @@ class WantedCalls:
     tools: Sequence[ToolDefinition]
     choice: ToolChoice
     parallel: bool
-    tokenizer: Tokenizer
-    markers: Sequence[str]
-    """The format's texts that may be tokens."""
+    marker_ids: Mapping[str, int]
+    """The format's markers that are one token."""
 
     @property
     def are_forced(self) -> bool:
@@ -58,26 +57,15 @@ class WantedCalls:
 
     def marker(self, text: str) -> str:
         """``text`` with the markers in it, as the tokenizer has them."""
-        pieces = re.split(f"({'|'.join(map(re.escape, self.markers))})", text)
-        return " ".join(self._spelled(pieces))
-
-    def _spelled(self, pieces: Sequence[str]) -> list[str]:
-        """Neighbours that are no tokens make one literal."""
-        spelled: list[str] = [""]
-        for piece in pieces:
-            token_id = marker_token_id(self.tokenizer, piece) if piece in self.markers else None
-            if token_id is None:
-                spelled[-1] += piece
-            else:
-                spelled += [f"<[{token_id}]>", ""]
-        return [literal(one) if index % 2 == 0 else one for index, one in enumerate(spelled) if one]
+        pieces = re.split(f"({'|'.join(map(re.escape, self.marker_ids)) or '(?!)'})", text)
+        ids = self.marker_ids
+        return " ".join(f"<[{ids[one]}]>" if one in ids else literal(one) for one in pieces if one)
 
     def around_token(self, text: str) -> tuple[str, str, str]:
         """The text before its token, the token, and a rule of what is behind it."""
-        for marker in self.markers:
+        for marker, token_id in self.marker_ids.items():
             before, found, after = text.partition(marker)
-            token_id = marker_token_id(self.tokenizer, marker) if found else None
-            if token_id is not None:
+            if found:
                 return before, f"<[{token_id}]>", literal(after) if after else ""
         return text, "", ""
 
@@ -190,12 +178,6 @@ def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
     if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
         return None
     return token_ids[0]
-
-
-def special_marker_ids(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:
-    """The ids of markers that are special tokens, whose text is left out unless it is asked for."""
-    token_ids = (marker_token_id(tokenizer, marker) for marker in markers)
-    return frozenset(token_id for token_id in token_ids if token_id in tokenizer.special_token_ids)
 
 
 ROOT_KEYWORDS = {

@@ -10,7 +10,7 @@ Usual mistakes are repaired, where that drops no text and has one meaning:
     {"name": "f", "a": 1}                             the arguments beside the name
     {"function": {"name": "f", "arguments": {…}}}     the API's own form
     {"name": "f", "arguments": {…}}}                  up to three closing braces too many
-    {"name": "f", "arguments": {"a": True, }          Python's words, a comma or a brace at the end
+    {"name": "f", "arguments": {"a": True}            Python's words, a brace missing at the end
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from inference.text.tool_calls.argument_values import (
     MAX_SCALAR_LENGTH,
     NUMBER,
     KnownTools,
-    compact_json,
     fitted,
     is_encodable,
     read_json,
 )
-from inference.text.tool_calls.block_ends import BracketEnds
 from inference.text.tool_calls.call_parser import Notation, Parsed, ReadCall, begins_by
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -48,27 +46,20 @@ CLOSERS = {"{": "}", "[": "]"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[-+.0-9A-Za-z]+|[{}\[\]:,]|[ \t\r\n]+', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f]")
-_DECODER = json.JSONDecoder(strict=False)
 
 
 class WrittenObject(NamedTuple):
-    text: str
-    """Repaired, without white space outside of strings."""
-    end: int
     value: dict[str, Any]
+    end: int
     lacks_brace: bool = False
     """Whether its own closing brace is missing."""
-    has_trailing_comma: bool = False
-    """Whether a member or an item may be missing behind a comma."""
 
 
 def read_object(text: str, start: int) -> WrittenObject:
     """The object whose brace stands at ``start``. Corrects control characters in strings, unknown
-    escapes, trailing commas, Python's True, False and None. Raises ``ValueError`` for what cannot
-    be JSON, and ``RecursionError``."""
+    escapes, and Python's True, False and None. Raises ``ValueError`` for what cannot be JSON."""
     tokens: list[str] = []
     opened: list[str] = []
-    has_trailing_comma = lacks_brace = False
     position = start
     while (found := _TOKEN.match(text, position)) is not None:
         token = found.group()
@@ -80,34 +71,19 @@ def read_object(text: str, start: int) -> WrittenObject:
             if token != opened[-1]:
                 break
             opened.pop()
-            has_trailing_comma = _drop_comma(tokens) or has_trailing_comma
         position = found.end()
-        if not token.isspace():
-            tokens.append(_repaired_token(token))
+        tokens.append(_repaired_token(token))
         if not opened:
             break
-    if opened:
-        lacks_brace = opened == ["}"]
-        if not lacks_brace or tokens[-1] == ",":
-            raise ValueError("an object without an end")
-        tokens.append("}")
-    value = read_json(" ".join(tokens))
-    return WrittenObject("".join(tokens), position, value, lacks_brace, has_trailing_comma)
-
-
-def _drop_comma(tokens: list[str]) -> bool:
-    if tokens[-1] != ",":
-        return False
-    tokens.pop()
-    if tokens[-1] in CLOSERS:
-        raise ValueError("a comma behind nothing")
-    return True
+    if opened and opened != ["}"]:
+        raise ValueError("an object without an end")
+    return WrittenObject(read_json("".join([*tokens, *opened])), position, bool(opened))
 
 
 def _repaired_token(token: str) -> str:
     if token[0] == '"':
         return repaired_string(token)
-    if token in "{}[]:,":
+    if token in "{}[]:," or token.isspace():
         return token
     literal = LITERALS.get(token)
     is_number = len(token) <= MAX_SCALAR_LENGTH and NUMBER.fullmatch(token)
@@ -128,17 +104,6 @@ def _repaired_escape(escape: re.Match[str]) -> str:
         return after
     is_known = len(after) > 1 or after in '"\\/bfnrt'
     return escape.group() if is_known else f"\\{escape.group()}"
-
-
-def _member_text(text: str, name: str) -> str:
-    """The JSON text of a member's value in an object without white space."""
-    position = 1
-    while True:
-        key, colon = _DECODER.raw_decode(text, position)
-        _, end = _DECODER.raw_decode(text, colon + 1)
-        if key == name:
-            return text[colon + 1 : end]
-        position = end + 1
 
 
 class JsonStyle(NamedTuple):
@@ -165,7 +130,6 @@ MARKED = JsonStyle()
 def json_notation(tools: KnownTools, style: JsonStyle = MARKED) -> Notation:
     return Notation(
         begins_by(_START if style.is_marked else _UNMARKED_START),
-        lambda _text, markers: BracketEnds(markers),
         partial(parse_json_calls, tools=tools, style=style),
         partial(_head, style.synonyms),
         None if style.is_marked else _FOREIGN,
@@ -187,10 +151,8 @@ def _head(synonyms: Mapping[str, str], text: str, position: int) -> tuple[str, i
     return (name, found.end()) if is_name(name) else None
 
 
-_BRACES = rf"(?:\s*\}}){{0,{MAX_EXTRA_BRACES}}}"
-_BETWEEN = re.compile(rf"(?P<braces>{_BRACES})(?P<gap>[\s,;]*)")
-_BETWEEN_IN_LIST = re.compile(
-    rf"(?P<braces>{_BRACES})(?P<closed>[\s,;]*\]{_BRACES})?(?P<gap>[\s,;]*)"
+_BETWEEN = re.compile(
+    rf"(?P<braces>(?:\s*\}}){{0,{MAX_EXTRA_BRACES}}})(?P<closed>[\s,;]*\])?(?P<gap>[\s,;]*)"
 )
 
 
@@ -198,85 +160,45 @@ def parse_json_calls(text: str, *, tools: KnownTools, style: JsonStyle) -> Parse
     calls: list[ReadCall] = []
     start = _START.match(text)
     assert start is not None
-    position, end = start.end() - len(start["begun"] or ""), 0
-    is_list, gap = "[" in start.group(), ""
+    is_list, end = "[" in start.group(), 0
+    position = start.end() - len(start["begun"] or "")
     while text.startswith("{", position):
         is_doubled = text.startswith("{{", position)
         try:
             written = read_object(text, position + is_doubled)
-            call = parse_call(written, tools, style)
+            call = _call_of(written, tools, style)
+            if call is None:
+                return None
+            calls.append(ReadCall.of(call[0], fitted(call[1], tools.schema(call[0]))))
         except (ValueError, RecursionError):
-            call = None
-        if call is None:
-            is_inside = not gap or ("\n" not in gap and _starts_no_call(text, position, style))
-            return None if is_inside or not calls else Parsed(calls, end, is_broken=True)
-        calls.append(call)
-        between = (_BETWEEN_IN_LIST if is_list else _BETWEEN).match(text, written.end)
+            return None
+        between = _BETWEEN.match(text, written.end)
         assert between is not None
-        is_closed = is_list and bool(between["closed"])
-        is_list, gap = is_list and not is_closed, between["gap"]
+        has_inner = is_doubled or any(isinstance(one, dict) for one in written.value.values())
+        if between["braces"] and not has_inner:
+            return None  # the brace may end an object whose beginning is missing
+        if between["closed"] and not is_list:
+            return Parsed(calls, between.end("braces"))
         position, end = between.end(), between.start("gap")
-        if _is_part_of(text, written, between["braces"], is_doubled=is_doubled):
-            return None
-        if between["braces"] and not gap and text.startswith("{", position):
-            return None
     return Parsed(calls, end) if calls else None
-
-
-def _is_part_of(text: str, written: WrittenObject, braces: str, *, is_doubled: bool) -> bool:
-    """Whether what follows an object may be a part of it: behind a missing brace of its own, and a
-    brace too many, which may end an object inside of it whose beginning is missing."""
-    if written.lacks_brace:
-        return text[written.end : written.end + 1] in ("{", "}", ",", ";")
-    inner = (written.value.get(key) for key in (*ARGUMENTS_KEYS, "function"))
-    may_lack_opening = not (is_doubled or any(isinstance(one, dict) for one in inner))
-    return may_lack_opening and bool(braces)
-
-
-_FIRST_KEY = re.compile(r'\{\{?\s*(?P<key>"(?:[^"\\]|\\.)*")', re.DOTALL)
-
-
-def _starts_no_call(text: str, position: int, style: JsonStyle) -> bool:
-    first = _FIRST_KEY.match(text, position)
-    if first is None:
-        return re.compile(r"\{\s*\}").match(text, position) is not None
-    try:
-        key = read_json(repaired_string(first["key"]))
-    except ValueError:
-        return True
-    return style.synonyms.get(key, key) not in CALL_KEYS
 
 
 _Arguments = dict[str, Any]
 _Call = tuple[str, _Arguments]
 
 
-def parse_call(written: WrittenObject, tools: KnownTools, style: JsonStyle) -> ReadCall | None:
+def _call_of(written: WrittenObject, tools: KnownTools, style: JsonStyle) -> _Call | None:
     """The call that an object makes. A missing brace is added where it can only be the last one:
     behind arguments with objects of their own it could be any of theirs. Raises ``ValueError``."""
     given = written.value
     members = {style.synonyms.get(key, key): value for key, value in given.items()}
     if len(members) < len(given) or not (style.is_marked or members.keys() <= CALL_KEYS):
         return None
-    if written.lacks_brace and (
-        written.has_trailing_comma or not _ends_in_plain_arguments(members)
-    ):
-        return None
-    call = _call_of(members, tools, is_marked=style.is_marked)
-    if call is None:
-        return None
-    name, arguments = call[0], fitted(call[1], tools.schema(call[0]))
-    if written.has_trailing_comma and not tools.may_be_all(name, arguments):
-        return None
-    kept = next((key for key in ARGUMENTS_KEYS if members.get(key) is arguments), None)
-    # As they were written, unless a repair has changed them.
-    text = compact_json(arguments) if kept is None else _member_text(written.text, kept)
-    return ReadCall(name, text)
-
-
-def _ends_in_plain_arguments(members: dict[str, Any]) -> bool:
-    key, arguments = next(reversed(members.items()), ("", None))
-    return key in ARGUMENTS_KEYS and isinstance(arguments, dict) and not _has_objects(arguments)
+    if written.lacks_brace:
+        key, last = next(reversed(members.items()), ("", None))
+        if key not in ARGUMENTS_KEYS or not isinstance(last, dict) or _has_objects(last):
+            return None
+    return _named_call(members, tools, is_marked=style.is_marked)
 
 
 def _has_objects(value: object) -> bool:
@@ -288,17 +210,25 @@ def is_name(value: object) -> bool:
     return isinstance(value, str) and bool(value) and is_encodable(value)
 
 
-def _call_of(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) -> _Call | None:
+def _named_call(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) -> _Call | None:
     if isinstance(function := members.get("function"), dict):
         is_alone = members.keys() - LABELS == {"function"}
-        return _call_of(function, tools, is_marked=is_marked) if is_alone else None
+        return _named_call(function, tools, is_marked=is_marked) if is_alone else None
     names = [key for key in ("name", "function") if members.get(key)]
     keys = [key for key in ARGUMENTS_KEYS if key in members]
     name = members[names[0]] if names else None
     if len(names) > 1 or len(keys) > 1 or not (name is None or is_name(name)):
         return None
     if keys:
-        return _with_arguments(name, members, _as_object(members[keys[0]]), tools)
+        arguments = _as_object(members[keys[0]])
+        if arguments is None or members.keys() - CALL_KEYS:
+            return None
+        if name is None:
+            return _nameless(arguments, tools)
+        # A label beside the arguments may be one of them, behind a brace too early.
+        labels = {key for key in LABELS & members.keys() if members[key] != "function"}
+        may_be_arguments = (labels & tools.properties(name).keys()) - arguments.keys()
+        return None if may_be_arguments else (name, arguments)
     if name is None:
         return None
     beside = {key: value for key, value in members.items() if key not in names}
@@ -307,19 +237,6 @@ def _call_of(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) 
     if name in tools:
         return (name, beside) if beside.keys() <= tools.properties(name).keys() else None
     return (name, {}) if is_marked and not beside else None
-
-
-def _with_arguments(
-    name: str | None, members: Mapping[str, Any], arguments: _Arguments | None, tools: KnownTools
-) -> _Call | None:
-    if arguments is None or members.keys() - CALL_KEYS:
-        return None
-    if name is None:
-        return _nameless(arguments, tools)
-    # A label beside the arguments may be one of them, behind a brace too early.
-    labels = {key for key in LABELS & members.keys() if members[key] != "function"}
-    may_be_arguments = (labels & tools.properties(name).keys()) - arguments.keys()
-    return None if may_be_arguments else (name, arguments)
 
 
 def _as_object(value: object) -> _Arguments | None:

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from inference.text.answers.reasoning import (
@@ -47,8 +46,8 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, compact_json, fitted
-from inference.text.tool_calls.block_ends import BracketEnds
+from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, fitted
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
@@ -57,7 +56,6 @@ from inference.text.tool_calls.grammar_rules import (
     any_of,
     json_call_rules,
     literal,
-    marker_token_id,
 )
 from inference.text.tool_calls.json_calls import (
     MAX_EXTRA_BRACES,
@@ -75,7 +73,6 @@ class HermesFormat(CallFormat):
     name = "hermes"
     openings = ("<tool_call>",)
     closings = ("</tool_call>",)
-    closed = openings
     markers = (*openings, *closings)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -165,29 +162,25 @@ class PlainFormat(CallFormat):
         ]
 
 
-Read = Callable[[str, int, str], WrittenObject]
-"""Reads a tool's arguments: the text, where they begin, and the tool's name."""
 MAX_HEAD_LENGTH = 300
 """Most characters of name, id and markers together; a longer head is text."""
 NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
+
+
+_SPARE = re.compile(rf"\}}{{0,{MAX_EXTRA_BRACES}}}(?:\s*`{{1,3}})?")
+"""Braces that are too many behind arguments, and the end of a code block."""
 
 
 def headed_notation(
     head: str,
     tools: KnownTools,
     *,
-    has_lines: bool = False,
-    quotes: Sequence[str] = ('"',),
-    read: Read = lambda text, start, _name: read_object(text, start),
-    spare: str = "}",
+    read: Callable[[str, int], WrittenObject] = read_object,
 ) -> Notation:
     """A head, whose pattern has the group ``name``, and the arguments as an object. Where it has
-    the group ``mark`` too, only tools that are offered are named without it. ``spare``: characters
-    that are left out where they are too many behind the arguments."""
-    space, in_heads = (r"\s*", "[^{}]") if has_lines else (r"[ \t]*", r"[^{}\r\n]")
-    whole = re.compile(rf"{head}{space}(?=\{{)")
-    begun = re.compile(rf"[{WHITESPACE}]*{in_heads}{{0,{MAX_HEAD_LENGTH}}}\Z")
-    ignored = re.compile(f"[{spare}]{{0,{MAX_EXTRA_BRACES * len(spare)}}}" if spare else "")
+    the group ``mark`` too, only tools that are offered are named without it."""
+    whole = re.compile(rf"{head}\s*(?=\{{)")
+    begun = re.compile(rf"[{WHITESPACE}]*[^{{}}]{{0,{MAX_HEAD_LENGTH}}}\Z")
 
     def head_of(text: str, position: int = 0) -> tuple[str, int] | None:
         start = len(text) - len(text.lstrip(WHITESPACE))
@@ -201,28 +194,22 @@ def headed_notation(
     def begins(text: str) -> bool | None:
         return True if head_of(text) is not None else None if begun.match(text) else False
 
-    def ends(text: str, markers: Sequence[str]) -> BracketEnds:
-        return BracketEnds(markers, start=text.index("{"), quotes=quotes)
-
     def parse(text: str) -> Parsed | None:
-        headed = head_of(text)
-        assert headed is not None
+        if (headed := head_of(text)) is None:
+            return None
         name, start = headed
         try:
-            written = read(text, start, name)
-            arguments = fitted(written.value, tools.schema(name))
-            is_whole = not written.has_trailing_comma or tools.may_be_all(name, arguments)
-            if written.lacks_brace or not is_whole:
+            written = read(text, start)
+            if written.lacks_brace:
                 return None
-            is_kept = arguments is written.value
-            call = ReadCall(name, written.text if is_kept else compact_json(arguments))
+            call = ReadCall.of(name, fitted(written.value, tools.schema(name)))
         except (ValueError, RecursionError):
             return None
-        found = ignored.match(text, written.end)
+        found = _SPARE.match(text, written.end)
         assert found is not None
         return Parsed((call,), found.end())
 
-    return Notation(begins, ends, parse, head_of)
+    return Notation(begins, parse, head_of)
 
 
 class Section(NamedTuple):
@@ -236,8 +223,6 @@ class Section(NamedTuple):
     written: Callable[[str], tuple[str, str]]
     """The grammar's head of a tool's name, around the call's number."""
     is_counted: bool = False
-    has_lines: bool = False
-    """Whether heads may have several lines."""
     between: str = ""
     """What the model writes between two calls."""
     tail: str = ""
@@ -249,18 +234,15 @@ class SectionFormat(CallFormat):
 
     def __init__(self, section: Section) -> None:
         self.name = section.name
-        self.openings = self.closed = section.openings
+        self.openings = section.openings
         self.closings = section.closings[::-1]
-        self.inner = section.closings[1:]
         self.markers = (*section.openings, *section.closings, section.separator)
         self._section = section
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         section, call = self.openings
         head = f"{re.escape(call) if marker == section else ''}{self._section.head}"
-        has_lines = self._section.has_lines
-        spare = "}`\n" if has_lines else "}"
-        return (headed_notation(head, tools, has_lines=has_lines, spare=spare),)
+        return (headed_notation(head, tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         section, (opening, call) = self._section, self.openings
@@ -296,16 +278,16 @@ CALL_END = "<｜tool▁call▁end｜>"  # noqa: RUF001
 SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
 FENCE = "```json"
 DEEPSEEK_V31 = Section(
-    "deepseek",
+    "deepseek_v31",
     (CALLS_BEGIN, CALL_BEGIN),
     (CALLS_END, CALL_END),
     SEPARATOR,
     rf"\s*(?P<type>function\s*{SEPARATOR}\s*)?{NAME}\s*(?(type)|{SEPARATOR})\s*"
     r"(?:`+(?:json)?)?",
     lambda name: (name, SEPARATOR),
-    has_lines=True,
 )
 DEEPSEEK = DEEPSEEK_V31._replace(
+    name="deepseek",
     written=lambda name: (f"function{SEPARATOR}{name}\n{FENCE}\n", ""),
     between="\n",
     tail="\n```",
@@ -320,12 +302,12 @@ class MistralFormat(CallFormat):
     """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
     arguments begin, and only a tool's is one."""
 
-    name = "mistral"
     openings = (MISTRAL_CALLS,)
     markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
 
     def __init__(self, *, writes_lists: bool) -> None:
         """``writes_lists``: the older form."""
+        self.name = "mistral" if writes_lists else "mistral_named"
         self._writes_lists = writes_lists
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -339,7 +321,7 @@ class MistralFormat(CallFormat):
             return [*start, rest, *json_call_rules(wanted, CallKeys())]
         rules = [*start, f"rest: {any_of('rest', len(wanted.tools))}"]
         call_id = ""
-        if marker_token_id(wanted.tokenizer, MISTRAL_CALL_ID) is not None:
+        if MISTRAL_CALL_ID in wanted.marker_ids:
             call_id = f"({wanted.marker(MISTRAL_CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
         for index, tool in enumerate(wanted.tools):
             head = f"{literal(tool.name)} {call_id}{wanted.marker(MISTRAL_ARGUMENTS)}"
@@ -354,15 +336,16 @@ class HarmonyFormat(CallFormat):
 
     name = "harmony"
     openings = (CALL_HEAD,)
+    markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        return frozenset()
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         return (headed_notation(f"{NAME}{re.escape(CALL_HEAD_END)}", tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
-        channel, message, constrain, end, start = map(
-            replace(wanted, markers=markers).marker, markers
-        )
+        channel, message, constrain, end, start = map(wanted.marker, self.markers)
         rules = [f"call: {channel} ({any_of('call', len(wanted.tools))})", TEXT_TERMINAL]
         for index, tool in enumerate(wanted.tools):
             head = literal(f"commentary to={NAMESPACE}{tool.name} ")

@@ -24,7 +24,6 @@ from inference.text.tool_calls.argument_values import (
     KnownTools,
     python_as_json,
 )
-from inference.text.tool_calls.block_ends import BracketEnds
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall, begins_by
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
@@ -35,7 +34,6 @@ from inference.text.tool_calls.grammar_rules import (
     json_call_rules,
     json_rule,
     literal,
-    marker_token_id,
     value_schema,
 )
 from inference.text.tool_calls.json_calls import JsonStyle, json_notation
@@ -48,28 +46,24 @@ _MARK = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"()\[\]{}]""", re.D
 
 def python_notation() -> Notation:
     """A list of calls, whose arguments must be literals with names."""
-    return Notation(
-        begins_by(_START),
-        lambda _text, markers: BracketEnds(markers, quotes=("'", '"'), brackets="{}[]()"),
-        parse_python_calls,
-    )
+    return Notation(begins_by(_START), parse_python_calls)
 
 
 def parse_python_calls(text: str) -> Parsed | None:
     calls: list[ReadCall] = []
-    position, end = text.index("[") + 1, 0
+    position = text.index("[") + 1
     while (head := _HEAD.match(text, position)) is not None:
         stop = _closing(text, head.end() - 1)
         try:
             arguments = python_as_json(text[head.end() - 1 : stop], is_call=True)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return Parsed(calls, end, is_broken=True) if calls else None
+            return None
         calls.append(ReadCall(head["name"], arguments))
         after = _AFTER.match(text, stop)
         assert after is not None
         if after["mark"] != ",":
             return Parsed(calls, after.end() if after["mark"] else stop)
-        position, end = after.end(), stop
+        position = after.end()
     return None
 
 
@@ -94,7 +88,6 @@ class Lfm2Format(CallFormat):
     name = "lfm2"
     openings = (LFM2_OPEN,)
     closings = (LFM2_CLOSE,)
-    closed = openings
     markers = (LFM2_OPEN, LFM2_CLOSE)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -167,6 +160,6 @@ class Llama3Format(CallFormat):
         ]
         if wanted.are_forced:
             return ["start: calls", *rules]
-        tag_id = marker_token_id(wanted.tokenizer, LLAMA_TAG)
+        tag_id = wanted.marker_ids.get(LLAMA_TAG)
         tagged = "" if tag_id is None else f" | FREE <[{tag_id}]> calls | <[{tag_id}]> calls"
         return [f"start: FREE | calls{tagged}", _FREE_TERMINAL, *rules]

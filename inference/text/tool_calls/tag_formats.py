@@ -37,7 +37,6 @@ from inference.text.tool_calls.argument_values import (
     listed_values,
     read_json,
 )
-from inference.text.tool_calls.block_ends import TagEnds
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
@@ -105,7 +104,6 @@ class TagFormat(CallFormat):
         self.name = tags.format_name
         self.openings = (*tags.opens, *((tags.function,) if tags.function else ()))
         self.closings = tags.closes
-        self.closed = tags.opens
         self.markers = tags.special
         self._tags = tags
         self._ends = [tags.call_end] if tags.call_end else []
@@ -128,29 +126,17 @@ class TagFormat(CallFormat):
             may_begin = function.startswith(text) or (written and re.fullmatch(begun, written))
             return None if may_begin else False
 
-        def name_in(text: str) -> tuple[str, int]:
-            found = head.match(text)
-            assert found is not None
-            return found.group(1).strip(WHITESPACE), found.end()
-
-        def ends(text: str, markers: Sequence[str]) -> TagEnds:
-            _, begin = name_in(text)
-            return TagEnds(
-                markers,
-                lambda text, start: self._find_end(text, begin, start),
-                closing="" if tags.holds_several else tags.closes[0],
-                longest=max(map(len, self._ends)),
-            )
-
         def parse(text: str) -> Parsed | None:
-            name, begin = name_in(text)
-            if (end := self._find_end(text, begin, begin)) is None:
+            if (found := head.match(text)) is None:
+                return None
+            name, begin = found.group(1).strip(WHITESPACE), found.end()
+            if (end := self._find_end(text, begin)) is None:
                 return None
             block = text[begin : end.start()]
             arguments = self._arguments(name, block, tools, follows_grammar=is_held)
             return None if arguments is None else Parsed((ReadCall(name, arguments),), end.end())
 
-        tagged = Notation(begins, ends, parse)
+        tagged = Notation(begins, parse)
         return (json_notation(tools), tagged) if tags.has_json and is_wrapped else (tagged,)
 
     @cached_property
@@ -164,9 +150,9 @@ class TagFormat(CallFormat):
         value = rf"(?P<value>(?s:.*?)){re.escape(self._tags.value_end)}"
         return re.compile(rf"{SPACE}{argument}{self._tags.key}{value}(?={SPACE}(?:{argument}|\Z))")
 
-    def _find_end(self, text: str, begin: int, start: int) -> re.Match[str] | None:
+    def _find_end(self, text: str, begin: int) -> re.Match[str] | None:
         """An end stands behind a value, or behind the name."""
-        for end in self._any_end.finditer(text, max(begin, start)):
+        for end in self._any_end.finditer(text, begin):
             before = text[begin : end.start()].rstrip(WHITESPACE)
             if not before or before.endswith(self._tags.value_end):
                 return end
@@ -328,7 +314,9 @@ GLM = Tags(
     has_json=True,
 )
 """GLM 4.5 and later."""
-GLM_WITHOUT_LINES = GLM._replace(name_end="", key_end=f"{KEY_END}{VALUE}", line="")
+GLM_WITHOUT_LINES = GLM._replace(
+    format_name="glm_47", name_end="", key_end=f"{KEY_END}{VALUE}", line=""
+)
 """GLM 4.7. Both forms are read; grammars ask for the model's own."""
 
 FUNCTION, PARAMETER, PARAMETER_END = "<function=", "<parameter=", "</parameter>"
@@ -380,7 +368,9 @@ DSML_V32 = Tags(
     is_quoted=True,
     marks_values=True,
 )
-DSML_V4 = DSML_V32._replace(opens=DSML_V32.opens[::-1], closes=DSML_V32.closes[::-1])
+DSML_V4 = DSML_V32._replace(
+    format_name="dsml_v4", opens=DSML_V32.opens[::-1], closes=DSML_V32.closes[::-1]
+)
 MINIMAX = DSML_V32._replace(
     format_name="minimax",
     opens=("<minimax:tool_call>",),

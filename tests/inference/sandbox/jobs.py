@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from inference.protocol.generation import ChatInput, ChatMessage
-from inference.sandbox.jobs import CheckSchema, RenderChat, TokenizerFacts
+from inference.protocol.generation import ChatInput, ChatMessage, OutputFormat
+from inference.sandbox.jobs import BuildGrammar, RenderChat, TokenizerFacts
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 LOOPS = (
@@ -34,6 +33,12 @@ def render(template: str, text: str = "Hi") -> RenderChat:
     )
 
 
-def check(schema: Any, *, tokenizer: str = "", is_lenient: bool = False) -> CheckSchema:
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    return CheckSchema(schema=text, tokenizer=tokenizer, is_lenient=is_lenient)
+def check(schema: Any, *, tokenizer: str = "", is_lenient: bool = False) -> BuildGrammar:
+    output_format = OutputFormat(path="schema", schema=schema, strict=not is_lenient)
+    return BuildGrammar(output_format=output_format, tokenizer=tokenizer)
+
+
+def lark(text: str, *, tokenizer: str = "") -> BuildGrammar:
+    return BuildGrammar(
+        output_format=OutputFormat(path="guided", grammar=text), tokenizer=tokenizer
+    )

@@ -19,28 +19,24 @@ from inference.channel import Channel
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     LAST,
-    Checked,
-    CheckGrammar,
+    Built,
     Job,
     Refused,
     Rendered,
     decode_result,
-    encode_frame,
+    encode_job,
 )
 from inference.sandbox.pool import WorkerPool
-from inference.text.grammars.parts import json_part
 from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
-from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, render
+from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, lark, render
 from tests.processes import command_line, has_ended
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 CRASH = LossReason.CRASH
-CRASHING_GRAMMAR = CheckGrammar(
-    text='{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}', tokenizer=""
-)
+CRASHING_GRAMMAR = 'start: %json {"const": -9223372036854775808}'
 
 
 @pytest.fixture
@@ -81,9 +77,8 @@ def is_busy(process: psutil.Process) -> bool:
 @each_case(
     ("job", "reason"),
     [
-        (CRASHING_GRAMMAR, CRASH),
-        (CheckGrammar(text=CRASHING_GRAMMAR.text, tokenizer="bytes"), CRASH),
-        (CheckGrammar(text=json.dumps({"grammars": [json_part(PANICS)]}), tokenizer=""), CRASH),
+        (lark(CRASHING_GRAMMAR), CRASH),
+        (lark(CRASHING_GRAMMAR, tokenizer="bytes"), CRASH),
         (render("{{ messages[0].content * 10000000000 }}"), LossReason.MEMORY),
         (render("{{ messages[0].content * 10000000 }}"), LossReason.OUTPUT),
         (render(LOOPS), LossReason.TIME),
@@ -92,6 +87,13 @@ def is_busy(process: psutil.Process) -> bool:
 def test_a_job_that_breaks_ends_alone(pool: WorkerPool, job: Job, reason: LossReason) -> None:
     assert is_fine(pool)
     assert loss(pool, job) is reason
+    assert is_fine(pool)
+
+
+def test_a_panic_is_refused(pool: WorkerPool) -> None:
+    refused = pool.run(lark("start: %json " + json.dumps(PANICS)))
+    assert isinstance(refused, Refused)
+    assert refused.message == f"guided: it cannot be compiled: the compiler {CRASH}"
     assert is_fine(pool)
 
 
@@ -145,7 +147,7 @@ def test_a_worker_that_has_grown_reports_that_it_ends() -> None:
         ) as process,
     ):
         channel = Channel(ours)
-        channel.send(encode_frame(render(TEMPLATE)))
+        channel.send(encode_job(render(TEMPLATE)))
         answer = channel.receive()
         assert answer[:1] == LAST
         assert decode_result(answer[1:]) == Rendered(text="<user>Hi")
@@ -162,22 +164,20 @@ def test_workers_and_their_server_may_die_while_idle(pool: WorkerPool) -> None:
 
 def test_tokenizers_come_with_each_worker(pool: WorkerPool) -> None:
     assert is_fine(pool)
-    unknown = CheckGrammar(
-        text='{"grammars": [{"lark_grammar": "start: <[999]>"}]}', tokenizer=BYTES.digest
-    )
-    assert pool.run(unknown) == Checked()
+    unknown = lark("start: <[999]>", tokenizer=BYTES.digest)
+    assert isinstance(pool.run(unknown), Built)
     kept = pool.keep_tokenizer(msgspec.structs.replace(BYTES))
     assert isinstance(pool.run(unknown), Refused)
-    assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
+    assert loss(pool, lark(CRASHING_GRAMMAR)) is CRASH
     assert isinstance(pool.run(unknown), Refused)
     again = pool.keep_tokenizer(msgspec.structs.replace(BYTES))
     assert again is kept
     del kept
     assert isinstance(pool.run(unknown), Refused)
     del again
-    assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
-    assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
-    assert pool.run(unknown) == Checked()
+    for _ in range(2):
+        assert loss(pool, lark(CRASHING_GRAMMAR)) is CRASH
+    assert isinstance(pool.run(unknown), Built)
 
 
 def test_workers_have_no_secrets_and_no_torch(
@@ -202,7 +202,6 @@ def test_nothing_is_left_of_a_closed_pool(pool: WorkerPool) -> None:
     assert not alive
     with pytest.raises(NoWorkerError):
         is_fine(pool)
-    pool.start()
 
 
 STARTS_AND_HANGS = """

@@ -1,77 +1,23 @@
-"""A tool call form for tests: ``<call>name {"a": 1}</call>``, streamed, everything else text."""
+"""A tool call form for tests: ``<call>name {"a": 1}</call>``, everything else text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolCallParser
-from inference.text.tokens.tokenizer import Tokenizer
-
-OPENS, CLOSES = "<call>", "</call>"
-
-
-class MarkedCallParser:
-    def __init__(self) -> None:
-        self._pending = ""
-        self._in_call = False
-
-    def feed(self, text: str) -> list[Part]:
-        self._pending += text
-        parts: list[Part] = []
-        while True:
-            marker = CLOSES if self._in_call else OPENS
-            before, found, after = self._pending.partition(marker)
-            if not found:
-                return parts if self._in_call else [*parts, *self._text_before_marker()]
-            parts += self._call(before) if self._in_call else _text(before)
-            self._in_call, self._pending = not self._in_call, after
-
-    def flush(self) -> list[Part]:
-        rest = (OPENS if self._in_call else "") + self._pending
-        self._pending, self._in_call = "", False
-        return _text(rest)
-
-    def _text_before_marker(self) -> list[Part]:
-        """All but what could become the marker."""
-        held = next(n for n in range(len(OPENS), -1, -1) if self._pending.endswith(OPENS[:n]))
-        end = len(self._pending) - held
-        text, self._pending = self._pending[:end], self._pending[end:]
-        return _text(text)
-
-    def _call(self, body: str) -> list[Part]:
-        name, _, arguments = body.partition(" ")
-        return [CallStarted(name), CallArguments(arguments or "{}")]
+from inference.text.tool_calls.argument_values import KnownTools
+from inference.text.tool_calls.call_parser import CallFormat, Notation
+from inference.text.tool_calls.grammar_rules import WantedCalls
+from inference.text.tool_calls.json_formats import NAME, headed_notation
 
 
-def _text(text: str) -> list[Part]:
-    return [TextPart(text)] if text else []
-
-
-class MarkedCalls:
+class MarkedCalls(CallFormat):
     name = "marked"
+    openings = ("<call>",)
+    closings = ("</call>",)
+    markers = (*openings, *closings)
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        ids = (tokenizer.single_token_id(marker) for marker in (OPENS, CLOSES))
-        return frozenset(token_id for token_id in ids if token_id is not None)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (headed_notation(f"{NAME} ", tools),)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        return MarkedCallParser()
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        if choice.mode != "required":
-            return None
-        names = " | ".join(f'"{tool.name}"' for tool in tools)
-        opens, closes = (tokenizer.single_token_id(marker) for marker in (OPENS, CLOSES))
-        return (
-            f"start: call{'+' if parallel else ''}\n"
-            f'call: <[{opens}]> ({names}) " " arguments <[{closes}]>\n'
-            'arguments: %json {"type": "object"}\n'
-        )
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        return []

@@ -16,6 +16,7 @@ import pytest
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.request_table import sequence_id
 from inference.neuron.text.embeddings import (
+    EmbeddingAnswer,
     cosines,
     prepare_embedding,
     prepare_scoring,
@@ -160,6 +161,10 @@ def test_a_request_is_one_sequence(text: ModelText) -> None:
         )
     ]
     assert started.events == [Accepted(request_id="r", prompt_tokens=3)]
+    answer = EmbeddingAnswer("r", num_prompt_tokens=3)
+    assert not answer.has_begun and answer.usage() is None
+    answer.feed(0, SequencesEmbedded(sequence_id=name, vectors=[]))
+    assert answer.has_begun
     applied = started.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
     usage = Usage(prompt_tokens=3, completion_tokens=0)
     assert [addressed.event for addressed in applied.events] == [

@@ -11,4 +11,4 @@ def pieces_of(choice: ChoiceText, text: str) -> list[Piece]:
         pieces += choice.feed(token_id)[1]
         if choice.stop is not None:
             return merged(pieces)
-    return merged([*pieces, *choice.flush()[1]])
+    return merged([*pieces, *choice.flush()])

@@ -30,7 +30,7 @@ def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> C
 
 
 THOUGHT = ThoughtPart("so", "<think>", "</think>")
-CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g</call>'
+CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g {}</call>'
 
 
 @each_case(
@@ -61,7 +61,7 @@ CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g<
             [
                 ThoughtPart("no {}", "<think>", "</think>"),
                 TextPart("first"),
-                *(CallStarted("f"), CallArguments('{"a": 1}')),
+                *(CallStarted("f"), CallArguments('{"a":1}')),
                 *(CallStarted("g"), CallArguments("{}")),
             ],
         ),

@@ -95,7 +95,7 @@ def test_headers_and_thoughts_are_no_answer(
 ) -> None:
     choice = ChoiceText(tokenizer, markers=markers)
     token_ids = tokenizer.encode(f"{THOUGHT}{FINAL}Yes", add_special_tokens=False)
-    kinds = [kind for token_id in token_ids for kind in choice.feed(token_id)[0]]
+    kinds = [choice.feed(token_id)[0] for token_id in token_ids]
     num_answer = len(tokenizer.encode("Yes", add_special_tokens=False))
     assert kinds[-num_answer:] == [TokenKind.ANSWER] * num_answer
     assert TokenKind.ANSWER not in kinds[:-num_answer]
@@ -134,9 +134,9 @@ def test_a_budget_counts_the_thoughts_alone(
 def test_grammars_hold_the_message_and_its_channel(
     definition: str, tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
-    lark = HarmonyFormat().grammar(
-        [TOOL], ToolChoice(mode="required"), parallel=True, tokenizer=tokenizer
-    )
+    form, choice = HarmonyFormat(), ToolChoice(mode="required")
+    marker_ids = form.marker_ids(tokenizer)
+    lark = form.grammar([TOOL], choice, parallel=True, marker_ids=marker_ids)
     assert lark is not None
     theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[2])
     grammar = answer_grammar(

@@ -80,7 +80,7 @@ def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
     order = (TokenKind.OPENS, TokenKind.THOUGHT, TokenKind.CLOSES, TokenKind.ANSWER)
     letters = dict(zip(order, "(t)a", strict=True))
     ids = tokenizer.encode(text, add_special_tokens=False)
-    kinds = [letters[kind] for token_id in ids for kind in splitter.feed(token_id, "")[0]]
+    kinds = [letters[splitter.feed(token_id, "")[0]] for token_id in ids]
     return "".join(letter for letter, _ in itertools.groupby(kinds))
 
 

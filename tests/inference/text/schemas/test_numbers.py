@@ -51,8 +51,8 @@ def _check(schema: dict[str, Any], *, seed: int = 1, num_walks: int = 15) -> Non
     enforced = checked_schema(schema)
     for preferred in PREFERRED:
         for answer in answers(enforced, seed=seed, num_walks=num_walks, preferred=preferred):
-            if answer[0] not in "-0123456789":
-                continue  # not a number: the schema's bounds do not concern it
+            if not answer or answer[0] not in "-0123456789":
+                continue  # no number: the schema's bounds do not concern it
             exponent = answer.lower().partition("e")[2]
             assert len(exponent) <= 3 or not schema.keys() & COMPARISONS.keys(), answer
             if len(exponent) <= 3:
@@ -82,11 +82,6 @@ def test_answers_are_within_the_bounds(schema: dict[str, Any]) -> None:
     _check(schema, num_walks=40)
 
 
-BETWEEN: dict[str, Any] = {"minimum": 100, "exclusiveMaximum": 102}
-THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
-"""Holds multiples of 0.3 and whole numbers, and no number that is both."""
-
-
 @each_case(
     ("schema", "path"),
     [
@@ -107,25 +102,9 @@ THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
         ({"items": {"allOf": [{"multipleOf": 101}, {"multipleOf": 97}]}}, "S.items"),
         ({"multipleOf": 7, "enum": [3, 14]}, "S"),
         ({"nullable": True, "allOf": [{"minimum": 1e30}]}, "S.allOf[0].minimum"),
-        (THIRDS, "S.multipleOf"),
-        ({"type": "integer", "multipleOf": 0.7, "minimum": 1, "maximum": 6}, "S.multipleOf"),
         (
-            {"type": "number", "multipleOf": 1.25, "exclusiveMaximum": -7, "minimum": -8},
-            "S.multipleOf",
-        ),
-        (
-            {"allOf": [{"type": "integer", "multipleOf": 0.7}, {"minimum": 1, "maximum": 6}]},
-            "S",
-        ),
-        (
-            {"type": "object", "properties": {"a": THIRDS}, "required": ["a"]},
-            "S.properties.a.multipleOf",
-        ),
-        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items.multipleOf"),
-        ({"anyOf": [THIRDS, {"type": "null"}]}, "S.anyOf[0].multipleOf"),
-        (
-            {"$defs": {"n": BETWEEN}, "$ref": "#/$defs/n", "type": "integer", "multipleOf": 0.3},
-            "S.multipleOf",
+            {"items": {"nullable": True, "allOf": [{"minimum": 1e30}]}},
+            "S.items.allOf[0].minimum",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.errors import SchemaError
-from inference.text.grammars.compiling import find_problem, problem_of
+from inference.text.grammars.compiling import find_problem
 from inference.text.grammars.parts import grammar_text, json_part
 from inference.text.schemas import schema_check
 from inference.text.schemas.schema_check import KNOWN, checked_schema, leniently_checked
@@ -240,7 +240,7 @@ def test_any_object_passes_or_is_refused_by_name(schema: dict[str, Any]) -> None
     except SchemaError as error:
         assert error.path("S").startswith("S")
     else:
-        assert problem_of(grammar_text([json_part(schema)])) is None
+        assert find_problem(grammar_text([json_part(schema)])) is None
 
 
 def test_a_large_schema_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,4 +261,4 @@ def test_a_large_schema_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SchemaError, match="oneOf") as refused:
         checked_schema({"properties": {**many, **broken["properties"]}, "required": ["x"] * 9000})
     assert refused.value.path("S") == "S"
-    assert 0 < compiled_chars <= 2 * schema_check.MAX_COMPILED_CHARS
+    assert 0 < compiled_chars <= 3 * schema_check.MAX_COMPILED_CHARS

@@ -66,28 +66,6 @@ def test_a_character_is_never_split_and_a_broken_one_shows_at_the_end(
     assert detokenizer.flush() == "�"
 
 
-def test_each_token_is_looked_at_once_and_only_an_unfinished_character_is_kept(
-    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So a token costs the same however long the text before it is."""
-    ids = byte_level.encode("naïve 🙂 日本 " * 200, add_special_tokens=False)
-    looked_up: list[int] = []
-    bytes_of = Tokenizer.bytes_of
-
-    def counting(self: Tokenizer, token_id: int) -> bytes:
-        looked_up.append(token_id)
-        return bytes_of(self, token_id)
-
-    monkeypatch.setattr(Tokenizer, "bytes_of", counting)
-    detokenizer, text = Detokenizer(byte_level), ""
-    for token_id in ids:
-        text += detokenizer.feed([token_id])
-        kept, _ = detokenizer._decoder.getstate()
-        assert len(kept) < len("🙂".encode())
-    assert looked_up == ids
-    assert text == "naïve 🙂 日本 " * 200
-
-
 def test_a_continuation_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("Paris", add_special_tokens=False)
     assert Detokenizer(sentencepiece).feed(ids) == "Paris"

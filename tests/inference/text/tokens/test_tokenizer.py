@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from inference.text.errors import TokenizerFilesError
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.errors import TokenizerFilesError, TooManyTokensError
+from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
 from tests.cases import each_case
 
 
@@ -52,6 +52,20 @@ def test_special_tokens_in_text_become_their_ids(byte_level_dir: Path) -> None:
     assert tokenizer.special_token_ids == {0, 1, 2}
     assert tokenizer.bytes_of(2) == b"<|im_end|>"
     assert tokenizer.bytes_of(tokenizer.vocab_size + 100) == b""
+
+
+def test_more_tokens_than_are_wanted_are_refused(byte_level_dir: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level_dir)
+    given = {"add_special_tokens": False}
+    ids = tokenizer.encode("The capital", **given)
+    assert tokenizer.encode("The capital", max_tokens=len(ids), **given) == ids
+    for text, most, words in (
+        ("The capital", len(ids) - 1, str(len(ids))),
+        ("é" * MAX_BYTES_PER_TOKEN, 1, "at least 2"),
+    ):
+        with pytest.raises(TooManyTokensError, match=f"^{words} tokens"):
+            tokenizer.encode(text, max_tokens=most, **given)
+    assert len(tokenizer.encode_start("é" * 9000, 5)) == 5
 
 
 CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
-from inference.text.tool_calls.call_parser import CallParser
+from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
+from inference.text.tool_calls.call_parser import CallFormat
 
 
 def tool(
@@ -57,7 +57,7 @@ Merged = list[str | Call]
 
 
 def parts_of(
-    tool_format: ToolFormat, chunks: Iterable[str], tools: Sequence[ToolDefinition] = TOOLS
+    tool_format: CallFormat, chunks: Iterable[str], tools: Sequence[ToolDefinition] = TOOLS
 ) -> list[Part]:
     parser = tool_format.parser(tools)
     parts = [part for chunk in chunks for part in parser.feed(chunk)]
@@ -91,15 +91,14 @@ def merged(parts: Iterable[Part]) -> Merged:
     return merged
 
 
-def read(tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS) -> Merged:
+def read(tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS) -> Merged:
     return merged(parts_of(tool_format, [text], tools))
 
 
 def read_by_grammar(
-    tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
+    tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
 ) -> Merged:
     """``read`` of an answer that a grammar has held to calls."""
     parser = tool_format.parser(tools)
-    assert isinstance(parser, CallParser)
     parser.streams_arguments = True
     return merged([*parser.feed(text), *parser.flush()])

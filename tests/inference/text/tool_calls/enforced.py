@@ -25,7 +25,9 @@ class Enforced:
         *,
         parallel: bool = True,
     ) -> None:
-        text = FORMATS[name].grammar(tools, choice, parallel=parallel, tokenizer=vocabulary.text)
+        form = FORMATS[name]
+        marker_ids = form.marker_ids(vocabulary.text)
+        text = form.grammar(tools, choice, parallel=parallel, marker_ids=marker_ids)
         assert text is not None
         self.vocabulary = vocabulary
         self._grammar = grammar_from("lark", text)

@@ -1,4 +1,4 @@
-"""Every format, and calls as its models write them."""
+"""Calls as models of every format write them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from inference.text.answers.parts import ToolFormat
+from inference.text.tool_calls import FORMATS as FORMATS
 from inference.text.tool_calls import json_formats as js
-from inference.text.tool_calls import tag_formats as tags
-from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
-from inference.text.tool_calls.python_formats import Lfm2Format, Llama3Format
-from inference.text.tool_calls.tag_formats import DSML, TagFormat
-
-FORMATS: dict[str, ToolFormat] = {
-    "hermes": js.HermesFormat(),
-    "qwen_coder": TagFormat(tags.QWEN_CODER),
-    "llama3": Llama3Format(),
-    "mistral": js.MistralFormat(writes_lists=True),
-    "mistral_named": js.MistralFormat(writes_lists=False),
-    "deepseek": js.SectionFormat(js.DEEPSEEK),
-    "deepseek_v31": js.SectionFormat(js.DEEPSEEK_V31),
-    "dsml": TagFormat(tags.DSML_V32),
-    "dsml_v4": TagFormat(tags.DSML_V4),
-    "function_gemma": GemmaFormat(FUNCTION_GEMMA),
-    "gemma_4": GemmaFormat(GEMMA_4),
-    "glm": TagFormat(tags.GLM),
-    "glm_47": TagFormat(tags.GLM_WITHOUT_LINES),
-    "granite": js.JsonListFormat(js.GRANITE),
-    "hunyuan": js.JsonListFormat(js.HUNYUAN),
-    "nemotron": js.JsonListFormat(js.NEMOTRON),
-    "command_r": js.JsonListFormat(js.COMMAND_R),
-    "functools": js.JsonListFormat(js.FUNCTOOLS),
-    "harmony": js.HarmonyFormat(),
-    "kimi": js.SectionFormat(js.KIMI),
-    "lfm2": Lfm2Format(),
-    "minimax": TagFormat(tags.MINIMAX),
-    "plain": js.PlainFormat(),
-    "seed": TagFormat(tags.SEED),
-}
+from inference.text.tool_calls.tag_formats import DSML
 
 Arguments = dict[str, Any]
 Call = tuple[str, Arguments]

@@ -16,6 +16,7 @@ NAMED = '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}'
 FENCED = f'function{ds.SEPARATOR}bash\n```json\n{{"command": "ls"}}\n```'
 BARE = f'bash{ds.SEPARATOR}{{"command": "ls"}}'
 HEAD, MIDDLE, END = ds.CALLS_BEGIN + ds.CALL_BEGIN, ds.CALL_BEGIN, ds.CALL_END
+NESTED = '{"name": "f", "arguments": {"a":%}}'
 QUOTED_ZERO = '"0"'
 KIMI_LS = (
     '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}'
@@ -58,9 +59,26 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         ),
         "doubled braces": (_wrapped(f"{{{WEATHER}}}"), [TO_PARIS]),
         "a brace too few": (_wrapped(WEATHER[:-1]), [TO_PARIS]),
-        "none is missing behind a comma": (
-            _wrapped('{"name": "bash", "arguments": {"command": "ls", }}'),
-            [LS],
+        "mistakes in JSON that have one meaning": (
+            _wrapped(
+                '{ "name" :\n"f" , "arguments": {"a": [True, False, None, 1.5], "b": "a\n\tb", '
+                '"c": "\\d \\\' \\u12 \\u00e9 \\" \\\n"}}'
+            ),
+            [
+                (
+                    "f",
+                    '{"a":[true,false,null,1.5],"b":"a\\n\\tb",'
+                    '"c":"\\\\d \' \\\\u12 é \\" \\\\\\n"}',
+                )
+            ],
+        ),
+        "as many brackets in one another as are read": (
+            _wrapped(NESTED.replace("%", "[" * 62 + "]" * 62)),
+            [("f", '{"a":' + "[" * 62 + "]" * 62 + "}")],
+        ),
+        "as long a number as is read": (
+            _wrapped(NESTED.replace("%", "1" * 400)),
+            [("f", '{"a":' + "1" * 400 + "}")],
         ),
         "the name inside of the arguments": (
             _wrapped('{"arguments": {"name": "bash", "command": "ls"}}'),
@@ -146,7 +164,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
             "[f(class=1)]",
             [("f", '{"class":1}')],
         ),
-        "Python, the second broken": ("[now(), g(x)] b", [("now", "{}"), ", g(x)] b"]),
         "Python without the closing bracket": ("[now()", [("now", "{}")]),
         "Python and text": ("[now()]\nDone", [("now", "{}"), "Done"]),
     },
@@ -158,7 +175,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
             [TO_PARIS],
         ),
         "no list": (f"[TOOL_CALLS]{WEATHER}", [TO_PARIS]),
-        "the second is broken": (f"[TOOL_CALLS][{WEATHER}, {{1}}]", [TO_PARIS, ", {1}]"]),
         "lines of text behind it": (
             f"[TOOL_CALLS][{WEATHER}]\nDone.\nMore <b>\n",
             [TO_PARIS, "Done.\nMore <b>\n"],
@@ -210,8 +226,14 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
         "without its end": ('<|tool_call_start|>[bash(command="ls")]', [LS]),
     },
 }
+NO_JSON = [
+    *("{a}", "01", "[tru]", "1e", '"b', "[,]", "1 2", "[1 2]", '"b" "c"', "[1,,2]", "é", "1,"),
+    *("1, 1", '1,"a":2', "[1", "1e999", "1" * 401, "[" * 63 + "]" * 63),
+]
 KEPT: dict[str, dict[str, str]] = {
     "hermes": {
+        **{f"no JSON: {one[:9]}": _wrapped(NESTED.replace("%", one)) for one in NO_JSON},
+        "an argument that may be cut off": _wrapped(NESTED.replace("%", "1")[:-3]),
         "with a fourth it is text": _wrapped(WEATHER + "}}}}"),
         "arguments beside the name, and a brace whose opening is missing": _wrapped(
             '{"name": "get_weather", "city": "Paris"}}'
@@ -263,6 +285,7 @@ KEPT: dict[str, dict[str, str]] = {
         "other JSON": '{"a": {"name": "bash"}}\n[1]',
         "code": "f() {\n  {x}\n}",
         "Python with an escape that is a character or a group": '[bash(command="sed s/(a)/\\1/")]',
+        "Python, the second broken": "[now(), g(x)] b",
         "Python that is not literal": "[f(a=g())]",
         "Python that JSON cannot express": "[f(a={1, 2})]",
         "Python in parentheses, which may be a tuple or not": "[f(a=(1))]",
@@ -273,6 +296,7 @@ KEPT: dict[str, dict[str, str]] = {
         "the tag alone": TAG,
     },
     "mistral": {
+        "the second call of a list is broken": f"[TOOL_CALLS][{WEATHER}, {{1}}]",
         "an empty list": "[TOOL_CALLS][]",
         "named, broken in the middle": "[TOOL_CALLS]f[ARGS]{a}",
         "a name, and something that is no argument": '[TOOL_CALLS]{"name": "create_user", "id": 7}',

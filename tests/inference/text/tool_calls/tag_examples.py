@@ -120,10 +120,6 @@ READ: dict[str, dict[str, tuple[str, Merged]]] = {
             "<start_function_call>call:f{<escape>a b<escape>:1}<end_function_call>",
             [("f", '{"a b":1}')],
         ),
-        "a text without its markers": (
-            "<start_function_call>call:f{a:Paris,b:01}<end_function_call>",
-            [("f", '{"a":"Paris","b":"01"}')],
-        ),
         "JSON": (
             '<start_function_call>call:f{"a": "x\\"y", "b": [1, 2]}<end_function_call>',
             [("f", '{"a":"x\\"y","b":[1,2]}')],
@@ -161,7 +157,7 @@ KEPT: dict[str, dict[str, str]] = {
         "the marker in prose": "A <seed:tool_call> is",
     },
     "function_gemma": {
-        "what may be left of a text": "<start_function_call>call:f{a:)30}<end_function_call>",
+        "a text without its markers": "<start_function_call>call:f{a:Paris}<end_function_call>",
         "what may be a broken number": "<start_function_call>call:f{a:7e}<end_function_call>",
         "the marker in prose": "<start_function_call> is a marker",
         "broken": "<start_function_call>call:f{a:1}}<end_function_call>",

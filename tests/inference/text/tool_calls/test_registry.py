@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls import find_tool_format
 from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
@@ -14,9 +13,13 @@ TEMPLATES = {
     "llama3": TOOLS
     + 'Respond in the format {"name": …, "parameters": dictionary of argument name}',
     "mistral": TOOLS + "[TOOL_CALLS][{{ call | tojson }}]",
+    "mistral_named": TOOLS + "'[TOOL_CALLS]' + name + '[ARGS]' + arguments",
     "glm": TOOLS + "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>",
-    "deepseek": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
+    "glm_47": TOOLS + "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>",
+    "deepseek": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>```json",  # noqa: RUF001
+    "deepseek_v31": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
     "dsml": TOOLS + "<｜DSML｜function_calls>\n<｜DSML｜invoke",  # noqa: RUF001
+    "dsml_v4": TOOLS + "<｜DSML｜tool_calls>\n<｜DSML｜invoke",  # noqa: RUF001
     "kimi": TOOLS + "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
     "granite": TOOLS + "respond with <|tool_call|> followed by a JSON list of tools used",
     "hunyuan": TOOLS + "<tool_calls>{{ calls }}</tool_calls>",
@@ -26,7 +29,8 @@ TEMPLATES = {
     "lfm2": TOOLS + "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
     "minimax": TOOLS + '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">',
     "seed": TOOLS + "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>",
-    "gemma": TOOLS + "<start_function_call>call:{{ name }}",
+    "function_gemma": TOOLS + "<start_function_call>call:{{ name }}",
+    "gemma_4": TOOLS + "<|tool_call>call:{{ name }}",
     "harmony": TOOLS + "<|start|>assistant<|channel|>commentary json<|message|>",
 }
 GEMMA_3 = (
@@ -45,27 +49,6 @@ def test_a_template_shows_its_format(
     found = find_tool_format(template, vocabularies["spelled"].text)
     assert found is not None
     assert found.name == name
-
-
-@each_case(
-    ("template", "other"),
-    [
-        (TEMPLATES["glm"], TEMPLATES["glm"].replace("</arg_key>\n", "</arg_key>")),
-        (TEMPLATES["deepseek"], TEMPLATES["deepseek"] + "```json"),
-        (TEMPLATES["dsml"], TEMPLATES["dsml"].replace("function_calls", "tool_calls")),
-        (TEMPLATES["mistral"], TOOLS + "'[TOOL_CALLS]' + name + '[ARGS]' + arguments"),
-    ],
-)
-def test_templates_show_which_of_two_forms(
-    template: str, other: str, vocabularies: dict[str, Vocabulary]
-) -> None:
-    text, found = vocabularies["spelled"].text, []
-    for one in (template, other):
-        tool_format = find_tool_format(one, text)
-        assert tool_format is not None
-        tools, choice = [ToolDefinition(name="f", path="")], ToolChoice(mode="required")
-        found.append(tool_format.grammar(tools, choice, parallel=True, tokenizer=text))
-    assert found[0] != found[1]
 
 
 @each_case("template", [None, "{{ messages[0].content }}"])
