@@ -66,34 +66,27 @@ class ListedModelsConsumer(ApiConsumer):
         return [(one, snapshot, bases.get(one.base or one.name)) for one in entries]
 
 
-class _ModelsConsumer(ListedModelsConsumer):
-    is_anthropic = False
-
+class ModelsConsumer(ListedModelsConsumer):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if b"anthropic-version" in dict(scope["headers"]):
-            self.is_anthropic = True
             self.errors = anthropic_errors
         await super().__call__(scope, receive, send)
 
+    @property
+    def _is_anthropic(self) -> bool:
+        return self.errors is anthropic_errors
 
-class ModelListConsumer(_ModelsConsumer):
-    endpoint = "/v1/models"
-
-    async def answer(self, body: bytes) -> None:
-        page = anthropic_models.parse_page(self.query if self.is_anthropic else {})
+    async def models(self, body: bytes) -> None:
+        page = anthropic_models.parse_page(self.query if self._is_anthropic else {})
         cards = [model_card(*listed) for listed in await self.listed()]
-        if self.is_anthropic:
+        if self._is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))
         else:
             await self.respond(200, openai_models.model_list_body(cards))
 
-
-class ModelConsumer(_ModelsConsumer):
-    endpoint = "/v1/models/{id}"
-
-    async def answer(self, body: bytes) -> None:
-        card = model_card(*await self.one_listed(self.scope["url_route"]["kwargs"]["name"]))
-        dialect = anthropic_models if self.is_anthropic else openai_models
+    async def model(self, body: bytes) -> None:
+        card = model_card(*await self.one_listed(self.named))
+        dialect = anthropic_models if self._is_anthropic else openai_models
         await self.respond(200, dialect.model_body(card))
 
 

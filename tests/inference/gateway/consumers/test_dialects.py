@@ -12,8 +12,12 @@ import msgspec
 import pytest
 
 from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers.api_consumer import ignored_headers
-from inference.gateway.consumers.context_advice import ADVICE, HEADER, advice_headers
+from inference.gateway.consumers.own_headers import (
+    ADVICE,
+    HEADER,
+    advice_headers,
+    ignored_headers,
+)
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.requests import client_family
 from inference.protocol.events import Accepted, Cancelled, Event, Failure
