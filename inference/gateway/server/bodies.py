@@ -69,9 +69,6 @@ async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[N
 
 
 BODY = "helexa.body"
-MESSAGE_TOO_LARGE = "helexa.websocket.message_too_large"
-"""The type of the event that replaces a WebSocket message over the limit. The server closes the
-socket itself."""
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 

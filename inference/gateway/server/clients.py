@@ -4,11 +4,10 @@
                         ▲                     │ every second
                         └──── close_overdue ──┘
 
-A ``StreamChannel`` refuses bad heads, reads absolute targets, writes without delay. Twisted closes
-a connection without a word when a line is too long, and answers other bad requests with an empty
-400. Here the client gets an error in the dialect of the path, and one that is too slow to send its
-request a 408: a ``ReadDeadline`` is the moment by which it must have sent more. Times are its
-arguments.
+A ``StreamChannel`` refuses bad heads and writes without delay. Twisted closes a connection without
+a word when a line is too long, and answers other bad requests with an empty 400. Here the client
+gets an error in the dialect of the path, and one that is too slow to send its request a 408: a
+``ReadDeadline`` is the moment by which it must have sent more. Times are its arguments.
 
 waiting ─first byte─▶ head ─complete─▶ body ─complete─▶ answering ─answered─▶ waiting
  idle_s                head_s           body_s, again with every MIN_BODY_BYTES,   no deadline
@@ -22,7 +21,6 @@ from __future__ import annotations
 import enum
 import logging
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -117,16 +115,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 LINGER_S = 5.0
 ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
-ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
-"""The authority, and the rest: RFC 9112, section 3.2.2."""
-
-
-def origin_target(target: bytes) -> tuple[bytes, bytes] | None:
-    found = ABSOLUTE_TARGET.fullmatch(target)
-    if found is None:
-        return None
-    host, rest = found[1], found[2] or b""
-    return host, rest if rest.startswith(b"/") else b"/" + rest
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
@@ -204,10 +192,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.callLater(LINGER_S, self.forceAbortClient)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
-        """An absolute target's host overrides the header."""
-        if (origin := origin_target(self._path)) is not None:
-            host, self._path = origin
-            self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
         self.deadline.begin_body(time.monotonic())
         if self.refusal is not None:
             self.requests[-1].refuse(self.refusal)

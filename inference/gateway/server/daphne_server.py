@@ -26,7 +26,7 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.bodies import BODY, MESSAGE_TOO_LARGE, spooled_file, with_large_bodies
+from inference.gateway.server.bodies import BODY, spooled_file, with_large_bodies
 from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
@@ -130,9 +130,6 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         self.writable.set()
-        is_head_whole = self.content is not None
-        if is_head_whole and not (self._has_begun or self.channel._is_refused):
-            self.server.on_left(self.channel._path)
         super().connectionLost(reason)
 
     def application_ended(self) -> None:
@@ -203,8 +200,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
     of a request with a large body that is refused for its path and headers alone. ``on_refused``
     gets each refusal that the application does not see: the target, the error, the status and the
-    headers that were read, and returns the request's id; ``on_left`` the target of each request
-    whose client leaves before its body is complete."""
+    headers that were read, and returns the request's id."""
 
     def __init__(
         self,
@@ -216,7 +212,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         errors_of: Callable[[bytes], ErrorDialect],
         check_headers: CheckHeaders,
         on_refused: Callable[..., str],
-        on_left: Callable[[bytes], None],
         clients: OpenClients,
     ) -> None:
         super().__init__(
@@ -230,7 +225,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         self.errors_of = errors_of
         self.check_headers = check_headers
         self.record_refusal = on_refused
-        self.on_left = on_left
         self.clients = clients
         self._host, self._port = host, port
 
@@ -340,11 +334,6 @@ class StreamSocket(_Producer, WebSocketProtocol):  # type: ignore[misc]
     def _target(self) -> bytes:
         words: list[str] = getattr(self, "http_status_line", "").split()
         return words[1].encode() if len(words) > 1 else b"/"
-
-    def _max_message_size_exceeded(self, *sizes_and_reason: Any) -> None:
-        if not self.failedByMe:
-            self.application_queue.put_nowait({"type": MESSAGE_TOO_LARGE})
-        super()._max_message_size_exceeded(*sizes_and_reason)
 
     def application_ended(self) -> None:
         if self.state != self.STATE_CLOSED:

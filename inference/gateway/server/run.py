@@ -37,7 +37,6 @@ def run(host: str, port: int) -> None:
         errors_of=errors_of,
         check_headers=gateway.check_headers,
         on_refused=unhandled.refused,
-        on_left=unhandled.left,
         clients=_clients(gateway),
     )
     listen = gateway.config.metrics.at(host)

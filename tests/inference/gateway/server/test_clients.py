@@ -22,7 +22,6 @@ from inference.gateway.server.clients import (
     Reading,
     ReadTimeouts,
     StreamChannel,
-    origin_target,
 )
 from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
 from inference.wire.anthropic import errors as anthropic_errors
@@ -127,34 +126,6 @@ class Connection:
         assert [one[2] for one in self.recorded] == [status]
         assert (self.asked, self.later, self.wire.disconnecting) == ([], [LINGER_S], False)
         return status, json.loads(body)["error"]
-
-
-@each_case(
-    ("target", "origin"),
-    [
-        (b"http://gpu-box:31313/v1/models", (b"gpu-box:31313", b"/v1/models")),
-        (b"HTTPS://[::1]/a?b=c://d", (b"[::1]", b"/a?b=c://d")),
-        (b"http://gpu-box", (b"gpu-box", b"/")),
-        (b"http://gpu-box?limit=1", (b"gpu-box", b"/?limit=1")),
-        (b"/v1/models", None),
-        (b"/http://gpu-box/", None),
-        (b"*", None),
-        (b"http:///v1/models", None),
-        (b"http://user:word@gpu-box/", None),
-        (b"ftp://gpu-box/v1/models", None),
-    ],
-)
-def test_the_parts_of_an_absolute_target(target: bytes, origin: tuple[bytes, bytes] | None) -> None:
-    assert origin_target(target) == origin
-
-
-@each_case("piece_bytes", [1, 1000])
-def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
-    connection = Connection()
-    head = b"GET http://gpu-box:1/v1/models?limit=2 HTTP/1.1\r\nHost: evil.example\r\n\r\n"
-    connection.send(head, piece_bytes)
-    assert connection.asked == [(b"GET", b"/v1/models?limit=2", [b"gpu-box:1"])]
-    assert connection.wire.written == b""
 
 
 ONE_LINE = b"Content-Length: 5"

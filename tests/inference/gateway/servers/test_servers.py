@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +18,6 @@ import websockets
 
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
-from inference.request_ids import new_request_id
 from tests.cases import each_case
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
@@ -103,11 +101,10 @@ LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
         (f"GET /v1/nothing?{LONG} HTTP/1.1\r\nHost: localhost", 414, "uri_too_long", "unknown"),
         (f"GET /v1/nothing HTTP/1.1\r\nA: {LONG}", 431, "headers_too_large", "unknown"),
         ("GET /v1/nothing HTTP/1.1\r\nA B: x", 400, "invalid_http", "unknown"),
-        ("GET http://localhost/v1/no HTTP/1.1\r\nHost: a.b", 404, "unknown_url", "unknown"),
         (f"POST {CHAT} HTTP/1.1\r\n{LARGE}", 413, "request_too_large", CHAT),
         (f"POST {CHAT} HTTP/1.1\r\n{UNKNOWN}", 401, "invalid_api_key", CHAT),
     ],
-    ids=["a long target", "a long header", "a bad header", "absolute", "large", "no key"],
+    ids=["a long target", "a long header", "a bad header", "large", "no key"],
 )
 async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
     server: RunningServer, head: str, status: int, code: str, endpoint: str
@@ -130,14 +127,7 @@ async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
 
 
 async def test_what_is_none_of_the_applications_answers_is_recorded(server: RunningServer) -> None:
-    """A client that leaves before its body is whole, a handshake that is none, and refusals of
-    Django's."""
-    _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST /v1/moderations HTTP/1.1\r\nHost: a.b\r\nContent-Length: 9\r\n\r\n{")
-    await writer.drain()
-    writer.close()
-    left = await recorded(server, "status, outcome", "endpoint = ?", "/v1/moderations")
-    assert left == (0, "cancelled")
+    """A handshake that is none, and refusals of Django's."""
     upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
     large = b"x" * 2 * MAX_BODY_BYTES
     async with server.client() as client:
@@ -211,7 +201,6 @@ async def test_a_refused_handshake_has_its_records_id(server: RunningServer, pat
 
 
 async def test_a_message_over_the_limit(server: RunningServer) -> None:
-    before = new_request_id(time.time() - 1)
     async with websocket(server) as connection:
         await connection.send(json.dumps(CREATE | {"input": "x" * 20 * MAX_BODY_BYTES}))
         with pytest.raises(websockets.ConnectionClosed):
@@ -219,5 +208,3 @@ async def test_a_message_over_the_limit(server: RunningServer) -> None:
                 event = json.loads(await asyncio.wait_for(connection.recv(), 60))
                 assert event["code"] == "request_too_large"
     assert connection.close_code == 1009
-    where = "endpoint = '/v1/responses (socket)' AND code = 'request_too_large' AND request_id > ?"
-    assert await recorded(server, "status, outcome", where, before) == (413, "refused")
