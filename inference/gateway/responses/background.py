@@ -9,8 +9,8 @@ A gateway that stops fails its runs with a message; one that dies leaves leases 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import Any
 
@@ -127,34 +127,30 @@ class BackgroundRun:
                         return
                     self._put(self._encoder.encode(event))
                     if isinstance(event, Accepted):
-                        await self._save_progress("its progress")
+                        await self._save_progress()
 
     def _put(self, frames: bytes) -> None:
         self.call.capture_answer(frames)
         self.log.put(frames)
 
-    async def _save_progress(self, what: str, number: int | None = None) -> bool:
+    async def _save_progress(self) -> None:
         assert self._encoder.response is not None, "the encoder has opened"
-        try:
-            await self._store.progress(self._encoder.response, number)
-        except ServiceUnavailableError:
-            logger.warning("response %s: %s is not stored yet", self.id, what)
-            return False
-        return True
+        with contextlib.suppress(ServiceUnavailableError):
+            await self._store.progress(self._encoder.response)
 
     async def _keep(self, event: Finished) -> bool:
         self._is_ending = True
-        response, number = self._encoder.response_after(event), self._encoder.next_number
-        return await self._save(response, number, SAVE_AGAIN_AFTER_S)
+        return await self._save(self._encoder.response_after(event), self._encoder.next_number)
 
-    async def _save(self, response: dict[str, Any], number: int, pauses_s: Iterable[float]) -> bool:
-        for pause_s in pauses_s:
+    async def _save(self, response: dict[str, Any], number: int) -> bool:
+        """Tries again without end: while this gateway lives no other one records the end."""
+        for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
             try:
                 return await self._store.progress(response, number)
             except ServiceUnavailableError:
                 logger.warning("response %s is not stored yet", self.id)
                 await asyncio.sleep(pause_s)
-        return await self._store.progress(response, number)
+        raise AssertionError("the pauses have no end")
 
     def _stop(self) -> None:
         self._is_cancelled = True
@@ -164,12 +160,10 @@ class BackgroundRun:
     async def _fail(self, error: ApiError) -> None:
         self.call.fail(error)
         self._put(self._encoder.failed(error))
+        assert self._encoder.response is not None, "the encoder has failed"
         number = self._encoder.next_number - 1
-        if not await self._save_progress(f"its failure ({error.code})", number):
-            assert self._encoder.response is not None, "the encoder has failed"
-            # Without end: while this gateway lives no other one records the failure.
-            pauses_s = chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1]))
-            self._gateway.spawn(self._save(self._encoder.response, number, pauses_s))
+        saving = self._gateway.spawn(self._save(self._encoder.response, number))
+        await asyncio.wait([saving], timeout=SAVE_AGAIN_AFTER_S[0])
 
 
 class BackgroundRuns:

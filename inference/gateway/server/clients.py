@@ -73,42 +73,40 @@ class Reading(enum.Enum):
 class ReadDeadline:
     def __init__(self, timeouts: ReadTimeouts, now_s: float) -> None:
         self._timeouts = timeouts
+        self._num_bytes = 0
+        self._body_ends_s = math.inf
         self.wait(now_s)
 
     def wait(self, now_s: float) -> None:
-        self.reading = Reading.WAITING
-        self._num_bytes = 0
-        self._body_left_s = max(MAX_BODY_S, self._timeouts.body_s)
-        self._read_from_s = now_s
-        self._due_s = now_s + self._timeouts.idle_s
+        self._begin(Reading.WAITING, now_s + self._timeouts.idle_s)
 
     def begin_head(self, now_s: float) -> None:
-        self.reading = Reading.HEAD
-        self._body_left_s = max(MAX_BODY_S, self._timeouts.body_s)
-        self._due_s = now_s + self._timeouts.head_s
+        self._begin(Reading.HEAD, now_s + self._timeouts.head_s)
 
     def begin_body(self, now_s: float) -> None:
-        self.reading = Reading.BODY
+        self._body_ends_s = now_s + max(MAX_BODY_S, self._timeouts.body_s)
+        self._begin(Reading.BODY, now_s + self._timeouts.body_s)
+
+    def stop(self) -> None:
+        self._begin(Reading.ANSWERING, math.inf)
+
+    def _begin(self, reading: Reading, due_s: float) -> None:
+        self.reading = reading
         self._num_bytes = 0
-        self._read_from_s = now_s
-        self._due_s = now_s + min(self._timeouts.body_s, self._body_left_s)
+        self._due_s = due_s
 
     def receive(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
-
-    def stop(self) -> None:
-        self.reading = Reading.ANSWERING
-        self._due_s = math.inf
 
     def is_overdue(self, now_s: float) -> bool:
         """Begins the next period of a body that has brought enough in the last one."""
         if now_s < self._due_s:
             return False
-        if self.reading is Reading.BODY and self._num_bytes >= MIN_BODY_BYTES:
-            self._body_left_s -= now_s - self._read_from_s
-            self.begin_body(now_s)
-            return self._body_left_s <= 0
-        return True
+        continues = self.reading is Reading.BODY and self._num_bytes >= MIN_BODY_BYTES
+        if not continues or now_s >= self._body_ends_s:
+            return True
+        self._begin(Reading.BODY, min(now_s + self._timeouts.body_s, self._body_ends_s))
+        return False
 
 
 Headers = Sequence[tuple[bytes, bytes]]

@@ -243,7 +243,7 @@ async def test_the_end_is_kept_once_the_database_is_back(
     script: Script,
     status: str,
 ) -> None:
-    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,) * (200 if script is paris else 1))
+    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,))
     neuron.script = script
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
