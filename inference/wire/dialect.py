@@ -69,16 +69,10 @@ NO_CONTEXT = RequestContext()
 
 
 class Encoder(Protocol):
-    """Stateful, for one answer. A body encoder returns nothing until the last event."""
+    """Stateful, for one answer. A body encoder returns nothing until the last event. One of large
+    answers has ``parts`` too, which yields in small parts what ``encode`` returns."""
 
     def encode(self, event: Event) -> bytes: ...
-
-
-class PartsEncoder(Protocol):
-    """A body encoder of large answers: it returns an event's addition to the body in small parts
-    where possible."""
-
-    def parts(self, event: Event) -> Iterator[bytes]: ...
 
 
 class ParsedRequest(Protocol):

@@ -7,7 +7,6 @@ wait is started after ``STREAM_GRACE_S``: early refusals keep their status, late
 stream's last event.
 
 Frames are sent as they come, and keep-alives in between; the first of either starts the stream.
-Vectors are encoded and sent as they come.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import msgspec
 
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.request.attempt import RunningRequest, until_ended
-from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
     Accepted,
     Delta,
@@ -40,7 +38,6 @@ from inference.wire.dialect import (
     Encoder,
     Parse,
     ParsedRequest,
-    PartsEncoder,
     waiting_comment,
     with_escaped_line_ends,
 )
@@ -157,12 +154,21 @@ def unix_time_s() -> int:
     return int(time.time())
 
 
+async def body_of(stream: RunningRequest, encoder: Encoder) -> list[bytes]:
+    """Raises the ``ApiError`` that the stream failed with."""
+    parts: list[bytes] = []
+    async for events in until_ended(stream):
+        parts += await encoded(encoder, events)
+    return parts
+
+
 class VectorsConsumer(ApiConsumer):
     async def embeddings(self, body: bytes) -> None:
         request = await self.parsed(openai_embeddings.parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with self.running(request.embedding) as stream:
-            await write_body(stream, encoder, self)
+            vectors = await body_of(stream, encoder)
+        await self.respond(200, vectors)
 
     async def score(self, body: bytes) -> None:
         await self._answer_with_scores(await self.parsed(vllm_rerank.parse_score, body))
@@ -179,29 +185,6 @@ class VectorsConsumer(ApiConsumer):
             embedded = await all_vectors(stream)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         await self.respond(200, encoder.encode(embedded))
-
-
-async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: ApiConsumer) -> None:
-    """Sends a body that fits into one piece whole, with its length; a longer one in pieces, as it
-    is encoded. A slow client delays the encoding of its own answer alone. Raises the ``ApiError``
-    that the stream failed with."""
-    pending = bytearray()
-    has_begun = False
-    async for events in until_ended(stream):
-        for event in events:
-            for part in encoder.parts(event):
-                pending += part
-                while len(pending) > PIECE_BYTES:
-                    if not has_begun:
-                        has_begun = True
-                        await consumer.begin_body(200)
-                    await consumer.send_body(bytes(memoryview(pending)[:PIECE_BYTES]))
-                    del pending[:PIECE_BYTES]
-                    await asyncio.sleep(0)
-    if has_begun:
-        await consumer.send_body(bytes(pending), last=True)
-    else:
-        await consumer.respond(200, bytes(pending))
 
 
 async def all_vectors(stream: RunningRequest) -> Embedded:

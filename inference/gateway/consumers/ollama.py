@@ -17,7 +17,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.hub.file_facts import file_facts
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
-from inference.gateway.consumers.generate import GenerationConsumer, write_body
+from inference.gateway.consumers.generate import GenerationConsumer, body_of
 from inference.gateway.consumers.models import ListedModelsConsumer, model_card
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
@@ -142,7 +142,8 @@ class OllamaEmbedConsumer(ApiConsumer):
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
         async with self.running(request.embedding) as stream:
-            await write_body(stream, encoder, self)
+            vectors = await body_of(stream, encoder)
+        await self.respond(200, vectors)
 
 
 class OllamaModelsConsumer(ListedModelsConsumer):

@@ -10,12 +10,11 @@ application.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import IO, Any
+from typing import Any
 
 import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
 from daphne.endpoints import build_endpoint_description_strings
@@ -26,7 +25,7 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.bodies import BODY, spooled_file, with_large_bodies
+from inference.gateway.server.bodies import spooled_file
 from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
@@ -102,13 +101,6 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
         if not self._becomes_a_socket():
             self.registerProducer(self, True)
         return super().process()
-
-    def detached_body(self) -> IO[bytes] | None:
-        if self._num_body_bytes < READ_BUFFER_BYTES:
-            return None
-        body: IO[bytes] = self.content
-        self.content = io.BytesIO()
-        return body
 
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:  # noqa: N802
         super().setResponseCode(code, message or PHRASES.get(code))
@@ -215,7 +207,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         clients: OpenClients,
     ) -> None:
         super().__init__(
-            with_large_bodies(application),
+            application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             signal_handlers=False,
             request_buffer_size=READ_BUFFER_BYTES,
@@ -269,10 +261,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         reactor.stop()
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
-        if isinstance(protocol, StreamRequest):
-            if (body := protocol.detached_body()) is not None:
-                scope[BODY] = body
-        else:
+        if isinstance(protocol, StreamSocket):
             scope[REQUEST_ID] = protocol.request_id
         queue = super().create_application(protocol, scope)
         if queue is not None:
