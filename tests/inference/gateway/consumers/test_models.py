@@ -224,33 +224,6 @@ async def test_the_sdk_lists_models_in_pages(
         await anthropic_sdk.models.retrieve("huge")
 
 
-@each_case(
-    ("query", "ids", "has_more"),
-    [
-        ("", ["tiny", "gpt-4o"], False),
-        ("limit=1", ["tiny"], True),
-        ("limit=1&after_id=tiny", ["gpt-4o"], False),
-        ("after_id=gpt-4o", [], False),
-        ("before_id=gpt-4o", ["tiny"], False),
-        ("limit=1000&beta=true", ["tiny", "gpt-4o"], False),
-    ],
-)
-async def test_pages_of_models(
-    client: AsgiClient, neuron: FakeNeuron, query: str, ids: list[str], has_more: bool
-) -> None:
-    answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
-    assert [model["id"] for model in answer.json["data"]] == ids
-    assert answer.json["has_more"] is has_more
-    assert answer.json["first_id"] == (ids[0] if ids else None)
-
-
-@each_case("query", ["limit=0", "limit=1001", "limit=x", "limit=00001", "after_id=huge"])
-async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, query: str) -> None:
-    answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
-    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
-    assert answer.json["type"] == "error"
-
-
 ADAPTER = CatalogueEntry(
     name="tiny-sql", source="path:/adapters/sql", base="tiny", aliases=("tiny:tiny-sql",)
 )

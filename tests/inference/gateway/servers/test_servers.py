@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import websockets
 
@@ -25,7 +24,6 @@ from tests.inference.gateway.servers.conftest import (
     ASKED,
     CREATE,
     MAX_BODY_BYTES,
-    MODEL,
     RunningServer,
     served_by,
 )
@@ -37,27 +35,6 @@ def websocket(server: RunningServer, path: str = "/v1/responses", **more: Any) -
     # Compressed, what the flood sends would fit into the buffers.
     url = f"ws://127.0.0.1:{server.port}{path}"
     return websockets.connect(url, proxy=None, compression=None, **more)
-
-
-async def test_the_openai_sdk_streams_and_uses_a_websocket(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
-    await served_by(ready, server)
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-        stream = await client.chat.completions.create(**ASKED, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        assert text == "The capital is Paris."
-        async with client.responses.connect() as connection:
-            previous: str | None = None
-            for question in ("What is the capital of France?", "And of Italy?"):
-                await connection.response.create(
-                    model=MODEL, input=question, store=False, previous_response_id=previous
-                )
-                async for event in connection:
-                    if event.type == "response.completed":
-                        assert event.response.output_text == "The capital is Paris."
-                        previous = event.response.id
-                        break
 
 
 async def test_leaving_cancels(server: RunningServer, ready: FakeNeuron) -> None:
