@@ -33,13 +33,10 @@ from inference.wire.ollama.models import OfferedModel, PullState
 from metering.actor import Actor, key_actor
 
 LOOK_EVERY_S = 0.5
-LINE_EVERY_S = 10.0
 JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), *UNBUFFERED]
 
 
 class OllamaPullConsumer(ApiConsumer):
-    _sent = b""
-
     async def pull(self, body: bytes) -> None:
         parse = partial(ollama_models.parse_pull, named_sources=hub_schemes())
         request = await self.parsed(parse, body)
@@ -60,15 +57,11 @@ class OllamaPullConsumer(ApiConsumer):
             await self.respond(200, line, type_=JSON_LINES[0][1] if request.stream else b"")
 
     async def _follow(self, state: PullState, actor: Actor, *, streams: bool) -> PullState:
-        quiet_s = 0.0
         try:
             while not state.has_ended:
-                line = ollama_models.progress_line(state)
-                if streams and (line != self._sent or quiet_s >= LINE_EVERY_S):
-                    await self._send_line(line)
-                    self._sent, quiet_s = line, 0.0
+                if streams:
+                    await self._send_line(ollama_models.progress_line(state))
                 await asyncio.sleep(LOOK_EVERY_S)
-                quiet_s += LOOK_EVERY_S
                 state = await self.gateway.catalogue.pull_state(state)
         except asyncio.CancelledError:
             if self._client_left and state.is_ours:

@@ -92,9 +92,10 @@ async def test_a_stream_survives_its_client_and_is_watched_again(
     assert neuron.cancelled.empty()
 
 
-@each_case("background", [False, True])
-@each_case("stream", [False, True])
-@each_case("script", [cut_short, paris])
+@each_case(
+    ("background", "stream", "script"),
+    [(False, True, cut_short), (True, True, paris), (True, False, cut_short)],
+)
 async def test_the_sdk_resumes_a_response_that_has_ended(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron, background: bool, stream: bool, script: Script
 ) -> None:
