@@ -14,7 +14,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
-from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
+from inference.protocol.heartbeat import Capability, ReplicaStatus
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.wire.common.model_card import ModelCard, ModelPrices, own_fields
@@ -46,23 +46,6 @@ def neuron(
         spec_digest=digest,
     )
     return NeuronView(name=name, epoch="e", version="0", devices=(), replicas=(replica,))
-
-
-def test_what_every_ready_replica_can_do() -> None:
-    snapshot = FleetSnapshot(
-        neurons=(
-            neuron("a", "chat", "tool_call", "reasoning"),
-            neuron("b", "chat", "reasoning"),
-            neuron("c", status=ReplicaStatus.LOADING),
-        )
-    )
-    card = model_card(ENTRY, snapshot)
-    assert card.capabilities == ("chat", "reasoning")
-    assert [(place.node, place.status) for place in card.locations] == [
-        ("a", "loaded"),
-        ("b", "loaded"),
-        ("c", "loading"),
-    ]
 
 
 def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
@@ -172,16 +155,6 @@ def test_a_model_that_is_not_served(snapshot: FleetSnapshot, fields: dict[str, A
     own = shown(card)
     assert card.capabilities is None, "nothing is known before it is ready"
     assert {name: own[name] for name in fields} == fields
-
-
-def test_it_is_feasible_where_it_could_go_once_others_have_left() -> None:
-    card = DeviceInfo(
-        index=0, kind="cuda", name="", total_memory_bytes=24 << 30, free_memory_bytes=0
-    )
-    full = NeuronView(name="full", epoch="e", version="0", devices=(card,), replicas=())
-    snapshot = FleetSnapshot(neurons=(full,))
-    assert model_card(replace(ENTRY, weight_bytes=9 << 30), snapshot).feasible_on == ("full",)
-    assert model_card(replace(ENTRY, weight_bytes=99 << 30), snapshot).feasible_on == ()
 
 
 async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:

@@ -218,12 +218,10 @@ async def test_what_another_gateway_works_on_is_waited_for(
     assert (seen[0]["type"], seen[-1]["type"]) == ("response.created", "response.completed")
 
 
-@pytest.mark.parametrize("end", [services.response_cancel, services.response_delete])
 async def test_what_another_gateway_ends_stops_here(
     client: AsgiClient,
     neuron: FakeNeuron,
     monkeypatch: pytest.MonkeyPatch,
-    end: Any,
     kept: DatabaseThreads,
 ) -> None:
     monkeypatch.setattr(background, "WATCH_INTERVAL_S", 0.02)
@@ -231,7 +229,7 @@ async def test_what_another_gateway_ends_stops_here(
     made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
     submit = await neuron.submitted.get()
     await until_status(kept, made, "in_progress")
-    await kept.query(lambda: end(response_id=made, account="anonymous"))
+    await kept.query(lambda: services.response_delete(response_id=made, account="anonymous"))
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
 
 
