@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from channels.routing import ProtocolTypeRouter, URLRouter
-from django.urls import URLPattern, re_path
+from channels.routing import ProtocolTypeRouter
 
 from inference.batches.files import FileStore
-from inference.gateway.batches import endpoints as batches
+from inference.gateway.batches.endpoints import (
+    BatchesConsumer,
+    FilesConsumer,
+    MessageBatchesConsumer,
+)
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
-from inference.gateway.consumers import generate, ollama, tokenize
-from inference.gateway.consumers.api_consumer import OpenApiConsumer, UnknownUrlConsumer
-from inference.gateway.consumers.health import HealthConsumer, PingConsumer
-from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
+from inference.gateway.consumers import ollama
+from inference.gateway.consumers.api_consumer import Answer, ApiConsumer, Endpoint
+from inference.gateway.consumers.generate import GenerationConsumer, VectorsConsumer
+from inference.gateway.consumers.health import HealthConsumer
+from inference.gateway.consumers.models import ModelsConsumer
+from inference.gateway.consumers.tokenize import TokenCountConsumer, TokenizeConsumer
 from inference.gateway.gateway import Gateway, LifespanConsumer
 from inference.gateway.metrics.endpoint import MetricsEndpoint
-from inference.gateway.responses import consumer as responses
 from inference.gateway.responses.background import BackgroundRuns
+from inference.gateway.responses.consumer import ResponsesConsumer
 from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.websocket import ResponseSocket
 from inference.gateway.server.origins import with_cors
-from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of, deployment_of
+from inference.gateway.server.paths import (
+    OLLAMA_PATHS,
+    UNKNOWN_ENDPOINT,
+    api_path,
+    api_path_of,
+    deployment_of,
+)
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.gateway.upstreams.passed import PassThroughConsumer
 from inference.wire.anthropic import errors as anthropic_errors
@@ -35,13 +47,13 @@ from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.responses import errors as openai_responses_errors
 from metering.playground.login import PREFIX as PLAYGROUND_PATH
 from metering.playground.login import path_by_login, with_login
+from metering.principal import Scope
 
 BENCH_PATH = "/api/bench/"
 """Read by pages of other origins, as the original's was."""
-Route = tuple[str, Any, dict[str, Any]]
-"""The pattern of a path, its consumer, and the consumer's options beside ``gateway``."""
 RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
@@ -50,6 +62,8 @@ def errors_of(path: bytes) -> ErrorDialect:
     known = api_path_of(path) or ""
     if known in OLLAMA_PATHS:
         return ollama_errors
+    if known.startswith("/v1/responses"):
+        return openai_responses_errors
     return anthropic_errors if known.startswith("/v1/messages") else openai_errors
 
 
@@ -77,7 +91,8 @@ def build_application(
     worker = BatchWorker(gateway, batch_store)
     if resumes_batches:
         gateway.when_started(worker.wake)
-    pages_api = URLRouter(api_routes(gateway, store, batch_store, worker))
+    table = api_table(gateway, store, batch_store, worker)
+    pages_api = Endpoints(gateway, table)
     unhandled = UnhandledRequests(gateway)
     api = with_cors(pages_api, gateway.config, on_refused=unhandled.refused_at)
     pages = unhandled.recorded_where_refused(django_app)
@@ -112,81 +127,201 @@ def build_application(
     )
 
 
-def api_routes(
+GET, POST, DELETE = "GET", "POST", "DELETE"
+SCOPES: dict[str, Scope | None] = {
+    **dict.fromkeys(("/health", "/ping", "/openapi.json", UNKNOWN_ENDPOINT)),
+    "/api/pull": Scope.FLEET_WRITE,
+}
+"""The scopes that a key needs for these paths; for the others: ``INFERENCE``."""
+FORMS = {"/v1/files", *(one.path for one in ENDPOINTS if one.is_form)}
+Row = tuple[type[ApiConsumer], Mapping[str, Any], Mapping[str, Mapping[str, Answer]]]
+"""A consumer, its options, and which of its methods answer which paths and methods of HTTP."""
+
+
+class Endpoints:
+    """The consumers by path. A path that is not in the table is refused by one too."""
+
+    def __init__(self, gateway: Gateway, table: list[Row]) -> None:
+        self._by_path: dict[str, Any] = {}
+        self._with_id: list[tuple[re.Pattern[str], Any]] = []
+        for consumer, options, answers_by_path in table:
+            for path, answers in answers_by_path.items():
+                app = _application(
+                    gateway, path, consumer, answers, errors_of(path.encode()), options
+                )
+                if "{id}" not in path:
+                    self._by_path[path] = app
+                    continue
+                # Only a model's name may hold slashes.
+                id_ = "(.+?)" if path.startswith("/v1/models") else "([^/]+)"
+                pattern = re.compile(path.replace("{id}", id_), re.DOTALL)
+                self._with_id.append((pattern, app))
+        self._unknown: dict[ErrorDialect, Any] = {
+            errors: _application(gateway, UNKNOWN_ENDPOINT, ApiConsumer, {}, errors, {})
+            for errors in (openai_errors, openai_responses_errors, anthropic_errors)
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"].removesuffix("/")
+        application = self._by_path.get(path)
+        if application is None:
+            application = self._unknown[errors_of(path.encode("latin-1", "replace"))]
+            for pattern, named in self._with_id:
+                if found := pattern.fullmatch(path):
+                    application, scope = named, {**scope, "id": found[1]}
+                    break
+        await application(scope, receive, send)
+
+
+def _application(
+    gateway: Gateway,
+    path: str,
+    consumer: type[ApiConsumer],
+    answers: Mapping[str, Answer],
+    errors: ErrorDialect,
+    options: Mapping[str, Any],
+) -> Any:
+    endpoint = Endpoint(
+        name=path,
+        answers=answers,
+        errors=errors,
+        scope=SCOPES.get(path, Scope.INFERENCE),
+        is_form=path in FORMS,
+    )
+    return consumer.as_asgi(gateway=gateway, endpoint=endpoint, **options)
+
+
+def api_table(
     gateway: Gateway, store: ResponseStore, batch_store: BatchStore, worker: BatchWorker
-) -> list[URLPattern]:
-    """The first that matches a path counts. A path that is no pattern may end with a slash."""
+) -> list[Row]:
+    """Every endpoint of the API."""
+    generated = {POST: GenerationConsumer.generate}
+    ollamas = {POST: ollama.OllamaConsumer.generate}
     kept = {"store": store, "runs": BackgroundRuns(gateway, store)}
-    batch = {"store": batch_store, "worker": worker}
-    of_anthropic = {"errors": anthropic_errors}
-    response, file = "v1/responses/(?P<response_id>[^/]+)", "v1/files/(?P<name>[^/]+)"
-    own_batch, message_batch = "v1/batches/(?P<name>[^/]+)", "v1/messages/batches/(?P<name>[^/]+)"
-    table: list[Route] = [
-        _generation("/v1/chat/completions", openai_chat.parse),
-        _generation("/v1/completions", openai_completions.parse),
-        _generation("/v1/messages", anthropic_messages.parse, **of_anthropic),
-        ("v1/embeddings", generate.EmbeddingsConsumer, {}),
-        *((one.path[1:], PassThroughConsumer, {"passed": one}) for one in ENDPOINTS),
-        ("v1/files", batches.FilesConsumer, batch),
-        (f"{file}/content", batches.FileContentConsumer, batch),
-        (file, batches.FileConsumer, batch),
-        ("v1/batches", batches.BatchesConsumer, batch),
-        (f"{own_batch}/cancel", batches.CancelBatchConsumer, batch),
-        (own_batch, batches.BatchConsumer, batch),
-        ("v1/messages/batches", batches.MessageBatchesConsumer, batch),
-        (f"{message_batch}/cancel", batches.CancelMessageBatchConsumer, batch),
-        (f"{message_batch}/results", batches.MessageBatchResultsConsumer, batch),
-        (message_batch, batches.MessageBatchConsumer, batch),
-        ("v1/messages/count_tokens", tokenize.MessageTokenCountConsumer, {}),
-        ("^v1/messages/", UnknownUrlConsumer, of_anthropic),
-        ("(v1/)?score", generate.ScoreConsumer, {}),
-        ("(v1/)?rerank", generate.RerankConsumer, {}),
-        ("v2/rerank", generate.RerankConsumer, {"version": 2}),
-        ("v1/responses", responses.ResponsesConsumer, kept),
-        ("v1/responses/input_tokens", tokenize.ResponseTokenCountConsumer, {"store": store}),
-        ("v1/responses/compact", responses.CompactionConsumer, {"store": store}),
-        (f"{response}/input_items", responses.InputItemsConsumer, kept),
-        (f"{response}/cancel", responses.CancelResponseConsumer, kept),
-        (response, responses.ResponseConsumer, kept),
-        ("v1/models", ModelListConsumer, {}),
-        (r"(?s)^v1/models/(?P<name>.+?)/?$", ModelConsumer, {}),
-        (r"(?s)^v1(?:/.*)?$", UnknownUrlConsumer, {}),
-        ("tokenize", tokenize.TokenizeConsumer, {}),
-        ("detokenize", tokenize.DetokenizeConsumer, {}),
-        ("tokenizer_info", tokenize.TokenizerInfoConsumer, {}),
-        (r"^openapi\.json$", OpenApiConsumer, {}),
-        ("health", HealthConsumer, {}),
-        ("ping", PingConsumer, {}),
-    ]
+    batches = {"store": batch_store, "worker": worker}
     return [
-        re_path(
-            path if "^" in path.partition("/")[0] else f"^{path}/?$",
-            consumer.as_asgi(gateway=gateway, **options),
-        )
-        for path, consumer, options in [*_ollama(), *table]
+        (GenerationConsumer, {"parse": openai_chat.parse}, {"/v1/chat/completions": generated}),
+        (GenerationConsumer, {"parse": openai_completions.parse}, {"/v1/completions": generated}),
+        (GenerationConsumer, {"parse": anthropic_messages.parse}, {"/v1/messages": generated}),
+        (ollama.OllamaConsumer, {"parse": ollama_chat.parse}, {"/api/chat": ollamas}),
+        (ollama.OllamaConsumer, {"parse": ollama_chat.parse_generate}, {"/api/generate": ollamas}),
+        *(
+            (PassThroughConsumer, {"passed": one}, {one.path: {POST: PassThroughConsumer.pass_on}})
+            for one in ENDPOINTS
+        ),
+        (
+            VectorsConsumer,
+            {},
+            {
+                "/v1/embeddings": {POST: VectorsConsumer.embeddings},
+                "/v1/score": {POST: VectorsConsumer.score},
+                "/v1/rerank": {POST: VectorsConsumer.rerank},
+                "/v2/rerank": {POST: VectorsConsumer.rerank},
+            },
+        ),
+        (
+            TokenCountConsumer,
+            {"store": store},
+            {
+                "/v1/messages/count_tokens": {POST: TokenCountConsumer.count_messages},
+                "/v1/responses/input_tokens": {POST: TokenCountConsumer.count_response},
+            },
+        ),
+        (
+            ResponsesConsumer,
+            kept,
+            {
+                "/v1/responses": {POST: ResponsesConsumer.generate},
+                "/v1/responses/compact": {POST: ResponsesConsumer.compact},
+                "/v1/responses/{id}/input_items": {GET: ResponsesConsumer.input_items},
+                "/v1/responses/{id}/cancel": {POST: ResponsesConsumer.cancel},
+                "/v1/responses/{id}": {
+                    GET: ResponsesConsumer.retrieve,
+                    DELETE: ResponsesConsumer.delete,
+                },
+            },
+        ),
+        (
+            ModelsConsumer,
+            {},
+            {
+                "/v1/models": {GET: ModelsConsumer.models},
+                "/v1/models/{id}": {GET: ModelsConsumer.model},
+            },
+        ),
+        (
+            FilesConsumer,
+            batches,
+            {
+                "/v1/files": {GET: FilesConsumer.list_files, POST: FilesConsumer.add_file},
+                "/v1/files/{id}/content": {GET: FilesConsumer.content},
+                "/v1/files/{id}": {GET: FilesConsumer.file, DELETE: FilesConsumer.delete_file},
+            },
+        ),
+        (
+            BatchesConsumer,
+            batches,
+            {
+                "/v1/batches": {GET: BatchesConsumer.list_batches, POST: BatchesConsumer.create},
+                "/v1/batches/{id}/cancel": {POST: BatchesConsumer.cancel},
+                "/v1/batches/{id}": {GET: BatchesConsumer.batch},
+            },
+        ),
+        (
+            MessageBatchesConsumer,
+            batches,
+            {
+                "/v1/messages/batches": {
+                    GET: MessageBatchesConsumer.list_batches,
+                    POST: MessageBatchesConsumer.create,
+                },
+                "/v1/messages/batches/{id}/cancel": {POST: MessageBatchesConsumer.cancel},
+                "/v1/messages/batches/{id}/results": {GET: MessageBatchesConsumer.results},
+                "/v1/messages/batches/{id}": {
+                    GET: MessageBatchesConsumer.batch,
+                    DELETE: MessageBatchesConsumer.delete,
+                },
+            },
+        ),
+        (
+            TokenizeConsumer,
+            {},
+            {
+                "/tokenize": {POST: TokenizeConsumer.tokenize},
+                "/detokenize": {POST: TokenizeConsumer.detokenize},
+                "/tokenizer_info": {GET: TokenizeConsumer.tokenizer_info},
+            },
+        ),
+        (
+            ollama.OllamaEmbedConsumer,
+            {},
+            {
+                "/api/embed": {POST: ollama.OllamaEmbedConsumer.embed},
+                "/api/embeddings": {POST: ollama.OllamaEmbedConsumer.embeddings},
+            },
+        ),
+        (
+            ollama.OllamaModelsConsumer,
+            {},
+            {
+                "/api/tags": {GET: ollama.OllamaModelsConsumer.tags},
+                "/api/ps": {GET: ollama.OllamaModelsConsumer.ps},
+                "/api/show": {POST: ollama.OllamaModelsConsumer.show},
+                "/api/version": {GET: ollama.OllamaModelsConsumer.version},
+                **dict.fromkeys(
+                    ollama.OPERATORS,
+                    dict.fromkeys((POST, DELETE), ollama.OllamaModelsConsumer.refuse_operators),
+                ),
+            },
+        ),
+        (ollama.OllamaPullConsumer, {}, {"/api/pull": {POST: ollama.OllamaPullConsumer.pull}}),
+        (
+            HealthConsumer,
+            {},
+            {
+                "/health": {GET: HealthConsumer.health},
+                "/ping": dict.fromkeys((GET, POST), HealthConsumer.health),
+                "/openapi.json": {GET: HealthConsumer.openapi},
+            },
+        ),
     ]
-
-
-def _generation(path: str, parse: Any, **options: Any) -> Route:
-    return path[1:], generate.GenerationConsumer, {"parse": parse, "endpoint": path, **options}
-
-
-def _ollama() -> list[Route]:
-    """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
-    named: dict[str, tuple[Any, dict[str, Any]]] = {
-        "/api/chat": (ollama.OllamaConsumer, {"parse": ollama_chat.parse}),
-        "/api/generate": (ollama.OllamaConsumer, {"parse": ollama_chat.parse_generate}),
-        "/api/embed": (ollama.OllamaEmbedConsumer, {}),
-        "/api/embeddings": (ollama.OllamaEmbedConsumer, {}),
-        "/api/tags": (ollama.OllamaModelsConsumer, {}),
-        "/api/ps": (ollama.OllamaModelsConsumer, {}),
-        **dict.fromkeys(ollama.OPERATORS, (ollama.OllamaOperatorsConsumer, {})),
-    }
-    consumers = {path: (one, {**more, "endpoint": path}) for path, (one, more) in named.items()}
-    consumers |= {
-        "/api/show": (ollama.OllamaShowConsumer, {}),
-        "/api/pull": (ollama.OllamaPullConsumer, {}),
-        "/api/version": (ollama.OllamaVersionConsumer, {}),
-    }
-    assert consumers.keys() == OLLAMA_PATHS, "a path without an answer"
-    return [(f"^{path[1:]}$", consumer, more) for path, (consumer, more) in consumers.items()]

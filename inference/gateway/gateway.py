@@ -311,24 +311,31 @@ METRICS_HOST = "127.0.0.1"
 
 
 class LifespanConsumer:
-    """Starts the gateway by ASGI's lifespan, which Daphne does not speak."""
+    """Starts and stops the gateway with its server: by ASGI's lifespan, or as Daphne's ``run``
+    calls it, which does not speak that."""
 
     def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
         self._gateway = gateway
         self._metrics = metrics
 
+    def start(self, host: str = METRICS_HOST) -> None:
+        self._gateway.ensure_started()
+        if self._metrics is not None:
+            self._metrics.start(self._gateway.config.metrics.at(host))
+
+    async def drain(self) -> None:
+        await self._gateway.drain(self._gateway.config.drain_s)
+        if self._metrics is not None:
+            await self._metrics.stop()
+
     async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                self._gateway.ensure_started()
-                if self._metrics is not None:
-                    self._metrics.start(self._gateway.config.metrics.at(METRICS_HOST))
+                self.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                await self._gateway.drain(self._gateway.config.drain_s)
-                if self._metrics is not None:
-                    await self._metrics.stop()
+                await self.drain()
                 await asyncio.to_thread(self._gateway.close)
                 await send({"type": "lifespan.shutdown.complete"})
                 return

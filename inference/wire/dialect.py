@@ -9,7 +9,7 @@ responses are here too: the request's id, and when an error may be retried. Pure
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -69,16 +69,10 @@ NO_CONTEXT = RequestContext()
 
 
 class Encoder(Protocol):
-    """Stateful, for one answer. A body encoder returns nothing until the last event."""
+    """Stateful, for one answer. A body encoder returns nothing until the last event. One of large
+    answers has ``parts`` too, which yields in small parts what ``encode`` returns."""
 
     def encode(self, event: Event) -> bytes: ...
-
-
-class PartsEncoder(Protocol):
-    """A body encoder of large answers: it returns an event's addition to the body in small parts
-    where possible."""
-
-    def parts(self, event: Event) -> Iterator[bytes]: ...
 
 
 class ParsedRequest(Protocol):

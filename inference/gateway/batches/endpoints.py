@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import orjson
 
@@ -16,20 +15,16 @@ from inference.batches.records import BatchRecord
 from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
-from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
-from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai.passed.form import Rewritten, read_form
 
-BINARY = b"application/octet-stream"
-
 
 class BatchApiConsumer(ApiConsumer):
-    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
-        super().__init__(gateway=gateway)
+    def __init__(self, *, store: BatchStore, worker: BatchWorker, **options: Any) -> None:
+        super().__init__(**options)
         self._store = store
         self._worker = worker
 
@@ -37,9 +32,8 @@ class BatchApiConsumer(ApiConsumer):
     def account(self) -> str:
         return self.call.who.account
 
-    @property
-    def named(self) -> str:
-        return str(self.scope["url_route"]["kwargs"]["name"])
+    async def respond_with(self, found: dict[str, Any]) -> None:
+        await self.respond(200, orjson.dumps(found))
 
     async def batches(self, dialect: str, limit: int, after: str | None) -> list[BatchRecord]:
         return await self._store.query(
@@ -57,20 +51,7 @@ class BatchApiConsumer(ApiConsumer):
 
 
 class FilesConsumer(BatchApiConsumer):
-    endpoint = "/v1/files"
-    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
-
-    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
-        super().__init__(gateway=gateway, store=store, worker=worker)
-        self._form = spooled_file()
-
-    async def keep_body(self, part: bytes) -> None:
-        await asyncio.to_thread(self._form.write, part)
-
-    async def answer(self, body: bytes) -> None:
-        if self.scope["method"] == "POST":
-            await self._add()
-            return
+    async def list_files(self, body: bytes) -> None:
         page = openai_batches.parse_page(self.query, openai_batches.MAX_FILES_LIMIT)
         found = await self._store.query(
             selectors.file_list,
@@ -82,63 +63,57 @@ class FilesConsumer(BatchApiConsumer):
         objects = list(map(openai_batches.file_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
 
-    async def _add(self) -> None:
+    async def add_file(self, body: bytes) -> None:
+        assert self._form is not None, "an upload is a form"
         content_type = self.context().headers.get("content-type", "")
-        upload = await asyncio.to_thread(read_upload, content_type, self._form)
+        form = await asyncio.to_thread(read_form, content_type, self._form)
+        file = form.file("file")
+        fields = {
+            part.name: text
+            for part in form.parts
+            if part is not file and (text := form.text(part.name)) is not None
+        }
         known = {"purpose", openai_batches.EXPIRY_ANCHOR, openai_batches.EXPIRY_SECONDS}
-        for name in upload.fields.keys() - known:
+        for name in fields.keys() - known:
             raise UnsupportedParameterError(name, "not a field of an upload")
-        lasts = openai_batches.parse_expiry(upload.fields)
-        if upload.fields.get("purpose") != openai_batches.PURPOSE:
+        lasts = openai_batches.parse_expiry(fields)
+        if fields.get("purpose") != openai_batches.PURPOSE:
             raise InvalidRequestError("'purpose' must be batch.", param="purpose")
+        content = Rewritten(self._form, (file,))
         added = await self._store.add_file(
             self.account,
-            upload.name,
+            "".join(filter(str.isprintable, file.filename or "")),
             openai_batches.PURPOSE,
-            upload.content.chunks(),
-            upload.content.num_bytes,
+            content.chunks(),
+            content.num_bytes,
             lasts=lasts,
         )
         if lasts is not None:
             self._worker.wake()
-        await self.respond(200, orjson.dumps(openai_batches.file_object(added)))
+        await self.respond_with(openai_batches.file_object(added))
 
-
-class FileConsumer(BatchApiConsumer):
-    endpoint = "/v1/files/{id}"
-    other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
-
-    async def answer(self, body: bytes) -> None:
-        if self.scope["method"] == "DELETE":
-            await self._store.delete_file(self.named, self.account)
-            await self.respond(200, openai_batches.deleted_body(self.named))
-            return
+    async def file(self, body: bytes) -> None:
         found = await self._store.find_file(self.named, self.account)
-        await self.respond(200, orjson.dumps(openai_batches.file_object(found)))
+        await self.respond_with(openai_batches.file_object(found))
 
+    async def delete_file(self, body: bytes) -> None:
+        await self._store.delete_file(self.named, self.account)
+        await self.respond(200, openai_batches.deleted_body(self.named))
 
-class FileContentConsumer(BatchApiConsumer):
-    endpoint = "/v1/files/{id}/content"
-
-    async def answer(self, body: bytes) -> None:
+    async def content(self, body: bytes) -> None:
         path = await self._store.content(self.named, self.account)
-        await self.respond_with_files([path], BINARY)
+        await self.respond_with_files([path], b"application/octet-stream")
 
 
 class BatchesConsumer(BatchApiConsumer):
-    endpoint = "/v1/batches"
-    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
-
-    async def answer(self, body: bytes) -> None:
-        if self.scope["method"] == "POST":
-            await self._create(await self.parsed(_parse, body))
-            return
+    async def list_batches(self, body: bytes) -> None:
         page = openai_batches.parse_page(self.query)
         found = await self.batches("openai", page.limit, page.after)
         objects = list(map(openai_batches.batch_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
 
-    async def _create(self, asked: dict[str, Any]) -> None:
+    async def create(self, body: bytes) -> None:
+        asked = await self.parsed(lambda body, _context: openai_batches.parse_batch(body), body)
         file = await self._store.find_file(asked["input_file_id"], self.account)
         if file.purpose != openai_batches.PURPOSE:
             message = f"The file's purpose is {file.purpose}, not {openai_batches.PURPOSE}."
@@ -152,79 +127,36 @@ class BatchesConsumer(BatchApiConsumer):
             metadata_json=orjson.dumps(asked.get("metadata", {})).decode(),
         )
         self._worker.wake()
-        await self.respond(200, orjson.dumps(openai_batches.batch_object(created)))
+        await self.respond_with(openai_batches.batch_object(created))
 
-
-class BatchConsumer(BatchApiConsumer):
-    endpoint = "/v1/batches/{id}"
-
-    async def answer(self, body: bytes) -> None:
+    async def batch(self, body: bytes) -> None:
         found = await self._store.find_batch(self.named, self.account, "openai")
-        await self.respond(200, orjson.dumps(openai_batches.batch_object(found)))
+        await self.respond_with(openai_batches.batch_object(found))
 
-
-class CancelBatchConsumer(BatchConsumer):
-    method = "POST"
-    endpoint = "/v1/batches/{id}/cancel"
-
-    async def answer(self, body: bytes) -> None:
+    async def cancel(self, body: bytes) -> None:
         await self._store.cancel_batch(self.named, self.account)
-        await super().answer(body)
+        await self.batch(body)
 
 
-def _parse(body: bytes, _context: object) -> dict[str, Any]:
-    return openai_batches.parse_batch(body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    name: str
-    content: Rewritten
-    fields: dict[str, str]
-
-
-def read_upload(content_type: str, body: IO[bytes]) -> Upload:
-    """Raises ``ApiError``."""
-    form = read_form(content_type, body)
-    file = form.file("file")
-    fields = {part.name: form.text(part.name) for part in form.parts if part is not file}
-    return Upload(
-        name="".join(filter(str.isprintable, file.filename or "")),
-        content=Rewritten(body, (file,)),
-        fields={name: text for name, text in fields.items() if text is not None},
-    )
-
-
-JSON_LINES = b"application/x-jsonl"
 INPUT_PURPOSE = "message_batch"
 
 
-class MessageBatchApiConsumer(BatchApiConsumer):
-    errors = anthropic_errors
-
-    async def found(self) -> BatchRecord:
+class MessageBatchesConsumer(BatchApiConsumer):
+    async def _found(self) -> BatchRecord:
         return await self._store.find_batch(self.named, self.account, "anthropic")
 
-    def shown(self, batch: BatchRecord) -> dict[str, Any]:
+    def _shown(self, batch: BatchRecord) -> dict[str, Any]:
         host = self.context().headers.get("host", "")
         base_url = f"{self.scope.get('scheme', 'http')}://{host}" if host else ""
         return anthropic_batches.batch_object(batch, base_url=base_url)
 
-
-class MessageBatchesConsumer(MessageBatchApiConsumer):
-    endpoint = "/v1/messages/batches"
-    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
-
-    async def answer(self, body: bytes) -> None:
-        if self.scope["method"] == "POST":
-            await self._create(body)
-            return
+    async def list_batches(self, body: bytes) -> None:
         page = anthropic_batches.parse_batch_page(self.query)
         found = await self.batches("anthropic", page.limit, page.after_id)
-        objects = list(map(self.shown, found))
+        objects = list(map(self._shown, found))
         await self.respond(200, anthropic_batches.list_body(objects, page.limit))
 
-    async def _create(self, body: bytes) -> None:
+    async def create(self, body: bytes) -> None:
         lines = spooled_file()
         num_total = await self.parsed(partial(_write_lines, lines), body)
         num_bytes = lines.tell()
@@ -246,40 +178,25 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
             await self._store.delete_file(file.id, self.account)
             raise
         self._worker.wake()
-        await self.respond(200, orjson.dumps(self.shown(created)))
+        await self.respond_with(self._shown(created))
 
+    async def batch(self, body: bytes) -> None:
+        await self.respond_with(self._shown(await self._found()))
 
-class MessageBatchConsumer(MessageBatchApiConsumer):
-    endpoint = "/v1/messages/batches/{id}"
-    other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
-
-    async def answer(self, body: bytes) -> None:
-        batch = await self.found()
-        if self.scope["method"] != "DELETE":
-            await self.respond(200, orjson.dumps(self.shown(batch)))
-            return
-        if not await self._store.delete_batch(batch):
+    async def delete(self, body: bytes) -> None:
+        if not await self._store.delete_batch(await self._found()):
             raise InvalidRequestError("The batch has not ended: cancel it first.")
-        await self.respond(200, anthropic_batches.deleted_body(batch.id))
+        await self.respond(200, anthropic_batches.deleted_body(self.named))
 
-
-class CancelMessageBatchConsumer(MessageBatchApiConsumer):
-    method = "POST"
-    endpoint = "/v1/messages/batches/{id}/cancel"
-
-    async def answer(self, body: bytes) -> None:
+    async def cancel(self, body: bytes) -> None:
         await self._store.cancel_batch(self.named, self.account)
-        await self.respond(200, orjson.dumps(self.shown(await self.found())))
+        await self.batch(body)
 
-
-class MessageBatchResultsConsumer(MessageBatchApiConsumer):
-    endpoint = "/v1/messages/batches/{id}/results"
-
-    async def answer(self, body: bytes) -> None:
-        batch = await self.found()
+    async def results(self, body: bytes) -> None:
+        batch = await self._found()
         if batch.is_open:
             raise InvalidRequestError("The batch has not ended; its results come then.")
-        await self.respond_with_files(self._store.results(batch), JSON_LINES)
+        await self.respond_with_files(self._store.results(batch), b"application/x-jsonl")
 
 
 def _write_lines(file: IO[bytes], body: bytes, _context: object) -> int:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -37,7 +37,7 @@ from inference.request_ids import new_request_id
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.common.batch_lines import COUNTS, BatchLine, Unrun
-from inference.wire.dialect import RequestContext, with_escaped_line_ends
+from inference.wire.dialect import Encoder, RequestContext, with_escaped_line_ends
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -78,21 +78,19 @@ class BatchRun:
         self._results = ResultFiles(store.files, batch, gateway.gateway_id)
 
     async def work(self) -> None:
+        waits = f"batch {self._batch.id} waits for another try"
         try:
             await self._work()
         except asyncio.CancelledError:
             with contextlib.suppress(ServiceUnavailableError):
-                await asyncio.shield(self._release())
+                released = self._store.query(services.batch_release, **self._held)
+                await asyncio.shield(released)
             raise
         except ServiceUnavailableError as error:
-            logger.warning("batch %s waits for another try: %s", self._batch.id, error.message)
+            logger.warning("%s: %s", waits, error.message)
         except OSError as error:
             # Answers that could not be stored are requested again.
-            logger.warning(
-                "batch %s waits for another try: its results cannot be written: %s",
-                self._batch.id,
-                error,
-            )
+            logger.warning("%s: its results cannot be written: %s", waits, error)
         except ResultsTakenError:
             logger.info("batch %s: another gateway continues it", self._batch.id)
         except Exception:
@@ -111,20 +109,17 @@ class BatchRun:
             await self._end("failed", "The input file was deleted.")
             return
         with contextlib.closing(InputFile(path, batch.endpoint)) as lines:
-            await self._run(lines)
-
-    async def _run(self, lines: InputFile) -> None:
-        answered = await self._resume()
-        try:
-            self._counts["num_total"] = await asyncio.to_thread(lines.scan, answered)
-        except ApiError as error:
-            await self._end("failed", error.message)
-            return
-        await self._run_rows(lines)
-        if self._is_lost:
-            return
-        if self._why_unrun is not None:
-            await self._write_unrun(self._why_unrun, lines)
+            answered = await self._resume()
+            try:
+                self._counts["num_total"] = await asyncio.to_thread(lines.scan, answered)
+            except ApiError as error:
+                await self._end("failed", error.message)
+                return
+            await self._run_rows(lines)
+            if self._is_lost:
+                return
+            if self._why_unrun is not None:
+                await self._write_unrun(self._why_unrun, lines)
         await self._end(self._why_unrun or "completed")
 
     async def _resume(self) -> set[str]:
@@ -151,33 +146,26 @@ class BatchRun:
                 raise one
 
     async def _take_rows(self, lines: InputFile) -> None:
-        while self._why_unrun is None:
-            line = lines.next_line()
-            if line is None:
-                return
+        while self._why_unrun is None and (line := lines.next_line()) is not None:
             self._begun[line.custom_id] = line
             try:
                 await self._answer(line)
             except ExpiredError:
                 self._why_unrun = "expired"
-                return
 
     async def _answer(self, line: BatchLine) -> None:
-        row = BatchRow(self._gateway, line, endpoint=self._batch.endpoint, alone=self._suspect_runs)
-        until_unix_s = self._batch.expires_at.timestamp()
+        batch = self._batch
+        row = BatchRow(self._gateway, line, batch, alone=self._suspect_runs)
         try:
-            body = await row.answer(self._principal, until_unix_s=until_unix_s)
+            body = await row.answer()
         except ApiError as error:
             written = [self._dialect.errored(line.custom_id, row.request_id, error)]
-            kept = self._keep(line, self._batch.error_file, "num_failed", written)
+            kept = self._keep(line, batch.error_file, "num_failed", written)
         else:
             head, tail = self._dialect.around_answer(line.custom_id, row.request_id)
             answer = chain([head], pieces_of(body), [tail])
-            kept = self._keep(line, self._batch.output_file, "num_completed", answer)
+            kept = self._keep(line, batch.output_file, "num_completed", answer)
         await asyncio.shield(kept)  # already paid for
-
-    async def _principal(self) -> Principal:
-        return await self._gateway.identifier.still(self._batch.account, self._batch.key)
 
     async def _keep(
         self, line: BatchLine, file_id: str, count: str, written: Iterable[bytes]
@@ -188,17 +176,13 @@ class BatchRun:
             del self._begun[line.custom_id]
 
     async def _write_unrun(self, why: Unrun, lines: InputFile) -> None:
+        def results() -> Iterator[bytes]:
+            for line in chain(self._begun.values(), lines.rest()):
+                self._counts[f"num_{why}"] += 1
+                yield self._dialect.unrun(line.custom_id, self._batch.id, why)
+
         async with self._writing:
-            num_left = 0
-
-            def results() -> Iterator[bytes]:
-                nonlocal num_left
-                for line in chain(self._begun.values(), lines.rest()):
-                    num_left += 1
-                    yield self._dialect.unrun(line.custom_id, self._batch.id, why)
-
             await asyncio.to_thread(self._results.append, self._batch.error_file, results())
-            self._counts[f"num_{why}"] += num_left
 
     async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
         while True:
@@ -229,9 +213,6 @@ class BatchRun:
             services.batch_end, **self._held, status=status, counts=counts, failure=failure
         )
 
-    async def _release(self) -> None:
-        await self._store.query(services.batch_release, **self._held)
-
 
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
     "/v1/chat/completions": openai_chat.parse,
@@ -239,11 +220,13 @@ PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
     "/v1/embeddings": openai_embeddings.parse,
     "/v1/messages": anthropic_messages.parse,
 }
-ENGINE_ENDED = frozenset({"engine_crashed", "engine_hung", "device_fault"})
-NEURON_LOST = "neuron_lost"
 MAX_NEURON_LOSSES = 2
-"""How often a row is retried after its neuron died. A host may lose power more often than an engine
-crashes, but a row whose text kills its neuron would kill one after the other."""
+DEATHS = {
+    **dict.fromkeys(("engine_crashed", "engine_hung", "device_fault"), ("an engine", MAX_DEATHS)),
+    "neuron_lost": ("a neuron", MAX_NEURON_LOSSES),
+}
+"""What has died, and after how many deaths a row is still retried. A host may lose power more often
+than an engine crashes, but a row whose text kills its neuron would kill one after the other."""
 LOOK_FOR_ROOM_S = 0.5
 MOST_PAUSE_S = 60.0
 
@@ -254,49 +237,51 @@ class ExpiredError(Exception):
 
 class BatchRow:
     def __init__(
-        self, gateway: Gateway, line: BatchLine, *, endpoint: str, alone: asyncio.Lock
+        self, gateway: Gateway, line: BatchLine, batch: BatchRecord, *, alone: asyncio.Lock
     ) -> None:
         """``alone`` is shared by the batch's rows: rows whose engine or neuron died run one at a
         time, so that the row that kills it does not take others with it."""
         self.request_id = new_request_id()
         self._alone = alone
-        self._num_worker_deaths = 0
-        self._num_neuron_losses = 0
+        self._deaths: Counter[str] = Counter()
         self._gateway = gateway
         self._line = line
-        self._endpoint = endpoint
+        self._batch = batch
 
-    async def answer(
-        self, find_principal: Callable[[], Awaitable[Principal]], *, until_unix_s: float
-    ) -> IO[bytes]:
-        """The body of its answer, from its beginning. Transient failures are retried: an engine's
-        death once, a neuron's twice. Raises ``ApiError``, ``ExpiredError``."""
-        parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
-        parsed = await self._gateway.images.parsed(parse, len(self._line.body))
+    async def answer(self) -> IO[bytes]:
+        """The body of its answer, from its beginning. Transient failures are retried. Raises
+        ``ApiError``, ``ExpiredError``."""
+        batch, body = self._batch, self._line.body
+        parse = partial(PARSERS[batch.endpoint], body, RequestContext())
+        parsed = await self._gateway.images.parsed(parse, len(body))
         if getattr(parsed, "stream", False):
             raise InvalidRequestError("A request of a batch is not streamed.", param="stream")
+        request = parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
         while True:
             try:
-                await self._wait_for_room(_inside(parsed).model, until_unix_s)
-                is_suspect = self._num_worker_deaths + self._num_neuron_losses > 0
-                async with self._alone if is_suspect else nullcontext():
-                    return await self._run(parsed, await find_principal())
+                while not await self._has_room(request.model):
+                    await self._pause(LOOK_FOR_ROOM_S)
+                async with self._alone if self._deaths else nullcontext():
+                    principal = await self._gateway.identifier.still(batch.account, batch.key)
+                    return await self._run(request, parsed.body_encoder, principal)
             except ApiError as error:
                 if error.retry_after_s is None:
                     raise
-                await _pause(error.retry_after_s, until_unix_s)
+                await self._pause(error.retry_after_s)
                 self.request_id = new_request_id()
 
-    async def _run(self, parsed: Any, principal: Principal) -> IO[bytes]:
-        call = self._gateway.open_call(request_id=self.request_id, endpoint=self._endpoint)
+    async def _run(
+        self, request: Any, make_encoder: Callable[..., Encoder], principal: Principal
+    ) -> IO[bytes]:
+        call = self._gateway.open_call(request_id=self.request_id, endpoint=self._batch.endpoint)
         call.identify(principal)
         call.capture_request(self._line.body)
         call.yields = True
         call.discount_percent = self._gateway.config.batch_discount_percent
         written = spooled_file()
         try:
-            async with run_request(self._gateway, call, _inside(parsed)) as stream:
-                encoder = parsed.body_encoder(request_id=self.request_id, clock=unix_time_s)
+            async with run_request(self._gateway, call, request) as stream:
+                encoder = make_encoder(request_id=self.request_id, clock=unix_time_s)
                 async for events in until_ended(stream):
                     frames = [with_escaped_line_ends(encoder.encode(event)) for event in events]
                     written.writelines(frames)
@@ -312,17 +297,11 @@ class BatchRow:
         return written
 
     def _blamed(self, error: ApiError) -> ApiError:
-        self._num_worker_deaths += error.code in ENGINE_ENDED
-        self._num_neuron_losses += error.code == NEURON_LOST
-        if error.code in ENGINE_ENDED and self._num_worker_deaths > MAX_DEATHS:
-            return RequestFailedError(broke_worker("an engine"))
-        if error.code == NEURON_LOST and self._num_neuron_losses > MAX_NEURON_LOSSES:
-            return RequestFailedError(broke_worker("a neuron"))
-        return error
-
-    async def _wait_for_room(self, model: str, until_unix_s: float) -> None:
-        while not await self._has_room(model):
-            await _pause(LOOK_FOR_ROOM_S, until_unix_s)
+        died, most = DEATHS.get(error.code, ("", 0))
+        if not died:
+            return error
+        self._deaths[died] += 1
+        return RequestFailedError(broke_worker(died)) if self._deaths[died] > most else error
 
     async def _has_room(self, model: str) -> bool:
         """One place is left to others, where a replica has more than one. A model that is not
@@ -331,29 +310,20 @@ class BatchRow:
             entry = await self._gateway.catalogue.find(model)
         except ModelNotFoundError:
             return True
-        snapshot = await self._gateway.liveness.placing_snapshot()
-        ready = [
-            replica
-            for replica in snapshot.replicas_of(entry.name)
-            if replica.status is ReplicaStatus.READY
-        ]
+        replicas = (await self._gateway.liveness.placing_snapshot()).replicas_of(entry.name)
+        ready = [one for one in replicas if one.status is ReplicaStatus.READY]
         return not ready or any(
-            replica.queue_depth == 0
+            one.queue_depth == 0
             and (
-                replica.in_flight == 0
-                or replica.max_in_flight is None
-                or replica.in_flight + 1 < replica.max_in_flight
+                one.in_flight == 0
+                or one.max_in_flight is None
+                or one.in_flight + 1 < one.max_in_flight
             )
-            for replica in ready
+            for one in ready
         )
 
-
-async def _pause(wanted_s: float, until_unix_s: float) -> None:
-    left_s = until_unix_s - time.time()
-    if left_s <= 0:
-        raise ExpiredError
-    await asyncio.sleep(min(wanted_s, left_s, MOST_PAUSE_S))
-
-
-def _inside(parsed: Any) -> Any:
-    return parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
+    async def _pause(self, wanted_s: float) -> None:
+        left_s = self._batch.expires_at.timestamp() - time.time()
+        if left_s <= 0:
+            raise ExpiredError
+        await asyncio.sleep(min(wanted_s, left_s, MOST_PAUSE_S))

@@ -1,35 +1,42 @@
 """The HTTP side of every API request: reads the body, sends one response, detects a disconnect.
 
-    first message ─▶ identify ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
+    first message ─▶ identify ─▶ body ─▶ handler task ─▶ an answer ─▶ respond | send frames
     http.disconnect ──────────────────────▶ cancels it
 
 Channels' stock HTTP consumer waits for its handler before it reads the next message, so it never
 sees a disconnect. Here the handler is a task of its own and messages are still received, by
-``AbortableConsumer``, which WebSockets share.
+``AbortableConsumer``, which WebSockets share. The answers are methods of consumers, one consumer
+for each subject; the table in ``helexa_site.routing`` names the paths and methods that they answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import cache, partial
-from typing import Any, ClassVar, TypeVar
-from urllib.parse import parse_qsl, quote
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, ClassVar, TypeVar
+from urllib.parse import parse_qsl
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
-from inference.gateway.consumers.context_advice import advice_headers
+from inference.gateway.consumers.own_headers import advice_headers, ignored_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
 from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.identify import LOGIN, Login, cleaned, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
-from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
-from inference.gateway.server.paths import UNKNOWN_ENDPOINT, unknown_url, with_model
+from inference.gateway.server.bodies import (
+    check_body_headers,
+    parse_aside,
+    send_in_pieces,
+    spooled_file,
+)
+from inference.gateway.server.paths import unknown_url, with_model
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
 from inference.request_ids import new_request_id
@@ -50,7 +57,6 @@ from inference.wire.errors import (
     shutting_down,
 )
 from inference.wire.openai import errors as openai_errors
-from inference.wire.openapi import document_bytes
 from metering.ledger.entries import FINISHED, FIRST_ERROR
 from metering.principal import Scope
 
@@ -59,11 +65,24 @@ logger = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 Parsed = TypeVar("Parsed")
-JSON_TYPE = (b"content-type", b"application/json")
+Answer = Callable[[Any, bytes], Coroutine[Any, Any, None]]
+"""A consumer's method: the body in, one response out."""
 UNBUFFERED: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Makes proxies forward a stream as it comes."""
 HEAD = "HEAD"
 """Answered as GET is, without the body (RFC 9110, 9.3.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    name: str
+    """In records and metrics."""
+    answers: Mapping[str, Answer]
+    """By their methods; none: there is no such URL."""
+    errors: ErrorDialect = openai_errors
+    scope: Scope | None = Scope.INFERENCE
+    is_form: bool = False
+    """Its body is read into a file."""
 
 
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
@@ -97,27 +116,20 @@ class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
 
 
 class ApiConsumer(AbortableConsumer):
-    method: ClassVar[str] = "GET"
-    other_methods: ClassVar[tuple[str, ...]] = ()
-    scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
     error_outcome: ClassVar[str] = FINISHED
     """The outcome of an answer with an error's status that is no refusal."""
-    endpoint: ClassVar[str] = ""
-    errors: ErrorDialect = openai_errors
 
     scope: dict[str, Any]
-
     call: Call
 
-    def __init__(
-        self, *, gateway: Gateway, errors: ErrorDialect | None = None, endpoint: str = ""
-    ) -> None:
+    def __init__(self, *, gateway: Gateway, endpoint: Endpoint) -> None:
         super().__init__()
         self.gateway = gateway
-        self.errors = errors or self.errors
+        self.endpoint = endpoint
+        self.errors = endpoint.errors
         self.request_id = new_request_id()
-        self._endpoint = endpoint or self.endpoint
         self._body = bytearray()
+        self._form: IO[bytes] | None = spooled_file() if endpoint.is_form else None
         self._handler: asyncio.Task[None] | None = None
         self._client_left = False
         self._response_started = False
@@ -127,9 +139,6 @@ class ApiConsumer(AbortableConsumer):
         self._is_counted = False
         self._num_body_bytes = 0
         self._ignored_fields: list[str] = []
-
-    async def answer(self, body: bytes) -> None:
-        raise NotImplementedError
 
     async def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         """Raises ``ApiError``."""
@@ -146,7 +155,7 @@ class ApiConsumer(AbortableConsumer):
         return parsed
 
     async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
-        """Raises ``ApiError``."""
+        """As ``parsed``, with the images of the request. Raises ``ApiError``."""
         return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
 
     def running(self, request: Request) -> AbstractAsyncContextManager[RunningRequest]:
@@ -190,8 +199,7 @@ class ApiConsumer(AbortableConsumer):
                 await self._open()
             await self._take_body(message.get("body", b""))
         except ApiError as error:
-            self.call.fail(error)
-            self._start(self.refuse(error))
+            self._start(self._fail(error))
             return
         if not message.get("more_body", False):
             body, self._body = bytes(self._body), bytearray()
@@ -221,8 +229,8 @@ class ApiConsumer(AbortableConsumer):
         type_: bytes = b"",
     ) -> None:
         parts = [body] if isinstance(body, bytes) else body
-        length = (b"content-length", str(sum(map(len, parts))).encode())
-        await self.start_response(status, [_content_type(type_), length, *(headers or [])])
+        num_bytes = sum(map(len, parts))
+        await self.start_response(status, [*_body_headers(type_, num_bytes), *(headers or [])])
         await send_in_pieces(parts, self.send_body)
 
     async def begin_body(
@@ -231,17 +239,18 @@ class ApiConsumer(AbortableConsumer):
         """Starts a body of ``num_bytes``; ``None``: of unknown length. Where it fails later, the
         connection is cut."""
         self._breaks_off = True
-        length = [] if num_bytes is None else [(b"content-length", str(num_bytes).encode())]
-        await self.start_response(status, [_content_type(type_), *length])
+        await self.start_response(status, _body_headers(type_, num_bytes))
 
     async def start_response(self, status: int, headers: Headers) -> None:
         self._response_started = True
         self.call.status = status
-        request_id = request_id_headers(self.request_id)
-        limits = limit_headers(self.call.limit_state, self.errors)
-        ignored = ignored_headers(self._ignored_fields) if self._ignored_fields else []
-        served_by = served_by_headers(self.call.served_by)
-        headers = [*headers, *limits, *ignored, *served_by, *request_id]
+        headers = [
+            *headers,
+            *limit_headers(self.call.limit_state, self.errors),
+            *ignored_headers(self._ignored_fields),
+            *served_by_headers(self.call.served_by),
+            *request_id_headers(self.request_id),
+        ]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:
@@ -269,6 +278,11 @@ class ApiConsumer(AbortableConsumer):
     def query(self) -> dict[str, str]:
         return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
 
+    @property
+    def named(self) -> str:
+        """The id in the path."""
+        return str(self.scope["id"])
+
     def context(self) -> RequestContext:
         headers = self.scope["headers"]
         return RequestContext(
@@ -278,8 +292,8 @@ class ApiConsumer(AbortableConsumer):
 
     async def _open(self) -> None:
         self._open_call()
-        if self.scope_needed is not None:
-            await self._identify(self.scope["headers"], self.scope_needed)
+        if self.endpoint.scope is not None:
+            await self._identify(self.scope["headers"], self.endpoint.scope)
         self._check_before_body()
         self.gateway.bounds.open_request()
         self._is_counted = True
@@ -289,7 +303,7 @@ class ApiConsumer(AbortableConsumer):
         self.gateway.ensure_started()
         self.call = self.gateway.open_call(
             request_id=self.request_id,
-            endpoint=self._endpoint,
+            endpoint=self.endpoint.name,
             headers=self.scope["headers"],
         )
 
@@ -304,10 +318,17 @@ class ApiConsumer(AbortableConsumer):
             self.call.end_user = cleaned(login.username)
         ensure_scope(principal, scope_needed)
 
+    @property
+    def _answer(self) -> Answer | None:
+        answers, method = self.endpoint.answers, self.scope["method"]
+        return answers.get(method) or (answers.get("GET") if method == HEAD else None)
+
     def _check_before_body(self) -> None:
-        allowed, method = (self.method, *self.other_methods), self.scope["method"]
-        if method not in allowed and not (method == HEAD and "GET" in allowed):
-            raise MethodNotAllowedError(method, ", ".join(allowed))
+        method = self.scope["method"]
+        if not self.endpoint.answers:
+            raise UnknownUrlError(unknown_url(method, self.scope["path"]))
+        if self._answer is None:
+            raise MethodNotAllowedError(method, ", ".join(self.endpoint.answers))
         if self.gateway.draining:
             raise shutting_down()
         check_body_headers(self.scope["headers"], self.gateway.config.max_body_bytes)
@@ -317,70 +338,34 @@ class ApiConsumer(AbortableConsumer):
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
         self.gateway.bounds.take_body(len(part))
         self._num_body_bytes += len(part)
-        await self.keep_body(part)
-
-    async def keep_body(self, part: bytes) -> None:
-        self._body += part
+        if self._form is None:
+            self._body += part
+        else:
+            await asyncio.to_thread(self._form.write, part)
 
     async def _handle(self, body: bytes) -> None:
         self.call.capture_request(body)
-        answering = self.answer(body)
+        assert self._answer is not None, "another method was refused before its body"
+        answering = self._answer(self, body)
         del body  # a large one is not kept while its answer is generated
         try:
             await answering
             self.call.outcome = FINISHED if self.call.status < FIRST_ERROR else self.error_outcome
         except ApiError as error:
-            self.call.fail(error)
-            await self.refuse(error)
+            await self._fail(error)
         except asyncio.CancelledError:
             if self._client_left:
                 raise
-            self.call.fail(shutting_down())
-            await self.refuse(shutting_down())
+            await self._fail(shutting_down())
         except Exception:
             logger.exception("request %s failed", self.request_id)
-            self.call.fail(InternalError())
-            await self.refuse(InternalError())
+            await self._fail(InternalError())
+
+    async def _fail(self, error: ApiError) -> None:
+        self.call.fail(error)
+        await self.refuse(error)
 
 
-def _content_type(type_: bytes) -> tuple[bytes, bytes]:
-    return (b"content-type", type_) if type_ else JSON_TYPE
-
-
-class UnknownUrlConsumer(ApiConsumer):
-    scope_needed = None
-    endpoint = UNKNOWN_ENDPOINT
-
-    def _check_before_body(self) -> None:
-        raise UnknownUrlError(unknown_url(self.scope["method"], self.scope["path"]))
-
-
-HEADER = b"x-helexa-ignored"
-MAX_NAMED = 32
-MAX_NAME_CHARS = 128
-SHOWN_AS_THEY_ARE = "[]"
-
-
-def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Names are the client's own text: characters that a header cannot carry are percent-encoded,
-    and of many the last is a count of the others."""
-    if not paths:
-        return []
-    named = [
-        quote(path[:MAX_NAME_CHARS], safe=SHOWN_AS_THEY_ARE, errors="replace")
-        for path in paths[:MAX_NAMED]
-    ]
-    if len(paths) > MAX_NAMED:
-        named.append(f"and {len(paths) - MAX_NAMED} more")
-    return [(HEADER, ", ".join(named).encode("ascii"))]
-
-
-class OpenApiConsumer(ApiConsumer):
-    endpoint = "/openapi.json"
-    scope_needed = None
-
-    async def answer(self, body: bytes) -> None:
-        await self.respond(200, _document())
-
-
-_document = cache(document_bytes)
+def _body_headers(type_: bytes, num_bytes: int | None) -> Headers:
+    length = [] if num_bytes is None else [(b"content-length", str(num_bytes).encode())]
+    return [(b"content-type", type_ or b"application/json"), *length]

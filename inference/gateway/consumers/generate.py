@@ -7,7 +7,6 @@ wait is started after ``STREAM_GRACE_S``: early refusals keep their status, late
 stream's last event.
 
 Frames are sent as they come, and keep-alives in between; the first of either starts the stream.
-Vectors are encoded and sent as they come.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
-from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import RunningRequest, until_ended
-from inference.gateway.responses.background import EventsGoneError, FrameLog
-from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
     Accepted,
     Delta,
@@ -40,15 +36,13 @@ from inference.protocol.events import (
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
-    ErrorDialect,
     Parse,
     ParsedRequest,
-    PartsEncoder,
     waiting_comment,
     with_escaped_line_ends,
 )
 from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.vllm import rerank
+from inference.wire.vllm import rerank as vllm_rerank
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -58,15 +52,11 @@ STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"
 class StreamingConsumer(ApiConsumer):
     stream_headers: ClassVar[Headers] = STREAM_HEADERS
 
-    def __init__(
-        self, *, gateway: Gateway, errors: ErrorDialect | None = None, endpoint: str = ""
-    ) -> None:
-        super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._has_begun = False
         self._sent_s = -math.inf
         self._sending = asyncio.Lock()
-        self._watched: FrameLog | None = None
-        self._next_frame = 0
 
     @asynccontextmanager
     async def _kept_alive(self, first_s: float) -> AsyncIterator[None]:
@@ -97,23 +87,6 @@ class StreamingConsumer(ApiConsumer):
                 await self.start_response(200, self.stream_headers)
             await self.send_body(with_escaped_line_ends(frames), last=last)
 
-    async def _watch(self, log: FrameLog, number: int = 0) -> None:
-        """Sends the frames of a response in the background from ``number`` on."""
-        self._watched, self._next_frame = log, number
-        async with self._kept_alive(KEEP_ALIVE_S):
-            await self._forward_watched(log)
-
-    async def _forward_watched(self, log: FrameLog) -> None:
-        is_last = False
-        while not is_last:
-            try:
-                frames, is_last = await log.take(self._next_frame)
-            except EventsGoneError:
-                self.abort()
-                return
-            self._next_frame = max(self._next_frame, log.end)
-            await self._send_frames(frames, last=is_last)
-
     async def _keep_alive(self) -> None:
         frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else self._waiting_comment()
         await self._send_frames(frame, last=False)
@@ -124,25 +97,16 @@ class StreamingConsumer(ApiConsumer):
 
 
 class GenerationConsumer(StreamingConsumer):
-    method = "POST"
-
-    def __init__(
-        self,
-        *,
-        gateway: Gateway,
-        parse: Parse,
-        endpoint: str,
-        errors: ErrorDialect | None = None,
-    ) -> None:
-        super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
+    def __init__(self, *, parse: Parse, **options: Any) -> None:
+        super().__init__(**options)
         self._parse = parse
 
-    async def answer(self, body: bytes) -> None:
+    async def generate(self, body: bytes) -> None:
         reading = self.read(self._parse, body)
         del body
-        await self._generate(await reading)
+        await self.answer_request(await reading)
 
-    async def _generate(self, request: ParsedRequest) -> None:
+    async def answer_request(self, request: ParsedRequest) -> None:
         async with self._kept_alive(STREAM_GRACE_S) if request.stream else nullcontext():
             async with self.running(request.generation) as stream:
                 encoder = self._encoder(request)
@@ -190,39 +154,37 @@ def unix_time_s() -> int:
     return int(time.time())
 
 
-class EmbeddingsConsumer(ApiConsumer):
-    method = "POST"
+async def body_of(stream: RunningRequest, encoder: Encoder) -> list[bytes]:
+    """Raises the ``ApiError`` that the stream failed with."""
+    parts: list[bytes] = []
+    async for events in until_ended(stream):
+        parts += await encoded(encoder, events)
+    return parts
 
-    endpoint = "/v1/embeddings"
 
-    async def answer(self, body: bytes) -> None:
+class VectorsConsumer(ApiConsumer):
+    async def embeddings(self, body: bytes) -> None:
         request = await self.parsed(openai_embeddings.parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with self.running(request.embedding) as stream:
-            await write_body(stream, encoder, self)
+            vectors = await body_of(stream, encoder)
+        await self.respond(200, vectors)
 
+    async def score(self, body: bytes) -> None:
+        await self._answer_with_scores(await self.parsed(vllm_rerank.parse_score, body))
 
-async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: ApiConsumer) -> None:
-    """Sends a body that fits into one piece whole, with its length; a longer one in pieces, as it
-    is encoded. A slow client delays the encoding of its own answer alone. Raises the ``ApiError``
-    that the stream failed with."""
-    pending = bytearray()
-    has_begun = False
-    async for events in until_ended(stream):
-        for event in events:
-            for part in encoder.parts(event):
-                pending += part
-                while len(pending) > PIECE_BYTES:
-                    if not has_begun:
-                        has_begun = True
-                        await consumer.begin_body(200)
-                    await consumer.send_body(bytes(memoryview(pending)[:PIECE_BYTES]))
-                    del pending[:PIECE_BYTES]
-                    await asyncio.sleep(0)
-    if has_begun:
-        await consumer.send_body(bytes(pending), last=True)
-    else:
-        await consumer.respond(200, bytes(pending))
+    async def rerank(self, body: bytes) -> None:
+        version = 2 if self.endpoint.name.startswith("/v2") else 1
+        parse = partial(vllm_rerank.parse, version=version)
+        await self._answer_with_scores(await self.parsed(parse, body))
+
+    async def _answer_with_scores(
+        self, request: vllm_rerank.ScoringRequest | vllm_rerank.RerankRequest
+    ) -> None:
+        async with self.running(request.score) as stream:
+            embedded = await all_vectors(stream)
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
+        await self.respond(200, encoder.encode(embedded))
 
 
 async def all_vectors(stream: RunningRequest) -> Embedded:
@@ -234,30 +196,3 @@ async def all_vectors(stream: RunningRequest) -> Embedded:
                 vectors += event.vectors
     assert isinstance(event, Embedded), "vectors were answered with something else"
     return msgspec.structs.replace(event, vectors=vectors)
-
-
-class ScoreConsumer(ApiConsumer):
-    method = "POST"
-
-    endpoint = "/v1/score"
-
-    async def answer(self, body: bytes) -> None:
-        await self.answer_with_scores(await self.parsed(rerank.parse_score, body))
-
-    async def answer_with_scores(
-        self, request: rerank.ScoringRequest | rerank.RerankRequest
-    ) -> None:
-        async with self.running(request.score) as stream:
-            embedded = await all_vectors(stream)
-        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        await self.respond(200, encoder.encode(embedded))
-
-
-class RerankConsumer(ScoreConsumer):
-    def __init__(self, *, gateway: Gateway, version: int = 1) -> None:
-        super().__init__(gateway=gateway, endpoint=f"/v{version}/rerank")
-        self._version = version
-
-    async def answer(self, body: bytes) -> None:
-        parse = partial(rerank.parse, version=self._version)
-        await self.answer_with_scores(await self.parsed(parse, body))

@@ -1,4 +1,5 @@
-"""GET /health: 200 while this gateway can answer some request, else 503. Needs no key.
+"""GET /health: 200 while this gateway can answer some request, else 503. Needs no key, as
+/openapi.json.
 
 One offline model does not take a gateway out of a balancer's rotation: it is unhealthy when
 Redis does not answer, no neuron is online, or no model could be served. The causes, with their
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
 import orjson
 
@@ -21,6 +23,7 @@ from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.supervised_threads import thread_problems
 from inference.wire.errors import ApiError
+from inference.wire.openapi import document_bytes
 from metering.principal import Scope
 
 STALLED_AFTER_S = 60.0
@@ -41,12 +44,13 @@ class Reason:
     message: str
 
 
+openapi_document = cache(document_bytes)
+
+
 class HealthConsumer(ApiConsumer):
-    scope_needed = None
-    endpoint = "/health"
     error_outcome = "unhealthy"
 
-    async def answer(self, body: bytes) -> None:
+    async def health(self, body: bytes) -> None:
         reasons = []
         entries: tuple[CatalogueEntry, ...] | None = None
         snapshot = None
@@ -73,17 +77,15 @@ class HealthConsumer(ApiConsumer):
         headers = [(INSTANCE_HEADER.encode(), instance.encode())] if instance else []
         await self.respond(200 if serves else 503, found, headers)
 
+    async def openapi(self, body: bytes) -> None:
+        await self.respond(200, openapi_document())
+
     async def _may_see_causes(self) -> bool:
         try:
             await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.FLEET_READ)
         except ApiError:
             return False
         return True
-
-
-class PingConsumer(HealthConsumer):
-    endpoint = "/ping"
-    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 
 
 def can_serve(

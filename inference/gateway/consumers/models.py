@@ -66,34 +66,27 @@ class ListedModelsConsumer(ApiConsumer):
         return [(one, snapshot, bases.get(one.base or one.name)) for one in entries]
 
 
-class _ModelsConsumer(ListedModelsConsumer):
-    is_anthropic = False
-
+class ModelsConsumer(ListedModelsConsumer):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if b"anthropic-version" in dict(scope["headers"]):
-            self.is_anthropic = True
             self.errors = anthropic_errors
         await super().__call__(scope, receive, send)
 
+    @property
+    def _is_anthropic(self) -> bool:
+        return self.errors is anthropic_errors
 
-class ModelListConsumer(_ModelsConsumer):
-    endpoint = "/v1/models"
-
-    async def answer(self, body: bytes) -> None:
-        page = anthropic_models.parse_page(self.query if self.is_anthropic else {})
+    async def models(self, body: bytes) -> None:
+        page = anthropic_models.parse_page(self.query if self._is_anthropic else {})
         cards = [model_card(*listed) for listed in await self.listed()]
-        if self.is_anthropic:
+        if self._is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))
         else:
             await self.respond(200, openai_models.model_list_body(cards))
 
-
-class ModelConsumer(_ModelsConsumer):
-    endpoint = "/v1/models/{id}"
-
-    async def answer(self, body: bytes) -> None:
-        card = model_card(*await self.one_listed(self.scope["url_route"]["kwargs"]["name"]))
-        dialect = anthropic_models if self.is_anthropic else openai_models
+    async def model(self, body: bytes) -> None:
+        card = model_card(*await self.one_listed(self.named))
+        dialect = anthropic_models if self._is_anthropic else openai_models
         await self.respond(200, dialect.model_body(card))
 
 
@@ -101,20 +94,28 @@ def model_card(
     entry: CatalogueEntry, snapshot: FleetSnapshot, base: CatalogueEntry | None = None
 ) -> ModelCard:
     base = base or entry
+    prices = entry.highest_prices
+    shared: dict[str, Any] = {
+        "id": entry.name,
+        "created_unix_s": entry.created_unix_s,
+        "description": entry.description,
+        "aliases": entry.aliases,
+        "prices": None
+        if prices is None
+        else ModelPrices(
+            input_micro_usd=prices.input_micro_usd,
+            cached_input_micro_usd=prices.cached_input_micro_usd,
+            output_micro_usd=prices.output_micro_usd,
+        ),
+    }
     if base.upstream_model is not None:
-        return _forwarded_card(entry, base.upstream_names)
+        return _forwarded_card(entry, base.upstream_names, shared)
     replicas = snapshot.replicas_of(base.name)
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
-    limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
-    bounds = [bound for replica in ready if (bound := replica.max_output_tokens) is not None]
     status = _status(base, replicas, ready)
     if status == UNLOADED and snapshot.absent_holders(base.name):
         status = ReplicaStatus.RECOVERING.value
     return ModelCard(
-        id=entry.name,
-        created_unix_s=entry.created_unix_s,
-        description=entry.description,
-        aliases=entry.aliases,
         status=status,
         status_reason=_reason(base, snapshot, replicas, status),
         progress=None if ready else _progress(replicas),
@@ -122,26 +123,19 @@ def model_card(
             _location(replica) for replica in replicas if replica.status is not ReplicaStatus.FAILED
         ),
         feasible_on=_feasible_on(base, snapshot),
-        # A request may land on any of them, so the smallest limit holds.
-        context_tokens=min(limits, default=None) if ready else _known_context(base),
-        max_output_tokens=min(bounds, default=None) if ready else base.max_output_tokens,
-        capabilities=_shared_capabilities([replica.capabilities for replica in ready])
-        if ready
-        else _known_capabilities(base),
         sampling={**_files_defaults(ready), **base.sampling_defaults},
-        prices=_model_prices(entry),
         parent=entry.base,
+        **shared,
+        **(_served_limits(ready) if ready else _known_limits(base)),
     )
 
 
-def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCard:
+def _forwarded_card(
+    entry: CatalogueEntry, upstreams: Sequence[str], shared: dict[str, Any]
+) -> ModelCard:
     """An upstream's model has only the operator's settings. One of another task than text has that
     as its only capability, so clients offer it for no chat."""
     return ModelCard(
-        id=entry.name,
-        created_unix_s=entry.created_unix_s,
-        description=entry.description,
-        aliases=entry.aliases,
         status=ReplicaStatus.READY.value,
         locations=tuple(
             ModelLocation(node=f"{UPSTREAM_PREFIX}{name}", status=LOADED, vram_estimate_mb=None)
@@ -152,8 +146,31 @@ def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCar
         max_output_tokens=entry.max_output_tokens,
         capabilities=None if entry.task == "text" else (entry.task,),
         sampling=entry.sampling_defaults,
-        prices=_model_prices(entry),
+        **shared,
     )
+
+
+def _served_limits(ready: Sequence[ReplicaView]) -> dict[str, Any]:
+    """A request may land on any of them, so the smallest limit holds."""
+    contexts = [one.context_tokens for one in ready if one.context_tokens is not None]
+    bounds = [one.max_output_tokens for one in ready if one.max_output_tokens is not None]
+    return {
+        "context_tokens": min(contexts, default=None),
+        "max_output_tokens": min(bounds, default=None),
+        "capabilities": _shared_capabilities([one.capabilities for one in ready]),
+    }
+
+
+def _known_limits(entry: CatalogueEntry) -> dict[str, Any]:
+    loads = entry.measured_loads
+    contexts = [*(load.context_tokens for load in loads), entry.max_context_tokens]
+    return {
+        "context_tokens": min([one for one in contexts if one is not None], default=None),
+        "max_output_tokens": entry.max_output_tokens,
+        "capabilities": _shared_capabilities(
+            [load.capabilities for load in loads if load.capabilities is not None]
+        ),
+    }
 
 
 def _status(
@@ -203,17 +220,6 @@ def _stage_bytes(stage: StageReport, taken: Mapping[str, int]) -> int:
     return taken.get(stage.device, 0)
 
 
-def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
-    prices = entry.highest_prices
-    if prices is None:
-        return None
-    return ModelPrices(
-        input_micro_usd=prices.input_micro_usd,
-        cached_input_micro_usd=prices.cached_input_micro_usd,
-        output_micro_usd=prices.output_micro_usd,
-    )
-
-
 def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
     report = next((replica.report for replica in ready if replica.report is not None), None)
     return {} if report is None else dict(report.generation_defaults)
@@ -224,17 +230,6 @@ def _shared_capabilities(each: Sequence[Sequence[str]]) -> tuple[str, ...] | Non
         return None
     first, *others = each
     return tuple(name for name in first if all(name in other for other in others))
-
-
-def _known_context(entry: CatalogueEntry) -> int | None:
-    loads = [load.context_tokens for load in entry.measured_loads]
-    known = [tokens for tokens in (*loads, entry.max_context_tokens) if tokens is not None]
-    return min(known, default=None)
-
-
-def _known_capabilities(entry: CatalogueEntry) -> tuple[str, ...] | None:
-    loads = [load.capabilities for load in entry.measured_loads]
-    return _shared_capabilities([names for names in loads if names is not None])
 
 
 def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:

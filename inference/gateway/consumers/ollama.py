@@ -11,42 +11,33 @@ import asyncio
 import time
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fleet.catalogue import CatalogueEntry
 from fleet.hub.file_facts import file_facts
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
-from inference.gateway.consumers.generate import GenerationConsumer, write_body
+from inference.gateway.consumers.generate import GenerationConsumer, body_of
 from inference.gateway.consumers.models import ListedModelsConsumer, model_card
-from inference.gateway.gateway import Gateway
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
-from inference.wire.dialect import Encoder, Parse, ParsedRequest
+from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import NotSupportedError, RequestFailedError
 from inference.wire.ollama import embed as ollama_embed
-from inference.wire.ollama import errors as ollama_errors
 from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama.answers import Shape
 from inference.wire.ollama.chat import OllamaRequest
 from inference.wire.ollama.models import OfferedModel, PullState
 from metering.actor import Actor, key_actor
-from metering.principal import Scope
 
 LOOK_EVERY_S = 0.5
-LINE_EVERY_S = 10.0
 JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), *UNBUFFERED]
 
 
 class OllamaPullConsumer(ApiConsumer):
-    method = "POST"
-    scope_needed: ClassVar[Scope | None] = Scope.FLEET_WRITE
-    endpoint = "/api/pull"
-    errors = ollama_errors
-    _sent = b""
-
-    async def answer(self, body: bytes) -> None:
+    async def pull(self, body: bytes) -> None:
         parse = partial(ollama_models.parse_pull, named_sources=hub_schemes())
         request = await self.parsed(parse, body)
         who = self.call.who
@@ -66,15 +57,11 @@ class OllamaPullConsumer(ApiConsumer):
             await self.respond(200, line, type_=JSON_LINES[0][1] if request.stream else b"")
 
     async def _follow(self, state: PullState, actor: Actor, *, streams: bool) -> PullState:
-        quiet_s = 0.0
         try:
             while not state.has_ended:
-                line = ollama_models.progress_line(state)
-                if streams and (line != self._sent or quiet_s >= LINE_EVERY_S):
-                    await self._send_line(line)
-                    self._sent, quiet_s = line, 0.0
+                if streams:
+                    await self._send_line(ollama_models.progress_line(state))
                 await asyncio.sleep(LOOK_EVERY_S)
-                quiet_s += LOOK_EVERY_S
                 state = await self.gateway.catalogue.pull_state(state)
         except asyncio.CancelledError:
             if self._client_left and state.is_ours:
@@ -106,20 +93,20 @@ CPU = "cpu"
 
 class OllamaConsumer(GenerationConsumer):
     stream_headers: ClassVar[Headers] = JSON_LINES
-    errors = ollama_errors
 
-    def __init__(self, *, gateway: Gateway, parse: Parse, endpoint: str) -> None:
-        super().__init__(gateway=gateway, parse=parse, endpoint=endpoint)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._asked_unix_s = time.time()
-        self._asked: OllamaRequest | None = None
+        self._shape: Shape | None = None
 
-    async def _generate(self, request: ParsedRequest) -> None:
+    async def answer_request(self, request: ParsedRequest) -> None:
         assert isinstance(request, OllamaRequest), "this consumer has the parsers of one API"
-        self._asked = request
+        self._shape = request.shape
         if request.only_loads:
-            await self._load(request)
+            await self.last_event(request.load)
+            await self.respond(200, request.shape.loaded_body(time.time()))
         else:
-            await super()._generate(request)
+            await super().answer_request(request)
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         assert isinstance(request, OllamaRequest)
@@ -128,48 +115,40 @@ class OllamaConsumer(GenerationConsumer):
         encoder.asked_at(self._asked_unix_s)
         return encoder
 
-    async def _load(self, request: OllamaRequest) -> None:
-        await self.last_event(request.load)
-        await self.respond(200, request.shape.loaded_body(time.time()))
-
     async def _keep_alive(self) -> None:
-        assert self._asked is not None, "nothing is kept alive before it is asked for"
-        await self._send_frames(self._asked.shape.waiting_line(time.time()), last=False)
+        assert self._shape is not None, "nothing is kept alive before it is asked for"
+        await self._send_frames(self._shape.waiting_line(time.time()), last=False)
 
 
 class OllamaEmbedConsumer(ApiConsumer):
-    method = "POST"
-    errors = ollama_errors
-
-    def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
-        super().__init__(gateway=gateway, endpoint=endpoint)
-        self._is_old = endpoint == "/api/embeddings"
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._asked_unix_s = time.time()
 
-    async def answer(self, body: bytes) -> None:
-        parse = ollama_embed.parse_old if self._is_old else ollama_embed.parse
-        request = await self.parsed(parse, body)
+    async def embed(self, body: bytes) -> None:
+        await self._answer_with_vectors(await self.parsed(ollama_embed.parse, body))
+
+    async def embeddings(self, body: bytes) -> None:
+        await self._answer_with_vectors(await self.parsed(ollama_embed.parse_old, body))
+
+    async def _answer_with_vectors(self, request: ollama_embed.EmbedRequest) -> None:
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
         async with self.running(request.embedding) as stream:
-            await write_body(stream, encoder, self)
+            vectors = await body_of(stream, encoder)
+        await self.respond(200, vectors)
 
 
 class OllamaModelsConsumer(ListedModelsConsumer):
-    errors = ollama_errors
+    async def tags(self, body: bytes) -> None:
+        offered = [offered_model(*listed) for listed in await self.listed()]
+        await self.respond(200, ollama_models.tags_body(offered))
 
-    async def answer(self, body: bytes) -> None:
-        is_ps = self.call.endpoint == "/api/ps"
-        body_of = ollama_models.ps_body if is_ps else ollama_models.tags_body
-        await self.respond(200, body_of([offered_model(*listed) for listed in await self.listed()]))
+    async def ps(self, body: bytes) -> None:
+        offered = [offered_model(*listed) for listed in await self.listed()]
+        await self.respond(200, ollama_models.ps_body(offered))
 
-
-class OllamaShowConsumer(ListedModelsConsumer):
-    method = "POST"
-    endpoint = "/api/show"
-    errors = ollama_errors
-
-    async def answer(self, body: bytes) -> None:
+    async def show(self, body: bytes) -> None:
         name = await self.parsed(ollama_models.parse_show, body)
         entry, snapshot, base = await self.one_listed(name)
         offered = offered_model(entry, snapshot, base)
@@ -185,24 +164,12 @@ class OllamaShowConsumer(ListedModelsConsumer):
             )
         await self.respond(200, ollama_models.show_body(offered))
 
-
-class OllamaVersionConsumer(ApiConsumer):
-    endpoint = "/api/version"
-    errors = ollama_errors
-
-    async def answer(self, body: bytes) -> None:
+    async def version(self, body: bytes) -> None:
         await self.respond(200, ollama_models.version_body())
 
-
-class OllamaOperatorsConsumer(ApiConsumer):
-    method = "POST"
-    other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
-    errors = ollama_errors
-
-    async def answer(self, body: bytes) -> None:
-        raise NotSupportedError(
-            f"{self.call.endpoint} is the operator's. {OPERATORS[self.call.endpoint]}"
-        )
+    async def refuse_operators(self, body: bytes) -> None:
+        path = self.call.endpoint
+        raise NotSupportedError(f"{path} is the operator's. {OPERATORS[path]}")
 
 
 def offered_model(

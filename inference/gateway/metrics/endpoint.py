@@ -155,49 +155,22 @@ REPLICA_GAUGES = {
     "cortex_model_queue_depth": ("queue_depth", "Sequences that wait for the engine."),
     "cortex_model_max_in_flight": ("max_in_flight", "Sequences that may be computed at once."),
     "cortex_model_max_queue_depth": ("max_queue_depth", "Sequences that may wait."),
-    "cortex_model_tok_s_prefill": (
-        "prefill_tokens_per_s",
-        "Tokens of prompts a second, as the engine last measured.",
-    ),
-    "cortex_model_tok_s_decode": (
-        "decode_tokens_per_s",
-        "Tokens of answers a second, as the engine last measured.",
-    ),
-    "helexa_kv_blocks_used": (
-        "kv_blocks_used",
-        "Blocks of keys and values that a running sequence holds.",
-    ),
-    "helexa_kv_blocks": ("kv_blocks_total", "Blocks of keys and values that there are."),
+    "cortex_model_tok_s_prefill": ("prefill_tokens_per_s", "Prompt tokens a second, as measured."),
+    "cortex_model_tok_s_decode": ("decode_tokens_per_s", "Answer tokens a second, as measured."),
+    "helexa_kv_blocks_used": ("kv_blocks_used", "KV blocks that running sequences hold."),
+    "helexa_kv_blocks": ("kv_blocks_total", "KV blocks that there are."),
     "helexa_engine_last_forward_age_seconds": (
         "last_forward_age_s",
-        "Since the model last computed something.",
+        "Since the last forward pass.",
     ),
-    "helexa_replica_host_memory_bytes": (
-        "host_memory_bytes",
-        "Of the host's memory, what the weights of a model that sleeps take.",
-    ),
+    "helexa_replica_host_memory_bytes": ("host_memory_bytes", "Host memory of a sleeping model."),
 }
 REPLICA_COUNTERS = {
-    "helexa_engine_restarts": (
-        "num_restarts",
-        "Engines that ended by themselves and were started again.",
-    ),
-    "helexa_engine_preemptions": (
-        "num_preemptions",
-        "Sequences that lost their blocks to others and were computed again.",
-    ),
-    "helexa_engine_prefix_hit_tokens": (
-        "prefix_hit_tokens",
-        "Tokens of prompts that were served from the prefix cache.",
-    ),
-    "helexa_engine_drafted_tokens": (
-        "num_drafted_tokens",
-        "Tokens that were guessed and verified.",
-    ),
-    "helexa_engine_accepted_draft_tokens": (
-        "num_accepted_drafts",
-        "Guessed tokens that were right and are in an answer.",
-    ),
+    "helexa_engine_restarts": ("num_restarts", "Engines that ended and were started again."),
+    "helexa_engine_preemptions": ("num_preemptions", "Sequences that lost their blocks to others."),
+    "helexa_engine_prefix_hit_tokens": ("prefix_hit_tokens", "Prompt tokens of the prefix cache."),
+    "helexa_engine_drafted_tokens": ("num_drafted_tokens", "Tokens that were drafted."),
+    "helexa_engine_accepted_draft_tokens": ("num_accepted_drafts", "Drafts that were accepted."),
 }
 DEVICE_GAUGES: dict[str, tuple[Callable[[DeviceInfo], float | None], str]] = {
     "cortex_device_vram_used_mb": (

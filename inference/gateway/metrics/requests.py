@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -49,16 +50,35 @@ REJECTION_REASONS = {
     "budget_reserved": "per_principal",
 }
 
-MODEL_COUNTERS = {
-    "requests": ("cortex_requests", "Requests for a model."),
-    "errors": ("cortex_request_errors", "Of those, refused or failed ones."),
-    "cold_starts": ("cortex_cold_starts", "Requests that had a model loaded for them."),
-    "prompt_tokens": ("cortex_prompt_tokens", "Tokens of prompts."),
-    "cached_tokens": ("cortex_cached_prompt_tokens", "Of those, served from the prefix cache."),
-    "completion_tokens": ("cortex_completion_tokens", "Tokens of answers."),
-    "reasoning_tokens": ("helexa_reasoning_tokens", "Of those, tokens of thinking."),
+MODEL, SPEND = ("model", "node"), ("account", "key")
+COUNTERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "requests": ("cortex_requests", "Requests for a model.", MODEL),
+    "errors": ("cortex_request_errors", "Of those, refused or failed ones.", MODEL),
+    "cold_starts": ("cortex_cold_starts", "Requests that had a model loaded for them.", MODEL),
+    "prompt_tokens": ("cortex_prompt_tokens", "Tokens of prompts.", MODEL),
+    "cached_tokens": (
+        "cortex_cached_prompt_tokens",
+        "Of those, served from the prefix cache.",
+        MODEL,
+    ),
+    "completion_tokens": ("cortex_completion_tokens", "Tokens of answers.", MODEL),
+    "reasoning_tokens": ("helexa_reasoning_tokens", "Of those, tokens of thinking.", MODEL),
+    "spend": ("cortex_spend_tokens", "Tokens used.", SPEND),
+    "spend_prompt": ("cortex_spend_prompt_tokens", "Of those, of prompts.", SPEND),
+    "spend_completion": ("cortex_spend_completion_tokens", "Of those, of answers.", SPEND),
+    "rejections": (
+        "cortex_model_rejections",
+        "Requests refused because there was no room for them.",
+        (*MODEL, "reason"),
+    ),
+    "ended": (
+        "helexa_requests_ended",
+        "Requests by how they ended and the HTTP status, 0 where none was sent.",
+        ("status", "code"),
+    ),
 }
-MODEL_HISTOGRAMS = {
+OF_A_MODEL = [key for key, (_, _, labels) in COUNTERS.items() if labels == MODEL]
+HISTOGRAMS = {
     "duration_s": (
         "cortex_request_duration_seconds",
         "From a request's first header to its answer's last byte.",
@@ -75,41 +95,6 @@ MODEL_HISTOGRAMS = {
         (1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200),
     ),
 }
-SPEND_COUNTERS = {
-    "tokens": ("cortex_spend_tokens", "Tokens used."),
-    "prompt_tokens": ("cortex_spend_prompt_tokens", "Of those, of prompts."),
-    "completion_tokens": ("cortex_spend_completion_tokens", "Of those, of answers."),
-}
-REJECTIONS = {
-    "requests": ("cortex_model_rejections", "Requests refused because there was no room for them."),
-}
-ENDINGS = {
-    "requests": (
-        "helexa_requests_ended",
-        "Requests by how they ended and the HTTP status, 0 where none was sent.",
-    ),
-}
-
-Family = TypeVar("Family", Counter, Histogram)
-
-
-class _Series(Generic[Family]):
-    """The series of some families with the same labels, up to ``limit`` of each. Kept here, since
-    ``labels`` is slower than counting."""
-
-    def __init__(self, families: Mapping[str, Family], limit: int) -> None:
-        self._families: Mapping[str, Family] = families
-        self._limit = limit
-        self._by_labels: dict[tuple[str, ...], dict[str, Family]] = {}
-
-    def of(self, *labels: str) -> dict[str, Family]:
-        found = self._by_labels.get(labels)
-        if found is None:
-            if len(self._by_labels) >= self._limit:
-                labels = (OTHER,) * len(labels)
-            found = {name: family.labels(*labels) for name, family in self._families.items()}
-            self._by_labels[labels] = found
-        return found
 
 
 class Metrics(Collector):
@@ -118,28 +103,17 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._models = self._counters(MODEL_COUNTERS, ("model", "node"))
-        histograms = {
-            name: Histogram(
-                family, words, ("model", "node"), registry=self.registry, buckets=buckets
-            )
-            for name, (family, words, buckets) in MODEL_HISTOGRAMS.items()
+        self._counters = {
+            key: Counter(name, words, labels, registry=self.registry)
+            for key, (name, words, labels) in COUNTERS.items()
         }
-        self._times = _Series(histograms, MAX_NAMES)
-        self._spend = self._counters(SPEND_COUNTERS, ("account", "key"))
-        self._rejections = self._counters(REJECTIONS, ("model", "node", "reason"))
-        self._by_status = self._counters(ENDINGS, ("status", "code"), MAX_CODES)
+        self._histograms = {
+            key: Histogram(name, words, MODEL, registry=self.registry, buckets=buckets)
+            for key, (name, words, buckets) in HISTOGRAMS.items()
+        }
+        self._seen: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
         self._totals: list[tuple[str, str, Callable[[], int]]] = []
         self.registry.register(self)
-
-    def _counters(
-        self, families: Mapping[str, tuple[str, str]], labels: tuple[str, ...], limit: int = 0
-    ) -> _Series[Counter]:
-        made = {
-            name: Counter(family, words, labels, registry=self.registry)
-            for name, (family, words) in families.items()
-        }
-        return _Series(made, limit or MAX_NAMES)
 
     def describe(self) -> Iterable[Metric]:
         """Empty: names are checked when collected."""
@@ -152,31 +126,40 @@ class Metrics(Collector):
     def observe(self, ended: RequestOutcome) -> None:
         settle = ended.settle
         code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
-        self._by_status.of(str(ended.status), code)["requests"].inc()
+        how = self._bounded("ended", MAX_CODES, str(ended.status), code)
+        self._counters["ended"].labels(*how).inc()
         tokens = settle.prompt_tokens + settle.completion_tokens
         if settle.account and tokens:
-            spend = self._spend.of(settle.account, settle.key)
-            spend["tokens"].inc(tokens)
-            spend["prompt_tokens"].inc(settle.prompt_tokens)
-            spend["completion_tokens"].inc(settle.completion_tokens)
+            who = self._bounded("spend", MAX_NAMES, settle.account, settle.key)
+            self._counters["spend"].labels(*who).inc(tokens)
+            self._counters["spend_prompt"].labels(*who).inc(settle.prompt_tokens)
+            self._counters["spend_completion"].labels(*who).inc(settle.completion_tokens)
         if settle.model != NO_MODEL:
-            self._observe_model(ended)
+            where = self._bounded("model", MAX_NAMES, settle.model, settle.neuron)
+            self._observe_model(ended, where)
 
-    def _observe_model(self, ended: RequestOutcome) -> None:
+    def _bounded(self, kind: str, limit: int, *labels: str) -> tuple[str, ...]:
+        seen = self._seen[kind]
+        if labels not in seen:
+            if len(seen) >= limit:
+                return (OTHER,) * len(labels)
+            seen.add(labels)
+        return labels
+
+    def _observe_model(self, ended: RequestOutcome, where: tuple[str, ...]) -> None:
         settle = ended.settle
-        model, node = settle.model, settle.neuron
-        counts, times = self._models.of(model, node), self._times.of(model, node)
+        counts = {key: self._counters[key].labels(*where) for key in OF_A_MODEL}
+        times = {key: family.labels(*where) for key, family in self._histograms.items()}
         counts["requests"].inc()
         times["duration_s"].observe(ended.duration_s)
         if ended.kind in ERRORS:
             counts["errors"].inc()
             if reason := REJECTION_REASONS.get(settle.outcome):
-                self._rejections.of(model, node, reason)["requests"].inc()
+                self._counters["rejections"].labels(*where, reason).inc()
         if ended.was_cold:
             counts["cold_starts"].inc()
         for name, number in settle.tokens.items():
-            if number:
-                counts[name].inc(number)
+            counts[name].inc(number)
         first_token_s = ended.time_to_first_token_s
         if first_token_s is None:
             return
@@ -233,7 +216,6 @@ def watch_records(metrics: Metrics, records: RequestRecordWriter) -> None:
     )
 
 
-OTHER_CLIENT = "other"
 MAX_AGENT_CHARS = 512
 
 _FAMILIES = (
@@ -268,4 +250,4 @@ def client_family(user_agent: str) -> str:
     if not user_agent:
         return ""
     agent = user_agent[:MAX_AGENT_CHARS]
-    return next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER_CLIENT)
+    return next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER)

@@ -4,20 +4,14 @@
     every second: leases renewed; responses cancelled or deleted through another gateway stop
 
 A gateway that stops fails its runs with a message; one that dies leaves leases that expire.
-
-A ``FrameLog`` keeps the newest events of a run, up to ``MAX_KEPT_BYTES``. A run never waits for
-those who watch it: one whose next event is gone is disconnected.
-
-    put ─▶ | 17 | 18 | 19 | 20 | ─▶ take(18) ─▶ 18, 19, 20
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import deque
-from collections.abc import Iterable
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from typing import Any
 
 from inference.gateway.gateway import Gateway
@@ -45,6 +39,39 @@ SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """A short outage of the database must not cost an answer that took minutes."""
 
 
+FRAME_END = b"\n\n"
+
+
+class FrameLog:
+    """All events of a run, for those who watch it. A run never waits for them."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def put(self, frames: bytes) -> None:
+        self._frames += [frame + FRAME_END for frame in frames.split(FRAME_END)[:-1]]
+        self._wake()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    async def take(self, number: int) -> tuple[bytes, bool]:
+        """The frames from ``number`` on, once there are any, and whether none follows."""
+        while number >= len(self._frames) and not self._is_closed:
+            await self._changed.wait()
+        return b"".join(self._frames[number:]), self._is_closed
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
 class BackgroundRun:
     def __init__(
         self,
@@ -54,16 +81,14 @@ class BackgroundRun:
         *,
         call: Call,
         encoder: ResponseStreamEncoder,
-        opening: bytes,
     ) -> None:
         self.id = response_id(call.request_id)
         self.call = call
+        self.log = FrameLog()
         self._gateway = gateway
         self._store = store
         self._request = request
         self._encoder = encoder
-        self.log = FrameLog()
-        self.log.put(opening)
         self._is_cancelled = False
         self._is_ending = False
         self.task: asyncio.Task[None] | None = None
@@ -110,24 +135,22 @@ class BackgroundRun:
 
     async def _save_progress(self) -> None:
         assert self._encoder.response is not None, "the encoder has opened"
-        try:
+        with contextlib.suppress(ServiceUnavailableError):
             await self._store.progress(self._encoder.response)
-        except ServiceUnavailableError:
-            logger.warning("response %s: its progress is not stored", self.id)
 
     async def _keep(self, event: Finished) -> bool:
         self._is_ending = True
-        response, number = self._encoder.response_after(event), self._encoder.next_number
-        return await self._save(response, number, SAVE_AGAIN_AFTER_S)
+        return await self._save(self._encoder.response_after(event), self._encoder.next_number)
 
-    async def _save(self, response: dict[str, Any], number: int, pauses_s: Iterable[float]) -> bool:
-        for pause_s in pauses_s:
+    async def _save(self, response: dict[str, Any], number: int) -> bool:
+        """Tries again without end: while this gateway lives no other one records the end."""
+        for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
             try:
                 return await self._store.progress(response, number)
             except ServiceUnavailableError:
                 logger.warning("response %s is not stored yet", self.id)
                 await asyncio.sleep(pause_s)
-        return await self._store.progress(response, number)
+        raise AssertionError("the pauses have no end")
 
     def _stop(self) -> None:
         self._is_cancelled = True
@@ -137,15 +160,10 @@ class BackgroundRun:
     async def _fail(self, error: ApiError) -> None:
         self.call.fail(error)
         self._put(self._encoder.failed(error))
-        assert self._encoder.response is not None, "the encoder has opened"
-        response, number = self._encoder.response, self._encoder.next_number - 1
-        try:
-            await self._store.progress(response, number)
-        except ServiceUnavailableError:
-            logger.error("response %s failed (%s), which is not stored yet", self.id, error.code)
-            # Without end: while this gateway lives no other one records the failure.
-            pauses_s = chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1]))
-            self._gateway.spawn(self._save(response, number, pauses_s))
+        assert self._encoder.response is not None, "the encoder has failed"
+        number = self._encoder.next_number - 1
+        saving = self._gateway.spawn(self._save(self._encoder.response, number))
+        await asyncio.wait([saving], timeout=SAVE_AGAIN_AFTER_S[0])
 
 
 class BackgroundRuns:
@@ -165,24 +183,20 @@ class BackgroundRuns:
         call: Call,
         encoder: ResponseStreamEncoder,
         opening: bytes,
-    ) -> BackgroundRun:
-        run = BackgroundRun(
-            self._gateway,
-            self._store,
-            request,
-            call=call.hand_over(),
-            encoder=encoder,
-            opening=opening,
-        )
+    ) -> FrameLog:
+        call = call.hand_over()
+        run = BackgroundRun(self._gateway, self._store, request, call=call, encoder=encoder)
+        run.log.put(opening)
         self._runs[run.id] = run
         run.task = self._gateway.spawn(run.work())
         run.task.add_done_callback(lambda _: self._forget(run))
         if len(self._runs) == 1:
             self._watcher = asyncio.create_task(self._watch(), name="gateway background runs")
-        return run
+        return run.log
 
-    def find(self, wanted_id: str) -> BackgroundRun | None:
-        return self._runs.get(wanted_id)
+    def find(self, wanted_id: str) -> FrameLog | None:
+        run = self._runs.get(wanted_id)
+        return None if run is None else run.log
 
     def cancel(self, cancelled_id: str) -> None:
         run = self._runs.get(cancelled_id)
@@ -209,56 +223,3 @@ class BackgroundRuns:
             for lost_id in set(watched) - active:
                 self.cancel(lost_id)
             await asyncio.sleep(WATCH_INTERVAL_S)
-
-
-MAX_KEPT_BYTES = 4 * 1024 * 1024
-FRAME_END = b"\n\n"
-
-
-class EventsGoneError(Exception):
-    def __init__(self, first: int) -> None:
-        super().__init__(f"events before {first} are gone")
-        self.first = first
-
-
-class FrameLog:
-    def __init__(self) -> None:
-        self.is_closed = False
-        self.first = 0
-        self._frames: deque[bytes] = deque()
-        self._kept_bytes = 0
-        self._changed = asyncio.Event()
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self._frames)
-
-    def put(self, frames: bytes) -> None:
-        for frame in frames.split(FRAME_END)[:-1]:
-            self._frames.append(frame + FRAME_END)
-            self._kept_bytes += len(frame) + len(FRAME_END)
-        while self._kept_bytes > MAX_KEPT_BYTES and len(self._frames) > 1:
-            self._kept_bytes -= len(self._frames.popleft())
-            self.first += 1
-        self._wake()
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._wake()
-
-    def check(self, number: int) -> None:
-        """Raises ``EventsGoneError`` where that frame is no longer kept."""
-        if number < self.first:
-            raise EventsGoneError(self.first)
-
-    async def take(self, number: int) -> tuple[bytes, bool]:
-        """The frames from ``number`` on, once there are any, and whether none follows. Raises
-        ``EventsGoneError``."""
-        while number >= self.end and not self.is_closed:
-            await self._changed.wait()
-        self.check(number)
-        return b"".join(islice(self._frames, number - self.first, None)), self.is_closed
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

@@ -10,31 +10,26 @@ build on it.
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import ClassVar
+from typing import Any
 
 import orjson
 
 from inference.conversations.records import ACTIVE, ResponseRecord
-from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.consumers.generate import (
+    KEEP_ALIVE_S,
     STREAM_GRACE_S,
     GenerationConsumer,
-    StreamingConsumer,
     unix_time_s,
 )
-from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
-from inference.gateway.responses.background import BackgroundRuns, EventsGoneError, FrameLog
+from inference.gateway.responses.background import BackgroundRuns, FrameLog
 from inference.gateway.responses.store import ResponseStore, record_of
 from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, FinishReason, Usage
 from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotAllowedError
-from inference.wire.openai.responses import compact as openai_responses_compact
-from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.openai.responses import compact as compaction
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.compact import settled
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.stored import (
@@ -45,23 +40,20 @@ from inference.wire.openai.responses.stored import (
     replay,
 )
 
-logger = logging.getLogger(__name__)
+LOOK_INTERVAL_S = 1.0
 
 
 class ResponsesConsumer(GenerationConsumer):
-    def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
-        super().__init__(
-            gateway=gateway,
-            parse=openai_responses.parse,
-            endpoint="/v1/responses",
-            errors=openai_responses_errors,
-        )
+    def __init__(self, *, store: ResponseStore, runs: BackgroundRuns, **options: Any) -> None:
+        super().__init__(parse=openai_responses.parse, **options)
         self._store = store
         self._runs = runs
         self._asked: ResponsesRequest | None = None
         self._stream_encoder: ResponseStreamEncoder | None = None
+        self._watched: FrameLog | None = None
+        self._next_frame = 0
 
-    async def _generate(self, request: ParsedRequest) -> None:
+    async def answer_request(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
         if request.store:
             await self._store.ensure_room(self.call.who)
@@ -69,7 +61,7 @@ class ResponsesConsumer(GenerationConsumer):
         if request.background:
             await self._start_in_background(self._asked)
         else:
-            await super()._generate(self._asked)
+            await super().answer_request(self._asked)
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         encoder = super()._encoder(request)
@@ -111,40 +103,80 @@ class ResponsesConsumer(GenerationConsumer):
         queued = encoder.response
         assert queued is not None, "the encoder has opened"
         await self._store.save(record_of(request, queued, call=self.call))
-        run = self._runs.start(request, call=self.call, encoder=encoder, opening=opening)
-        if not request.stream:
+        log = self._runs.start(request, call=self.call, encoder=encoder, opening=opening)
+        if request.stream:
+            await self._watch(log)
+        else:
             await self.respond(200, orjson.dumps(queued))
+
+    async def _watch(self, log: FrameLog, number: int = 0) -> None:
+        """Sends the frames of a response in the background from ``number`` on."""
+        self._watched, self._next_frame = log, number
+        async with self._kept_alive(KEEP_ALIVE_S):
+            await self._forward_watched(log)
+
+    async def _forward_watched(self, log: FrameLog) -> None:
+        is_last = False
+        while not is_last:
+            frames, is_last = await log.take(self._next_frame)
+            self._next_frame = max(self._next_frame, len(log))
+            await self._send_frames(frames, last=is_last)
+
+    async def retrieve(self, body: bytes) -> None:
+        asked = read_retrieval(self.scope["query_string"])
+        record = await self._store.find(self.named, self.call.who)
+        if asked.stream:
+            await self._stream(record, asked.starting_after)
+        else:
+            await self.respond(200, orjson.dumps(record.response))
+
+    async def _stream(self, record: ResponseRecord, starting_after: int | None) -> None:
+        """Watches a response that runs here; waits for the end of one that runs on another gateway;
+        repeats the events of one that has ended."""
+        if (log := self._runs.find(record.id)) is not None:
+            await self._watch(log, 0 if starting_after is None else starting_after + 1)
             return
-        await self._watch(run.log)
+        async with self._kept_alive(STREAM_GRACE_S):
+            while record.status in ACTIVE:
+                await asyncio.sleep(LOOK_INTERVAL_S)
+                record = await self._store.find(record.id, self.call.who)
+            frames = replay(record.response, starting_after, last_number=record.last_event_number)
+            await self._send_frames(frames, last=True)
 
+    async def delete(self, body: bytes) -> None:
+        await self._store.delete(self.named, self.call.who)
+        self._runs.cancel(self.named)
+        await self.respond(200, deleted_body(self.named))
 
-class CompactionConsumer(ApiConsumer):
-    method = "POST"
-    endpoint = "/v1/responses/compact"
-    errors = openai_responses_errors
+    async def input_items(self, body: bytes) -> None:
+        page = read_item_page(self.scope["query_string"])
+        record = await self._store.find(self.named, self.call.who)
+        await self.respond(200, item_list_body(record.input_items, page))
 
-    def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
-        super().__init__(gateway=gateway)
-        self._store = store
+    async def cancel(self, body: bytes) -> None:
+        """One that has ended is returned unchanged."""
+        record = await self._store.find(self.named, self.call.who)
+        if not record.background:
+            raise InvalidRequestError("Only responses made with 'background' can be cancelled.")
+        await self._store.cancel(self.named, self.call.who)
+        self._runs.cancel(self.named)
+        record = await self._store.find(self.named, self.call.who)
+        await self.respond(200, orjson.dumps(record.response))
 
-    async def answer(self, body: bytes) -> None:
-        await self.respond(200, await self._compacted(body))
-
-    async def _compacted(self, body: bytes) -> bytes:
-        asked = await self.read(openai_responses_compact.parse, body)
+    async def compact(self, body: bytes) -> None:
+        asked = await self.read(compaction.parse, body)
         history = await self._store.history(asked.previous_response_id, self.call.who)
         request = await self._store.continued(asked, self.call.who, history)
         conversation = [*history, *request.items]
-        written, reason, usage = await self._written(
-            openai_responses_compact.summary_request(request)
-        )
-        return openai_responses_compact.body(
+        written, reason, usage = await self._written(compaction.summary_request(request))
+        compacted = compaction.body(
             conversation,
-            settled(written, reason, usage, conversation),
+            compaction.settled(written, reason, usage, conversation),
             usage,
             request_id=self.request_id,
             created_unix_s=unix_time_s(),
         )
+        await self.respond(200, compacted)
 
     async def _written(self, request: GenerationRequest) -> tuple[str, FinishReason, Usage]:
         texts: list[str] = []
@@ -160,95 +192,3 @@ class CompactionConsumer(ApiConsumer):
                         case Finished():
                             return "".join(texts), reason, event.usage
         raise AssertionError("an answer without an end")
-
-
-LOOK_INTERVAL_S = 1.0
-
-
-class StoredResponseConsumer(StreamingConsumer):
-    errors = openai_responses_errors
-
-    def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
-        super().__init__(gateway=gateway)
-        self._store = store
-        self._runs = runs
-
-    @property
-    def response_id(self) -> str:
-        return str(self.scope["url_route"]["kwargs"]["response_id"])
-
-
-class ResponseConsumer(StoredResponseConsumer):
-    endpoint = "/v1/responses/{id}"
-
-    other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
-
-    async def answer(self, body: bytes) -> None:
-        if self.scope["method"] == "DELETE":
-            await self._delete()
-            return
-        asked = read_retrieval(self.scope["query_string"])
-        record = await self._store.find(self.response_id, self.call.who)
-        if asked.stream:
-            await self._stream(record, asked.starting_after)
-        else:
-            await self.respond(200, orjson.dumps(record.response))
-
-    async def _stream(self, record: ResponseRecord, starting_after: int | None) -> None:
-        """Watches a response that runs here; waits for the end of one that runs on another gateway;
-        repeats the events of one that has ended."""
-        run = self._runs.find(record.id)
-        if run is not None:
-            number = 0 if starting_after is None else starting_after + 1
-            _check_kept(run.log, number)
-            await self._watch(run.log, number)
-            return
-        async with self._kept_alive(STREAM_GRACE_S):
-            while record.status in ACTIVE:
-                await asyncio.sleep(LOOK_INTERVAL_S)
-                record = await self._store.find(record.id, self.call.who)
-            frames = replay(record.response, starting_after, last_number=record.last_event_number)
-            await self._send_frames(frames, last=True)
-
-    async def _delete(self) -> None:
-        await self._store.delete(self.response_id, self.call.who)
-        self._runs.cancel(self.response_id)
-        await self.respond(200, deleted_body(self.response_id))
-
-
-def _check_kept(log: FrameLog, number: int) -> None:
-    """Raises ``InvalidRequestError``."""
-    try:
-        log.check(number)
-    except EventsGoneError as gone:
-        raise InvalidRequestError(
-            f"The events before number {gone.first} are no longer kept: ask for "
-            f"'starting_after' {gone.first - 1} or later, or read the response when it has "
-            "ended.",
-            param="starting_after",
-        ) from gone
-
-
-class InputItemsConsumer(StoredResponseConsumer):
-    endpoint = "/v1/responses/{id}/input_items"
-
-    async def answer(self, body: bytes) -> None:
-        page = read_item_page(self.scope["query_string"])
-        record = await self._store.find(self.response_id, self.call.who)
-        await self.respond(200, item_list_body(record.input_items, page))
-
-
-class CancelResponseConsumer(StoredResponseConsumer):
-    """POST /v1/responses/{id}/cancel. One that has ended is returned unchanged."""
-
-    method = "POST"
-    endpoint = "/v1/responses/{id}/cancel"
-
-    async def answer(self, body: bytes) -> None:
-        record = await self._store.find(self.response_id, self.call.who)
-        if not record.background:
-            raise InvalidRequestError("Only responses made with 'background' can be cancelled.")
-        await self._store.cancel(self.response_id, self.call.who)
-        self._runs.cancel(self.response_id)
-        record = await self._store.find(self.response_id, self.call.who)
-        await self.respond(200, orjson.dumps(record.response))

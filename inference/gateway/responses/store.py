@@ -6,9 +6,9 @@ Every failure becomes an ``ApiError``: nothing is kept or lost silently.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inference.conversations import selectors, services
@@ -41,14 +41,6 @@ logger = logging.getLogger(__name__)
 
 
 USAGE_AGE_S = 30.0
-MAX_REMEMBERED_ACCOUNTS = 1000
-
-
-@dataclass(slots=True)
-class _Kept:
-    looked_s: float
-    number: int
-    size_bytes: int
 
 
 class ResponseStore:
@@ -61,19 +53,18 @@ class ResponseStore:
         self._max_bytes = max_bytes
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
         self._quota = Quota(max_responses, max_bytes - 1)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, tuple[float, Used]] = {}
+        """What accounts keep, and when that was read."""
 
     async def ensure_room(self, principal: Principal) -> None:
         """Raises ``InsufficientQuotaError``."""
         account = principal.account
-        kept = self._kept.get(account)
-        if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
-            usage = await self._query(selectors.account_usage, account)
-            if len(self._kept) >= MAX_REMEMBERED_ACCOUNTS:
-                self._kept.clear()
-            kept = self._kept[account] = _Kept(time.monotonic(), usage.number, usage.size_bytes)
-        if kept.number >= self._quota.number or kept.size_bytes >= self._max_bytes:
-            raise self._full(account, Used(kept.number, kept.size_bytes))
+        read_s, used = self._kept.get(account, (-math.inf, Used(0)))
+        if time.monotonic() - read_s > USAGE_AGE_S:
+            used = await self._query(selectors.account_usage, account)
+            self._kept[account] = time.monotonic(), used
+        if used.number >= self._quota.number or used.size_bytes >= self._max_bytes:
+            raise self._full(account, used)
 
     def _full(self, account: str, used: Used) -> InsufficientQuotaError:
         return InsufficientQuotaError(
@@ -137,9 +128,10 @@ class ResponseStore:
             )
         except QuotaFullError as error:
             raise self._full(record.account, error.used) from error
-        if (kept := self._kept.get(record.account)) is not None:
-            kept.number += 1
-            kept.size_bytes += size_bytes
+        if record.account in self._kept:
+            read_s, used = self._kept[record.account]
+            used = Used(used.number + 1, used.size_bytes + size_bytes)
+            self._kept[record.account] = read_s, used
 
     async def save_finished(
         self,

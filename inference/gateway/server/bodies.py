@@ -1,8 +1,4 @@
-"""Bodies that may be small or large: small ones stay in memory and on the event loop.
-
-A large request's body is in a file, and the application reads it piece by piece. Daphne puts all
-pieces into the application's queue at once, so a body in a file would be in memory whole; here only
-the end of a large one is queued.
+"""Bodies that may be small or large: small ones are parsed on the event loop, forms lie in a file.
 
 An answer's body is sent in pieces of bounded size.
 
@@ -14,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TypeVar, cast
 
 from inference.wire.common.fields import shown
 from inference.wire.errors import InvalidRequestError, RequestTooLargeError
@@ -66,34 +62,3 @@ async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[N
             await asyncio.sleep(0)
         pending = pending[len(starts) * PIECE_BYTES :]
     await send(pending, last=True)
-
-
-BODY = "helexa.body"
-MESSAGE_TOO_LARGE = "helexa.websocket.message_too_large"
-"""The type of the event that replaces a WebSocket message over the limit. The server closes the
-socket itself."""
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-
-
-class BodyReader:
-    def __init__(self, body: IO[bytes], receive: Receive) -> None:
-        self._body: IO[bytes] | None = body
-        self._receive = receive
-
-    async def __call__(self) -> dict[str, Any]:
-        if self._body is not None:
-            await asyncio.sleep(0)  # other tasks run between two pieces
-            if piece := self._body.read(FILE_PIECE_BYTES):
-                return {"type": "http.request", "body": piece, "more_body": True}
-            self._body.close()
-            self._body = None
-        return await self._receive()
-
-
-def with_large_bodies(application: Any) -> Any:
-    def called(scope: dict[str, Any], receive: Receive, send: Any) -> Any:
-        body = scope.pop(BODY, None)
-        return application(scope, receive if body is None else BodyReader(body, receive), send)
-
-    return called

@@ -4,11 +4,10 @@
                         ▲                     │ every second
                         └──── close_overdue ──┘
 
-A ``StreamChannel`` refuses bad heads, reads absolute targets, writes without delay. Twisted closes
-a connection without a word when a line is too long, and answers other bad requests with an empty
-400. Here the client gets an error in the dialect of the path, and one that is too slow to send its
-request a 408: a ``ReadDeadline`` is the moment by which it must have sent more. Times are its
-arguments.
+A ``StreamChannel`` refuses bad heads and writes without delay. Twisted closes a connection without
+a word when a line is too long, and answers other bad requests with an empty 400. Here the client
+gets an error in the dialect of the path, and one that is too slow to send its request a 408: a
+``ReadDeadline`` is the moment by which it must have sent more. Times are its arguments.
 
 waiting ─first byte─▶ head ─complete─▶ body ─complete─▶ answering ─answered─▶ waiting
  idle_s                head_s           body_s, again with every MIN_BODY_BYTES,   no deadline
@@ -22,7 +21,6 @@ from __future__ import annotations
 import enum
 import logging
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -75,58 +73,46 @@ class Reading(enum.Enum):
 class ReadDeadline:
     def __init__(self, timeouts: ReadTimeouts, now_s: float) -> None:
         self._timeouts = timeouts
+        self._num_bytes = 0
+        self._body_ends_s = math.inf
         self.wait(now_s)
 
     def wait(self, now_s: float) -> None:
-        self.reading = Reading.WAITING
-        self._num_bytes = 0
-        self._body_left_s = max(MAX_BODY_S, self._timeouts.body_s)
-        self._read_from_s = now_s
-        self._due_s = now_s + self._timeouts.idle_s
+        self._begin(Reading.WAITING, now_s + self._timeouts.idle_s)
 
     def begin_head(self, now_s: float) -> None:
-        self.reading = Reading.HEAD
-        self._body_left_s = max(MAX_BODY_S, self._timeouts.body_s)
-        self._due_s = now_s + self._timeouts.head_s
+        self._begin(Reading.HEAD, now_s + self._timeouts.head_s)
 
     def begin_body(self, now_s: float) -> None:
-        self.reading = Reading.BODY
+        self._body_ends_s = now_s + max(MAX_BODY_S, self._timeouts.body_s)
+        self._begin(Reading.BODY, now_s + self._timeouts.body_s)
+
+    def stop(self) -> None:
+        self._begin(Reading.ANSWERING, math.inf)
+
+    def _begin(self, reading: Reading, due_s: float) -> None:
+        self.reading = reading
         self._num_bytes = 0
-        self._read_from_s = now_s
-        self._due_s = now_s + min(self._timeouts.body_s, self._body_left_s)
+        self._due_s = due_s
 
     def receive(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
-
-    def stop(self) -> None:
-        self.reading = Reading.ANSWERING
-        self._due_s = math.inf
 
     def is_overdue(self, now_s: float) -> bool:
         """Begins the next period of a body that has brought enough in the last one."""
         if now_s < self._due_s:
             return False
-        if self.reading is Reading.BODY and self._num_bytes >= MIN_BODY_BYTES:
-            self._body_left_s -= now_s - self._read_from_s
-            self.begin_body(now_s)
-            return self._body_left_s <= 0
-        return True
+        continues = self.reading is Reading.BODY and self._num_bytes >= MIN_BODY_BYTES
+        if not continues or now_s >= self._body_ends_s:
+            return True
+        self._begin(Reading.BODY, min(now_s + self._timeouts.body_s, self._body_ends_s))
+        return False
 
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 LINGER_S = 5.0
 ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
-ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
-"""The authority, and the rest: RFC 9112, section 3.2.2."""
-
-
-def origin_target(target: bytes) -> tuple[bytes, bytes] | None:
-    found = ABSOLUTE_TARGET.fullmatch(target)
-    if found is None:
-        return None
-    host, rest = found[1], found[2] or b""
-    return host, rest if rest.startswith(b"/") else b"/" + rest
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
@@ -204,10 +190,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.callLater(LINGER_S, self.forceAbortClient)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
-        """An absolute target's host overrides the header."""
-        if (origin := origin_target(self._path)) is not None:
-            host, self._path = origin
-            self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
         self.deadline.begin_body(time.monotonic())
         if self.refusal is not None:
             self.requests[-1].refuse(self.refusal)

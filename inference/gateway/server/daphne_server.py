@@ -10,12 +10,11 @@ application.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import IO, Any
+from typing import Any
 
 import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
 from daphne.endpoints import build_endpoint_description_strings
@@ -26,7 +25,7 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.bodies import BODY, MESSAGE_TOO_LARGE, spooled_file, with_large_bodies
+from inference.gateway.server.bodies import spooled_file
 from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
@@ -103,13 +102,6 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
             self.registerProducer(self, True)
         return super().process()
 
-    def detached_body(self) -> IO[bytes] | None:
-        if self._num_body_bytes < READ_BUFFER_BYTES:
-            return None
-        body: IO[bytes] = self.content
-        self.content = io.BytesIO()
-        return body
-
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:  # noqa: N802
         super().setResponseCode(code, message or PHRASES.get(code))
 
@@ -130,9 +122,6 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         self.writable.set()
-        is_head_whole = self.content is not None
-        if is_head_whole and not (self._has_begun or self.channel._is_refused):
-            self.server.on_left(self.channel._path)
         super().connectionLost(reason)
 
     def application_ended(self) -> None:
@@ -203,8 +192,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
     of a request with a large body that is refused for its path and headers alone. ``on_refused``
     gets each refusal that the application does not see: the target, the error, the status and the
-    headers that were read, and returns the request's id; ``on_left`` the target of each request
-    whose client leaves before its body is complete."""
+    headers that were read, and returns the request's id."""
 
     def __init__(
         self,
@@ -216,11 +204,10 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         errors_of: Callable[[bytes], ErrorDialect],
         check_headers: CheckHeaders,
         on_refused: Callable[..., str],
-        on_left: Callable[[bytes], None],
         clients: OpenClients,
     ) -> None:
         super().__init__(
-            with_large_bodies(application),
+            application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             signal_handlers=False,
             request_buffer_size=READ_BUFFER_BYTES,
@@ -230,7 +217,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         self.errors_of = errors_of
         self.check_headers = check_headers
         self.record_refusal = on_refused
-        self.on_left = on_left
         self.clients = clients
         self._host, self._port = host, port
 
@@ -275,10 +261,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         reactor.stop()
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
-        if isinstance(protocol, StreamRequest):
-            if (body := protocol.detached_body()) is not None:
-                scope[BODY] = body
-        else:
+        if isinstance(protocol, StreamSocket):
             scope[REQUEST_ID] = protocol.request_id
         queue = super().create_application(protocol, scope)
         if queue is not None:
@@ -340,11 +323,6 @@ class StreamSocket(_Producer, WebSocketProtocol):  # type: ignore[misc]
     def _target(self) -> bytes:
         words: list[str] = getattr(self, "http_status_line", "").split()
         return words[1].encode() if len(words) > 1 else b"/"
-
-    def _max_message_size_exceeded(self, *sizes_and_reason: Any) -> None:
-        if not self.failedByMe:
-            self.application_queue.put_nowait({"type": MESSAGE_TOO_LARGE})
-        super()._max_message_size_exceeded(*sizes_and_reason)
 
     def application_ended(self) -> None:
         if self.state != self.STATE_CLOSED:

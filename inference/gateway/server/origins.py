@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 
 from helexa_site.config import Config
 from inference.wire.dialect import request_id_headers
@@ -47,37 +46,27 @@ OnRefused = Callable[[Any, ApiError, int], str]
 
 
 class _Cors(CORSMiddleware):
-    on_refused: OnRefused | None = None
+    on_refused: OnRefused
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = Headers(scope=scope)
-        is_preflight = scope["method"] == "OPTIONS" and PREFLIGHT.issubset(headers.keys())
-        if self.on_refused is None or not is_preflight:
+        if scope["method"] != "OPTIONS" or not PREFLIGHT.issubset(headers.keys()):
             await super().__call__(scope, receive, send)
             return
         response = self.preflight_response(headers)
         if response.status_code != HTTPStatus.OK:
-            error = self._refusal(headers, response)
+            error: ApiError = InvalidRequestError(f"{bytes(response.body).decode()}.", param=None)
+            if not self.is_allowed_origin(headers["origin"]):
+                error = ForbiddenError("origin_not_allowed", NOT_ALLOWED)
+                response.body = orjson.dumps(openai_errors.error_object(error))
+                response.headers["content-length"] = str(len(response.body))
+                response.headers["content-type"] = "application/json"
             request_id = self.on_refused(scope, error, response.status_code)
             response.raw_headers.extend(request_id_headers(request_id))
         await response(scope, receive, send)
 
-    def _refusal(self, headers: Headers, response: Response) -> ApiError:
-        if not self.is_allowed_origin(headers["origin"]):
-            return ForbiddenError("origin_not_allowed", NOT_ALLOWED)
-        return InvalidRequestError(f"{bytes(response.body).decode()}.", param=None)
 
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        if not self.is_allowed_origin(request_headers["origin"]):
-            refusal = self._refusal(request_headers, response)
-            response.body = orjson.dumps(openai_errors.error_object(refusal))
-            response.headers["content-length"] = str(len(response.body))
-            response.headers["content-type"] = "application/json"
-        return response
-
-
-def with_cors(application: Any, config: Config, *, on_refused: OnRefused | None = None) -> Any:
+def with_cors(application: Any, config: Config, *, on_refused: OnRefused) -> Any:
     cors = _Cors(
         application,
         allow_origins=config.allowed_origins,

@@ -86,7 +86,7 @@ MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
 _API_PATH = re.compile(
-    r"/(v1(/.*)?|v2/rerank/?|(v1/)?(score|rerank)/?|health/?|ping/?"
+    r"/(v1(/.*)?|v2/rerank/?|health/?|ping/?"
     r"|(de)?tokenize/?|tokenizer_info/?|openapi\.json)",
     re.DOTALL,
 )
@@ -94,7 +94,7 @@ _WITHOUT_VERSION = re.compile(
     r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
     r"|messages/batches(/.+)?|batches(/.+)?|files(/.+)?"
     r"|audio/(transcriptions|translations|speech)|images/(generations|edits|variations)|moderations"
-    r"|responses(/.+)?)/?",
+    r"|responses(/.+)?|score|rerank)/?",
     re.DOTALL,
 )
 

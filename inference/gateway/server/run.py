@@ -11,13 +11,11 @@ import signal
 
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.garbage import uncollected
-from inference.gateway.gateway import Gateway
-from inference.gateway.metrics.endpoint import MetricsEndpoint
+from inference.gateway.gateway import Gateway, LifespanConsumer
 from inference.gateway.server.clients import OpenClients, ReadTimeouts
 from inference.gateway.server.daphne_server import DaphneServer
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.logs.setup import configure_logging
-from inference.settings.gateway import MetricsListen
 
 
 def run(host: str, port: int) -> None:
@@ -28,49 +26,42 @@ def run(host: str, port: int) -> None:
         from helexa_site.asgi import application, gateway, metrics_endpoint
         from helexa_site.routing import errors_of
 
-    unhandled = UnhandledRequests(gateway)
+    config, unhandled = gateway.config, UnhandledRequests(gateway)
     server = DaphneServer(
         application,
         host=host,
         port=port,
-        max_body_bytes=gateway.config.max_body_bytes,
+        max_body_bytes=config.max_body_bytes,
         errors_of=errors_of,
         check_headers=gateway.check_headers,
         on_refused=unhandled.refused,
-        on_left=unhandled.left,
-        clients=_clients(gateway),
+        clients=OpenClients(
+            timeouts=ReadTimeouts(
+                head_s=config.head_timeout_s,
+                body_s=config.body_timeout_s,
+                idle_s=config.idle_timeout_s,
+            ),
+            max_per_address=config.max_connections_per_address,
+            trusted_proxies=config.trusted_proxies,
+            marks=DescriptorMarks.of_limit(raise_descriptor_limit()),
+            on_refused=gateway.refusals.observe_connection,
+        ),
     )
-    listen = gateway.config.metrics.at(host)
-    server.event_loop.call_soon(_begin, server, gateway, metrics_endpoint, listen)
+    lifespan = LifespanConsumer(gateway, metrics_endpoint)
+    server.event_loop.call_soon(_begin, server, gateway, lifespan, host)
     if failure := server.serve():
         raise SystemExit(f"gateway: cannot listen on {host}:{port}: {failure}")
     gateway.close()
 
 
-def _clients(gateway: Gateway) -> OpenClients:
-    config = gateway.config
-    return OpenClients(
-        timeouts=ReadTimeouts(
-            head_s=config.head_timeout_s, body_s=config.body_timeout_s, idle_s=config.idle_timeout_s
-        ),
-        max_per_address=config.max_connections_per_address,
-        trusted_proxies=config.trusted_proxies,
-        marks=DescriptorMarks.of_limit(raise_descriptor_limit()),
-        on_refused=gateway.refusals.observe_connection,
-    )
-
-
-def _begin(
-    server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint, listen: MetricsListen | None
-) -> None:
-    gateway.ensure_started()
-    metrics.start(listen)
+def _begin(server: DaphneServer, gateway: Gateway, lifespan: LifespanConsumer, host: str) -> None:
+    lifespan.start(host)
     stopping: asyncio.Task[None] | None = None
 
     def stop() -> None:
         nonlocal stopping
         if stopping is None:
-            stopping = asyncio.ensure_future(drain(server, gateway, metrics))
+            stopping = asyncio.ensure_future(drain(server, lifespan))
         else:
             gateway.end_drain()
 
@@ -78,10 +69,9 @@ def _begin(
         server.event_loop.add_signal_handler(number, stop)
 
 
-async def drain(server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
+async def drain(server: DaphneServer, lifespan: LifespanConsumer) -> None:
     server.stop_listening()
     try:
-        await gateway.drain(gateway.config.drain_s)
-        await metrics.stop()
+        await lifespan.drain()
     finally:
         server.close()

@@ -1,5 +1,5 @@
-"""Records requests that no consumer sees: refused by their head, address or origin, by Django, or
-left before they were complete."""
+"""Records requests that no consumer sees: refused by their head, address or origin, or by
+Django."""
 
 from __future__ import annotations
 
@@ -60,10 +60,6 @@ class UnhandledRequests:
         call.fail(error)
         call.status = status
         call.close()
-
-    def left(self, target: bytes) -> None:
-        if api_path_of(target) is not None:
-            self._open_call(new_request_id(), target, ()).close()
 
     def refused_at(self, scope: Any, error: ApiError, status: int) -> str:
         request_id: str = scope.get(REQUEST_ID) or new_request_id()

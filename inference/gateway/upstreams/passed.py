@@ -24,7 +24,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -32,12 +32,11 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
 from fleet.catalogue.targets import Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
-from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import check_task
 from inference.gateway.request.failover import Failover
 from inference.gateway.request.identify import cleaned
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
-from inference.gateway.server.bodies import parse_aside, spooled_file
+from inference.gateway.server.bodies import parse_aside
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
 from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
 from inference.gateway.upstreams.links import UpstreamLink
@@ -81,25 +80,16 @@ BINARY = "application/octet-stream"
 
 
 class PassThroughConsumer(ApiConsumer):
-    method = "POST"
-
     _request: PassedRequest
     _entry: CatalogueEntry
     _most: TokenBounds
     _failover: Failover
 
-    def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:
-        super().__init__(gateway=gateway, endpoint=passed.path)
+    def __init__(self, *, passed: PassedEndpoint, **options: Any) -> None:
+        super().__init__(**options)
         self._passed = passed
-        self._form = spooled_file() if passed.is_form else None
 
-    async def keep_body(self, part: bytes) -> None:
-        if self._form is None:
-            await super().keep_body(part)
-        else:
-            await asyncio.to_thread(self._form.write, part)
-
-    async def answer(self, body: bytes) -> None:
+    async def pass_on(self, body: bytes) -> None:
         if self._form is None:
             self._request = await parse_aside(partial(read_json, self._passed, body), len(body))
         else:

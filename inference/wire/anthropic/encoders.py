@@ -1,20 +1,21 @@
 """A request's events as Anthropic's stream events or as one message.
 
-    events ─▶ Blocks ─▶ Opened, Grew, Closed ─┬▶ MessageStreamEncoder   a frame for each
-                                              └▶ MessageBodyEncoder     a fold over the same
+    events ─▶ MessageEncoder ─▶ open, add, close a block ─┬▶ MessageStreamEncoder   a frame for each
+                                                          └▶ MessageBodyEncoder     kept to the end
 
     message_start ping (content_block_start content_block_delta* content_block_stop)*
     message_delta message_stop
 
-``Blocks`` alone decides where a block begins and ends.
-Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming. Pure.
+One block is open at a time. One of text or thinking opens with its first character, so none is
+empty. Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming. Pure.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
@@ -36,93 +37,9 @@ from inference.wire.anthropic.fields import Display
 
 Kind = Literal["text", "thinking", "tool_use"]
 
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    kind: Kind
-    call_id: str = ""
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Grew:
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    signature: str | None = None
-
-
-Step = Opened | Grew | Closed
-
-
 SIGNATURE_START = b"helexa thinking\n"
 """A thinking block's signature is a fingerprint of its text, because clients expect the field and
 send it back. Nothing checks it."""
-
-
-class Blocks:
-    """One answer's content as blocks, one open at a time. A block of text or thinking opens with
-    its first character, so none is empty."""
-
-    def __init__(self, thinking: Display) -> None:
-        self._thinking = thinking
-        self._open: Kind | None = None
-        self._thought = hashlib.sha256(SIGNATURE_START)
-
-    def take(self, event: Event) -> list[Step]:
-        match event:
-            case Delta():
-                return self._grow("text", event.text) if event.text else []
-            case ReasoningDelta():
-                return self._think(event)
-            case ToolCallStarted():
-                closed = self._close()
-                self._open = "tool_use"
-                return [*closed, Opened("tool_use", _tool_use_id(event.call_id), event.name)]
-            case ToolCallDelta():
-                return [Grew("tool_use", event.arguments)]
-            case ChoiceFinished():
-                return self._close()
-        return []
-
-    def _think(self, event: ReasoningDelta) -> list[Step]:
-        if self._thinking == "hidden":
-            return []
-        steps: list[Step] = []
-        if event.text:
-            steps = self._grow("thinking", event.text)
-            self._thought.update(event.text.encode())
-            if self._thinking == "omitted":
-                steps.pop()
-        if event.closes is not None and self._open == "thinking":
-            steps += self._close()
-        return steps
-
-    def _grow(self, kind: Kind, text: str) -> list[Step]:
-        if self._open == kind:
-            return [Grew(kind, text)]
-        steps = self._close()
-        self._open = kind
-        return [*steps, Opened(kind), Grew(kind, text)]
-
-    def _close(self) -> list[Step]:
-        kind, self._open = self._open, None
-        if kind is None:
-            return []
-        if kind != "thinking":
-            return [Closed()]
-        thought, self._thought = self._thought, hashlib.sha256(SIGNATURE_START)
-        return [Closed(base64.b64encode(thought.digest()).decode())]
-
-
-def _tool_use_id(call_id: str) -> str:
-    """Ids are made without a dialect; this one's clients expect their own prefix."""
-    return "toolu_" + call_id.removeprefix("call_")
-
-
 NO_MORE: dict[str, Any] = {"stop_details": None, "container": None}
 """Fields of a message's end that the API's schema requires; always null here."""
 STOP_REASONS: dict[FinishReason, str] = {
@@ -130,6 +47,10 @@ STOP_REASONS: dict[FinishReason, str] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "context": "model_context_window_exceeded",
+}
+EMPTY_BLOCKS: dict[Kind, dict[str, Any]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
 }
 DELTAS: dict[Kind, tuple[bytes, bytes]] = {
     "text": (b"text_delta", b"text"),
@@ -145,121 +66,153 @@ class Style:
     """A request with ``context_management`` gets an empty list of applied edits."""
 
 
-class MessageStreamEncoder:
+class MessageEncoder(ABC):
     def __init__(self, model: str, style: Style, request_id: str) -> None:
-        self._head = _head(model, request_id)
+        self._head = {
+            "id": f"msg_{request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
         self._style = style
-        self._blocks = Blocks(style.thinking)
-        self._index = -1
+        self._open: Kind | None = None
+        self._thought = hashlib.sha256(SIGNATURE_START)
         self._finished: ChoiceFinished | None = None
+
+    @abstractmethod
+    def _start(self, prompt_tokens: int) -> bytes: ...
+    @abstractmethod
+    def _open_block(self, block: dict[str, Any]) -> bytes: ...
+    @abstractmethod
+    def _add(self, kind: Kind, text: str) -> bytes: ...
+    @abstractmethod
+    def _close_block(self, signature: str | None) -> bytes: ...
+    @abstractmethod
+    def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes: ...
 
     def encode(self, event: Event) -> bytes:
         match event:
             case Accepted():
-                return self._start(event.prompt_tokens) + KEEP_ALIVE_FRAME
-            case Finished():
-                return self._end(event.usage)
+                return self._start(event.prompt_tokens)
+            case Delta() if event.text:
+                return self._begin("text") + self._add("text", event.text)
+            case ReasoningDelta() if self._style.thinking != "hidden":
+                return self._think(event)
+            case ToolCallStarted():
+                # Ids are made without a dialect; this one's clients expect their own prefix.
+                call_id = "toolu_" + event.call_id.removeprefix("call_")
+                block = {"type": "tool_use", "id": call_id, "name": event.name, "input": {}}
+                return self._begin("tool_use", block)
+            case ToolCallDelta():
+                return self._add("tool_use", event.arguments)
             case ChoiceFinished():
                 self._finished = event
-        return b"".join([self._frames(step) for step in self._blocks.take(event)])
+                return self._close()
+            case Finished():
+                return self._finish(event.usage)
+        return b""
 
-    def _frames(self, step: Step) -> bytes:
-        match step:
-            case Grew():
-                type_, key = DELTAS[step.kind]
-                return (
-                    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
-                    b'"delta":{"type":"%b","%b":%b}}\n\n'
-                    % (self._index, type_, key, orjson.dumps(step.text))
-                )
-            case Opened():
-                self._index += 1
-                block = _empty_block(step)
-                return _frame("content_block_start", index=self._index, content_block=block)
-            case Closed():
-                return self._signed(step) + _frame("content_block_stop", index=self._index)
+    def _think(self, event: ReasoningDelta) -> bytes:
+        frames = b""
+        if event.text:
+            frames = self._begin("thinking")
+            self._thought.update(event.text.encode())
+            if self._style.thinking == "shown":
+                frames += self._add("thinking", event.text)
+        if event.closes is not None and self._open == "thinking":
+            frames += self._close()
+        return frames
 
-    def _signed(self, closed: Closed) -> bytes:
-        if closed.signature is None:
+    def _begin(self, kind: Kind, block: dict[str, Any] | None = None) -> bytes:
+        """A block of this kind, unless one is open that grows; each call has its own."""
+        if self._open == kind and block is None:
             return b""
-        delta = {"type": "signature_delta", "signature": closed.signature}
-        return _frame("content_block_delta", index=self._index, delta=delta)
+        closed = self._close()
+        self._open = kind
+        return closed + self._open_block(block or EMPTY_BLOCKS[kind])
+
+    def _close(self) -> bytes:
+        kind, self._open = self._open, None
+        if kind is None:
+            return b""
+        if kind != "thinking":
+            return self._close_block(None)
+        thought, self._thought = self._thought, hashlib.sha256(SIGNATURE_START)
+        return self._close_block(base64.b64encode(thought.digest()).decode())
+
+    def _finish(self, usage: Usage) -> bytes:
+        assert self._finished is not None, "a request finished before its choice"
+        sequence = self._finished.stop_sequence
+        reason = STOP_REASONS[self._finished.reason] if sequence is None else "stop_sequence"
+        more: dict[str, Any] = {"usage": usage_object(usage)}
+        if self._style.reports_edits:
+            more["context_management"] = {"applied_edits": []}
+        return self._end({"stop_reason": reason, "stop_sequence": sequence, **NO_MORE}, more)
+
+
+class MessageStreamEncoder(MessageEncoder):
+    _index = -1
 
     def _start(self, prompt_tokens: int) -> bytes:
         """The number of cached prompt tokens is not known yet; ``message_delta`` has it."""
         usage = usage_object(Usage(prompt_tokens=prompt_tokens, completion_tokens=0))
-        message = {
-            **self._head,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            **NO_MORE,
-            "usage": usage,
-        }
-        return _frame("message_start", message=message)
+        unended = {"content": [], "stop_reason": None, "stop_sequence": None, **NO_MORE}
+        message = {**self._head, **unended, "usage": usage}
+        return _frame("message_start", message=message) + KEEP_ALIVE_FRAME
 
-    def _end(self, usage: Usage) -> bytes:
-        end: dict[str, Any] = {"delta": _stop(self._finished), "usage": usage_object(usage)}
-        if self._style.reports_edits:
-            end["context_management"] = _no_edits()
-        return _frame("message_delta", **end) + _frame("message_stop")
+    def _open_block(self, block: dict[str, Any]) -> bytes:
+        self._index += 1
+        return _frame("content_block_start", index=self._index, content_block=block)
 
+    def _add(self, kind: Kind, text: str) -> bytes:
+        type_, key = DELTAS[kind]
+        return (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%b","%b":%b}}\n\n' % (self._index, type_, key, orjson.dumps(text))
+        )
 
-@dataclass(slots=True)
-class _Block:
-    opened: Opened
-    pieces: list[str] = field(default_factory=list)
-    signature: str | None = None
+    def _close_block(self, signature: str | None) -> bytes:
+        signed = b""
+        if signature is not None:
+            delta = {"type": "signature_delta", "signature": signature}
+            signed = _frame("content_block_delta", index=self._index, delta=delta)
+        return signed + _frame("content_block_stop", index=self._index)
 
-    def content(self) -> dict[str, Any]:
-        joined = "".join(self.pieces)
-        match self.opened.kind:
-            case "text":
-                return {"type": "text", "text": joined}
-            case "thinking":
-                return {"type": "thinking", "thinking": joined, "signature": self.signature}
-            case "tool_use":
-                # The pieces are one JSON object: the same text as in a stream.
-                return {**_empty_block(self.opened), "input": orjson.Fragment(joined)}
+    def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes:
+        return _frame("message_delta", delta=stop, **more) + _frame("message_stop")
 
 
-class MessageBodyEncoder:
+class MessageBodyEncoder(MessageEncoder):
     def __init__(self, model: str, style: Style, request_id: str) -> None:
-        self._head = _head(model, request_id)
-        self._style = style
-        self._blocks = Blocks(style.thinking)
-        self._content: list[_Block] = []
-        self._finished: ChoiceFinished | None = None
+        super().__init__(model, style, request_id)
+        self._content: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
 
-    def encode(self, event: Event) -> bytes:
-        match event:
-            case Finished():
-                return self._body(event.usage)
-            case ChoiceFinished():
-                self._finished = event
-        for step in self._blocks.take(event):
-            self._fold(step)
+    def _start(self, prompt_tokens: int) -> bytes:
         return b""
 
-    def _fold(self, step: Step) -> None:
-        match step:
-            case Opened():
-                self._content.append(_Block(step))
-            case Grew():
-                self._content[-1].pieces.append(step.text)
-            case Closed():
-                self._content[-1].signature = step.signature
+    def _open_block(self, block: dict[str, Any]) -> bytes:
+        self._content.append({**block})
+        return b""
 
-    def _body(self, usage: Usage) -> bytes:
-        body = {
-            **self._head,
-            "content": [block.content() for block in self._content],
-            **_stop(self._finished),
-            "usage": usage_object(usage),
-        }
-        if self._style.reports_edits:
-            body["context_management"] = _no_edits()
-        return orjson.dumps(body)
+    def _add(self, kind: Kind, text: str) -> bytes:
+        self._pieces.append(text)
+        return b""
+
+    def _close_block(self, signature: str | None) -> bytes:
+        block, joined = self._content[-1], "".join(self._pieces)
+        self._pieces = []
+        if block["type"] == "tool_use":
+            # The pieces are one JSON object: the same text as in a stream.
+            block["input"] = orjson.Fragment(joined)
+        else:
+            block[block["type"]] = joined
+        if signature is not None:
+            block["signature"] = signature
+        return b""
+
+    def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes:
+        return orjson.dumps({**self._head, "content": self._content, **stop, **more})
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -276,32 +229,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "service_tier": "standard",
         "inference_geo": None,
     }
-
-
-def _head(model: str, request_id: str) -> dict[str, Any]:
-    return {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
-
-
-def _stop(finished: ChoiceFinished | None) -> dict[str, Any]:
-    assert finished is not None, "a request finished before its choice"
-    reason = STOP_REASONS[finished.reason]
-    if finished.stop_sequence is not None:
-        reason = "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": finished.stop_sequence, **NO_MORE}
-
-
-def _no_edits() -> dict[str, Any]:
-    return {"applied_edits": []}
-
-
-def _empty_block(opened: Opened) -> dict[str, Any]:
-    match opened.kind:
-        case "text":
-            return {"type": "text", "text": ""}
-        case "thinking":
-            return {"type": "thinking", "thinking": "", "signature": ""}
-        case "tool_use":
-            return {"type": "tool_use", "id": opened.call_id, "name": opened.name, "input": {}}
 
 
 def _frame(kind: str, **fields: Any) -> bytes:

@@ -17,7 +17,6 @@ from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.supervised_threads import FailureRecord
 from inference.wire.errors import ServiceUnavailableError
-from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import CHAT, OPERATOR, MakeClient, Rig
 from tests.inference.gateway.fake_metering import NARROW_KEY
@@ -80,24 +79,6 @@ async def test_paths_that_mean_the_same(client: AsgiClient, neuron: FakeNeuron) 
     assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
     refused = await client.post("/messages", {})
     assert refused.json["type"] == "error", "in the dialect of that path"
-
-
-@each_case(
-    ("body", "code", "param"),
-    [
-        (b"{", "invalid_json", None),
-        (b"[" * 5000, "invalid_json", None),
-        (b"[]", "invalid_type", None),
-        (b"{}", "missing_required_parameter", "model"),
-        (b'{"model":"tiny","messages":[]}', "invalid_value", "messages"),
-    ],
-)
-async def test_bad_bodies(client: AsgiClient, body: bytes, code: str, param: str | None) -> None:
-    answer = await client.post(CHAT, parts=[body])
-    assert (answer.status, answer.error["code"]) == (400, code)
-    assert answer.error["type"] == "invalid_request_error"
-    if param:
-        assert answer.error["param"] == param
 
 
 async def health(client: AsgiClient) -> tuple[int, str, list[str]]:

@@ -130,19 +130,6 @@ def test_pages_meet_in_both_directions() -> None:
 
 
 @each_case(
-    ("query", "page"),
-    [
-        ({}, PageRequest(limit=20)),
-        ({"limit": "1000", "beta": "true"}, PageRequest(limit=1000)),
-        ({"after_id": "a"}, PageRequest(after_id="a")),
-        ({"before_id": "b", "limit": "1"}, PageRequest(before_id="b", limit=1)),
-    ],
-)
-def test_queries(query: dict[str, str], page: PageRequest) -> None:
-    assert anthropic_models.parse_page(query) == page
-
-
-@each_case(
     ("query", "problem"),
     [
         *[

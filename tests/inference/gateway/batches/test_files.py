@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -15,14 +14,13 @@ from django.utils import timezone
 
 from inference.batches.files import FileStore
 from inference.batches.models import StoredFile
-from inference.gateway.batches.endpoints import read_upload
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES
 from inference.neuron.requests.batches import batches_within
 from inference.protocol.events import MAX_BATCH_BYTES, Embedded, Usage
-from inference.wire.errors import ApiError
 from tests.cases import each_case
+from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.batches.running import KEYED, line, results, until_ended
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, saying
@@ -89,6 +87,7 @@ async def test_a_large_answer_is_one_line_of_the_results(
 
 BOUNDARY = "a-boundary"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
+PURPOSE = ('name="purpose"', b"batch")
 
 
 def form(*parts: tuple[str, bytes]) -> bytes:
@@ -103,36 +102,33 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 
 @each_case(
-    ("words", "name"),
-    [('filename="a.jsonl"', "a.jsonl"), ("filename*=utf-8''%C3%A4.jsonl", "ä.jsonl")],
-    ids=["as forms are", "as aiohttp sends it"],
-)
-def test_a_file_and_its_fields(words: str, name: str) -> None:
-    body = form(('name="purpose"', b"batch"), (f'name="file"; {words}', b"{}\n"))
-    upload = read_upload(FORM, io.BytesIO(body))
-    content = b"".join(upload.content.chunks())
-    assert (upload.name, content, upload.fields) == (name, b"{}\n", {"purpose": "batch"})
-
-
-@each_case(
-    ("content_type", "body", "param"),
+    ("content_type", "body", "status", "found"),
     [
-        ("application/json", b"{}", None),
-        ("multipart/form-data", b"no boundary", None),
-        (FORM, b"nothing of the kind", None),
-        (FORM, form(('name="purpose"', b"batch")), "file"),
-        (FORM, form(('name="file"', b"x" * 3_000_000)), "file"),
-        (FORM, form(*((f'name="field-{number}"', b"") for number in range(1001))), None),
-        (FORM, form(*(('name="file"; filename="a"', b"") for _ in range(101))), "file"),
+        (FORM, form(PURPOSE, ('name="file"; filename="a.jsonl"', b"{}\n")), 200, "a.jsonl"),
+        # As aiohttp sends it.
+        (FORM, form(PURPOSE, ("name=\"file\"; filename*=utf-8''%C3%A4", b"")), 200, "ä"),
+        (
+            FORM,
+            form(PURPOSE, ('name="mood"', b""), ('name="file"; filename="a"', b"")),
+            400,
+            "mood",
+        ),
+        ("application/json", b"{}", 400, None),
+        ("multipart/form-data", b"no boundary", 400, None),
+        (FORM, b"nothing of the kind", 400, None),
+        (FORM, form(PURPOSE), 400, "file"),
+        (FORM, form(('name="file"', b"no name")), 400, "file"),
+        (FORM, form(*((f'name="field-{number}"', b"") for number in range(1001))), 400, None),
+        (FORM, form(*(('name="file"; filename="a"', b"") for _ in range(101))), 400, "file"),
     ],
-    ids=["json", "boundary", "no parts", "no file", "no name", "fields", "files"],
 )
-def test_what_is_no_such_form_is_the_clients(
-    content_type: str, body: bytes, param: str | None
+async def test_forms(
+    client: AsgiClient, content_type: str, body: bytes, status: int, found: str | None
 ) -> None:
-    with pytest.raises(ApiError) as refused:
-        read_upload(content_type, io.BytesIO(body))
-    assert (refused.value.status, refused.value.param) == (400, param)
+    headers = KEYED | {"content-type": content_type}
+    answer = await client.post("/v1/files", parts=[body], headers=headers)
+    assert answer.status == status
+    assert (answer.json["filename"] if status == 200 else answer.error["param"]) == found
 
 
 HOUR: Any = {"anchor": "created_at", "seconds": 3600}

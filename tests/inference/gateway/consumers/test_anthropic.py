@@ -14,7 +14,6 @@ from inference.protocol.generation import Submit, TokenCountRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
-from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, failing
 from tests.inference.gateway.responses_support import breaks, calls_a_tool, counts
 
@@ -87,20 +86,6 @@ async def test_the_sdk_streams_thinking_text_and_a_tool_call(
     assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 3
 
 
-async def test_the_beta_client_of_claude_code(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
-    """``?beta=true``, beta headers, edits that keep everything."""
-    neuron.script = looks
-    edits: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-    message = await anthropic_sdk.beta.messages.create(
-        **messages_body(tools=TOOLS, context_management=edits, metadata={"user_id": "u"}),
-        betas=["claude-code-20250219", "interleaved-thinking-2025-05-14"],
-    )
-    assert [block.type for block in message.content] == ["text", "tool_use"]
-    assert message.context_management and message.context_management.applied_edits == []
-
-
 async def test_the_sdk_raises_what_went_wrong(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
@@ -120,25 +105,6 @@ async def test_the_sdk_raises_what_went_wrong(
     with pytest.raises(anthropic.APIStatusError, match="The engine crashed") as broken:
         _ = [event async for event in events]
     assert broken.value.type == "overloaded_error"
-
-
-@each_case(
-    ("headers", "status"),
-    [
-        ({"x-api-key": "sesame", "authorization": "Bearer placeholder"}, 200),
-        ({"x-api-key": "placeholder", "authorization": "Bearer sesame"}, 200),
-        ({"authorization": "Bearer sesame", "anthropic-version": "2042-01-01"}, 200),
-        ({"x-api-key": ""}, 401),
-    ],
-)
-async def test_where_a_key_is_set_it_is_needed(
-    make_client: MakeClient, neuron: FakeNeuron, headers: dict[str, str], status: int
-) -> None:
-    answer = await make_client(api_key="sesame").post(MESSAGES, messages_body(), headers=headers)
-    assert answer.status == status
-    if status == 401:
-        assert (answer.json["type"], answer.error["type"]) == ("error", "authentication_error")
-        assert answer.json["request_id"] == answer.headers["request-id"]
 
 
 @each_case(

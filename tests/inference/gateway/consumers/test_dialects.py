@@ -12,8 +12,12 @@ import msgspec
 import pytest
 
 from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers.api_consumer import ignored_headers
-from inference.gateway.consumers.context_advice import ADVICE, HEADER, advice_headers
+from inference.gateway.consumers.own_headers import (
+    ADVICE,
+    HEADER,
+    advice_headers,
+    ignored_headers,
+)
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.requests import client_family
 from inference.protocol.events import Accepted, Cancelled, Event, Failure
@@ -216,20 +220,21 @@ async def test_batches_that_are_lost_repeated_or_late(
         assert answer.json["choices"][0]["message"]["content"] == text
 
 
-@pytest.mark.parametrize("stream", [True, False])
 async def test_a_neuron_that_falls_silent_fails_its_requests_once(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue, stream: bool
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
 ) -> None:
     neuron.script = endless
-    exchange = client.open("POST", CHAT, chat_body(stream=stream))
+    streamed, whole = (
+        client.open("POST", CHAT, chat_body(stream=stream)) for stream in (True, False)
+    )
     await asyncio.wait_for(neuron.submitted.get(), 60)
-    if stream:
-        await exchange.until(b"on and")
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+    await streamed.until(b"on and")
     await neuron.die()
-    await exchange.finish()
-    error = exchange.chunks[-1]["error"] if stream else exchange.error
-    assert error["code"] == "neuron_lost"
-    assert exchange.status == (200 if stream else 503)
+    await streamed.finish()
+    await whole.finish()
+    assert streamed.chunks[-1]["error"]["code"] == whole.error["code"] == "neuron_lost"
+    assert (streamed.status, whole.status) == (200, 503)
     refused = await client.post(CHAT, chat_body())
     assert (refused.status, refused.error["code"]) == (503, "no_neuron")
     assert int(refused.headers["retry-after"]) >= 1

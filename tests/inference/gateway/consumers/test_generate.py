@@ -6,15 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import openai
 import pytest
-import redis.asyncio
 
-from fleet.placement import Wait
 from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.request import place
-from inference.protocol import keys
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, Submit, TokensInput
 from inference.protocol.heartbeat import ReplicaStatus
@@ -22,7 +18,6 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, says, silent
-from tests.inference.gateway.responses_support import breaks
 from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -72,27 +67,6 @@ async def test_streams(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway)
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
 
 
-async def test_the_sdk_raises_on_an_error_within_a_stream(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
-    neuron.script = breaks
-    stream = await sdk.chat.completions.create(**chat_body(stream=True))
-    with pytest.raises(openai.APIError, match="The engine crashed"):
-        _ = [chunk async for chunk in stream]
-
-
-async def test_many_at_once_are_all_answered_and_none_cancelled(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
-    answers = await asyncio.gather(
-        *(client.post(CHAT, chat_body(stream=index % 2 == 0)) for index in range(60))
-    )
-    assert {answer.status for answer in answers} == {200}
-    assert len({answer.headers["x-request-id"] for answer in answers}) == 60
-    await gateway.dispatcher.close(10)
-    assert len(neuron.frames) == 60 and len(gateway.streams) == 0
-
-
 def statuses_seen(gateway: Gateway) -> list[ReplicaStatus]:
     """Returns the statuses of the replicas in the newest snapshot."""
     snapshot = gateway.liveness.latest
@@ -125,35 +99,6 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     await exchange.finish()
     assert exchange.chunks[-1] == "[DONE]"
     assert catalogue.loads == [("tiny", "beast")]
-
-
-async def test_a_stream_that_waits_reports_how_the_load_goes(
-    gateway: Gateway,
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Comments, which readers of server-sent events skip."""
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.02)
-    monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.02)
-    wait = Wait(
-        neuron="beast",
-        model="tiny",
-        reason="tiny is loading on beast (preflight)",
-        eta_s=11.7,
-        share=0.4,
-    )
-    monkeypatch.setattr(place, "place", lambda *_, **__: wait)
-    neuron.status = ReplicaStatus.LOADING
-    await neuron.beat()
-    exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await exchange.until(
-        b": waiting: tiny is loading on beast (preflight), 40%, about 12 s left\n\n"
-    )
-    assert gateway.placer.wait_of("tiny") == wait
-    exchange.leave()
-    await exchange.finish()
-    assert gateway.placer.wait_of("tiny") is None
 
 
 async def test_leaving_while_it_loads_stops_the_wait(
@@ -215,21 +160,3 @@ async def test_the_deadline_is_for_the_first_token_only(
     goes_on.set()
     await exchange.finish()
     assert b'"finish_reason":"length"' in exchange.body
-
-
-async def test_an_empty_inbox_is_rung_by_a_gateway_that_is_alive(
-    client: AsgiClient, gateway: Gateway, redis_client: redis.asyncio.Redis
-) -> None:
-    quiet = FakeNeuron(redis_client)
-    await quiet.beat()
-    exchanges = [client.open("POST", CHAT, chat_body()) for _ in range(3)]
-    async with asyncio.timeout(60):
-        while not await redis_client.xlen(keys.inbox_key("beast")):
-            await asyncio.sleep(0)
-        assert await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
-        while await redis_client.xlen(keys.inbox_key("beast")) < 3:
-            await asyncio.sleep(0.01)
-    assert await redis_client.llen(keys.neuron_queue("beast")) == 1
-    for exchange in exchanges:
-        exchange.leave()
-        await exchange.finish()

@@ -14,7 +14,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
-from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
+from inference.protocol.heartbeat import Capability, ReplicaStatus
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.wire.common.model_card import ModelCard, ModelPrices, own_fields
@@ -46,23 +46,6 @@ def neuron(
         spec_digest=digest,
     )
     return NeuronView(name=name, epoch="e", version="0", devices=(), replicas=(replica,))
-
-
-def test_what_every_ready_replica_can_do() -> None:
-    snapshot = FleetSnapshot(
-        neurons=(
-            neuron("a", "chat", "tool_call", "reasoning"),
-            neuron("b", "chat", "reasoning"),
-            neuron("c", status=ReplicaStatus.LOADING),
-        )
-    )
-    card = model_card(ENTRY, snapshot)
-    assert card.capabilities == ("chat", "reasoning")
-    assert [(place.node, place.status) for place in card.locations] == [
-        ("a", "loaded"),
-        ("b", "loaded"),
-        ("c", "loading"),
-    ]
 
 
 def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
@@ -174,16 +157,6 @@ def test_a_model_that_is_not_served(snapshot: FleetSnapshot, fields: dict[str, A
     assert {name: own[name] for name in fields} == fields
 
 
-def test_it_is_feasible_where_it_could_go_once_others_have_left() -> None:
-    card = DeviceInfo(
-        index=0, kind="cuda", name="", total_memory_bytes=24 << 30, free_memory_bytes=0
-    )
-    full = NeuronView(name="full", epoch="e", version="0", devices=(card,), replicas=())
-    snapshot = FleetSnapshot(neurons=(full,))
-    assert model_card(replace(ENTRY, weight_bytes=9 << 30), snapshot).feasible_on == ("full",)
-    assert model_card(replace(ENTRY, weight_bytes=99 << 30), snapshot).feasible_on == ()
-
-
 async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
@@ -222,33 +195,6 @@ async def test_the_sdk_lists_models_in_pages(
     assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
     with pytest.raises(anthropic.NotFoundError):
         await anthropic_sdk.models.retrieve("huge")
-
-
-@each_case(
-    ("query", "ids", "has_more"),
-    [
-        ("", ["tiny", "gpt-4o"], False),
-        ("limit=1", ["tiny"], True),
-        ("limit=1&after_id=tiny", ["gpt-4o"], False),
-        ("after_id=gpt-4o", [], False),
-        ("before_id=gpt-4o", ["tiny"], False),
-        ("limit=1000&beta=true", ["tiny", "gpt-4o"], False),
-    ],
-)
-async def test_pages_of_models(
-    client: AsgiClient, neuron: FakeNeuron, query: str, ids: list[str], has_more: bool
-) -> None:
-    answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
-    assert [model["id"] for model in answer.json["data"]] == ids
-    assert answer.json["has_more"] is has_more
-    assert answer.json["first_id"] == (ids[0] if ids else None)
-
-
-@each_case("query", ["limit=0", "limit=1001", "limit=x", "limit=00001", "after_id=huge"])
-async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, query: str) -> None:
-    answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
-    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
-    assert answer.json["type"] == "error"
 
 
 ADAPTER = CatalogueEntry(

@@ -25,7 +25,6 @@ from tests.inference.gateway.bodies import embeddings_body
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
 from tests.inference.gateway.responses_support import tokenizes
-from tests.inference.reports import load_report
 
 EMBEDDINGS = "/v1/embeddings"
 VECTOR = struct.pack("<3f", 0.6, -0.8, 0.0)
@@ -92,16 +91,6 @@ async def test_refusals_of_ours(
     answer = await client.post(path, body)
     assert (answer.status, answer.error["param"]) == (status, param)
     assert not neuron.frames
-
-
-async def test_an_input_may_take_the_whole_context(client: AsgiClient, neuron: FakeNeuron) -> None:
-    """There is no answer that would need room in it."""
-    neuron.capabilities = ["embeddings"]
-    neuron.report = load_report(architecture="bert", kind="embedding", context_tokens=256)
-    await neuron.beat()
-    card = (await client.get("/v1/models/tiny")).json
-    assert card["limit"] == {"context": 256, "input": 256, "output": 0}
-    assert list(card["capabilities"]) == ["embeddings"]
 
 
 @each_case(

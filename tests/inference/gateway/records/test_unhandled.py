@@ -12,7 +12,6 @@ from django.core.asgi import get_asgi_application
 from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.bodies import MESSAGE_TOO_LARGE
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.request_ids import new_request_id
 from inference.wire.errors import RequestTooLargeError
@@ -24,10 +23,9 @@ from metering.ledger.entries import Outcome
 from metering.principal import Principal, Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.asgi_socket import LAST, AsgiSocket
+from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.conftest import BEARER, CHAT
 from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.gateway.records.recorded import RecordingRig
 from tests.inference.gateway.responses_support import RESPONSES
 from tests.inference.gateway.waiting import until
@@ -120,29 +118,6 @@ async def test_sockets_at_paths_that_have_none(rig: RecordingRig, path: str, end
     one = rig.refused(403, "unknown_url", account="")
     assert one.settle.endpoint == endpoint
     assert one.settle.client
-
-
-async def test_a_message_that_the_server_does_not_read(rig: RecordingRig) -> None:
-    async with AsgiSocket(rig.client.application, RESPONSES, headers=AUTHORIZED) as socket:
-        socket._to_application.put_nowait({"type": MESSAGE_TOO_LARGE})
-    rig.refused(413, "request_too_large")
-
-
-async def test_messages_that_wait_when_their_client_leaves(
-    rig: RecordingRig, neuron: FakeNeuron
-) -> None:
-    neuron.script = endless
-    body = {"model": "gpt-4o", "input": "Hi", "store": False}
-    async with AsgiSocket(rig.client.application, RESPONSES, headers=AUTHORIZED) as socket:
-        for _ in range(3):
-            socket.send_json({"type": "response.create", **body})
-        while "delta" not in (event := await socket.event()):
-            assert event["type"] not in LAST, event
-    ended = rig.records.ended
-    await until(lambda: len(ended) == 3)
-    assert [one.kind for one in ended] == [Outcome.CANCELLED] * 3
-    assert {one.settle.account for one in ended} == {"lab"}
-    assert len({one.settle.request_id for one in ended}) == 3
 
 
 async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: RecordingRig) -> None:

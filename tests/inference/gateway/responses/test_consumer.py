@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
@@ -15,16 +14,14 @@ from inference.conversations.models import StoredResponse
 from inference.gateway.consumers import generate as generation
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failed, Failure
-from inference.protocol.generation import ChatMessage, Submit, TokenCountRequest, ToolCall
+from inference.protocol.generation import Submit, TokenCountRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import QUESTION, responses_body
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, says, silent
 from tests.inference.gateway.responses_support import (
     RESPONSES,
-    TOOLS,
     breaks,
-    calls_a_tool,
     chat,
     counts,
     events,
@@ -50,40 +47,6 @@ async def test_the_sdk_creates_streams_retrieves_and_deletes(sdk: openai.AsyncOp
         final = await stream.get_final_response()
     assert (names[0], names[-1]) == ("response.created", "response.completed")
     assert (await sdk.responses.retrieve(final.id)).output_text == final.output_text == ANSWER
-
-
-async def test_a_turn_with_a_tool(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    paris, neuron.script = neuron.script, calls_a_tool
-    first = await sdk.responses.create(**responses_body(tools=TOOLS, instructions="Be brief."))
-    thought, call = first.output
-    assert thought.type == "reasoning" and thought.content[0].text == "It is Paris."
-    assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Paris"}
-    assert first.usage.output_tokens_details.reasoning_tokens == 3
-    neuron.script = paris
-    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
-    second = await sdk.responses.create(
-        model="tiny", input=[result], tools=TOOLS, previous_response_id=first.id
-    )
-    by_hand = await sdk.responses.create(
-        model="tiny",
-        input=[{"role": "user", "content": QUESTION}, *first.output, result],
-        tools=TOOLS,
-        store=False,
-    )
-    assert second.output_text == by_hand.output_text
-    turns = [
-        ChatMessage(role="user", content=QUESTION),
-        ChatMessage(
-            role="assistant",
-            reasoning="It is Paris.",
-            tool_calls=[ToolCall(id="call_a", name="get_weather", arguments='{"city": "Paris"}')],
-        ),
-        ChatMessage(role="tool", content="21", tool_call_id="call_a"),
-    ]
-    asked, continued, sent_whole = map(chat, neuron.frames)
-    assert asked.messages[0] == ChatMessage(role="system", content="Be brief.")
-    assert continued.messages == sent_whole.messages == turns
-    assert second.previous_response_id == first.id
 
 
 async def test_the_sdk_counts_with_the_turns_before(
@@ -140,59 +103,6 @@ async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron
         assert (refused.status, refused.error["code"]) == (400, "previous_response_not_found")
         assert refused.error["param"] == "previous_response_id"
     assert len(neuron.frames) == 1
-
-
-async def test_input_items_come_in_pages(sdk: openai.AsyncOpenAI) -> None:
-    turns: Any = [{"role": "user", "content": str(number)} for number in range(25)]
-    made = await sdk.responses.create(model="tiny", input=turns)
-    page = await sdk.responses.input_items.list(made.id)
-    assert len(page.data) == 20 and page.has_more
-    texts = [item.content[0].text async for item in page]  # type: ignore[union-attr]
-    assert texts == [str(number) for number in reversed(range(25))]
-    oldest = await sdk.responses.input_items.list(made.id, order="asc", limit=2)
-    assert [item.id for item in oldest.data] == [oldest.first_id, oldest.last_id]
-    after = await sdk.responses.input_items.list(made.id, order="asc", after=oldest.last_id)
-    assert after.data[0].content[0].text == "2"  # type: ignore[union-attr]
-
-
-@each_case(
-    ("path", "query", "param"),
-    [
-        ("/input_items", "limit=0", "limit"),
-        ("/input_items", "limit=101", "limit"),
-        ("/input_items", "limit=%D9%A1", "limit"),
-        ("/input_items", "order=up", "order"),
-        ("/input_items", "after=msg_1", "after"),
-        ("/input_items", "before=msg_1", "before"),
-        ("/input_items", "include[]=everything", "include"),
-        ("/input_items", "include[]=reasoning.encrypted_content", None),
-        ("", "stream=maybe", "stream"),
-        ("", "starting_after=3", "starting_after"),
-        ("", "verbose=1", "verbose"),
-        ("", "include[]=reasoning.encrypted_content", None),
-    ],
-)
-async def test_queries_that_are_refused(
-    client: AsgiClient, neuron: FakeNeuron, path: str, query: str, param: str | None
-) -> None:
-    made = (await client.post(RESPONSES, responses_body())).json["id"]
-    answer = await client.get(f"{RESPONSES}/{made}{path}", query=query)
-    assert answer.status == (400 if param else 200)
-    assert not param or answer.error["param"] == param
-
-
-@each_case(
-    ("method", "path", "allowed"),
-    [
-        ("GET", "", "POST"),
-        ("POST", "/resp_1", "GET, DELETE"),
-        ("GET", "/resp_1/cancel", "POST"),
-        ("DELETE", "/resp_1/input_items", "GET"),
-    ],
-)
-async def test_methods(client: AsgiClient, method: str, path: str, allowed: str) -> None:
-    refused = await client.open(method, f"{RESPONSES}{path}").finish()
-    assert (refused.status, refused.headers["allow"]) == (405, allowed)
 
 
 async def test_a_stream_that_breaks_is_reported_and_kept(

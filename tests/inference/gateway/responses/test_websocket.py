@@ -17,7 +17,6 @@ from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.bodies import QUESTION
-from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
     FakeNeuron,
@@ -206,20 +205,6 @@ async def test_what_is_refused(
     assert code(events) == expected or expected is None
     assert (events[0]["param"], events[0]["status"]) == (param, 400)
     EVENT_TYPES.validate_python(events[0])
-
-
-async def test_a_handshake_needs_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
-    client = make_client(api_key="sesame")
-    elsewhere = (b"origin", b"https://elsewhere.example")
-    for headers in ([], [elsewhere], [(b"authorization", b"Bearer wrong")]):
-        socket = connect(client, headers=headers)
-        assert await socket.message() == {"type": "websocket.close"}
-        await socket.leave()
-    nowhere = AsgiSocket(client.application, "/v1/chat/completions")
-    assert await nowhere.message() == {"type": "websocket.close"}
-    await nowhere.running
-    async with connect(client, headers=[(b"authorization", b"Bearer sesame")]) as socket:
-        assert (await socket.turn(create()))[-1]["type"] == "response.completed"
 
 
 async def test_a_client_that_leaves_and_a_gateway_that_stops(

@@ -22,7 +22,6 @@ from inference.gateway.server.clients import (
     Reading,
     ReadTimeouts,
     StreamChannel,
-    origin_target,
 )
 from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
 from inference.wire.anthropic import errors as anthropic_errors
@@ -127,34 +126,6 @@ class Connection:
         assert [one[2] for one in self.recorded] == [status]
         assert (self.asked, self.later, self.wire.disconnecting) == ([], [LINGER_S], False)
         return status, json.loads(body)["error"]
-
-
-@each_case(
-    ("target", "origin"),
-    [
-        (b"http://gpu-box:31313/v1/models", (b"gpu-box:31313", b"/v1/models")),
-        (b"HTTPS://[::1]/a?b=c://d", (b"[::1]", b"/a?b=c://d")),
-        (b"http://gpu-box", (b"gpu-box", b"/")),
-        (b"http://gpu-box?limit=1", (b"gpu-box", b"/?limit=1")),
-        (b"/v1/models", None),
-        (b"/http://gpu-box/", None),
-        (b"*", None),
-        (b"http:///v1/models", None),
-        (b"http://user:word@gpu-box/", None),
-        (b"ftp://gpu-box/v1/models", None),
-    ],
-)
-def test_the_parts_of_an_absolute_target(target: bytes, origin: tuple[bytes, bytes] | None) -> None:
-    assert origin_target(target) == origin
-
-
-@each_case("piece_bytes", [1, 1000])
-def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
-    connection = Connection()
-    head = b"GET http://gpu-box:1/v1/models?limit=2 HTTP/1.1\r\nHost: evil.example\r\n\r\n"
-    connection.send(head, piece_bytes)
-    assert connection.asked == [(b"GET", b"/v1/models?limit=2", [b"gpu-box:1"])]
-    assert connection.wire.written == b""
 
 
 ONE_LINE = b"Content-Length: 5"
@@ -343,7 +314,7 @@ def test_a_head_has_one_deadline_and_an_answer_none() -> None:
     deadline = ReadDeadline(TIMEOUTS, 0)
     assert not deadline.is_overdue(74.9) and deadline.is_overdue(75)
     deadline.begin_head(100)
-    deadline.receive(1)
+    deadline.receive(MIN_BODY_BYTES)
     assert not deadline.is_overdue(109.9) and deadline.is_overdue(110)
     deadline.stop()
     assert deadline.reading is Reading.ANSWERING
@@ -352,33 +323,15 @@ def test_a_head_has_one_deadline_and_an_answer_none() -> None:
     assert not deadline.is_overdue(1074) and deadline.is_overdue(1075)
 
 
-def test_a_body_must_continue() -> None:
-    deadline = ReadDeadline(TIMEOUTS, 0)
-    deadline.begin_body(0)
-    for period in range(1, 100):
-        deadline.receive(MIN_BODY_BYTES)
-        assert not deadline.is_overdue(20 * period), "slow, and it continues"
-    deadline.receive(MIN_BODY_BYTES - 1)
-    assert deadline.is_overdue(2000)
-
-
-def test_a_body_has_a_total_deadline_that_the_servers_pauses_extend() -> None:
+def test_a_body_must_continue_and_has_an_hour() -> None:
     """A body of 4 KiB each 20 s took without end."""
     deadline = ReadDeadline(TIMEOUTS, 0)
-    deadline.begin_head(0)
     deadline.begin_body(0)
-    now_s = 0.0
-    while True:
-        now_s += TIMEOUTS.body_s
-        deadline.receive(10 * MIN_BODY_BYTES)
-        if deadline.is_overdue(now_s):
-            break
-        assert now_s < MAX_BODY_S
-    assert now_s == MAX_BODY_S
-    deadline.wait(now_s)
-    deadline.begin_head(now_s)
-    deadline.begin_body(now_s)
-    deadline.stop()
-    deadline.begin_body(now_s + 10 * MAX_BODY_S)
-    deadline.receive(MIN_BODY_BYTES)
-    assert not deadline.is_overdue(now_s + 10 * MAX_BODY_S + TIMEOUTS.body_s)
+    num_periods = round(MAX_BODY_S / TIMEOUTS.body_s)
+    for period in range(1, num_periods + 1):
+        deadline.receive(MIN_BODY_BYTES)
+        assert not deadline.is_overdue(20 * period - 0.1)
+        assert deadline.is_overdue(20 * period) == (period == num_periods)
+    deadline.begin_body(0)
+    deadline.receive(MIN_BODY_BYTES - 1)
+    assert deadline.is_overdue(20)

@@ -3,14 +3,8 @@ from a browser."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
-
-import openai
-import pytest
-import pytest_asyncio
 
 from helexa_site.config import Config
 from inference.gateway.server.origins import is_allowed
@@ -28,7 +22,7 @@ from inference.gateway.server.paths import (
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, embeds
+from tests.inference.gateway.fake_neuron import FakeNeuron
 
 PATHS = ["/chat/completions", "/completions/", "/embeddings", "/messages", "/models"]
 DEEPER = ["/messages/count_tokens", "/models/org/name", "/responses", "/responses/resp_1/cancel"]
@@ -82,31 +76,6 @@ def test_a_wrong_path_is_answered_with_what_it_may_have_meant(
 
 TURNS: Any = [{"role": "user", "content": "Hi"}]
 VERSION = "2024-10-21"
-
-
-@pytest_asyncio.fixture
-async def azure(server_url: str) -> AsyncIterator[openai.AsyncAzureOpenAI]:
-    async with openai.AsyncAzureOpenAI(
-        azure_endpoint=server_url, api_key="x", api_version=VERSION, max_retries=0
-    ) as client:
-        yield client
-
-
-async def test_the_sdk_of_azure(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None:
-    answer = await azure.chat.completions.create(model="tiny", messages=TURNS)
-    assert answer.choices[0].message.content
-    stream = await azure.chat.completions.create(model="tiny", messages=TURNS, stream=True)
-    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
-    assert "".join(pieces) == answer.choices[0].message.content
-    completion = await azure.completions.create(model="tiny", prompt="Hi")
-    assert completion.choices[0].text
-    assert [model.id async for model in azure.models.list()] == ["tiny", "gpt-4o"]
-    with pytest.raises(openai.NotFoundError) as missing:
-        await azure.chat.completions.create(model="no-such", messages=TURNS)
-    assert missing.value.code == "model_not_found"
-    neuron.script = embeds(b"12345678")
-    made = await azure.embeddings.create(model="tiny", input="Hi", encoding_format="base64")
-    assert base64.b64decode(str(made.data[0].embedding)) == b"12345678"
 
 
 async def test_the_deployment_is_the_model_and_the_key_has_its_own_header(

@@ -1,15 +1,12 @@
-"""How a server as a process ends: its drain, a second signal, a port in use. A large form goes
-through it to its upstream, and is never whole in its memory."""
+"""How a server as a process ends: its drain, a second signal, a port in use."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,11 +14,9 @@ import httpx
 import pytest
 
 from benchmarks.ports import free_port
-from fleet import services
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.events import Event
 from inference.protocol.generation import Submit
-from metering.actor import COMMAND
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts, paris
 from tests.inference.gateway.servers.conftest import (
@@ -30,13 +25,9 @@ from tests.inference.gateway.servers.conftest import (
     RunningServer,
     accepts_connections,
     command,
-    gateway_environment,
     served_by,
     start,
 )
-from tests.inference.gateway.upstreams.passing import FORM, TRANSCRIPTIONS, form, part
-from tests.migrated_database import MakeSqlite
-from tests.servers.fake_upstream import FakeUpstream
 
 pytestmark = pytest.mark.slow
 
@@ -109,52 +100,3 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) 
         )
     assert run.returncode == 1
     assert b"cannot listen" in run.stderr and b"Traceback" not in run.stderr
-
-
-MIB = 1024 * 1024
-UPLOAD_BYTES = 60 * MIB
-MAX_GROWTH_BYTES = 20 * MIB
-"""A third of the upload: buffers and what a busy allocator keeps."""
-
-
-async def upload(server: RunningServer, content: bytes) -> int:
-    """The most memory that the server ever held, once it has passed the file on."""
-    async with server.client() as client:
-        body = form(part("file", content, filename="a.mp3"), part("model", b"whisper"))
-        answer = await client.post(TRANSCRIPTIONS, content=body, headers=FORM)
-        assert (answer.status_code, answer.json()) == (200, {"text": "hi"})
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    (found,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
-    return int(found) * 1024
-
-
-@pytest.fixture
-def whisper(
-    redis_server_url: str, make_sqlite: MakeSqlite, tmp_path: Path
-) -> Iterator[tuple[RunningServer, FakeUpstream]]:
-    """A server whose only model an upstream serves."""
-    with FakeUpstream() as upstream:
-
-        def offer() -> None:
-            services.upstream_create(actor=COMMAND, name="box", url=upstream.url)
-            services.catalogue_model_create(
-                actor=COMMAND, name="whisper", source="upstream:box/w", task="transcription"
-            )
-
-        upstream.answer = lambda asked, wire: wire.json(200, {"text": "hi"})
-        data_dir = make_sqlite(offer).parent
-        env = gateway_environment(data_dir, redis_server_url, max_body_bytes=UPLOAD_BYTES + MIB)
-        server = start(env, tmp_path / "server.log")
-        yield server, upstream
-        server.stop()
-
-
-async def test_an_upload_takes_a_bounded_part_of_memory(
-    whisper: tuple[RunningServer, FakeUpstream],
-) -> None:
-    server, upstream = whisper
-    small = b"x" * (2 * MIB)  # imports, pools and the first connections
-    before = max([await upload(server, small) for _ in range(2)])
-    content = hashlib.shake_256(b"audio").digest(UPLOAD_BYTES)
-    assert await upload(server, content) - before < MAX_GROWTH_BYTES
-    assert content in upstream.asked[-1].body

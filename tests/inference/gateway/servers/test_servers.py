@@ -7,19 +7,16 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import websockets
 
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
-from inference.request_ids import new_request_id
 from tests.cases import each_case
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
@@ -27,7 +24,6 @@ from tests.inference.gateway.servers.conftest import (
     ASKED,
     CREATE,
     MAX_BODY_BYTES,
-    MODEL,
     RunningServer,
     served_by,
 )
@@ -39,27 +35,6 @@ def websocket(server: RunningServer, path: str = "/v1/responses", **more: Any) -
     # Compressed, what the flood sends would fit into the buffers.
     url = f"ws://127.0.0.1:{server.port}{path}"
     return websockets.connect(url, proxy=None, compression=None, **more)
-
-
-async def test_the_openai_sdk_streams_and_uses_a_websocket(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
-    await served_by(ready, server)
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-        stream = await client.chat.completions.create(**ASKED, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        assert text == "The capital is Paris."
-        async with client.responses.connect() as connection:
-            previous: str | None = None
-            for question in ("What is the capital of France?", "And of Italy?"):
-                await connection.response.create(
-                    model=MODEL, input=question, store=False, previous_response_id=previous
-                )
-                async for event in connection:
-                    if event.type == "response.completed":
-                        assert event.response.output_text == "The capital is Paris."
-                        previous = event.response.id
-                        break
 
 
 async def test_leaving_cancels(server: RunningServer, ready: FakeNeuron) -> None:
@@ -103,11 +78,10 @@ LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
         (f"GET /v1/nothing?{LONG} HTTP/1.1\r\nHost: localhost", 414, "uri_too_long", "unknown"),
         (f"GET /v1/nothing HTTP/1.1\r\nA: {LONG}", 431, "headers_too_large", "unknown"),
         ("GET /v1/nothing HTTP/1.1\r\nA B: x", 400, "invalid_http", "unknown"),
-        ("GET http://localhost/v1/no HTTP/1.1\r\nHost: a.b", 404, "unknown_url", "unknown"),
         (f"POST {CHAT} HTTP/1.1\r\n{LARGE}", 413, "request_too_large", CHAT),
         (f"POST {CHAT} HTTP/1.1\r\n{UNKNOWN}", 401, "invalid_api_key", CHAT),
     ],
-    ids=["a long target", "a long header", "a bad header", "absolute", "large", "no key"],
+    ids=["a long target", "a long header", "a bad header", "large", "no key"],
 )
 async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
     server: RunningServer, head: str, status: int, code: str, endpoint: str
@@ -130,14 +104,7 @@ async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
 
 
 async def test_what_is_none_of_the_applications_answers_is_recorded(server: RunningServer) -> None:
-    """A client that leaves before its body is whole, a handshake that is none, and refusals of
-    Django's."""
-    _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST /v1/moderations HTTP/1.1\r\nHost: a.b\r\nContent-Length: 9\r\n\r\n{")
-    await writer.drain()
-    writer.close()
-    left = await recorded(server, "status, outcome", "endpoint = ?", "/v1/moderations")
-    assert left == (0, "cancelled")
+    """A handshake that is none, and refusals of Django's."""
     upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
     large = b"x" * 2 * MAX_BODY_BYTES
     async with server.client() as client:
@@ -211,7 +178,6 @@ async def test_a_refused_handshake_has_its_records_id(server: RunningServer, pat
 
 
 async def test_a_message_over_the_limit(server: RunningServer) -> None:
-    before = new_request_id(time.time() - 1)
     async with websocket(server) as connection:
         await connection.send(json.dumps(CREATE | {"input": "x" * 20 * MAX_BODY_BYTES}))
         with pytest.raises(websockets.ConnectionClosed):
@@ -219,5 +185,3 @@ async def test_a_message_over_the_limit(server: RunningServer) -> None:
                 event = json.loads(await asyncio.wait_for(connection.recv(), 60))
                 assert event["code"] == "request_too_large"
     assert connection.close_code == 1009
-    where = "endpoint = '/v1/responses (socket)' AND code = 'request_too_large' AND request_id > ?"
-    assert await recorded(server, "status, outcome", where, before) == (413, "refused")

@@ -26,7 +26,7 @@ from inference.protocol.generation import (
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import page_of
-from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
+from inference.wire.errors import ApiError, RequestFailedError
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, Part, body_of, events_of, folded, parts, randoms
 
@@ -213,11 +213,6 @@ def test_errors_have_the_word_for_their_status(code: str, type_: str, status: in
     assert payload["type"] == "error" and payload["request_id"] == "r"
     assert payload["error"]["type"] == type_
     assert payload["error"]["details"] == {"error_code": code, "param": None}
-
-
-def test_an_error_frame_is_an_error_event() -> None:
-    frame = anthropic_errors.error_frame(ModelNotFoundError("m"), request_id="r")
-    assert frame.startswith(b"event: error\ndata: {") and frame.endswith(b"}\n\n")
 
 
 @each_case("num_objects", [0, 2, 3])

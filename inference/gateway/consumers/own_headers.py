@@ -1,10 +1,13 @@
-"""Advice for clients that hit the context limit, by their family (``metrics.requests``).
+"""This server's own headers of answers, beside those of the dialects. Pure.
 
-Sent as the ``X-Helexa-Advice`` header of the refusal, for readers of logs. Nothing else depends on
-which client it is. Pure.
+``X-Helexa-Advice``: what to set in a client that hit the context limit, by its family
+(``metrics.requests``), for readers of logs. ``X-Helexa-Ignored``: the fields that were ignored.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
 
 from inference.wire.errors import ApiError
 
@@ -32,3 +35,19 @@ def advice_headers(client: str, error: ApiError) -> list[tuple[bytes, bytes]]:
     if error.code != "context_length_exceeded" or client not in ADVICE:
         return []
     return [(HEADER, f"{ADVICE[client]} {WHERE}".encode("ascii"))]
+
+
+IGNORED = b"x-helexa-ignored"
+MAX_NAMED = 32
+MAX_NAME_CHARS = 128
+
+
+def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Names are the client's own text: characters that a header cannot carry are percent-encoded,
+    and of many the last is a count of the others."""
+    if not paths:
+        return []
+    named = [quote(one[:MAX_NAME_CHARS], safe="[]", errors="replace") for one in paths[:MAX_NAMED]]
+    if len(paths) > MAX_NAMED:
+        named.append(f"and {len(paths) - MAX_NAMED} more")
+    return [(IGNORED, ", ".join(named).encode("ascii"))]
