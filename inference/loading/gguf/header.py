@@ -22,48 +22,8 @@ from typing import TypeVar
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from inference.loading.formats import GGUF_FORMATS
 from inference.protocol.load_errors import BadFileError, MissingFileError, shape_in_words
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFType:
-    name: str
-    cpu_bits: float | None
-    """The bits of a weight as the native decoder packs it, scales included; ``None``: float32."""
-    is_table: bool = False
-    """Whether its codes are looked up in a table of values."""
-
-
-GGUF_TYPES = (
-    GGUFType("F32", None),
-    GGUFType("F16", None),
-    GGUFType("BF16", None),
-    GGUFType("Q4_0", 5),
-    GGUFType("Q4_1", 5),
-    GGUFType("Q5_0", 5.5),
-    GGUFType("Q5_1", 6),
-    GGUFType("Q8_0", 8.5),
-    GGUFType("Q2_K", 3.125),
-    GGUFType("Q3_K", 3.5625),
-    GGUFType("Q4_K", 4.625),
-    GGUFType("Q5_K", 5.625),
-    GGUFType("Q6_K", 6.5625),
-    GGUFType("IQ1_S", 3.5625, is_table=True),
-    GGUFType("IQ1_M", 3.5625, is_table=True),
-    GGUFType("IQ2_XXS", 3.5625, is_table=True),
-    GGUFType("IQ2_XS", 3.5625, is_table=True),
-    GGUFType("IQ2_S", 3.5625, is_table=True),
-    GGUFType("IQ3_XXS", 4.3125, is_table=True),
-    GGUFType("IQ3_S", 4.3125, is_table=True),
-    GGUFType("IQ4_NL", 4.5, is_table=True),
-    GGUFType("IQ4_XS", 4.3125, is_table=True),
-    GGUFType("TQ1_0", 2.5, is_table=True),
-    GGUFType("TQ2_0", 2.5, is_table=True),
-    GGUFType("Q1_0", 2.5, is_table=True),
-    GGUFType("MXFP4", 4.5),
-    GGUFType("NVFP4", 5, is_table=True),
-)
-
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -87,7 +47,7 @@ LEAST_INFO_BYTES = 8 + 4 + 4 + 8
 LEAST_STRING_BYTES = 8
 
 Item = TypeVar("Item")
-READABLE_TYPES = frozenset(GGMLQuantizationType[type.name] for type in GGUF_TYPES)
+READABLE_TYPES = frozenset(GGMLQuantizationType[type.name] for type in GGUF_FORMATS)
 REMOVED = {
     4: "Q4_2",
     5: "Q4_3",

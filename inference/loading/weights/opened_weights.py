@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from inference.loading.formats import DENSE_FORMATS
 from inference.loading.progress import OnProgress
-from inference.loading.weights.quantized_files import DENSE_FORMATS
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.predictor import PREDICTOR_HEAD

@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 from gguf.constants import GGML_QUANT_SIZES
 
-from inference.loading.preflight import FP8
-from inference.loading.weights.quantized_files import DENSE_FORMATS
+from inference.loading.formats import DENSE_FORMATS
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
@@ -33,7 +32,7 @@ from inference.models.weights.stored import (
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
 
-_UNGROUPED = DENSE_FORMATS | {FP8}
+_UNGROUPED = DENSE_FORMATS | {"fp8"}
 _BLOCK_FEATURES: dict[str, int] = {
     type.name: features for type, (features, _) in GGML_QUANT_SIZES.items()
 }

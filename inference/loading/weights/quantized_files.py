@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.loading.formats import DENSE_FORMATS, InSitu, format_of
 from inference.loading.safetensors.tensors import INTEGER_BYTES
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.cache.kv_format import FP8_CAPABILITY
@@ -218,25 +219,7 @@ def _inverse(scales: Floats) -> Floats:
     return inverse
 
 
-InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
-"""The formats that a dense matrix can be made into."""
-
-DENSE_FORMATS = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
-"""fp8 is multiplied out as it is read, which leaves a dense weight."""
-SAME_AS: dict[str, InSitu] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "INT4"), "q4"),
-    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), "q5"),
-    "Q6_K": "q6",
-    **dict.fromkeys(("Q8_0", "INT8"), "q8"),
-}
 BITS: dict[InSitu, Bits] = {"q4": 4, "q5": 5, "q6": 6, "q8": 8}
-BYTES_PER_GROUP: dict[InSitu, int] = {
-    "q4": 16 + 2 * 2,
-    "q5": 20 + 2,
-    "q6": 24 + 2,
-    "q8": 32 + 2,
-    "fp8": 32,
-}
 
 
 class QuantizedFiles(TensorFiles):
@@ -280,7 +263,7 @@ class QuantizedTensor(FileTensor):
         self.shape, self.format = dense.shape, becomes or dense.format
         self.num_bytes = dense.num_bytes
         if becomes is not None:
-            self.num_bytes = math.prod(self.shape) * BYTES_PER_GROUP[becomes] // GROUP_FEATURES
+            self.num_bytes = int(math.prod(self.shape) * (format_of(becomes).native or 0) / 8)
 
     def dense(self) -> torch.Tensor:
         return self._dense.dense()
@@ -338,7 +321,7 @@ def _refuse_other_formats(
         and roles.get(name) != "tower"  # which becomes dense, whatever its own file holds
         and (
             wanted is None
-            or SAME_AS.get(files.format_of(name)) != _wanted_for(roles.get(name), wanted)
+            or format_of(files.format_of(name)).same != _wanted_for(roles.get(name), wanted)
         )
     }
     if others:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants as gguf_quants
-from inference.loading.gguf.header import GGUF_TYPES, READABLE_TYPES, read_header
-from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
+from inference.loading.gguf.header import READABLE_TYPES, read_header
 from inference.models.weights.stored import (
     CodebookWeight,
     DenseWeight,
@@ -76,9 +76,9 @@ def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantiza
     bits = {GroupedWeight: GROUPED_BITS, SuperBlockWeight: SUPER_BLOCK_BITS}
     assert stored.bits == bits.get(builtins.type(stored), CODEBOOK_BITS)[type.name]
     assert torch.equal(stored.dequantize(), expected)
-    declared = next(found for found in GGUF_TYPES if found.name == type.name)
+    declared = next(found for found in GGUF_FORMATS if found.name == type.name)
     assert declared.is_table == isinstance(stored, CodebookWeight)
-    assert stored.packed_bytes == NATIVE_BYTES_PER_WEIGHT[type.name] * NUM_ROWS * NUM_FEATURES
+    assert stored.packed_bytes == FORMATS[type.name].native / 8 * NUM_ROWS * NUM_FEATURES
 
 
 EXTREMES = (0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0x7BFF, 0xFBFF, 0x7C00, 0x7E00)
