@@ -3,9 +3,9 @@ architecture first, then that every tensor is there, in its shape; and whether o
 can serve another. Reads no weights.
 
     safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
-                   packed_files         stacked_experts          named_files           │
+                   packed_files         weights/experts          named_files           │
     GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
+            gguf/tensors          named_files ─▶ each expert alone, weights/experts ◀──┘
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.safetensors.packed_files import PackedFiles
-from inference.loading.safetensors.stacked_experts import cut_interleaved, cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
+from inference.loading.weights.experts import by_expert, cut_interleaved, cut_transposed
 from inference.loading.weights.named_files import (
-    by_expert,
     named_files,
     with_joined_tensors,
     with_predictor,

@@ -70,7 +70,7 @@ def from_packed(
     packed: torch.Tensor,
     zero_points: torch.Tensor | None,
     scales: torch.Tensor,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
 ) -> Codes:
     """compressed-tensors: how many bits there are follows from ``shape``, (out_features,
     in_features)."""

@@ -14,7 +14,7 @@ from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.config.hub_config import parse_config
 from inference.loading.gguf.header import read_headers
 from inference.loading.gguf.tensors import GGUFTensorFiles
-from inference.loading.weights.named_files import by_expert
+from inference.loading.weights.experts import by_expert
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import written_out

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from inference.loading.formats import format_of
 from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.named_files import by_expert
+from inference.loading.weights.experts import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.cuda.experts import stacked_product
 from inference.models.cuda.trials import ExpertTrials
