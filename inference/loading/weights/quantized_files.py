@@ -127,10 +127,12 @@ def _fit(values: Floats, bits: Bits) -> _Fit:
         fit = _rounded(values, scales, minimums, bits)
         error = _squared_error(values, fit)
         better = error < best_error
-        best = _Fit(
-            np.where(better, fit.scales, best.scales),
-            None if best.minimums is None else np.where(better, fit.minimums, best.minimums),
-            np.where(better, fit.codes, best.codes),
+        if best.minimums is not None:
+            assert fit.minimums is not None, "as many as the best has"
+            best = best._replace(minimums=np.where(better, fit.minimums, best.minimums))
+        best = best._replace(
+            scales=np.where(better, fit.scales, best.scales),
+            codes=np.where(better, fit.codes, best.codes),
         )
         best_error = np.where(better, error, best_error)
     return best
