@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from msgspec.structs import replace as replace_spec
 
 from inference.loading import loader
 from inference.loading.devices import (
@@ -29,7 +30,6 @@ from inference.protocol.load_errors import (
     BadSourceError,
     DoesNotFitError,
     MissingFileError,
-    UnknownArchitectureError,
 )
 from tests.cases import each_case
 from tests.inference.loading.conftest import opened, save_directory, saved_gguf
@@ -112,13 +112,6 @@ def test_what_earlier_loads_taught_counts() -> None:
     assert replace(need, correction_bytes=-5000).load_bytes == 0
 
 
-def test_what_was_learnt_on_another_kind_of_device_is_left_aside() -> None:
-    earlier = EarlierLoads(device_kind="cuda", memory_correction_bytes=10**15)
-    asked = LoadSpec(job_id="1", model="m", source="path:x", earlier_loads=earlier)
-    assert earlier_loads_on(asked, torch.device("cpu")) is None
-    assert earlier_loads_on(asked, torch.device("cuda:1")) is earlier
-
-
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
     need = MemoryNeed(weight_bytes=10**10, kv_bytes=2 * 10**6, copy_bytes=0)
     check_fits(need, 11 * 10**9, "cuda:0")
@@ -156,18 +149,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
         opened(tiny_directory, tmp_path, **asked)
 
 
-def test_more_than_one_device_is_refused_by_name(tiny_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadSourceError, match="a replica of 1 rank: set tensor_parallel to 2"):
-        opened(tiny_directory, tmp_path, min_devices=2)
-
-
-def test_the_architecture_is_known_before_the_tokenizer_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "reformer"}')
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UnknownArchitectureError, match="reformer"):
-        opened(tmp_path, tmp_path)
-
-
 def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,17 +168,21 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
 
 
 @each_case(
-    ("devices", "named"),
+    ("fields", "named"),
     [
-        (["cpu", "cuda:0"], "2 devices are given to a replica of 1 rank"),
-        (["gpu"], "write cpu or cuda:0"),
-        (["cuda:99"], "cuda:99 is not here"),
-        (["meta"], "not supported"),
+        (
+            {"min_devices": 2},
+            "set tensor_parallel to 2",
+        ),
+        ({"devices": ["cpu", "cuda:0"]}, "2 devices are given to a replica of 1 rank"),
+        ({"devices": ["gpu"]}, "write cpu or cuda:0"),
+        ({"devices": ["cuda:99"]}, "cuda:99 is not here"),
+        ({"devices": ["meta"]}, "not supported"),
     ],
 )
-def test_devices_that_cannot_be_used(devices: list[str], named: str) -> None:
+def test_devices_that_cannot_be_used(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(BadSourceError, match=named):
-        choose_device(LoadSpec(job_id="1", model="m", source="path:x", devices=devices))
+        choose_device(LoadSpec(job_id="1", model="m", source="path:x", **fields))
 
 
 @each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
@@ -215,11 +200,14 @@ def test_a_card_becomes_the_current_one_before_anything_is_loaded(
     assert current == [used]
 
 
-def test_the_dtype_on_a_cpu() -> None:
-    cpu = torch.device("cpu")
-    asked = LoadSpec(job_id="1", model="m", source="path:x", dtype="bfloat16")
-    assert choose_dtype(asked, cpu) == torch.bfloat16
-    assert choose_dtype(LoadSpec(job_id="1", model="m", source="path:x"), cpu) == torch.float32
+def test_what_a_spec_means_on_a_device() -> None:
+    cpu, earlier = torch.device("cpu"), EarlierLoads(device_kind="cuda", memory_correction_bytes=9)
+    asked = LoadSpec(job_id="1", model="m", source="path:x", earlier_loads=earlier)
+    assert choose_dtype(asked, cpu) == torch.float32
+    assert choose_dtype(replace_spec(asked, dtype="bfloat16"), cpu) == torch.bfloat16
+    # What was learnt on another kind of device does not count.
+    assert earlier_loads_on(asked, cpu) is None
+    assert earlier_loads_on(asked, torch.device("cuda:1")) is earlier
 
 
 NUM_LAYERS, NUM_EXPERTS, INNER, HIDDEN = 2, 4, 32, 64
