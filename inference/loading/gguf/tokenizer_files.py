@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.config.hub_config import read_json
+from inference.loading.config.hub_config import read_json_if_there
 from inference.loading.directory_tokenizer import written_once
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import (
@@ -101,7 +101,7 @@ def _fingerprint(header: GGUFHeader, scheme: str) -> str:
 
 def tokenizer_warnings(directory: Path) -> list[str]:
     """Sentences about the vocabulary of the file that the directory was written for."""
-    config = _read_json(directory / "tokenizer_config.json")
+    config = read_json_if_there(directory / "tokenizer_config.json")
     return [config[WARNING]] if WARNING in config else []
 
 
@@ -157,8 +157,8 @@ def base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> An
             continue
         for config in (
             {"chat_template": _jinja(directory)},
-            _read_json(directory / "chat_template.json"),
-            _read_json(directory / "tokenizer_config.json"),
+            read_json_if_there(directory / "chat_template.json"),
+            read_json_if_there(directory / "tokenizer_config.json"),
         ):
             if template := config.get("chat_template"):
                 return template
@@ -188,13 +188,9 @@ def _token_ids(definition: Mapping[str, Any]) -> dict[str, int]:
 def _read_config(directory: Path) -> dict[str, Any]:
     template = _jinja(directory)
     own = {} if template is None else {"chat_template": template}
-    return _read_json(directory / "tokenizer_config.json") | own
+    return read_json_if_there(directory / "tokenizer_config.json") | own
 
 
 def _jinja(directory: Path) -> str | None:
     path = directory / "chat_template.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return dict(read_json(path)) if path.is_file() else {}

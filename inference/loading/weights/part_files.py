@@ -110,15 +110,14 @@ def cut_tensor(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def packing_groups(files: TensorFiles) -> Mapping[str, int]:
-    """How many inputs each packed weight holds in one group, by name."""
-    formats = ((name, files.format_of(name)) for name in files.names)
-    return {name: _group(format) for name, format in formats if format not in _UNGROUPED}
-
-
-def _group(format: str) -> int:
-    """Formats of safetensors have groups, and so have GGUF's that are smaller than a block of
-    theirs."""
-    return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
+    """How many inputs each packed weight holds in one group, by name: formats of safetensors have
+    groups, and so have GGUF's that are smaller than a block of theirs."""
+    formats = {name: files.format_of(name) for name in files.names}
+    return {
+        name: max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, 0))
+        for name, format in formats.items()
+        if format not in _UNGROUPED
+    }
 
 
 def stage_files(files: TensorFiles, layers: LayerRange) -> TensorFiles:
