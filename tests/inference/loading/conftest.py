@@ -168,8 +168,7 @@ def save_gguf(
         if architecture == "llama" and heads is not None:
             values = _interleaved(values, heads)
         type = (types or {}).get(name, GGMLQuantizationType.F32)
-        blocks = blocks_of(values, type)
-        writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
+        writer.add_tensor(gguf_name(name, architecture), blocks_of(values, type), raw_dtype=type)
     return tiny_gguf.close(writer, path)
 
 
