@@ -214,7 +214,7 @@ NUM_LAYERS, NUM_EXPERTS, INNER, HIDDEN = 2, 4, 32, 64
 NUM_WEIGHTS = NUM_LAYERS * NUM_EXPERTS * 3 * INNER * HIDDEN
 
 
-def test_a_card_with_the_kernel_keeps_experts_packed(
+def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experts = {
@@ -227,9 +227,10 @@ def test_a_card_with_the_kernel_keeps_experts_packed(
     monkeypatch.setattr(loader, "use_device", lambda device: None)
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 0)
 
-    def needed(capability: tuple[int, int], quantization: str) -> int:
+    def needed(capability: tuple[int, int], quantization: str, problem: str | None = None) -> int:
         """What a card of this capability must have for it, as one that has nothing refuses it."""
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(loader, "triton_problem", lambda: problem)
         asked = {"devices": ["cuda:0"], "dtype": "bfloat16", "quantization": quantization}
         with pytest.raises(DoesNotFitError) as refused:
             opened(directory, tmp_path, **asked)
@@ -240,3 +241,6 @@ def test_a_card_with_the_kernel_keeps_experts_packed(
     more_bits = needed((8, 0), "q8") - needed((8, 0), "q4")
     of_others = needed((7, 5), "q8") - needed((7, 5), "q4")
     assert more_bits - of_others == NUM_WEIGHTS * (1.0625 - 0.625)
+    # Without Triton torch's kernel takes 6 bits as 8.
+    widened = needed((8, 0), "q6", "no compiler") - needed((8, 0), "q6")
+    assert widened == NUM_LAYERS * (2 * 64 + 2 * 32) * HIDDEN * (9 - 6.5) / 8
