@@ -53,16 +53,13 @@ def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
     assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
 
 
-def test_generation_config_gives_ends_and_defaults() -> None:
-    defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
-    config = parse_config(LLAMA, {"eos_token_id": [2, 7], "max_new_tokens": 5} | defaults)
-    assert config.eos_token_ids == (2, 7)
-    assert config.generation_defaults == defaults
-
-
 @each_case(
     ("written", "read"),
     [
+        (
+            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
+            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
+        ),
         ({"top_k": 50.0}, {"top_k": 50}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"temperature": 0, "top_p": 1}, {"temperature": 0, "top_p": 1}),
@@ -70,7 +67,8 @@ def test_generation_config_gives_ends_and_defaults() -> None:
     ],
 )
 def test_defaults_as_files_write_them(written: dict[str, object], read: dict[str, object]) -> None:
-    assert parse_config(LLAMA, written).generation_defaults == read
+    config = parse_config(LLAMA, {"eos_token_id": [2, 7], "max_new_tokens": 5} | written)
+    assert (config.eos_token_ids, config.generation_defaults) == ((2, 7), read)
     spelt = {SPELT_IN_GGUF[name]: value for name, value in written.items()}
     assert text_facts(spelt)["generation_defaults"] == read
 
