@@ -13,16 +13,15 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.disk import check_sha256
-from inference.loading.sources.hub_sources import hub_source
-from inference.loading.sources.sources import parse_source
+from inference.loading.sources.sources import parse_source, repository_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
@@ -57,6 +56,7 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +71,10 @@ class AdapterConfig:
     changes_some_layers: bool
 
     def rank_of(self, name: str) -> int:
-        return self.rank_pattern.get(_matching(self.rank_pattern, name), self.rank)
+        return _matching(self.rank_pattern, name, self.rank)
 
     def scale_of(self, name: str) -> float:
-        alpha = self.alpha_pattern.get(_matching(self.alpha_pattern, name), self.alpha)
+        alpha = _matching(self.alpha_pattern, name, self.alpha)
         rank = self.rank_of(name)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
@@ -105,14 +105,8 @@ def read_adapter_config(document: object) -> AdapterConfig:
         alpha=_number(document.get("lora_alpha"), "lora_alpha"),
         is_rank_stabilized=bool(document.get("use_rslora", False)),
         targets=targets,
-        rank_pattern={
-            name: _rank(value, f"rank_pattern of {name}")
-            for name, value in _pattern(document, "rank_pattern")
-        },
-        alpha_pattern={
-            name: _number(value, f"alpha_pattern of {name}")
-            for name, value in _pattern(document, "alpha_pattern")
-        },
+        rank_pattern=_pattern(document, "rank_pattern", _rank),
+        alpha_pattern=_pattern(document, "alpha_pattern", _number),
         changes_some_layers=any(document.get(name) for name in some_layers),
     )
 
@@ -135,21 +129,21 @@ def _refuse_unsupported(document: Mapping[str, Any]) -> None:
         )
 
 
-def _pattern(document: Mapping[str, Any], field: str) -> list[tuple[str, Any]]:
+def _pattern(
+    document: Mapping[str, Any], field: str, read: Callable[[object, str], Number]
+) -> dict[str, Number]:
     pattern = document.get(field) or {}
     if not isinstance(pattern, dict):
         raise BadAdapterError(f"{field} of adapter_config.json is not an object")
     for name in pattern:
         _check_expression(field, name)
-    return list(pattern.items())
+    return {name: read(value, f"{field} of {name}") for name, value in pattern.items()}
 
 
-def _matching(pattern: Mapping[str, Any], name: str) -> str:
-    """The first that the end of ``name`` matches; else ``name`` itself."""
-    for key in pattern:
-        if re.fullmatch(rf"(?:.*\.)?(?:{key})", name):
-            return key
-    return name
+def _matching(pattern: Mapping[str, Number], name: str, otherwise: Number) -> Number:
+    """The number of the first key that the end of ``name`` matches."""
+    keys = (key for key in pattern if re.fullmatch(rf"(?:.*\.)?(?:{key})", name))
+    return next((pattern[key] for key in keys), otherwise)
 
 
 def _check_expression(field: str, expression: str) -> None:
@@ -166,11 +160,10 @@ def _rank(value: object, field: str) -> int:
 
 
 def _number(value: object, field: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(number := float(value)) <= LARGEST_NUMBER:  # type: ignore[arg-type]
         raise BadAdapterError(f"{field} is {value!r}, which is not a number")
-    if not abs(value) <= LARGEST_NUMBER:
-        raise BadAdapterError(f"{field} is {value!r}, which is not a number")
-    return float(value)
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +215,7 @@ def read_adapter(path: Path, adapter: AdapterConfig, config: ModelConfig) -> Ada
     return AdapterWeights(modules)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(NamedTuple):
     down: str
     up: str
     file_name: str
@@ -239,12 +231,11 @@ def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
         halves.setdefault(match[1].removeprefix(_PREFIX), {})[match[2]] = name
     if not halves:
         raise BadAdapterError("the adapter's file is empty")
-    hub_name = family_of(config).hub_name
-    found = {}
+    hub_name, found = family_of(config).hub_name, {}
     for file_name, both in halves.items():
-        if len(both) < 2:
-            lacking = "B" if "A" in both else "A"
-            raise BadAdapterError(f"the adapter's file lacks lora_{lacking} of {file_name}")
+        for half in "AB":
+            if half not in both:
+                raise BadAdapterError(f"the adapter's file lacks lora_{half} of {file_name}")
         own_name = hub_name(f"{file_name}.weight").removesuffix(".weight")
         found[own_name] = _Pair(both["A"], both["B"], file_name)
     return found
@@ -288,19 +279,15 @@ def _why_not(name: str, config: ModelConfig) -> str:
 
 def _fetch(spec: AdapterSpec, cache_dir: Path, on_progress: OnProgress) -> Path:
     source = parse_source(spec.source)
-    if source.scheme == "path":
+    if source.path is not None:
         if spec.revision is not None:
             raise BadSourceError("a revision has no meaning for path: sources")
-        directory = Path(source.location).expanduser().absolute()
-        if not directory.is_dir():
-            raise MissingFileError(f"{directory} is no directory on this host")
-        return directory
-    hub = hub_source(source.scheme)
-    if hub is None:
+        if not source.path.is_dir():
+            raise MissingFileError(f"{source.path.absolute()} is no directory on this host")
+        return source.path.absolute()
+    if source.scheme == "pypi":
         raise BadSourceError("an adapter comes from a hub or path:")
-    from inference.loading.sources.huggingface import Repository  # takes its time to import
-
-    repository = Repository(source.location, spec.revision, cache_dir, on_progress, source=hub)
+    repository = repository_of(source, spec.revision, cache_dir, on_progress)
     folder = repository.download_folder((CONFIG_NAME, WEIGHTS_NAME))
     if folder is None:
         raise MissingFileError(f"{source.location} has neither {CONFIG_NAME} nor {WEIGHTS_NAME}")

@@ -3,9 +3,9 @@ architecture first, then that every tensor is there, in its shape; and whether o
 can serve another. Reads no weights.
 
     safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
-                   packed_files         stacked_experts          named_files           │
+                   packed_files         weights/experts          named_files           │
     GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
+            gguf/tensors          named_files ─▶ each expert alone, weights/experts ◀──┘
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.safetensors.packed_files import PackedFiles
-from inference.loading.safetensors.stacked_experts import cut_interleaved, cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
+from inference.loading.weights.experts import by_expert, cut_interleaved, cut_transposed
 from inference.loading.weights.named_files import (
-    by_expert,
     named_files,
     with_joined_tensors,
     with_predictor,
@@ -42,7 +41,6 @@ from inference.loading.weights.named_files import (
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.cache.kv_format import cache_layout
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family
 from inference.models.families.predictor import has_gguf_predictor
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
@@ -69,11 +67,8 @@ def describe_model(
     """``device_type``: torch's name of it, which bounds the size of images. ``wants_predictor``:
     also open the multi-token prediction layer, where the files have one. Raises
     ``UnknownArchitectureError``, ``BadFileError``, ``MissingFileError``."""
-    described = (
-        _described_gguf(files, device_type, wants_predictor=wants_predictor)
-        if files.is_gguf
-        else _described_safetensors(files, device_type, wants_predictor=wants_predictor)
-    )
+    describe = _described_gguf if files.is_gguf else _described_safetensors
+    described = describe(files, device_type, wants_predictor=wants_predictor)
     try:
         _check_tensors(described)
     except Exception:
@@ -87,24 +82,20 @@ def _described_safetensors(
 ) -> DescribedModel:
     config = read_directory_config(files.directory)
     config = learnt_config(_bounded(config, files, device_type))
-    with refuses_malformed("a header of the safetensors files"):
-        return _opened_safetensors(files, config, wants_predictor=wants_predictor)
-
-
-def _opened_safetensors(
-    files: ModelFiles, config: ModelConfig, *, wants_predictor: bool
-) -> DescribedModel:
     family = family_of(config)
-    opened = _opened(files, has_integers=family.uses_transformers)
-    config = without_absent_tower(config, opened.names)
-    if wants_predictor:
-        config = with_predictor(config, family, opened.names)
-    if isinstance(opened, SafetensorsFiles) and not family.uses_transformers:
-        opened = _cut(opened, family, config)
-    named, left_out = named_files(opened, family, config)
-    # Only transformers knows what its own modules make of experts.
-    tensors = named if family.uses_transformers else by_expert(with_joined_tensors(named))
-    return DescribedModel(config, tensors, left_out, gguf_header=None)
+    with refuses_malformed("a header of the safetensors files"):
+        opened = _opened(files, has_integers=family.uses_transformers)
+        config = without_absent_tower(config, opened.names)
+        if wants_predictor:
+            config = with_predictor(config, family, opened.names)
+        if isinstance(opened, SafetensorsFiles) and family.has_transposed_experts:
+            opened = cut_transposed(opened, config.hidden_size)
+        elif isinstance(opened, SafetensorsFiles) and not family.uses_transformers:
+            opened = cut_interleaved(opened)
+        named, left_out = named_files(opened, family, config)
+        # Only transformers knows what its own modules make of experts.
+        tensors = named if family.uses_transformers else by_expert(with_joined_tensors(named))
+        return DescribedModel(config, tensors, left_out, gguf_header=None)
 
 
 def _opened(files: ModelFiles, *, has_integers: bool) -> TensorFiles:
@@ -113,12 +104,6 @@ def _opened(files: ModelFiles, *, has_integers: bool) -> TensorFiles:
         files.weights, is_quantized=quantization is not None, has_integers=has_integers
     )
     return opened if quantization is None else PackedFiles(opened, quantization)
-
-
-def _cut(files: SafetensorsFiles, family: Family, config: ModelConfig) -> TensorFiles:
-    if family.has_transposed_experts:
-        return cut_transposed(files, config.hidden_size)
-    return cut_interleaved(files)
 
 
 def _described_gguf(

@@ -84,15 +84,13 @@ def _check_files(order: FileCheckOrder) -> None:
 
     spec, paths = order.spec, [Path(path) for path in order.weights]
     own = _model_files(spec, paths, order.free_memory_bytes)
-    config = _checked_config(own, spec)
-    drafting = draft_spec(spec)
+    config, drafting = _checked_config(own, spec), draft_spec(spec)
     if drafting is None or config is None or not takes_draft_model(config):
         return
     others = [path for path in paths if path not in own.all_weights]
-    if others or _is_local(drafting):
+    if others or parse_source(drafting.source).path is not None:
         draft = _model_files(drafting, others, order.free_memory_bytes)
-        draft_config = _checked_config(draft, drafting)
-        if draft_config is not None:
+        if (draft_config := _checked_config(draft, drafting)) is not None:
             check_draft_config(draft_config, drafting.source)
 
 
@@ -111,13 +109,9 @@ def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
     return described.config
 
 
-def _is_local(spec: LoadSpec) -> bool:
-    return parse_source(spec.source).scheme == "path"
-
-
 def _model_files(spec: LoadSpec, paths: Sequence[Path], free_memory_bytes: int) -> ModelFiles:
     """``paths``: downloaded weights, the model's own first."""
-    if _is_local(spec):
+    if parse_source(spec.source).path is not None:
         # A hash would read the weights.
         spec = msgspec.structs.replace(spec, sha256=None)
         return fetch_files(spec, Path(), free_memory_bytes, lambda _: None)

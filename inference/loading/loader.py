@@ -9,6 +9,7 @@ Nothing is allocated for weights before the model is known to be complete and to
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,19 +28,20 @@ from inference.loading.devices import (
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding.embedding_config import read_embedding_config
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, open_embedding_model
+from inference.loading.formats import FP8_FILES
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.host import triton_problem
 from inference.loading.preflight import (
-    CARD_BYTES_PER_WEIGHT,
     PREFILL_TOKENS_PER_STEP,
-    LargestStep,
+    Kernels,
     MemoryNeed,
+    Weight,
     check_fits,
     check_kv_memory,
-    memory_need,
+    shortest_context_bytes,
+    step_bytes,
 )
 from inference.loading.progress import OnProgress
-from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
@@ -50,12 +52,15 @@ from inference.loading.weights.part_files import (
     rank_shares,
     stage_files,
 )
-from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
+from inference.loading.weights.quantized_files import (
+    QuantizedFiles,
+    check_quantization,
+    roles_of,
+)
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.cuda.trials import has_expert_kernel
 from inference.models.families.registry import family_of
-from inference.models.families.tower import TOWER
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.parallel.shares import RankShare, rank_config, rank_cuts
@@ -65,9 +70,6 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.settings.storage import HUGGINGFACE
 
-TABLE = "embed_tokens.weight"
-EXPERTS = ".mlp.experts."
-"""Part of the names of experts' weights and biases."""
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
@@ -220,80 +222,54 @@ def _memory_need(
     spec: LoadSpec, described: DescribedModel, device: torch.device, config: ModelConfig
 ) -> MemoryNeed:
     """``config``: of the device's part of the model."""
-    files, earlier = described.files, earlier_loads_on(spec, device)
-    dtype = choose_dtype(spec, device)
-    is_native = _is_native(spec, device)
-    num_ranks, kv_memory_bytes = spec.tensor_parallel, spec.kv_memory_bytes
-    packed_experts = _packed_experts(spec, described, device)
-    tables = _quantized_tables(described, device)
-    is_tied = described.config.tie_embeddings
-    return memory_need(
-        config,
-        [
-            (_kept_format(described, name, device), math.prod(files.shape_of(name)))
-            for name in files.names
-            if name not in packed_experts and (is_tied or name not in tables)
-        ],
-        dtype.itemsize,
-        largest_step=LargestStep(
+    kernels = _kernels(spec, described.config, device)
+    weight_bytes, copy_bytes = kernels.bytes_of(
+        _weights(described), is_tied=described.config.tie_embeddings
+    )
+    kv_format = planned_kv_format(spec, device, kernels.is_native)
+    kv_bytes = (
+        None if spec.kv_memory_bytes is None else spec.kv_memory_bytes // spec.tensor_parallel
+    )
+    earlier = earlier_loads_on(spec, device)
+    return MemoryNeed(
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes or shortest_context_bytes(config, kv_format),
+        copy_bytes=copy_bytes,
+        step_bytes=step_bytes(
+            config,
+            kernels.dense_bytes,
             prompt_rows=PREFILL_TOKENS_PER_STEP[device.type],
             decode_rows=spec.max_concurrent_sequences,
         ),
+        image_bytes=config.kept_rows_bytes,
         correction_bytes=earlier.memory_correction_bytes if earlier else 0,
-        is_native=is_native,
-        kv_format=planned_kv_format(spec, device, is_native),
-        kv_memory_bytes=None if kv_memory_bytes is None else kv_memory_bytes // num_ranks,
-        packed_experts=[
-            (format, math.prod(files.shape_of(name))) for name, format in packed_experts.items()
-        ],
-        tables=[(files.format_of(name), math.prod(files.shape_of(name))) for name in tables],
-        has_packed_kernels=_has_packed_kernels(spec, described, device),
     )
 
 
-def _quantized_tables(described: DescribedModel, device: torch.device) -> list[str]:
-    """Tables of tokens that stay in codes on a card, which looks rows up. An output head that is
-    tied to one is packed beside it."""
-    files = described.files
-    if device.type == "cpu" or family_of(described.config).uses_transformers:
-        return []
-    return [
-        name
-        for name in files.names
-        if name.endswith(TABLE) and files.format_of(name) in CARD_BYTES_PER_WEIGHT
-        if files.format_of(name) != FP8_CODES
-    ]
+def _weights(described: DescribedModel) -> Iterator[Weight]:
+    """The transformers backend takes dense weights alone, and so do kernels for experts of fp8
+    whose scales are not of blocks."""
+    files, roles = described.files, roles_of(described.config)
+    is_dense = family_of(described.config).uses_transformers
+    for name in files.names:
+        tensor, role = files[name], roles.get(name)
+        is_unfit = role == "experts" and tensor.format == FP8_FILES and not tensor.has_fp8
+        format = "dense" if is_dense or is_unfit else tensor.format
+        yield Weight(role, format, math.prod(tensor.shape))
 
 
-def _has_packed_kernels(spec: LoadSpec, described: DescribedModel, device: torch.device) -> bool:
-    """Whether packed kernels run here, as far as that can be answered before one is tried."""
-    is_exact = spec.dtype == "float32" or family_of(described.config).uses_transformers
-    return device.type == "cuda" and not is_exact and triton_problem() is None
-
-
-def _kept_format(described: DescribedModel, name: str, device: torch.device) -> str:
-    """The transformers backend and towers take dense weights alone, and so does a card of experts
-    whose formats it does not keep."""
-    is_expert = device.type != "cpu" and EXPERTS in name
-    if is_expert or name.startswith(TOWER) or family_of(described.config).uses_transformers:
-        return "dense"
-    return described.files.format_of(name)
-
-
-def _packed_experts(
-    spec: LoadSpec, described: DescribedModel, device: torch.device
-) -> dict[str, str]:
-    """Formats of the experts that stay packed on a card, by name."""
-    files = described.files
-    is_packed = spec.dtype != "float32" and not family_of(described.config).uses_transformers
-    if not is_packed or not has_expert_kernel(device):
-        return {}
-    formats = {name: files.format_of(name) for name in files.names if EXPERTS in name}
-    return {
-        name: format
-        for name, format in formats.items()
-        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or files[name].has_fp8)
-    }
+def _kernels(spec: LoadSpec, config: ModelConfig, device: torch.device) -> Kernels:
+    """Those that will run, as far as that is known before one is tried."""
+    is_card = device.type != "cpu"
+    is_packed = spec.dtype != "float32" and not family_of(config).uses_transformers
+    return Kernels(
+        dense_bytes=choose_dtype(spec, device).itemsize,
+        is_card=is_card,
+        is_native=_is_native(spec, device),
+        packs_experts=is_packed and has_expert_kernel(device),
+        packs_projections=is_packed and triton_problem() is None,
+        looks_up_codes=is_card,
+    )
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:

@@ -6,60 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from inference.loading.gguf.header import GGUF_TYPES
+from inference.loading.formats import FP8_FILES, MXFP4, Format, format_of
 from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
+from inference.models.families.roles import Role
 from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256
 """A model whose weights leave no room for such a context is of no use."""
 
-GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
-GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q5", "q6", "q8", "MXFP4"})
-MXFP4, FP8_FILES = "MXFP4", "F8_E4M3"
-"""The formats in which only experts are kept."""
-FP8 = "fp8"
-"""Small letters: quantised while loading. torch's kernel takes q5 and q6 as 8 bits."""
-BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
-"""Code, and two 2-byte numbers per group of 32."""
-BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32
-NATIVE_BYTES_PER_WEIGHT = {
-    **{type.name: type.cpu_bits / 8 for type in GGUF_TYPES if type.cpu_bits is not None},
-    "INT4": 0.625,
-    "INT8": 1.0625,
-    "q5": 0.6875,
-    "q6": 0.8125,
-}
-"""The bytes of a weight as the native decoder packs it: ``native/cpp/formats.h``."""
-CARD_BYTES_PER_WEIGHT = {
-    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "Q1_0"), 0.5625),
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "NVFP4"), 0.625),
-    "Q4_0": 0.625,
-    "Q4_1": 0.625,
-    "Q5_0": 0.8125,
-    "Q5_1": 0.875,
-    "Q8_0": 1.0625,
-    "INT4": 0.625,
-    "INT8": 1.0625,
-    "q4": 0.625,
-    "q5": 0.8125,
-    "q6": 0.8125,
-    "q8": 1.0625,
-    "MXFP4": 0.5625,
-    "Q2_K": 0.75,
-    "Q3_K": 0.625,
-    "Q4_K": 0.625,
-    "Q5_K": 0.875,
-    "Q6_K": 0.875,
-    "F8_E4M3": 1.0625,
-}
-"""The bytes of a weight as a card's own kernels keep experts and projections,
-``inference/models/cuda/packed.py`` and ``experts.py``. Those of fp8 count scales of blocks. Places
-in a table take four bits, with a scale for each 32 or 16."""
-BYTES_PER_TABLE_WEIGHT = 1 + 4 / 32
-"""The bytes of a weight in a quantised table on a card, whose rows are looked up: a byte for each
-code."""
+TABLE_BITS = 9
+"""Bits of a weight in a quantised table on a card, whose rows are looked up: a byte for each code,
+and two 2-byte numbers for each 32."""
+WIDENED = frozenset({"Q5_0", "q5", "q6"})
+"""Formats that torch's kernel takes as 8 bits: a card's own is always the better one."""
 COPY_BYTES = 2
 """Bytes of a weight in the bfloat16 copy that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
@@ -68,12 +30,64 @@ LOGIT_BYTES = 4
 COPIES_OF_LOGITS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargestStep:
-    """The most rows that one step of the engine holds."""
+class Weight(NamedTuple):
+    """A tensor that a model computes with. ``format``: a name of ``loading.formats``, or anything
+    for what is dense."""
 
-    prompt_rows: int
-    decode_rows: int
+    role: Role | None
+    format: str
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What a device's kernels keep packed."""
+
+    dense_bytes: int
+    """Bytes of a dense weight."""
+    is_card: bool = False
+    is_native: bool = False
+    """The native decoder packs every format."""
+    packs_experts: bool = False
+    packs_projections: bool = False
+    """The card keeps projections packed, those of 5 and 6 bits too."""
+    looks_up_codes: bool = False
+    """Tables of tokens stay in codes. An output head that is tied to one is packed beside it."""
+
+    def bytes_of(self, weights: Iterable[Weight], *, is_tied: bool = False) -> tuple[int, int]:
+        """The bytes of ``weights``, and of second copies of those that torch's kernels multiply.
+        ``is_tied``: the output head is the table."""
+        bits, num_copied = 0.0, 0
+        for weight in weights:
+            format = format_of(weight.format)
+            if self._has_codes(weight, format):
+                bits += TABLE_BITS * weight.num_elements
+                if not is_tied:
+                    continue
+            own = self._bits_of(weight, format)
+            bits += (own or 8 * self.dense_bytes) * weight.num_elements
+            has_copy = own and format.torch and format.name != "fp8"
+            if has_copy and not (self.is_card and weight.role == "experts"):
+                num_copied += weight.num_elements
+        return int(bits / 8), num_copied * COPY_BYTES
+
+    def _has_codes(self, weight: Weight, format: Format) -> bool:
+        is_table = self.looks_up_codes and weight.role == "embedding"
+        return is_table and format.card is not None and format.name != FP8_FILES
+
+    def _bits_of(self, weight: Weight, format: Format) -> float | None:
+        """``None``: dense, as towers are, and experts on a card that does not keep their format."""
+        if weight.role == "tower":
+            return None
+        if not self.is_card:
+            return (format.native if self.is_native else None) or format.torch
+        if weight.role == "experts":
+            return format.card if self.packs_experts else None
+        is_of_experts = format.name in (MXFP4, FP8_FILES)
+        if not self.packs_projections or format.card is None or is_of_experts:
+            return format.torch
+        # The faster one is chosen once both are built.
+        return max(format.card, 0 if format.name in WIDENED else format.torch or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,62 +114,22 @@ class MemoryNeed:
         return self.load_bytes + self.kv_bytes + self.image_bytes
 
 
-def memory_need(
-    config: ModelConfig,
-    tensors: Iterable[tuple[str, int]],
-    dense_bytes_per_weight: int,
-    *,
-    kv_format: KVFormat,
-    largest_step: LargestStep | None = None,
-    correction_bytes: int = 0,
-    is_native: bool = False,
-    kv_memory_bytes: int | None = None,
-    packed_experts: Iterable[tuple[str, int]] = (),
-    tables: Iterable[tuple[str, int]] = (),
-    has_packed_kernels: bool = False,
-) -> MemoryNeed:
-    """``tensors``: format and number of elements of each. ``is_native``: the native decoder will
-    pack them, every quantised format. ``packed_experts``: like ``tensors``, in formats that
-    a card keeps experts in. ``tables``: quantised tables of tokens on a card.
-    ``has_packed_kernels``: the card keeps projections packed, those of 5 and 6 bits too."""
-    weight_bytes = sum(CARD_BYTES_PER_WEIGHT[format] * number for format, number in packed_experts)
-    weight_bytes += sum(BYTES_PER_TABLE_WEIGHT * number for _, number in tables)
-    num_quantized = 0
-    for format, num_elements in tensors:
-        own_bytes = NATIVE_BYTES_PER_WEIGHT.get(format) if is_native else None
-        if has_packed_kernels:
-            own_bytes = _card_bytes_per_weight(format)
-        weight_bytes += num_elements * (
-            own_bytes or _bytes_per_weight(format, dense_bytes_per_weight)
-        )
-        num_quantized += num_elements if format in GROUPED_4_BIT | GROUPED_8_BIT else 0
-    step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)
-    return MemoryNeed(
-        weight_bytes=int(weight_bytes),
-        kv_bytes=kv_memory_bytes or _shortest_context_bytes(config, kv_format),
-        copy_bytes=num_quantized * COPY_BYTES,
-        step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
-        image_bytes=config.kept_rows_bytes,
-        correction_bytes=correction_bytes,
-    )
-
-
-def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
+def shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
     """The cache of one such sequence. Its state, where layers have one, is read in one slot and
     written in another, beside the empty one."""
     state_bytes = 3 * cache_layout(config).state_bytes_per_slot
     return kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS + state_bytes
 
 
-def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
+def step_bytes(
+    config: ModelConfig, bytes_per_number: int, *, prompt_rows: int, decode_rows: int
+) -> int:
     """The numbers of each row that one layer holds at once, and twice the logits of rows that get a
     token: adjusting them takes a copy. The vision tower runs first, on one image at a time."""
     per_row = 3 * config.hidden_size + _mixer_numbers(config) + _mlp_numbers(config)
-    rows = step.prompt_rows + step.decode_rows
-    logit_rows = max(1, step.decode_rows) if rows else 0
-    logits = COPIES_OF_LOGITS * logit_rows * config.vocab_size * LOGIT_BYTES
-    tower = 0 if config.vision is None or not rows else config.vision.step_bytes(bytes_per_number)
-    return rows * per_row * bytes_per_number + logits + tower
+    logits = COPIES_OF_LOGITS * max(1, decode_rows) * config.vocab_size * LOGIT_BYTES
+    tower = 0 if config.vision is None else config.vision.step_bytes(bytes_per_number)
+    return (prompt_rows + decode_rows) * per_row * bytes_per_number + logits + tower
 
 
 def _mixer_numbers(config: ModelConfig) -> int:
@@ -175,24 +149,6 @@ def _mlp_numbers(config: ModelConfig) -> int:
     of_expert = 2 * config.experts.intermediate_size + 2 * config.hidden_size
     shared = 2 * (config.experts.shared_intermediate_size or 0)
     return max(dense, config.experts.experts_per_token * of_expert + shared)
-
-
-def _bytes_per_weight(format: str, dense_bytes: int) -> float:
-    if format in GROUPED_4_BIT:
-        return BYTES_PER_4_BIT_WEIGHT
-    if format == FP8:
-        return 1
-    return BYTES_PER_8_BIT_WEIGHT if format in GROUPED_8_BIT else dense_bytes
-
-
-def _card_bytes_per_weight(format: str) -> float | None:
-    """The larger of torch's kernel and the card's own, where both exist: the faster one is chosen
-    once both are built. ``None``: neither keeps it packed."""
-    own = CARD_BYTES_PER_WEIGHT.get(format)
-    if own is None or format in (MXFP4, FP8_FILES):
-        return None
-    has_torch_kernel = format in GROUPED_4_BIT | {"Q8_0", "INT8", "q8"}
-    return max(own, _bytes_per_weight(format, 0)) if has_torch_kernel else own
 
 
 def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: int = 1) -> None:

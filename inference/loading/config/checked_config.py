@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from inference.models.config import ModelConfig, RopeScaling
-from inference.models.layer_configs import DeltaConfig, ExpertsConfig, MambaConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.vision_config import TowerKind, VisionConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -75,6 +76,52 @@ def check_tower(config: ModelConfig) -> ModelConfig:
     return _refused(config, problems)
 
 
+def _refused(config: ModelConfig, problems: Iterator[str]) -> ModelConfig:
+    if problem := next(problems, None):
+        raise BadFileError(f"the model's config makes no sense: {problem}")
+    return config
+
+
+Check = Callable[[str, Any], Iterator[str]]
+
+
+def _size(name: str, size: Any, most: int = MOST_OF_ANYTHING) -> Iterator[str]:
+    if not isinstance(size, int) or not 1 <= size <= most:
+        yield f"{name} is {size!r}, not a whole number from 1 to {most}"
+
+
+def _finite(name: str, number: float) -> Iterator[str]:
+    if not abs(number) <= LARGEST_NUMBER:
+        yield f"{name} is {number}"
+
+
+def _positive(name: str, number: float) -> Iterator[str]:
+    if not 0 < number <= LARGEST_NUMBER:
+        yield f"{name} is {number}, not a finite number above 0"
+
+
+def _each(of: Any, check: Check, names: Iterable[str], words: str = "{}") -> Iterator[str]:
+    """Checks the fields ``names``. ``words``: what one is called."""
+    for name in names:
+        yield from check(words.format(name), getattr(of, name))
+
+
+def _given(of: Any, names: Iterable[str]) -> list[str]:
+    """The optional fields that are set."""
+    return [name for name in names if getattr(of, name) is not None]
+
+
+_layers, _positions = partial(_size, most=MOST_LAYERS), partial(_size, most=MOST_POSITIONS)
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"),
+    "head_dim",
+)
+_OPTIONAL_SIZES = ("sliding_window", "chunk_tokens", "rotary_dim")
+_POSITIVE = ("rope_theta", "sliding_rope_theta", "attention_soft_cap", "logit_soft_cap")
+_FINITE = (
+    *("rms_norm_eps", "embedding_multiplier", "residual_multiplier", "logit_multiplier"),
+    "attention_scale",
+)
 _PARTS = {
     "latent": "latent attention's {}",
     "delta": "Gated DeltaNet's {}",
@@ -82,50 +129,54 @@ _PARTS = {
     "short_conv": "the {} of a convolution",
 }
 """The parts of a config all of whose whole numbers are sizes, and in words what they are of."""
-
-
-def _refused(config: ModelConfig, problems: Iterator[str]) -> ModelConfig:
-    if problem := next(problems, None):
-        raise BadFileError(f"the model's config makes no sense: {problem}")
-    return config
+_TOWER_SIZES = (
+    *("patch_px", "merge", "temporal_patch", "num_channels", "depth", "hidden_size"),
+    *("intermediate_size", "num_heads", "out_hidden_size"),
+)
+_POSITION_FIELDS: dict[TowerKind, tuple[str, ...]] = {
+    "qwen3_vl": ("num_position_embeddings",),
+    "qwen2_5_vl": ("window_px",),
+    "gemma3": ("num_position_embeddings",),
+    "idefics3": ("num_position_embeddings",),
+    "pixtral": (),
+}
 
 
 def _problems(config: ModelConfig) -> Iterator[str]:
     """Yields the config's problems as text, in an order in which each check may rely on those
     before it."""
-    yield from _size_problems(config)
+    yield from _each(config, _layers, ["num_layers"])
+    yield from _each(config, _positions, ["max_positions"])
+    yield from _each(config, _size, (*_SIZES, *_given(config, _OPTIONAL_SIZES)))
     yield from _layer_problems(config)
-    yield from _token_problems(config)
+    for token_id in config.eos_token_ids:
+        if not 0 <= token_id < config.vocab_size:
+            yield (
+                f"the end-of-text token {token_id} is outside the vocabulary of "
+                f"{config.vocab_size} tokens"
+            )
     if config.module_config is None:
-        yield from _attention_problems(config)
         yield from _number_problems(config)
     if config.rope_scaling is not None:
         yield from _scaling_problems(config, config.rope_scaling)
     for part, words in _PARTS.items():
         if (sizes := getattr(config, part)) is not None:
-            for field in fields(sizes):
-                size = getattr(sizes, field.name)
-                if field.type == "int" or (field.type == "int | None" and size is not None):
-                    yield from _beyond(words.format(field.name), size)
+            names = [field.name for field in fields(sizes) if field.type == "int"]
+            optional = [field.name for field in fields(sizes) if field.type == "int | None"]
+            yield from _each(sizes, _size, (*names, *_given(sizes, optional)), words)
     if config.experts is not None:
         yield from _expert_problems(config.experts)
-    if config.delta is not None:
-        yield from _delta_problems(config.delta)
-    if config.mamba is not None:
-        yield from _mamba_problems(config.mamba)
-
-
-def _size_problems(config: ModelConfig) -> Iterator[str]:
-    yield from _beyond("num_layers", config.num_layers, MOST_LAYERS)
-    yield from _beyond("max_positions", config.max_positions, MOST_POSITIONS)
-    for name in (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"),
-        "head_dim",
-    ):
-        yield from _beyond(name, getattr(config, name))
-    for name in ("sliding_window", "chunk_tokens", "rotary_dim"):
-        if (size := getattr(config, name)) is not None:
-            yield from _beyond(name, size)
+    if (delta := config.delta) is not None and delta.num_value_heads % delta.num_key_heads:
+        yield (
+            f"{delta.num_value_heads} value heads of Gated DeltaNet cannot share "
+            f"{delta.num_key_heads} key heads evenly"
+        )
+    if (mamba := config.mamba) is not None:
+        if mamba.num_heads % mamba.num_groups:
+            yield f"{mamba.num_heads} heads of Mamba-2 are not in {mamba.num_groups} equal groups"
+        low, high = mamba.step_limit
+        if not 0 <= low < high or (math.isfinite(high) and high > LARGEST_NUMBER):
+            yield f"Mamba-2's steps are limited to {low} … {high}"
 
 
 def _layer_problems(config: ModelConfig) -> Iterator[str]:
@@ -144,16 +195,7 @@ def _layer_problems(config: ModelConfig) -> Iterator[str]:
         yield "layers have experts that are not declared"
 
 
-def _token_problems(config: ModelConfig) -> Iterator[str]:
-    for token_id in config.eos_token_ids:
-        if not 0 <= token_id < config.vocab_size:
-            yield (
-                f"the end-of-text token {token_id} is outside the vocabulary of "
-                f"{config.vocab_size} tokens"
-            )
-
-
-def _attention_problems(config: ModelConfig) -> Iterator[str]:
+def _number_problems(config: ModelConfig) -> Iterator[str]:
     if config.num_heads % config.num_kv_heads:
         yield (
             f"{config.num_heads} query heads cannot share {config.num_kv_heads} heads of keys and "
@@ -162,132 +204,71 @@ def _attention_problems(config: ModelConfig) -> Iterator[str]:
     rotated = config.rotary_dim or config.head_dim
     if rotated > config.head_dim or rotated % 2:
         yield f"{rotated} features of each head of {config.head_dim} are rotated, in pairs"
-
-
-def _number_problems(config: ModelConfig) -> Iterator[str]:
-    for name in ("rope_theta", "sliding_rope_theta", "attention_soft_cap", "logit_soft_cap"):
-        if (number := getattr(config, name)) is not None:
-            yield from _not_positive(name, number)
-    yield from _not_finite("rms_norm_eps", config.rms_norm_eps)
+    yield from _each(config, _positive, _given(config, _POSITIVE))
+    yield from _each(config, _finite, _given(config, _FINITE))
     if config.rms_norm_eps < 0:
         yield f"rms_norm_eps is {config.rms_norm_eps}"
-    for name in ("embedding_multiplier", "residual_multiplier", "logit_multiplier"):
-        yield from _not_finite(name, getattr(config, name))
-    if config.attention_scale is not None:
-        yield from _not_finite("attention_scale", config.attention_scale)
-    if config.query_growth is not None:
-        yield from _not_finite("the growth of queries", config.query_growth.beta)
-        if config.query_growth.offset < 0:
-            yield f"the growth of queries has the offset {config.query_growth.offset}"
-        yield from _beyond("the positions of a step of growth", config.query_growth.positions)
+    if (growth := config.query_growth) is not None:
+        yield from _finite("the growth of queries", growth.beta)
+        if growth.offset < 0:
+            yield f"the growth of queries has the offset {growth.offset}"
+        yield from _size("the positions of a step of growth", growth.positions)
 
 
 def _scaling_problems(config: ModelConfig, scaling: RopeScaling) -> Iterator[str]:
     of = f"rope scaling {scaling.kind}"
-    yield from _beyond(f"{of}: original positions", scaling.original_max_positions, MOST_POSITIONS)
-    for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-        yield from _not_positive(f"{of}: {name}", getattr(scaling, name))
+    yield from _positions(f"{of}: original positions", scaling.original_max_positions)
+    factors = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+    given = (*factors, *_given(scaling, ["attention_factor"]))
+    yield from _each(scaling, _positive, given, f"{of}: {{}}")
     if scaling.low_freq_factor == scaling.high_freq_factor:
         yield f"{of}: low_freq_factor and high_freq_factor are both {scaling.low_freq_factor}"
     if scaling.kind == "yarn" and config.rope_theta <= 1:
         yield f"{of}: the rotary base is {config.rope_theta}, not above 1"
     if scaling.kind == "longrope" and scaling.original_max_positions < 2:
         yield f"{of}: it was trained on {scaling.original_max_positions} position"
-    if scaling.attention_factor is not None:
-        yield from _not_positive(f"{of}: attention_factor", scaling.attention_factor)
+    count = (config.rotary_dim or config.head_dim) // 2
     for divisors in (scaling.short_divisors, scaling.long_divisors):
         for divisor in divisors:
-            yield from _not_positive(f"{of}: a divisor", divisor)
-        count = (config.rotary_dim or config.head_dim) // 2
+            yield from _positive(f"{of}: a divisor", divisor)
         if divisors and len(divisors) != count:
             yield f"{of}: {len(divisors)} divisors for {count} frequencies"
 
 
 def _expert_problems(experts: ExpertsConfig) -> Iterator[str]:
-    yield from _beyond("the number of experts", experts.num_experts)
-    yield from _beyond("the experts of a token", experts.experts_per_token, experts.num_experts)
-    yield from _beyond("the width of an expert", experts.intermediate_size)
+    yield from _size("the number of experts", experts.num_experts)
+    yield from _size("the experts of a token", experts.experts_per_token, experts.num_experts)
+    yield from _size("the width of an expert", experts.intermediate_size)
     if experts.shared_intermediate_size is not None:
-        yield from _beyond("the width of the shared expert", experts.shared_intermediate_size)
-    for name in ("weight_scale", "swish_gain"):
-        yield from _not_finite(f"{name} of experts", getattr(experts, name))
+        yield from _size("the width of the shared expert", experts.shared_intermediate_size)
+    yield from _each(experts, _finite, ("weight_scale", "swish_gain"), "{} of experts")
     if experts.limit is not None:
-        yield from _not_positive("the limit of experts' gates", experts.limit)
-
-
-def _delta_problems(delta: DeltaConfig) -> Iterator[str]:
-    if delta.num_value_heads % delta.num_key_heads:
-        yield (
-            f"{delta.num_value_heads} value heads of Gated DeltaNet cannot share "
-            f"{delta.num_key_heads} key heads evenly"
-        )
-
-
-def _mamba_problems(mamba: MambaConfig) -> Iterator[str]:
-    if mamba.num_heads % mamba.num_groups:
-        yield f"{mamba.num_heads} heads of Mamba-2 are not in {mamba.num_groups} equal groups"
-    low, high = mamba.step_limit
-    if not 0 <= low < high or (math.isfinite(high) and high > LARGEST_NUMBER):
-        yield f"Mamba-2's steps are limited to {low} … {high}"
-
-
-_POSITION_FIELDS: dict[TowerKind, tuple[str, ...]] = {
-    "qwen3_vl": ("num_position_embeddings",),
-    "qwen2_5_vl": ("window_px",),
-    "gemma3": ("num_position_embeddings",),
-    "idefics3": ("num_position_embeddings",),
-    "pixtral": (),
-}
+        yield from _positive("the limit of experts' gates", experts.limit)
 
 
 def _vision_problems(vision: VisionConfig, config: ModelConfig) -> Iterator[str]:
-    for name in (
-        *("patch_px", "merge", "temporal_patch", "num_channels", "depth", "hidden_size"),
-        *("intermediate_size", "num_heads", "out_hidden_size"),
-        *_POSITION_FIELDS[vision.kind],
-    ):
-        yield from _beyond(f"the tower's {name}", getattr(vision, name))
-    yield from _beyond("the tower's depth", vision.depth, MOST_LAYERS)
-    yield from _not_positive("what the tower's norms add", vision.norm_eps)
-    yield from _not_positive("what its merger's norm adds", vision.merger_eps)
+    sizes = (*_TOWER_SIZES, *_POSITION_FIELDS[vision.kind])
+    yield from _each(vision, _size, sizes, "the tower's {}")
+    yield from _each(vision, _layers, ["depth"], "the tower's {}")
+    yield from _positive("what the tower's norms add", vision.norm_eps)
+    yield from _positive("what its merger's norm adds", vision.merger_eps)
     if vision.kind not in ("gemma3", "idefics3"):
-        yield from _not_positive("the tower's rope_theta", vision.rope_theta)
+        yield from _positive("the tower's rope_theta", vision.rope_theta)
     if not 0 <= vision.image_token_id < config.vocab_size:
         yield f"the image token {vision.image_token_id} is outside the vocabulary"
     for values in (vision.image_mean, vision.image_std):
         if len(values) not in (0, vision.num_channels):
             yield f"{len(values)} numbers normalise the {vision.num_channels} channels of an image"
     for value in vision.image_mean:
-        yield from _not_finite("the mean of an image's channel", value)
+        yield from _finite("the mean of an image's channel", value)
     for value in vision.image_std:
-        yield from _not_positive("the deviation of an image's channel", value)
+        yield from _positive("the deviation of an image's channel", value)
     taken = vision.deepstack_layers
     if any(not 0 <= index < vision.depth for index in taken):
         yield f"the tower's output is taken after the blocks {taken} of {vision.depth}"
-    if vision.mrope_section is not None:
-        yield from _mrope_problems(vision.mrope_section, vision, config)
-
-
-def _mrope_problems(
-    section: tuple[int, int, int], vision: VisionConfig, config: ModelConfig
-) -> Iterator[str]:
-    frequencies = (config.rotary_dim or config.head_dim) // 2
-    if min(section) < 0 or sum(section) > frequencies:
-        yield f"mrope_section {section} is no part of {frequencies} frequencies"
-    elif not vision.is_mrope_interleaved and sum(section) != frequencies:
-        yield f"mrope_section {section} is not all of {frequencies} frequencies"
-
-
-def _beyond(name: str, size: int, most: int = MOST_OF_ANYTHING) -> Iterator[str]:
-    if not isinstance(size, int) or not 1 <= size <= most:
-        yield f"{name} is {size!r}, not a whole number from 1 to {most}"
-
-
-def _not_finite(name: str, number: float) -> Iterator[str]:
-    if not abs(number) <= LARGEST_NUMBER:
-        yield f"{name} is {number}"
-
-
-def _not_positive(name: str, number: float) -> Iterator[str]:
-    if not 0 < number <= LARGEST_NUMBER:
-        yield f"{name} is {number}, not a finite number above 0"
+    if (section := vision.mrope_section) is not None:
+        frequencies = (config.rotary_dim or config.head_dim) // 2
+        if min(section) < 0 or sum(section) > frequencies:
+            yield f"mrope_section {section} is no part of {frequencies} frequencies"
+        elif not vision.is_mrope_interleaved and sum(section) != frequencies:
+            yield f"mrope_section {section} is not all of {frequencies} frequencies"

@@ -36,7 +36,14 @@ def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
     """Raises ``MissingTensorError`` and ``WrongShapeError``, naming the first tensor that differs
     from what the family of ``config`` declares."""
     names = files.names
-    missing = list(islice(_missing(config, names), MOST_COUNTED))
+    lacking = (
+        name
+        for tensor in family_of(config).tensors(config)
+        if tensor.name not in names and not tensor.is_optional
+        for name in tensor.parts or (tensor.name,)
+        if name not in names
+    )
+    missing = list(islice(lacking, MOST_COUNTED))
     if missing:
         count = f"{'more than ' if len(missing) == MOST_COUNTED else ''}{len(missing) - 1}"
         others = f" and {count} more" if len(missing) > 1 else ""
@@ -68,16 +75,6 @@ def check_module_tensors(
 def expected_tensors(config: ModelConfig) -> Iterable[str]:
     """Every weight that a model of this config computes with, by Hugging Face name."""
     return (tensor.name for tensor in family_of(config).tensors(config))
-
-
-def _missing(config: ModelConfig, names: Collection[str]) -> Iterator[str]:
-    return (
-        name
-        for tensor in family_of(config).tensors(config)
-        if tensor.name not in names and not tensor.is_optional
-        for name in tensor.parts or (tensor.name,)
-        if name not in names
-    )
 
 
 def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, Shape]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from inference.loading.config.checked_config import check_config, check_counts
 from inference.models.config import ModelConfig
@@ -46,16 +47,15 @@ MALFORMED = (
 def read_directory_config(directory: Path) -> ModelConfig:
     """Raises ``MissingFileError``, ``BadFileError``, ``UnknownArchitectureError``."""
     config = read_json(directory / "config.json")
-    generation_path = directory / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
-    processor_path = directory / PROCESSOR
-    processor = read_json(processor_path) if processor_path.is_file() else None
+    generation = read_json_if_there(directory / "generation_config.json")
+    has_processor = (directory / PROCESSOR).is_file()
     read = parse_config(config, generation)
     with refuses_malformed(PROCESSOR):
-        return with_pixels(read, processor)
+        return with_pixels(read, read_json(directory / PROCESSOR) if has_processor else None)
 
 
 def read_json(path: Path) -> Json:
+    """Raises ``MissingFileError``, ``BadFileError``."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -65,6 +65,11 @@ def read_json(path: Path) -> Json:
     if not isinstance(content, dict):
         raise BadFileError(f"{path} does not hold a JSON object")
     return content
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file. Raises ``BadFileError``."""
+    return dict(read_json(path)) if path.is_file() else {}
 
 
 def parse_config(config: Json, generation: Json) -> ModelConfig:

@@ -7,17 +7,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 
 from inference.loading.config.hub_config import parse_config, read_json
 from inference.loading.costs.model_costs import Kind, ModelCosts
-from inference.loading.preflight import (
-    CARD_BYTES_PER_WEIGHT,
-    PREFILL_TOKENS_PER_STEP,
-    LargestStep,
-    memory_need,
-)
+from inference.loading.formats import FP8_FILES, INT4, INT8, MXFP4
+from inference.loading.preflight import PREFILL_TOKENS_PER_STEP, Kernels, Weight, step_bytes
 from inference.loading.sources.files import ModelFiles
 from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_of_layer
 from inference.models.config import ModelConfig
@@ -25,7 +21,7 @@ from inference.models.families.family import Family
 from inference.models.families.hub_config import Json
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_gguf_architecture, family_of
-from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role, TensorRole
+from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, TensorRole
 from inference.models.families.tower import TOWER
 from inference.models.families.tower_names import model_name
 from inference.models.layer_configs import state_bytes
@@ -36,28 +32,20 @@ from inference.protocol.load_progress import KindBytes, LayerCost
 if TYPE_CHECKING:
     from inference.loading.gguf.header import GGUFHeader
 
-
-DENSE_BYTES: dict[Kind, int] = {"cpu": 4, "cuda": 2}
-"""Formats of dense weights and activations: float32, and bfloat16."""
-AUTOMATIC_KV: dict[Kind, KVFormat] = {"cpu": "bf16", "cuda": "bf16"}
+KERNELS: dict[Kind, Kernels] = {
+    "cpu": Kernels(dense_bytes=4, is_native=True),
+    "cuda": Kernels(dense_bytes=2, is_card=True, packs_experts=True, packs_projections=True),
+}
+AUTOMATIC_KV: KVFormat = "bf16"
 """The format of a load with ``kv_dtype`` auto. Processors with VNNI take half of it."""
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 DENSE = "dense"
-BITS = {4: "INT4", 8: "INT8"}
-FP8_CODES = "F8_E4M3"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class NamedWeight(NamedTuple):
     name: str
-    role: Role
-    num_elements: int
-    format: str
-    """The format by ``inference.loading.preflight``'s name; ``dense``: 16 or 32 bits."""
-
-
-Weigh = Callable[[list[StoredTensor]], KindBytes]
+    weight: Weight
 
 
 def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
@@ -96,7 +84,7 @@ def _without_pixels(config: ModelConfig) -> ModelConfig:
 
 def model_costs(
     config: ModelConfig,
-    tensors: Iterable[StoredTensor],
+    tensors: Iterable[NamedWeight],
     *,
     kv_dtype: str = "auto",
     max_sequences: int = 256,
@@ -104,130 +92,88 @@ def model_costs(
 ) -> ModelCosts:
     """``tensors``: all that the model computes with. ``kv_dtype``, ``max_sequences``,
     ``max_context_tokens``: as the load is asked for."""
-    by_layer: dict[int, list[StoredTensor]] = {}
-    outer: list[StoredTensor] = []
-    for tensor in tensors:
-        match = IN_LAYER.match(tensor.name)
+    by_layer: list[list[Weight]] = [[] for _ in range(config.num_layers)]
+    outer: dict[str, Weight] = {}
+    for name, weight in tensors:
+        match = IN_LAYER.match(name)
         # A layer beyond the last one is a predictor's.
-        is_inner = match is not None and int(match[1]) < config.num_layers
-        (by_layer.setdefault(int(match[1]), []) if match and is_inner else outer).append(tensor)
-    weigh = _weigher(config)
-    head = [one for one in outer if one.name == HEAD] or [one for one in outer if one.name == TABLE]
-    step = _by_kind(lambda kind: _step_bytes(config, kind, max_sequences))
+        if match is not None and int(match[1]) < config.num_layers:
+            by_layer[int(match[1])].append(weight)
+        else:
+            outer[name] = weight
+    head = [outer[name] for name in (HEAD, TABLE) if name in outer][:1]
     experts = config.experts
     return ModelCosts(
         layers=tuple(
-            _layer_cost(config, index, by_layer.get(index, []), kv_dtype, weigh)
-            for index in range(config.num_layers)
+            _layer_cost(config, index, weights, kv_dtype) for index, weights in enumerate(by_layer)
         ),
-        outer_bytes=weigh(outer) + KindBytes(config.kept_rows_bytes, config.kept_rows_bytes),
-        head_bytes=weigh(head),
+        outer_bytes=_bytes(outer.values())
+        + KindBytes(config.kept_rows_bytes, config.kept_rows_bytes),
+        head_bytes=_bytes(head),
         num_head_weights=_num_elements(head),
         hidden_size=config.hidden_size,
         active_share=1.0 if experts is None else experts.experts_per_token / experts.num_experts,
-        step_bytes=step,
+        step_bytes=_by_kind(
+            lambda kind: step_bytes(
+                config,
+                KERNELS[kind].dense_bytes,
+                prompt_rows=PREFILL_TOKENS_PER_STEP[kind],
+                decode_rows=max_sequences,
+            )
+        ),
         context_tokens=min(config.max_positions, max_context_tokens or config.max_positions),
     )
 
 
-def _layer_cost(
-    config: ModelConfig, index: int, tensors: list[StoredTensor], kv_dtype: str, weigh: Weigh
-) -> LayerCost:
-    experts = [one for one in tensors if one.role == "experts"]
-    others = [one for one in tensors if one.role != "experts"]
+def _layer_cost(config: ModelConfig, index: int, weights: list[Weight], kv_dtype: str) -> LayerCost:
+    experts = [one for one in weights if one.role == "experts"]
+    others = [one for one in weights if one.role != "experts"]
     layout = cache_layout(config)
     state = layout.state if index in layout.state_layers else None
+    kv_format = AUTOMATIC_KV if kv_dtype == "auto" else cast(KVFormat, kv_dtype)
+    kv_bytes = kv_bytes_of_layer(config, index, kv_format)
     return LayerCost(
-        weight_bytes=weigh(others),
-        expert_bytes=weigh(experts),
+        weight_bytes=_bytes(others),
+        expert_bytes=_bytes(experts),
         num_weights=_num_elements(others),
         num_expert_weights=_num_elements(experts),
-        kv_token_bytes=_by_kind(
-            lambda kind: kv_bytes_of_layer(config, index, _kv_format(kv_dtype, kind))
-        ),
+        kv_token_bytes=KindBytes(kv_bytes, kv_bytes),
         state_bytes=0 if state is None else state_bytes(state),
     )
 
 
-def _weigher(config: ModelConfig) -> Weigh:
-    """Layers are mostly alike: each kind of layer is weighed once."""
-    known: dict[tuple[tuple[str, str, int], ...], KindBytes] = {}
-
-    def weigh(tensors: list[StoredTensor]) -> KindBytes:
-        key = tuple(sorted((one.role, one.format, one.num_elements) for one in tensors))
-        if key not in known:
-            known[key] = _by_kind(lambda kind: _weight_bytes(config, tensors, kind))
-        return known[key]
-
-    return weigh
+def _bytes(weights: Iterable[Weight]) -> KindBytes:
+    listed = list(weights)
+    return _by_kind(lambda kind: KERNELS[kind].bytes_of(listed)[0])
 
 
-def _weight_bytes(config: ModelConfig, tensors: list[StoredTensor], kind: Kind) -> int:
-    packed: list[tuple[str, int]] = []
-    others: list[tuple[str, int]] = []
-    for one in tensors:
-        is_expert = kind == "cuda" and one.role == "experts"
-        is_packed = is_expert and one.format in CARD_BYTES_PER_WEIGHT
-        (packed if is_packed else others).append((one.format, one.num_elements))
-    return memory_need(
-        config,
-        others,
-        DENSE_BYTES[kind],
-        kv_format=AUTOMATIC_KV[kind],
-        is_native=kind == "cpu",
-        packed_experts=packed,
-        has_packed_kernels=kind == "cuda",
-    ).weight_bytes
-
-
-def _step_bytes(config: ModelConfig, kind: Kind, max_sequences: int) -> int:
-    step = LargestStep(prompt_rows=PREFILL_TOKENS_PER_STEP[kind], decode_rows=max_sequences)
-    return memory_need(
-        config, (), DENSE_BYTES[kind], kv_format=AUTOMATIC_KV[kind], largest_step=step
-    ).step_bytes
-
-
-def _kv_format(kv_dtype: str, kind: Kind) -> KVFormat:
-    return AUTOMATIC_KV[kind] if kv_dtype == "auto" else cast(KVFormat, kv_dtype)
-
-
-def _num_elements(tensors: Iterable[StoredTensor]) -> int:
-    return sum(tensor.num_elements for tensor in tensors)
+def _num_elements(weights: Iterable[Weight]) -> int:
+    return sum(weight.num_elements for weight in weights)
 
 
 def _by_kind(count: Callable[[Kind], int]) -> KindBytes:
     return KindBytes(**{kind: count(kind) for kind in get_args(Kind)})
 
 
-def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterator[StoredTensor]:
+def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterator[NamedWeight]:
     """Yields the tensors that safetensors files of this config store. ``hub``: config.json, parsed.
     ``quantization``: the load's setting. Raises ``BadSourceError`` where the config does not name
     the tensors, and ``BadFileError``."""
     format_of, family = _format_of(hub, quantization), family_of(config)
     _refuse_module(family, config.architecture)
     for tensor in family.tensors(config):
-        yield StoredTensor(
-            name=tensor.name,
-            role=tensor.role,
-            num_elements=math.prod(tensor.shape),
-            format=format_of(tensor),
-        )
+        weight = Weight(tensor.role, format_of(tensor), math.prod(tensor.shape))
+        yield NamedWeight(tensor.name, weight)
 
 
-def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[StoredTensor]:
+def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[NamedWeight]:
     family = family_of(config)
     roles = {tensor.name: tensor.role for tensor in family.tensors(config)}
     for info in header.tensors.values():
         name = model_name(info.name, family, config)
-        if name is None:
-            continue
-        is_tower = name.startswith(TOWER)
-        yield StoredTensor(
-            name=name,
-            role="tower" if is_tower else roles.get(name, "norm"),
-            num_elements=info.num_elements,
-            format=DENSE if is_tower else info.type.name,
-        )
+        if name is not None:
+            role = "tower" if name.startswith(TOWER) else roles.get(name)
+            yield NamedWeight(name, Weight(role, info.type.name, info.num_elements))
 
 
 def _refuse_module(family: Family, name: str) -> None:
@@ -239,20 +185,15 @@ def _refuse_module(family: Family, name: str) -> None:
 
 
 def _format_of(hub: Json, quantization: str) -> Callable[[TensorRole], str]:
+    """The format of a tensor by its role."""
+    matrices, tables = DENSE, DENSE
     packed = read_quantization(hub)
     if packed is not None:
         is_fp8 = packed.method == "fp8" or packed.has_floats
-        stored = FP8_CODES if is_fp8 else BITS[packed.bits]
-        return lambda tensor: stored if tensor.role in MATRIX_ROLES else DENSE
-    if hub.get("model_type") == "gpt_oss":  # its files hold the experts in MXFP4
-        return lambda tensor: "MXFP4" if tensor.role == "experts" else DENSE
-    if quantization in ("auto", "none"):
-        return lambda tensor: DENSE
-    tables = DENSE if quantization == "fp8" else "q8"
-    return lambda tensor: (
-        quantization
-        if tensor.role in MATRIX_ROLES
-        else tables
-        if tensor.role in TABLE_ROLES
-        else DENSE
-    )
+        matrices = FP8_FILES if is_fp8 else {4: INT4, 8: INT8}[packed.bits]
+    elif hub.get("model_type") == "gpt_oss":  # its files hold the experts alone in MXFP4
+        return lambda tensor: MXFP4 if tensor.role == "experts" else DENSE
+    elif quantization not in ("auto", "none"):
+        matrices, tables = quantization, DENSE if quantization == "fp8" else "q8"
+    formats = dict.fromkeys(MATRIX_ROLES, matrices) | dict.fromkeys(TABLE_ROLES, tables)
+    return lambda tensor: formats.get(tensor.role, DENSE)

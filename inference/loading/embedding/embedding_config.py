@@ -11,15 +11,14 @@ Everything that would change the vectors is followed or refused by name. Imports
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from inference.loading.config.checked_config import check_counts
 from inference.loading.config.hub_config import (
     learnt_config,
     read_directory_config,
     read_json,
+    read_json_if_there,
     refuses_malformed,
     with_model_type,
 )
@@ -33,19 +32,19 @@ DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 """They number positions from the padding token's id + 1 on, and have that many fewer."""
 
-POOLING_FLAGS: dict[str, Pooling] = {
+POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-}
-POOLING_NAMES: dict[str, Pooling] = {
     "cls": "cls",
+    "pooling_mode_mean_tokens": "mean",
     "mean": "mean",
+    "pooling_mode_max_tokens": "max",
     "max": "max",
+    "pooling_mode_lasttoken": "last",
     "lasttoken": "last",
 }
+"""By the flags of older files, and by the names of newer ones."""
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 PROMPTS_CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
 
@@ -92,18 +91,14 @@ def _read(directory: Path, config: Json) -> EmbeddingConfig | None:
         activation=_activation(config) if is_scorer else None,
         prompt_names=_prompt_names(directory),
     )
-    _check_numbers(read)
-    return read
-
-
-def _check_numbers(config: EmbeddingConfig) -> None:
-    if config.max_input_tokens < 1:
-        raise BadFileError(f"the model reads {config.max_input_tokens} tokens at most")
-    if not 0 <= config.pad_token_id < config.vocab_size:
+    if read.max_input_tokens < 1:
+        raise BadFileError(f"the model reads {read.max_input_tokens} tokens at most")
+    if not 0 <= read.pad_token_id < read.vocab_size:
         raise BadFileError(
-            f"the padding token {config.pad_token_id} is outside the vocabulary of "
-            f"{config.vocab_size} tokens"
+            f"the padding token {read.pad_token_id} is outside the vocabulary of "
+            f"{read.vocab_size} tokens"
         )
+    return read
 
 
 def _is_bare(config: Json) -> bool:
@@ -159,7 +154,13 @@ def _check_architecture(config: Json) -> None:
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
     """The pooling among the modules that sentence-transformers would run one after the other, and
     whether a normalisation is among them."""
-    modules = _modules(directory)
+    path = directory / MODULES
+    try:
+        modules = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadFileError(f"{path} is not JSON: {error}") from None
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BadFileError(f"{path} does not hold a list of modules")
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise BadFileError(
@@ -173,34 +174,24 @@ def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
     return _pooling(directory / str(modules[1].get("path")) / "config.json"), len(kinds) == 3
 
 
-def _modules(directory: Path) -> Sequence[Mapping[str, Any]]:
-    try:
-        modules = json.loads((directory / MODULES).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise BadFileError(f"{directory / MODULES} is not JSON: {error}") from None
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise BadFileError(f"{directory / MODULES} does not hold a list of modules")
-    return modules
-
-
 def _pooling(path: Path) -> Pooling:
     config = read_json(path)
     asked = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
     if isinstance(name := config.get("pooling_mode"), str):
         asked.append(name)
-    known = {POOLING_FLAGS.get(name) or POOLING_NAMES.get(name) for name in asked}
+    known = {POOLINGS.get(name) for name in asked}
     pooling = next(iter(known), None)
     if pooling is None or len(known) != 1:
         raise BadFileError(
             f"{path}: pooling by {' and '.join(asked) or 'nothing'} is not supported; this build "
-            f"pools by one of {', '.join(POOLING_NAMES)}"
+            "pools by one of cls, mean, max, lasttoken"
         )
     return pooling
 
 
 def _check_lower_case(directory: Path) -> None:
     """Some tokenizers lower their text's case themselves; others count on sentence-transformers."""
-    if not _transformer_config(directory).get("do_lower_case"):
+    if not read_json_if_there(directory / TRANSFORMER_CONFIG).get("do_lower_case"):
         return
     normalizer = json.dumps(read_json(directory / "tokenizer.json").get("normalizer"))
     if '"lowercase": true' not in normalizer and '"Lowercase"' not in normalizer:
@@ -214,23 +205,15 @@ def _max_input_tokens(directory: Path, config: Json) -> int:
     positions = positive_integer(config, "max_position_embeddings")
     if config["model_type"] in POSITIONS_AFTER_PADDING:
         positions -= int(config.get("pad_token_id") or 0) + 1
-    declared = _transformer_config(directory).get("max_seq_length")
+    declared = read_json_if_there(directory / TRANSFORMER_CONFIG).get("max_seq_length")
     if declared is None:
-        tokenizer_config = directory / "tokenizer_config.json"
-        if tokenizer_config.is_file():
-            declared = read_json(tokenizer_config).get("model_max_length")
+        declared = read_json_if_there(directory / TOKENIZER_CONFIG).get("model_max_length")
     return positions if declared is None else min(positions, int(declared))
 
 
-def _transformer_config(directory: Path) -> Json:
-    path = directory / TRANSFORMER_CONFIG
-    return read_json(path) if path.is_file() else {}
-
-
 def _prompt_names(directory: Path) -> tuple[str, ...]:
-    path = directory / PROMPTS_CONFIG
-    prompts = read_json(path).get("prompts") if path.is_file() else None
-    return tuple(name for name, prompt in (prompts or {}).items() if prompt)
+    prompts = read_json_if_there(directory / PROMPTS_CONFIG).get("prompts") or {}
+    return tuple(name for name, prompt in prompts.items() if prompt)
 
 
 def _size(config: Json, *keys: str) -> int:

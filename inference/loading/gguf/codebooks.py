@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,10 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from inference.models.weights.stored import Codebook, CodebookWeight
 
-Blocks = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
+Blocks = Bytes
 """(num_rows, row_bytes): one tensor's bytes, a row per output feature."""
+Words = npt.NDArray[np.unsignedinteger]
 
 
 def as_torch(values: npt.NDArray[np.generic]) -> torch.Tensor:
@@ -29,20 +32,18 @@ def as_torch(values: npt.NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(values.copy())
 
 
-def columns(blocks: Blocks, layout: tuple[int, ...]) -> list[npt.NDArray[np.uint8]]:
+def columns(blocks: Blocks, layout: tuple[int, ...]) -> list[Bytes]:
     """Each block's fields, of the given byte lengths: (rows, blocks per row, field bytes)."""
     split = blocks.reshape(blocks.shape[0], -1, sum(layout))
     return np.split(split, np.cumsum(layout)[:-1], axis=2)
 
 
-def half(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
+def half(field: Bytes) -> npt.NDArray[np.float16]:
     """The float16 at the start of each block: (rows, blocks)."""
     return np.ascontiguousarray(field).view(np.float16)[:, :, 0]
 
 
-def spread(
-    field: npt.NDArray[np.uint8], width: int, span: int | None = None
-) -> npt.NDArray[np.uint8]:
+def spread(field: Bytes, width: int, span: int | None = None) -> Bytes:
     """Takes of each ``span`` bytes (``None``: of each block's) all lowest ``width`` bits, then all
     next ones: (rows, blocks, n) -> (rows, blocks, 8 / width * n)."""
     spans = field.reshape(*field.shape[:2], -1, span or field.shape[2])
@@ -53,16 +54,22 @@ def spread(
     return digits.reshape(*field.shape[:2], -1)
 
 
-def joined(
-    low: npt.NDArray[np.uint8], high: npt.NDArray[np.uint8], num_low_bits: int
-) -> npt.NDArray[np.uint8]:
+def bits_of(field: Bytes) -> Bytes:
+    """A byte for each bit of a block, the lowest first."""
+    return np.unpackbits(np.ascontiguousarray(field), axis=2, bitorder="little")
+
+
+def joined(low: Bytes, high: Bytes, num_low_bits: int) -> Bytes:
     """Codes of their low and their high bits. Changes both."""
     high <<= np.uint8(num_low_bits)
     low |= high
     return low
 
 
-Bytes = npt.NDArray[np.uint8]
+def rows_of(values: npt.NDArray[Any]) -> torch.Tensor:
+    """(num_rows, ...) -> (num_rows, n), on the same memory."""
+    return torch.from_numpy(values.reshape(len(values), -1))
+
 
 IQ4 = Codebook(tuple(gguf_package.IQ4_NL.kvalues))
 MXFP4 = Codebook(tuple(gguf_package.NVFP4.kvalues))
@@ -73,8 +80,6 @@ BINARY = Codebook((-1, 1, 0, 0))
 HALF_E4M3 = gguf_package.NVFP4.ue4m3_to_fp32(np.arange(256, dtype=np.uint8)).astype(np.float16)
 """Half the number that each byte stands for, without its sign."""
 
-OCTUPLES, QUADRUPLES = np.dtype(np.uint64), np.dtype(np.uint32)
-"""The integers that hold as many codes as one entry of a grid has."""
 SIGNS_OF_7_BITS = np.frombuffer(gguf_package.IQ2_XXS.ksigns, np.uint8)
 """The sign of the eighth value makes their number even."""
 
@@ -92,7 +97,7 @@ IQ1 = Codebook((-7, 1, 9, 0, -9, -1, 7, 0), 1 / 8)
 
 
 @cache
-def _grid(name: str) -> npt.NDArray[np.unsignedinteger]:
+def _grid(name: str) -> Words:
     """A word of codes, a byte each, for each entry. The package packs an entry's codes in bits."""
     type = getattr(gguf_package, name)
     num_entries, num_codes = type.grid_shape
@@ -100,42 +105,37 @@ def _grid(name: str) -> npt.NDArray[np.unsignedinteger]:
     width = 2 if len(type.grid_map) < 5 else 4
     digits = packed[:, None] >> np.arange(0, 8, width, dtype=np.uint8) & np.uint8(2**width - 1)
     codes = np.ascontiguousarray(digits.reshape(num_entries, num_codes))
-    words: npt.NDArray[np.unsignedinteger] = codes.view(f"<u{num_codes}").reshape(num_entries)
-    return words
+    return codes.view(f"<u{num_codes}").reshape(num_entries)
 
 
 @cache
 def _spread_signs(shift: int) -> npt.NDArray[np.uint64]:
     """Eight bytes for each byte of signs: a bit of it each, at ``shift``."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    words: npt.NDArray[np.uint64] = (bits << np.uint8(shift)).view("<u8").reshape(256)
-    return words
+    return (bits << np.uint8(shift)).view("<u8").reshape(256)
 
 
-def _words(field: Bytes, dtype: str) -> npt.NDArray[np.unsignedinteger]:
-    words: npt.NDArray[np.unsignedinteger] = np.ascontiguousarray(field).view(dtype)
-    return words
+def _words(field: Bytes, dtype: str) -> Words:
+    return np.ascontiguousarray(field).view(dtype)
 
 
 def _codes(name: str, places: npt.NDArray[np.integer], signs: Bytes) -> Bytes:
     """``places`` in the grid ``name`` and a byte of signs for each eight values; (rows, ...)."""
     entries = _grid(name)[places]
-    shift = 2 if entries.dtype == OCTUPLES else 3
+    shift = 2 if entries.itemsize == 8 else 3
     words = np.ascontiguousarray(entries).reshape(len(places), -1).view(np.uint64)
     words |= _spread_signs(shift)[signs.reshape(len(signs), -1)]
-    codes: Bytes = words.view(np.uint8)
-    return codes
+    return words.view(np.uint8)
 
 
 def _super(
     codebook: Codebook, codes: Bytes, scales: npt.NDArray[np.integer], supers: Bytes
 ) -> CodebookWeight:
     """``supers``: the bytes of a float16 for each block."""
-    num_rows = codes.shape[0]
     return CodebookWeight(
         codebook=codebook,
-        codes=torch.from_numpy(codes.reshape(num_rows, -1)),
-        scales=torch.from_numpy(scales.astype(np.int8).reshape(num_rows, -1)),
+        codes=rows_of(codes),
+        scales=rows_of(scales.astype(np.int8)),
         super_scales=as_torch(half(supers)),
     )
 
@@ -144,12 +144,8 @@ def _grouped(
     codebook: Codebook, codes: Bytes, scales: npt.NDArray[np.float16], times: int = 1
 ) -> CodebookWeight:
     """Each scale counts for ``times`` groups."""
-    num_rows = codes.shape[0]
-    return CodebookWeight(
-        codebook=codebook,
-        codes=torch.from_numpy(codes.reshape(num_rows, -1)),
-        scales=as_torch(np.repeat(scales.reshape(num_rows, -1), times, axis=1)),
-    )
+    repeated = np.repeat(scales.reshape(len(scales), -1), times, axis=1)
+    return CodebookWeight(codebook=codebook, codes=rows_of(codes), scales=as_torch(repeated))
 
 
 def _iq4_nl(blocks: Blocks) -> CodebookWeight:
@@ -211,8 +207,7 @@ def _iq3_s(blocks: Blocks) -> CodebookWeight:
     """[f16 d][64 bytes: places][8 bytes: ninth bits][32 bytes: signs][4 bytes: 4-bit scales]:
     w = d (2 s + 1) v, groups of 32."""
     scale, lower, ninth, signs, scales = columns(blocks, (2, 64, 8, 32, 4))
-    upper = np.unpackbits(np.ascontiguousarray(ninth), axis=2, bitorder="little")
-    codes = _codes("IQ3_S", lower | upper.astype(np.uint16) << 8, signs)
+    codes = _codes("IQ3_S", lower | bits_of(ninth).astype(np.uint16) << 8, signs)
     return _super(IQ3_S, codes, 2 * spread(scales, 4, 1) + 1, scale)
 
 
@@ -276,8 +271,7 @@ def _nvfp4(blocks: Blocks) -> CodebookWeight:
 def _q1_0(blocks: Blocks) -> CodebookWeight:
     """[f16 d][16 bytes]: w = d or -d, blocks of 128."""
     scale, packed = columns(blocks, (2, 16))
-    bits = np.unpackbits(np.ascontiguousarray(packed), axis=2, bitorder="little")
-    return _grouped(BINARY, bits, half(scale), times=4)
+    return _grouped(BINARY, bits_of(packed), half(scale), times=4)
 
 
 CODEBOOK_UNPACKERS: dict[Type, Callable[[Blocks], CodebookWeight]] = {

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from inference.loading.config.checked_config import check_config, check_counts, check_tower
@@ -35,6 +34,8 @@ from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError, BadSourceError
 
 TABLE = "token_embd.weight"
+LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
+"""The kinds of the vocabulary's lists."""
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 
@@ -72,8 +73,7 @@ def _rope_divisors(header: GGUFHeader) -> list[float] | None:
         return None
     if info.type != GGMLQuantizationType.F32:
         raise BadFileError(f"{ROPE_FREQUENCIES} is stored as {info.type.name}; F32 is read")
-    stored = np.fromfile(info.path, np.float32, info.num_elements, offset=info.offset)
-    return [float(divisor) for divisor in stored]
+    return [float(divisor) for divisor in info.floats()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,27 +128,22 @@ def check_vocabulary(header: GGUFHeader) -> None:
     """Checks that there are as many tokens as the embedding has rows, a type or score for each
     where the file has any, and that special tokens are among them. A file without a vocabulary
     passes: its tokenizer comes from elsewhere. Raises ``BadFileError``."""
-    metadata = header.metadata
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None:
+    metadata, start = header.metadata, "tokenizer.ggml."
+    if f"{start}tokens" not in metadata:
         return
-    _check_list(metadata, "tokens", str)
-    num_tokens = len(tokens) if isinstance(tokens, list) else 0
-    table = header.tensors.get(TABLE)
+    lists = {key: _list(metadata, f"{start}{key}", kind) for key, kind in LISTS.items()}
+    num_tokens, table = len(lists["tokens"] or ()), header.tensors.get(TABLE)
     if table is not None and table.shape[0] != num_tokens:
         raise BadFileError(
             f"the vocabulary has {num_tokens} tokens, and the embedding {TABLE} has "
             f"{table.shape[0]} rows"
         )
-    _check_list(metadata, "merges", str)
-    for key, kind in (("token_type", int), ("scores", float)):
-        listed = _check_list(metadata, key, kind)
+    for key in ("token_type", "scores"):
+        listed = lists[key]
         if listed is not None and len(listed) != num_tokens:
-            raise BadFileError(
-                f"tokenizer.ggml.{key} has {len(listed)} entries for {num_tokens} tokens"
-            )
+            raise BadFileError(f"{start}{key} has {len(listed)} entries for {num_tokens} tokens")
     for special in SPECIAL:
-        key = f"tokenizer.ggml.{special}_token_id"
+        key = f"{start}{special}_token_id"
         token_id = metadata.get(key, 0)
         if not isinstance(token_id, int) or not 0 <= token_id < num_tokens:
             raise BadFileError(
@@ -156,11 +151,11 @@ def check_vocabulary(header: GGUFHeader) -> None:
             )
 
 
-def _check_list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any] | None:
+def _list(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any] | None:
     """``None`` where the file has none."""
-    listed = metadata.get(f"tokenizer.ggml.{name}")
+    listed = metadata.get(key)
     if listed is None:
         return None
     if not isinstance(listed, list) or not all(isinstance(item, kind) for item in listed):
-        raise BadFileError(f"tokenizer.ggml.{name} is no list of {kind.__name__} values")
+        raise BadFileError(f"{key} is no list of {kind.__name__} values")
     return listed

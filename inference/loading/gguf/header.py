@@ -20,50 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from inference.loading.formats import GGUF_FORMATS
 from inference.protocol.load_errors import BadFileError, MissingFileError, shape_in_words
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFType:
-    name: str
-    cpu_bits: float | None
-    """The bits of a weight as the native decoder packs it, scales included; ``None``: float32."""
-    is_table: bool = False
-    """Whether its codes are looked up in a table of values."""
-
-
-GGUF_TYPES = (
-    GGUFType("F32", None),
-    GGUFType("F16", None),
-    GGUFType("BF16", None),
-    GGUFType("Q4_0", 5),
-    GGUFType("Q4_1", 5),
-    GGUFType("Q5_0", 5.5),
-    GGUFType("Q5_1", 6),
-    GGUFType("Q8_0", 8.5),
-    GGUFType("Q2_K", 3.125),
-    GGUFType("Q3_K", 3.5625),
-    GGUFType("Q4_K", 4.625),
-    GGUFType("Q5_K", 5.625),
-    GGUFType("Q6_K", 6.5625),
-    GGUFType("IQ1_S", 3.5625, is_table=True),
-    GGUFType("IQ1_M", 3.5625, is_table=True),
-    GGUFType("IQ2_XXS", 3.5625, is_table=True),
-    GGUFType("IQ2_XS", 3.5625, is_table=True),
-    GGUFType("IQ2_S", 3.5625, is_table=True),
-    GGUFType("IQ3_XXS", 4.3125, is_table=True),
-    GGUFType("IQ3_S", 4.3125, is_table=True),
-    GGUFType("IQ4_NL", 4.5, is_table=True),
-    GGUFType("IQ4_XS", 4.3125, is_table=True),
-    GGUFType("TQ1_0", 2.5, is_table=True),
-    GGUFType("TQ2_0", 2.5, is_table=True),
-    GGUFType("Q1_0", 2.5, is_table=True),
-    GGUFType("MXFP4", 4.5),
-    GGUFType("NVFP4", 5, is_table=True),
-)
-
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -87,7 +49,8 @@ LEAST_INFO_BYTES = 8 + 4 + 4 + 8
 LEAST_STRING_BYTES = 8
 
 Item = TypeVar("Item")
-READABLE_TYPES = frozenset(GGMLQuantizationType[type.name] for type in GGUF_TYPES)
+ALL_TYPES = frozenset(type.value for type in GGMLQuantizationType)
+READABLE_TYPES = frozenset(GGMLQuantizationType[type.name] for type in GGUF_FORMATS)
 REMOVED = {
     4: "Q4_2",
     5: "Q4_3",
@@ -121,6 +84,10 @@ class TensorInfo:
         block_elements, block_bytes = sizes
         return self.num_elements // block_elements * block_bytes
 
+    def floats(self) -> npt.NDArray[np.float32]:
+        """Reads a tensor of F32."""
+        return np.fromfile(self.path, np.float32, self.num_elements, offset=self.offset)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFHeader:
@@ -133,37 +100,37 @@ class GGUFHeader:
 def read_headers(paths: Sequence[Path]) -> GGUFHeader:
     """The parts of one model as one header: the first part's metadata, everybody's tensors.
     Raises ``MissingFileError``, ``BadFileError``."""
-    first, *others = headers = [read_header(path) for path in paths]
+    headers = [read_header(path) for path in paths]
     check_parts(headers)
-    tensors = dict(first.tensors)
-    for other in others:
-        for name, info in other.tensors.items():
+    tensors: dict[str, TensorInfo] = {}
+    for header in headers:
+        for name, info in header.tensors.items():
             if name in tensors:
                 raise BadFileError(
                     f"{tensors[name].path.name} and {info.path.name} both hold the tensor {name}"
                 )
             tensors[name] = info
-    return replace(first, tensors=tensors)
+    return replace(headers[0], tensors=tensors)
 
 
 def check_parts(headers: Sequence[GGUFHeader]) -> None:
     """Raises ``BadFileError`` where parts are missing, or are not those of one model in order.
     Files that state no number of parts are taken as they are named."""
     counts = [header.metadata.get(SPLIT_COUNT) for header in headers]
-    if not any(count for count in counts):
+    if not any(counts):
         return
-    for number, header in enumerate(headers):
+    for number, (header, count) in enumerate(zip(headers, counts, strict=True)):
         name, own = header.path.name, header.metadata.get(SPLIT_NUMBER)
-        if counts[number] != len(headers):
+        if count != len(headers):
             raise BadFileError(
-                f"{name} is of a model in {counts[number]} parts, and {len(headers)} are here; "
-                "download the others"
+                f"{name} is of a model in {count} parts, and {len(headers)} are here; download the "
+                "others"
             )
         if own != number:
             raise BadFileError(f"{name} states that it is part {own}, counted from 0, not {number}")
     wanted = headers[0].metadata.get(SPLIT_TENSORS)
     found = sum(len(header.tensors) for header in headers)
-    if wanted is not None and wanted != found:
+    if wanted not in (None, found):
         raise BadFileError(
             f"{headers[0].path.name} states {wanted} tensors in all parts, which hold {found}; "
             "download them again"
@@ -252,39 +219,36 @@ class _Cursor:
                 )
 
     def _tensor_info(self) -> tuple[str, TensorInfo]:
-        name = self._string()
-        num_dimensions = self._scalar("I")
+        name, num_dimensions = self._string(), self._scalar("I")
         if not 1 <= num_dimensions <= MOST_DIMENSIONS:
             raise BadFileError(
                 f"{self._path}: {name} has {num_dimensions} dimensions; 1 to {MOST_DIMENSIONS} are "
                 "read"
             )
         sizes = tuple(self._scalar("Q") for _ in range(num_dimensions))
-        info = TensorInfo(
-            path=self._path,
-            name=name,
-            shape=sizes[::-1],  # GGUF lists the fastest dimension first
-            type=self._type(name),
-            offset=self._scalar("Q"),
-        )
-        self._check_blocks(info)
-        return name, info
+        shape = sizes[::-1]  # GGUF lists the fastest dimension first
+        type = self._type(name)
+        block_elements, _ = GGML_QUANT_SIZES[type]
+        if 0 in shape or shape[-1] % block_elements:
+            raise BadFileError(
+                f"{self._path}: {name} is {shape_in_words(shape)} in {type.name}, whose rows are "
+                f"whole blocks of {block_elements}"
+            )
+        offset = self._scalar("Q")
+        return name, TensorInfo(path=self._path, name=name, shape=shape, type=type, offset=offset)
 
     def _type(self, name: str) -> GGMLQuantizationType:
-        try:
-            return tensor_type(self._scalar("I"))
-        except ValueError as error:
-            raise BadFileError(f"{self._path}: {name} is {error}") from None
-
-    def _check_blocks(self, info: TensorInfo) -> None:
-        """Refuses a tensor without elements, or with a row that ends inside a block of its
-        format."""
-        block_elements, _ = GGML_QUANT_SIZES[info.type]
-        if 0 in info.shape or info.shape[-1] % block_elements:
-            raise BadFileError(
-                f"{self._path}: {info.name} is {shape_in_words(info.shape)} in {info.type.name}, "
-                f"whose rows are whole blocks of {block_elements}"
+        number = self._scalar("I")
+        if number in REMOVED:
+            reason = (
+                f"stored as {REMOVED[number]}, a type that GGUF no longer has; the nearest that is "
+                f"read here is {nearest(REMOVED[number])}"
             )
+        elif number not in ALL_TYPES:
+            reason = f"stored as type {number}, and {number} is not a valid type of GGUF"
+        else:
+            return GGMLQuantizationType(number)
+        raise BadFileError(f"{self._path}: {name} is {reason}")
 
     def _pair(self) -> tuple[str, MetadataValue]:
         name = self._string()
@@ -346,22 +310,6 @@ class _Cursor:
 _LAYOUTS = {format: struct.Struct(f"<{format}") for format in SCALAR_FORMATS.values()}
 
 
-def tensor_type(number: int) -> GGMLQuantizationType:
-    """Raises ``ValueError`` with words for a type that the format does not have, or no more."""
-    if number in REMOVED:
-        raise ValueError(
-            f"stored as {REMOVED[number]}, a type that GGUF no longer has; the nearest that is "
-            f"read here is {nearest(REMOVED[number])}"
-        )
-    try:
-        return GGMLQuantizationType(number)
-    except ValueError:
-        raise ValueError(
-            f"stored as type {number}, and {number} is not a valid type of GGUF; the nearest that "
-            f"is read here is {_nearest_number(number)}"
-        ) from None
-
-
 def unreadable_reason(type: GGMLQuantizationType) -> str | None:
     """Why weights of a type that GGUF has cannot be read here, or ``None``."""
     if type in READABLE_TYPES:
@@ -378,8 +326,3 @@ def nearest(name: str) -> str:
     names = sorted(str(type.name) for type in READABLE_TYPES)
     (found,) = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     return found
-
-
-def _nearest_number(number: int) -> str:
-    found = min(READABLE_TYPES, key=lambda type: (abs(type.value - number), type.value))
-    return str(found.name)

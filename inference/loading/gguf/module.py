@@ -11,6 +11,7 @@ import contextlib
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
-from inference.loading.weights.tensor_files import FileTensor, TensorFiles
+from inference.loading.weights.tensor_files import MadeTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.transformers_modules import added_by_metadata
@@ -63,27 +64,18 @@ class DequantisedTensors(TensorFiles):
 
         infos = {places[name]: info for name, info in header.tensors.items()}
         tensors = {
-            name: DequantisedTensor(info, tuple(module.get_parameter(name).shape), name, read)
+            name: _dequantised(info, tuple(module.get_parameter(name).shape), partial(read, name))
             for name, info in infos.items()
         }
         super().__init__(tensors, found.clear)
 
 
-class DequantisedTensor(FileTensor):
-    def __init__(
-        self,
-        info: TensorInfo,
-        shape: tuple[int, ...],
-        name: str,
-        read: Callable[[str], torch.Tensor],
-    ) -> None:
-        if info.num_elements != math.prod(shape):
-            raise WrongShapeError(info.name, shape, info.shape)
-        self._name, self._read = name, read
-        self.shape, self.format, self.num_bytes = shape, str(info.type.name), info.num_bytes
-
-    def dense(self) -> torch.Tensor:
-        return self._read(self._name)
+def _dequantised(
+    info: TensorInfo, shape: tuple[int, ...], read: Callable[[], torch.Tensor]
+) -> MadeTensor:
+    if info.num_elements != math.prod(shape):
+        raise WrongShapeError(info.name, shape, info.shape)
+    return MadeTensor(shape, str(info.type.name), info.num_bytes, read)
 
 
 def _read(header: GGUFHeader, tensors_of: Any) -> dict[str, Any]:

@@ -155,15 +155,8 @@ PRE_TOKENIZERS = {name: rule for rule, names in _RULES for name in names.split()
 """The rules, by the name that a file gives in tokenizer.ggml.pre."""
 BEGINS_WITH_BOS = frozenset(
     [
-        "llama-bpe",
-        "llama3",
-        "llama-v3",
-        "falcon3",
-        "falcon-h1",
-        "pixtral",
-        "midm-2.0",
-        "lfm2",
-        "tekken",
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
+        *("lfm2", "tekken"),
     ]
 )
 """Texts begin with bos unless tokenizer.ggml.add_bos_token is false."""

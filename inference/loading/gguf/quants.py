@@ -15,15 +15,18 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType as Type
 
 from inference.loading.gguf.codebooks import (
     CODEBOOK_UNPACKERS,
     Blocks,
+    Bytes,
     as_torch,
+    bits_of,
     columns,
     half,
     joined,
+    rows_of,
     spread,
 )
 from inference.models.weights.stored import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
@@ -35,20 +38,20 @@ from inference.models.weights.stored import (
 )
 
 
-def dense(blocks: Blocks, type: GGMLQuantizationType) -> torch.Tensor:
+def dense(blocks: Blocks, type: Type) -> torch.Tensor:
     """float32 (num_rows, num_features); float16 and bfloat16 tensors keep their dtype."""
-    if type == GGMLQuantizationType.F32:
+    if type == Type.F32:
         return as_torch(blocks.view(np.float32))
-    if type == GGMLQuantizationType.F16:
+    if type == Type.F16:
         return as_torch(blocks.view(np.float16))
-    if type == GGMLQuantizationType.BF16:
+    if type == Type.BF16:
         return as_torch(blocks.view(np.int16)).view(torch.bfloat16)
     if type in CODEBOOK_UNPACKERS:
         return CODEBOOK_UNPACKERS[type](blocks).dequantize()
     return torch.from_numpy(gguf.dequantize(blocks, type))
 
 
-def stored(blocks: Blocks, type: GGMLQuantizationType) -> StoredWeight:
+def stored(blocks: Blocks, type: Type) -> StoredWeight:
     unpack = UNPACKERS.get(type)
     return DenseWeight(weight=dense(blocks, type)) if unpack is None else unpack(blocks)
 
@@ -57,14 +60,13 @@ def _grouped(
     bits: int,
     codes: npt.NDArray[np.generic],
     scales: npt.NDArray[np.generic],
-    minimums: npt.NDArray[np.generic] | None,
+    minimums: npt.NDArray[np.generic] | None = None,
 ) -> GroupedWeight:
-    num_rows = codes.shape[0]
     return GroupedWeight(
         bits=bits,
-        codes=torch.from_numpy(codes.reshape(num_rows, -1)),
-        scales=as_torch(scales.reshape(num_rows, -1)),
-        minimums=None if minimums is None else as_torch(minimums.reshape(num_rows, -1)),
+        codes=rows_of(codes),
+        scales=as_torch(scales),
+        minimums=None if minimums is None else as_torch(minimums),
     )
 
 
@@ -85,7 +87,7 @@ def _q5_0(blocks: Blocks) -> GroupedWeight:
     """[f16 d][u32 fifth bits][16 bytes]: w = d (q - 16)."""
     scale, fifth, packed = columns(blocks, (2, 4, 16))
     codes = _five_bits(packed, fifth).astype(np.int8) - np.int8(16)
-    return _grouped(5, codes, half(scale), None)
+    return _grouped(5, codes, half(scale))
 
 
 def _q5_1(blocks: Blocks) -> GroupedWeight:
@@ -94,18 +96,15 @@ def _q5_1(blocks: Blocks) -> GroupedWeight:
     return _grouped(5, _five_bits(packed, fifth), half(scale), half(minimum))
 
 
-def _five_bits(
-    packed: npt.NDArray[np.uint8], fifth: npt.NDArray[np.uint8]
-) -> npt.NDArray[np.uint8]:
+def _five_bits(packed: Bytes, fifth: Bytes) -> Bytes:
     """32 low nibbles and the fifth bits of 32 values, in order."""
-    high_bits = np.unpackbits(np.ascontiguousarray(fifth), axis=2, bitorder="little")
-    return spread(packed, 4) | (high_bits << np.uint8(4))
+    return joined(spread(packed, 4), bits_of(fifth), 4)
 
 
 def _q8_0(blocks: Blocks) -> GroupedWeight:
     """[f16 d][32 x i8]: w = d q."""
     scale, codes = columns(blocks, (2, 32))
-    return _grouped(8, codes.copy().view(np.int8), half(scale), None)
+    return _grouped(8, codes.copy().view(np.int8), half(scale))
 
 
 def _mxfp4(blocks: Blocks) -> GroupedWeight:
@@ -114,29 +113,24 @@ def _mxfp4(blocks: Blocks) -> GroupedWeight:
     exponent, packed = columns(blocks, (1, 16))
     codes = np.array(TWICE_MXFP4, np.int8)[spread(packed, 4)]
     scales = np.ldexp(np.float32(1), exponent[:, :, 0].astype(np.int32) - 128)
-    return replace(_grouped(8, codes, scales.astype(np.float32), None), is_mxfp4=True)
+    return replace(_grouped(8, codes, scales.astype(np.float32)), is_mxfp4=True)
 
 
 def _super_block(
     bits: int,
-    codes: npt.NDArray[np.uint8],
+    codes: Bytes,
     scales: npt.NDArray[np.generic],
-    super_scale: npt.NDArray[np.uint8],
+    super_scale: Bytes,
     minimums: npt.NDArray[np.generic] | None = None,
-    super_minimum: npt.NDArray[np.uint8] | None = None,
+    super_minimum: Bytes | None = None,
 ) -> SuperBlockWeight:
     """Super-scales as their bytes. GGUF takes minimums away; here they are added."""
-    num_rows = codes.shape[0]
-
-    def small(values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int8).reshape(num_rows, -1))
-
     return SuperBlockWeight(
         bits=bits,
-        codes=torch.from_numpy(codes.reshape(num_rows, -1)),
-        scales=small(scales),
+        codes=rows_of(codes),
+        scales=rows_of(scales.astype(np.int8)),
         super_scales=as_torch(half(super_scale)),
-        minimums=None if minimums is None else small(minimums),
+        minimums=None if minimums is None else rows_of(minimums.astype(np.int8)),
         super_minimums=None if super_minimum is None else as_torch(-half(super_minimum)),
     )
 
@@ -181,9 +175,7 @@ def _q6_k(blocks: Blocks) -> SuperBlockWeight:
     return _super_block(6, codes, scales.view(np.int8), scale)
 
 
-def _k_scales(
-    packed: npt.NDArray[np.uint8],
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
     """Twelve bytes -> eight scales and eight minimums of 6 bits.
 
     bytes 0-3   [2 high bits of scale 4-7   | scale 0-3  ]
@@ -196,7 +188,7 @@ def _k_scales(
     return scales, minimums
 
 
-def _q3_k_scales(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+def _q3_k_scales(packed: Bytes) -> npt.NDArray[np.int8]:
     """Twelve bytes -> sixteen scales of 6 bits, less 32.
 
     bytes 0-7   [low bits of scale 8-15 | low 4 bits of scale 0-7]
@@ -206,17 +198,17 @@ def _q3_k_scales(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
     return scales.astype(np.int8) - np.int8(32)
 
 
-UNPACKERS: dict[GGMLQuantizationType, Callable[[Blocks], StoredWeight]] = {
-    GGMLQuantizationType.Q4_0: _q4_0,
-    GGMLQuantizationType.Q4_1: _q4_1,
-    GGMLQuantizationType.Q5_0: _q5_0,
-    GGMLQuantizationType.Q5_1: _q5_1,
-    GGMLQuantizationType.Q8_0: _q8_0,
-    GGMLQuantizationType.MXFP4: _mxfp4,
-    GGMLQuantizationType.Q2_K: _q2_k,
-    GGMLQuantizationType.Q3_K: _q3_k,
-    GGMLQuantizationType.Q4_K: _q4_k,
-    GGMLQuantizationType.Q5_K: _q5_k,
-    GGMLQuantizationType.Q6_K: _q6_k,
+UNPACKERS: dict[Type, Callable[[Blocks], StoredWeight]] = {
+    Type.Q4_0: _q4_0,
+    Type.Q4_1: _q4_1,
+    Type.Q5_0: _q5_0,
+    Type.Q5_1: _q5_1,
+    Type.Q8_0: _q8_0,
+    Type.MXFP4: _mxfp4,
+    Type.Q2_K: _q2_k,
+    Type.Q3_K: _q3_k,
+    Type.Q4_K: _q4_k,
+    Type.Q5_K: _q5_k,
+    Type.Q6_K: _q6_k,
     **CODEBOOK_UNPACKERS,
 }

@@ -30,6 +30,7 @@ from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS, Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo, unreadable_reason
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
 from inference.models.families.tower_names import model_name
@@ -55,70 +56,57 @@ Scales = npt.NDArray[np.float32]
 class GGUFTensorFiles(TensorFiles):
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that cannot be read or would not be used."""
-        self._config = config
-        self._family = family_of(config)
-        architecture = header.metadata.get("general.architecture")
-        self._has_predicting_layers = f"{architecture}.{PREDICTING_LAYERS}" in header.metadata
-        infos = [
-            info
-            for info in header.tensors.values()
-            if info.name != ROPE_FREQUENCIES
-            and not self._is_predicting(info.name)
-            and not is_scale(info.name, header.tensors)
-        ]
-        scales = read_scales(header.tensors)
-        self.left_out = self._in_words(header)
-        """A sentence for people: the tensors that nothing computes with."""
-        named = {self._name(info): self._folded(info) for info in infos}
-        maps = {path: _mapped(path) for path in {info.path for info in infos}}
-        super().__init__(
-            {
-                name: GGUFTensor(
-                    info,
-                    maps,
-                    self._family.interleaved_heads(name, config),
-                    scales.get(info.name),
-                )
-                for name, info in named.items()
-            },
-            maps.clear,
-        )
-
-    def _is_predicting(self, name: str) -> bool:
-        """Layers behind the model's own predict further tokens, and files that have some count them
-        among the blocks. The first is all that is ever computed."""
-        layer = LAYER_NUMBER.match(name) if self._has_predicting_layers else None
-        num_computed = self._config.num_layers + self._config.has_predictor
-        return layer is not None and int(layer[1]) >= num_computed
-
-    def _in_words(self, header: GGUFHeader) -> str:
-        num_predicting = sum(map(self._is_predicting, header.tensors))
-        num_scales = sum(
-            name.endswith(INPUT_SCALE) and is_scale(name, header.tensors) for name in header.tensors
-        )
-        counts = {"multi-token prediction": num_predicting, "scales of activations": num_scales}
-        return ", ".join(
+        family = family_of(config)
+        predicting = predicting_names(header, config)
+        scales, num_input_scales = read_scales(header.tensors)
+        counts = {
+            "multi-token prediction": len(predicting),
+            "scales of activations": num_input_scales,
+        }
+        self.left_out = ", ".join(
             f"{count} tensors of {of} left out" for of, count in counts.items() if count
         )
+        """A sentence for people: the tensors that nothing computes with."""
+        maps = {path: _mapped(path) for path in {info.path for info in header.tensors.values()}}
+        super().__init__({}, maps.clear)
+        for info in header.tensors.values():
+            is_aside = info.name == ROPE_FREQUENCIES or info.name in predicting
+            if is_aside or is_scale(info.name, header.tensors):
+                continue
+            name = _own_name(info, family, config)
+            num_heads = family.interleaved_heads(name, config)
+            folded = _folded(info) if family.is_folded(info.name) else info
+            self._tensors[name] = GGUFTensor(folded, maps, num_heads, scales.get(info.name))
 
-    def _name(self, info: TensorInfo) -> str:
-        name = model_name(info.name, self._family, self._config)
-        if name is None:
-            raise BadFileError(
-                f"{info.path.name} holds the tensor {info.name}, which no "
-                f"{self._config.architecture} model here computes with"
-            )
-        if reason := unreadable_reason(info.type):
-            raise BadFileError(f"{info.path.name}: {info.name} is {reason}")
-        return name
 
-    def _folded(self, info: TensorInfo) -> TensorInfo:
-        if not self._family.is_folded(info.name):
-            return info
-        if len(info.shape) != 3:
-            shape = shape_in_words(info.shape)
-            raise BadFileError(f"{info.path.name}: {info.name} is {shape}, not a matrix a head")
-        return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
+def predicting_names(header: GGUFHeader, config: ModelConfig) -> set[str]:
+    """Layers behind the model's own predict further tokens, and files that have some count them
+    among the blocks. The first is all that is ever computed."""
+    architecture = header.metadata.get("general.architecture")
+    if f"{architecture}.{PREDICTING_LAYERS}" not in header.metadata:
+        return set()
+    layers = {name: match for name in header.tensors if (match := LAYER_NUMBER.match(name))}
+    num_computed = config.num_layers + config.has_predictor
+    return {name for name, match in layers.items() if int(match[1]) >= num_computed}
+
+
+def _own_name(info: TensorInfo, family: Family, config: ModelConfig) -> str:
+    name = model_name(info.name, family, config)
+    if name is None:
+        raise BadFileError(
+            f"{info.path.name} holds the tensor {info.name}, which no {config.architecture} model "
+            "here computes with"
+        )
+    if reason := unreadable_reason(info.type):
+        raise BadFileError(f"{info.path.name}: {info.name} is {reason}")
+    return name
+
+
+def _folded(info: TensorInfo) -> TensorInfo:
+    if len(info.shape) != 3:
+        shape = shape_in_words(info.shape)
+        raise BadFileError(f"{info.path.name}: {info.name} is {shape}, not a matrix a head")
+    return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
 
 
 class GGUFTensor(FileTensor):
@@ -241,17 +229,17 @@ def is_scale(name: str, names: Collection[str]) -> bool:
     return f"{dot}{kind}" in (SCALE, INPUT_SCALE) and stem + WEIGHT in names
 
 
-def read_scales(tensors: Mapping[str, TensorInfo]) -> dict[str, Scales]:
-    """Reads the scales by the names of their weights. Raises ``BadFileError``."""
+def read_scales(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Scales], int]:
+    """The scales by the names of their weights, and how many there are of activations. Raises
+    ``BadFileError``."""
     found: dict[str, Scales] = {}
-    for name, info in tensors.items():
-        if name.endswith(SCALE) and is_scale(name, tensors):
-            weight = tensors[name.removesuffix(SCALE) + WEIGHT]
+    own = [name for name in tensors if is_scale(name, tensors)]
+    for name in own:
+        if name.endswith(SCALE):
+            info, weight = tensors[name], tensors[name.removesuffix(SCALE) + WEIGHT]
             _check_scale(info, weight)
-            found[weight.name] = np.fromfile(
-                info.path, np.float32, info.num_elements, offset=info.offset
-            )
-    return found
+            found[weight.name] = info.floats()
+    return found, len(own) - len(found)
 
 
 def scaled(weight: StoredWeight, scale: float) -> StoredWeight:

@@ -23,7 +23,6 @@ from inference.protocol.load_errors import BadFileError, LoadError, UnknownToken
 
 CONTROL, USER_DEFINED = 3, 4
 """Values of tokenizer.ggml.token_type."""
-SINGLE_KINDS = (CONTROL, USER_DEFINED)
 DECLARED = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]|\u25c1[^\u25c1\u25b7\s]+\u25b7")
 TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
@@ -33,9 +32,13 @@ WARNING = "helexa_warning"
 SPACE = "\u2581"
 
 Metadata = Mapping[str, Any]
-
-
 TOKENS = "tokenizer.ggml.tokens"
+SPECIAL = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
 
 
 def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
@@ -145,30 +148,33 @@ def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, 
 def _add_special_tokens(
     tokenizer: Tokenizer, metadata: Metadata, split: Mapping[str, bool]
 ) -> None:
-    tokens: list[str] = _list(metadata, "tokens")
+    typed = _typed(metadata)
+    for kind, is_special in ((CONTROL, True), (USER_DEFINED, False)):
+        tokens = [token for token, own in typed if own == kind]
+        tokens += [token for token, is_declared in split.items() if is_declared is is_special]
+        added = [AddedToken(token, normalized=False, special=is_special) for token in tokens]
+        (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)(added)
+
+
+def _typed(metadata: Metadata) -> list[tuple[str, int]]:
+    """The tokens that the file gives a type."""
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
-    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
-    defined = [token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED]
-    control += [token for token, is_declared in split.items() if is_declared]
-    defined += [token for token, is_declared in split.items() if not is_declared]
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in control])
-    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in defined])
+    return list(zip(_list(metadata, "tokens"), kinds, strict=False))
 
 
 def split_tokens(tokenizer: Tokenizer, metadata: Metadata) -> dict[str, bool]:
     """The tokens that have to be single ones and that the file types so that a text's are cut into
     pieces: those whose ids it declares (``True``), and its chat template's markers (``False``).
     ``tokenizer``: without its special tokens."""
-    tokens: list[str] = _list(metadata, "tokens")
-    kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
-    single = {token for token, kind in zip(tokens, kinds, strict=False) if kind in SINGLE_KINDS}
+    ids = {token: token_id for token_id, token in enumerate(_list(metadata, "tokens"))}
+    tokens = list(ids)
+    single = {token for token, kind in _typed(metadata) if kind in (CONTROL, USER_DEFINED)}
     declared = {
         tokens[token_id]
         for key, token_id in metadata.items()
         if DECLARED.fullmatch(key) and isinstance(token_id, int) and 0 <= token_id < len(tokens)
     }
-    markers = template_markers(metadata) & set(tokens)
-    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    markers = template_markers(metadata) & ids.keys()
     return {
         token: token in declared
         for token in sorted((declared | markers) - single, key=ids.__getitem__)
@@ -221,36 +227,25 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 def own_config(metadata: Metadata) -> dict[str, Any]:
     """The file's own settings, under tokenizer_config.json's names. Without a vocabulary there are
-    none of special tokens."""
+    none of special tokens. Raises ``BadFileError``."""
     tokens: list[str] = _list(metadata, "tokens") if TOKENS in metadata else []
-    config: dict[str, Any] = {
-        ours: tokens[token_id]
-        for ours, theirs in (
-            ("bos_token", "bos"),
-            ("eos_token", "eos"),
-            ("unk_token", "unknown"),
-            ("pad_token", "padding"),
-        )
-        if (token_id := metadata.get(f"tokenizer.ggml.{theirs}_token_id")) is not None and tokens
-    }
+    config: dict[str, Any] = {}
+    for ours, theirs in SPECIAL.items():
+        token_id = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+        if token_id is not None and tokens:
+            config[ours] = tokens[token_id]
     for name in ("add_bos_token", "add_eos_token"):
         if (flag := metadata.get(f"tokenizer.ggml.{name}")) is not None:
             config[name] = bool(flag)
-    if template := metadata.get("tokenizer.chat_template"):
-        config["chat_template"] = _named_templates(template, metadata)
-    return config
-
-
-def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, str]]:
-    """Returns the template; with a second one for chats with tools, both as tokenizer_config.json
-    writes them. Raises ``BadFileError``."""
-    for_tools = metadata.get(TOOL_TEMPLATE)
-    if not isinstance(template, str) or not isinstance(for_tools, str | None):
+    template, for_tools = metadata.get("tokenizer.chat_template"), metadata.get(TOOL_TEMPLATE)
+    if not isinstance(template, str | None) or not isinstance(for_tools, str | None):
         raise BadFileError("tokenizer.chat_template is no text")
-    if for_tools is None:
-        return template
-    named = {"default": template, "tool_use": for_tools}
-    return [{"name": name, "template": text} for name, text in named.items()]
+    if template:
+        config["chat_template"] = template
+    if template and for_tools is not None:  # as tokenizer_config.json writes them
+        named = {"default": template, "tool_use": for_tools}
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    return config
 
 
 def _begin_and_end(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:

@@ -19,10 +19,11 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inference.loading.config.hub_config import read_json_if_there
 from inference.loading.directory_tokenizer import written_once
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import (
@@ -100,25 +101,18 @@ def _fingerprint(header: GGUFHeader, scheme: str) -> str:
 
 def tokenizer_warnings(directory: Path) -> list[str]:
     """Sentences about the vocabulary of the file that the directory was written for."""
-    path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return [config[WARNING]] if isinstance(config, dict) and WARNING in config else []
+    config = read_json_if_there(directory / "tokenizer_config.json")
+    return [config[WARNING]] if WARNING in config else []
 
 
 def base_repositories(metadata: Metadata) -> list[str]:
     """``org/name``, the file's own source first, then the models that it was made from."""
-    found = []
-    for url in _urls(metadata):
-        if isinstance(url, str) and (match := HUB_URL.match(url.strip())):
-            found.append(match.group(1))
-    return list(dict.fromkeys(found))
-
-
-def _urls(metadata: Metadata) -> Iterator[Any]:
-    yield from (metadata.get(f"general.{key}") for key in URL_KEYS)
     num_models = metadata.get("general.base_model.count", 0)
-    for index in range(min(num_models, len(metadata)) if isinstance(num_models, int) else 0):
-        yield metadata.get(f"general.base_model.{index}.repo_url")
+    count = min(num_models, len(metadata)) if isinstance(num_models, int) else 0
+    keys = (*URL_KEYS, *(f"base_model.{index}.repo_url" for index in range(count)))
+    urls = [metadata.get(f"general.{key}") for key in keys]
+    matches = [HUB_URL.match(url.strip()) for url in urls if isinstance(url, str)]
+    return list(dict.fromkeys(match[1] for match in matches if match))
 
 
 def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
@@ -161,11 +155,12 @@ def base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> An
         except LoadError as error:
             log.warning("no chat template from %s: %s", repo, error)
             continue
-        jinja_file = directory / "chat_template.jinja"
-        if jinja_file.is_file():
-            return jinja_file.read_text(encoding="utf-8")
-        for name in ("chat_template.json", "tokenizer_config.json"):
-            if template := _read_json(directory / name).get("chat_template"):
+        for config in (
+            {"chat_template": _jinja(directory)},
+            read_json_if_there(directory / "chat_template.json"),
+            read_json_if_there(directory / "tokenizer_config.json"),
+        ):
+            if template := config.get("chat_template"):
                 return template
     return None
 
@@ -191,17 +186,11 @@ def _token_ids(definition: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    config = _read_json(directory / "tokenizer_config.json")
-    jinja_file = directory / "chat_template.jinja"
-    if jinja_file.is_file():
-        config["chat_template"] = jinja_file.read_text(encoding="utf-8")
-    return config
+    template = _jinja(directory)
+    own = {} if template is None else {"chat_template": template}
+    return read_json_if_there(directory / "tokenizer_config.json") | own
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise BadFileError(f"{path.name} does not hold a JSON object")
-    return value
+def _jinja(directory: Path) -> str | None:
+    path = directory / "chat_template.jinja"
+    return path.read_text(encoding="utf-8") if path.is_file() else None

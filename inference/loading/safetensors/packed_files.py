@@ -21,6 +21,7 @@ from functools import cached_property
 
 import torch
 
+from inference.loading.formats import FP8_FILES, INT4, INT8
 from inference.loading.safetensors import packed_matrices as matrices
 from inference.loading.safetensors.tensors import DTYPE_BYTES, SafeTensor, SafetensorsFiles
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
@@ -49,12 +50,9 @@ BESIDE = (
 SCALES = ("_scale_inv", "_scale")
 """Endings of the scales of a scaled matrix."""
 SCALE_FORMATS = frozenset({*DTYPE_BYTES, "F8_E8M0"})
-FP8, INT8, INT4 = "F8_E4M3", "INT8", "INT4"
 WORD_BITS = 32
-FLOATS = frozenset({"F32", "F16", "BF16"})
-WORDS = frozenset({"I32"})
+FLOATS, WORDS, INDICES = frozenset(DTYPE_BYTES), frozenset({"I32"}), frozenset({"I32", "I64"})
 INTEGERS = "I8"
-INDICES = frozenset({"I32", "I64"})
 Shape = tuple[int, ...]
 
 
@@ -76,7 +74,7 @@ class PackedFiles(TensorFiles):
 
 
 def _scale_of(files: SafetensorsFiles, name: str) -> str | None:
-    if files[name].format not in (FP8, INTEGERS):
+    if files[name].format not in (FP8_FILES, INTEGERS):
         return None
     found = next((name + end for end in SCALES if name + end in files.names), None)
     if found is None:
@@ -90,12 +88,14 @@ class ScaledMatrix(FileTensor):
     def __init__(self, weight: SafeTensor, scales: SafeTensor, block: tuple[int, int]) -> None:
         self._weight, self._scales, self._block = weight, scales, block
         self.shape, self.num_bytes = weight.shape, weight.num_bytes + scales.num_bytes
-        self.format = FP8 if weight.format == FP8 else INT8
+        self.format = FP8_FILES if weight.format == FP8_FILES else INT8
         rows, columns = block
         blocks = -(-weight.shape[0] // rows), -(-weight.shape[-1] // columns)
         is_matrix_of_blocks = len(weight.shape) == 2 and scales.shape == blocks
         # The blocks' inputs have to be whole groups of ours.
-        self.has_fp8 = self.format == FP8 and is_matrix_of_blocks and columns % GROUP_FEATURES == 0
+        self.has_fp8 = (
+            self.format == FP8_FILES and is_matrix_of_blocks and columns % GROUP_FEATURES == 0
+        )
 
     def stored(self) -> StoredWeight:
         return self._multiplied(self._weight.dense(), self._scales.dense())
@@ -123,19 +123,17 @@ class CodedMatrix(FileTensor):
         """Raises ``BadFileError``."""
         self._files, self._module, self._quantization = files, module, quantization
         self._is_packed = f"{module}.weight_packed" in files.names
+        self._is_awq = not self._is_packed and quantization.method == "awq"
         held = [f"{module}{end}" for end in CODES + BESIDE if f"{module}{end}" in files.names]
         self.num_bytes = sum(files[name].num_bytes for name in held)
         if self._is_packed:
-            self.shape = tuple(int(size) for size in self._dense("weight_shape").tolist())
-            check_packed(files, module, self.shape)
-            self._bits = WORD_BITS * files[f"{module}.weight_packed"].shape[1] // self.shape[1]
-            return
-        check_words(files, module, quantization)
-        self._bits = quantization.bits
-        first, second = files[f"{module}.qweight"].shape
-        is_awq = quantization.method == "awq"
-        per_word = WORD_BITS // self._bits
-        self.shape = (per_word * second, first) if is_awq else (second, first * per_word)
+            self._names = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
+            self.shape = tuple(files.dense(f"{module}.weight_shape").tolist())
+            self._bits = check_packed(files, module, self.shape)
+        else:
+            self._names = ("qweight", "scales", "qzeros", "g_idx")
+            self.shape = check_words(files, module, quantization)
+            self._bits = quantization.bits
 
     @property
     def format(self) -> str:  # type: ignore[override]
@@ -145,66 +143,60 @@ class CodedMatrix(FileTensor):
         return INT4 if self._bits == 4 else INT8
 
     def stored(self) -> StoredWeight:
-        quantization = self._quantization
+        words, scales, zeros = (self._read(name) for name in self._names[:3])
+        assert words is not None and scales is not None, "checked"
         if self._is_packed:
-            rows, columns = self.shape
-            words, zeros = self._dense("weight_packed"), self._optional("weight_zero_point")
-            scales = self._dense("weight_scale")
-            codes = matrices.from_packed(words, zeros, scales, (rows, columns))
-            return matrices.stored(codes, self._groups)
-        words, scales = self._dense("qweight"), self._dense("scales")
-        if quantization.method == "awq":
-            return matrices.stored(matrices.from_awq(words, self._dense("qzeros"), scales))
-        codes = matrices.from_gptq(
-            words,
-            self._optional("qzeros"),
-            scales,
-            quantization.bits,
-            zeros_less_one=quantization.zeros_less_one,
-        )
+            codes = matrices.from_packed(words, zeros, scales, self.shape)
+        elif self._is_awq:
+            assert zeros is not None, "checked"
+            codes = matrices.from_awq(words, zeros, scales)
+        else:
+            less_one = self._quantization.zeros_less_one
+            codes = matrices.from_gptq(words, zeros, scales, self._bits, zeros_less_one=less_one)
         return matrices.stored(codes, self._groups)
 
     @cached_property
     def _groups(self) -> torch.Tensor | None:
         """The group of each input feature; ``None`` where equal groups follow each other."""
-        name, scales = ("weight_g_idx", "weight_scale") if self._is_packed else ("g_idx", "scales")
-        groups = self._optional(name)
+        groups = self._read(self._names[3])
         if groups is None or bool((groups < 0).any()):
             return None
-        num_groups = self._files[f"{self._module}.{scales}"].shape[1 if self._is_packed else 0]
+        scales = self._files.shape_of(f"{self._module}.{self._names[1]}")
+        num_groups = scales[1 if self._is_packed else 0]
         if int(groups.max()) >= num_groups:
             raise BadFileError(
-                f"{self._module}.{name} names the group {int(groups.max())} of {num_groups}"
+                f"{self._module}.{self._names[3]} names the group {int(groups.max())} of "
+                f"{num_groups}"
             )
         is_even = len(groups) % num_groups == 0
         return None if is_even and bool((groups.diff() >= 0).all()) else groups
 
-    def _dense(self, kind: str) -> torch.Tensor:
-        return self._files.dense(f"{self._module}.{kind}")
-
-    def _optional(self, kind: str) -> torch.Tensor | None:
-        return self._dense(kind) if f"{self._module}.{kind}" in self._files.names else None
+    def _read(self, kind: str) -> torch.Tensor | None:
+        name = f"{self._module}.{kind}"
+        return self._files.dense(name) if name in self._files.names else None
 
 
-def check_words(files: SafetensorsFiles, module: str, quantization: Quantization) -> None:
-    """AWQ and GPTQ: ``qweight`` and what stands beside it. Raises ``BadFileError``."""
+def check_words(files: SafetensorsFiles, module: str, quantization: Quantization) -> Shape:
+    """AWQ and GPTQ: the shape of the matrix by ``qweight`` and what stands beside it. Raises
+    ``BadFileError``."""
     per_word = WORD_BITS // quantization.bits
-    first, second = _matrix(files, f"{module}.qweight", WORDS)
+    first, second = _found(files, f"{module}.qweight", WORDS, (None, None))
     is_awq = quantization.method == "awq"
     in_features, out_features = (first, second * per_word) if is_awq else (first * per_word, second)
-    groups, _ = _matrix(files, f"{module}.scales", FLOATS)
-    _check(files, f"{module}.scales", (groups, out_features), FLOATS)
-    if f"{module}.g_idx" not in files.names:
+    groups, _ = _found(files, f"{module}.scales", FLOATS, (None, out_features))
+    if f"{module}.g_idx" in files.names:
+        _found(files, f"{module}.g_idx", INDICES, (in_features,))
+    else:
         _check_groups(f"{module}.scales", groups, in_features)
-    zeros = groups, -(-out_features // per_word)
-    _check_optional(files, f"{module}.qzeros", zeros, WORDS)
-    _check_optional(files, f"{module}.g_idx", (in_features,), INDICES)
+    if is_awq or f"{module}.qzeros" in files.names:
+        _found(files, f"{module}.qzeros", WORDS, (groups, -(-out_features // per_word)))
+    return out_features, in_features
 
 
-def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> None:
-    """compressed-tensors: ``weight_packed`` and what stands beside it, of a matrix of ``shape``.
-    Raises ``BadFileError``."""
-    rows, words = _matrix(files, f"{module}.weight_packed", WORDS)
+def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> int:
+    """compressed-tensors: the bits of a code by ``weight_packed`` and what stands beside it, of a
+    matrix of ``shape``. Raises ``BadFileError``."""
+    rows, words = _found(files, f"{module}.weight_packed", WORDS, (None, None))
     if len(shape) != 2 or min(shape) < 1 or rows != shape[0]:
         raise BadFileError(
             f"{module}.weight_shape is {shape_in_words(shape)}, and {module}.weight_packed has "
@@ -217,13 +209,18 @@ def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> None:
             f"{module}.weight_packed has {words} words a row, and {columns} codes of 4 or 8 bits "
             "take another number"
         )
-    scales = f"{module}.weight_scale"
-    groups = _columns(files, scales, rows)
-    if f"{module}.weight_g_idx" not in files.names:
+    scales, indices, zeros = (
+        f"{module}.{name}" for name in ("weight_scale", "weight_g_idx", "weight_zero_point")
+    )
+    is_matrix = len(files.shape_of(scales)) == 2
+    groups = [*_found(files, scales, FLOATS, (rows, None) if is_matrix else (rows,)), 1][1]
+    if indices in files.names:
+        _found(files, indices, INDICES, (columns,))
+    else:
         _check_groups(scales, groups, columns)
-    zeros = -(-rows * bits // WORD_BITS), groups
-    _check_optional(files, f"{module}.weight_zero_point", zeros, WORDS)
-    _check_optional(files, f"{module}.weight_g_idx", (columns,), INDICES)
+    if zeros in files.names:
+        _found(files, zeros, WORDS, (-(-rows * bits // WORD_BITS), groups))
+    return bits
 
 
 def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[int, int]) -> None:
@@ -250,38 +247,26 @@ def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[in
         )
 
 
-def _matrix(files: SafetensorsFiles, name: str, formats: Collection[str]) -> tuple[int, int]:
-    _check_format(files, name, formats)
-    shape = files.shape_of(name)
-    if len(shape) != 2:
-        raise BadFileError(f"{name} is {shape_in_words(shape)}, and should be a matrix")
-    return shape[0], shape[1]
-
-
-def _columns(files: SafetensorsFiles, name: str, rows: int) -> int:
-    _check_format(files, name, FLOATS)
-    shape = files.shape_of(name)
-    if shape[:1] != (rows,) or len(shape) > 2:
-        raise WrongShapeError(name, (rows, *shape[1:2]), shape)
-    return shape[1] if len(shape) == 2 else 1
-
-
-def _check(files: SafetensorsFiles, name: str, expected: Shape, formats: Collection[str]) -> None:
-    _check_format(files, name, formats)
-    if (found := files.shape_of(name)) != expected:
+def _found(
+    files: SafetensorsFiles, name: str, formats: Collection[str], wanted: tuple[int | None, ...]
+) -> Shape:
+    """The shape of a tensor, which is ``wanted`` but for axes of any size. Raises
+    ``BadFileError``."""
+    tensor = files[name]
+    if tensor.format not in formats:
+        raise BadFileError(
+            f"{name} is stored as {tensor.format}; {', '.join(sorted(formats))} is read"
+        )
+    found = tensor.shape
+    if len(found) != len(wanted):
+        kind = "matrix" if len(wanted) == 2 else "vector"
+        raise BadFileError(f"{name} is {shape_in_words(found)}, and should be a {kind}")
+    expected = tuple(
+        have if size is None else size for size, have in zip(wanted, found, strict=True)
+    )
+    if found != expected:
         raise WrongShapeError(name, expected, found)
-
-
-def _check_optional(
-    files: SafetensorsFiles, name: str, expected: Shape, formats: Collection[str]
-) -> None:
-    if name in files.names:
-        _check(files, name, expected, formats)
-
-
-def _check_format(files: SafetensorsFiles, name: str, formats: Collection[str]) -> None:
-    if (format := files.format_of(name)) not in formats:
-        raise BadFileError(f"{name} is stored as {format}; {', '.join(sorted(formats))} is read")
+    return found
 
 
 def _check_groups(name: str, groups: int, features: int) -> None:

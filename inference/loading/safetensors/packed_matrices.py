@@ -70,7 +70,7 @@ def from_packed(
     packed: torch.Tensor,
     zero_points: torch.Tensor | None,
     scales: torch.Tensor,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
 ) -> Codes:
     """compressed-tensors: how many bits there are follows from ``shape``, (out_features,
     in_features)."""
@@ -90,18 +90,16 @@ def stored(matrix: Codes, feature_groups: torch.Tensor | None = None) -> StoredW
     scales = matrix.scales
     if scales.dtype != torch.float16:
         scales = scales.float()
+    codes, minimums = matrix.codes, None
     if matrix.bits == 8:
-        return GroupedWeight(
-            bits=8,
-            codes=(matrix.codes.short() - 128).to(torch.int8).contiguous(),
-            scales=_repeated(scales, times),
-        )
-    minimums = -(scales.float() * _zeros(matrix).float()).to(scales.dtype)
+        codes = (codes.short() - 128).to(torch.int8)
+    else:
+        minimums = -(scales.float() * _zeros(matrix).float()).to(scales.dtype)
     return GroupedWeight(
-        bits=4,
-        codes=matrix.codes.contiguous(),
-        scales=_repeated(scales, times),
-        minimums=_repeated(minimums, times),
+        bits=matrix.bits,
+        codes=codes.contiguous(),
+        scales=scales.repeat_interleave(times, dim=1),
+        minimums=None if minimums is None else minimums.repeat_interleave(times, dim=1),
     )
 
 
@@ -115,10 +113,6 @@ def _fits(matrix: Codes) -> bool:
 def _zeros(matrix: Codes) -> torch.Tensor:
     middle = 2 ** (matrix.bits - 1)
     return torch.full((1, 1), middle) if matrix.zeros is None else matrix.zeros
-
-
-def _repeated(numbers: torch.Tensor, times: int) -> torch.Tensor:
-    return numbers.repeat_interleave(times, dim=1).contiguous()
 
 
 def _dense(matrix: Codes, feature_groups: torch.Tensor | None) -> torch.Tensor:

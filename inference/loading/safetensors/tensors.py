@@ -24,7 +24,7 @@ INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 ELEMENT_BYTES = DTYPE_BYTES | QUANTIZED_BYTES | INTEGER_BYTES
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
-"""Tensors that ``stacked_experts`` unpacks."""
+"""Tensors that ``weights.experts`` unpacks."""
 
 
 class SafeTensor(FileTensor):
@@ -52,9 +52,12 @@ class SafeTensor(FileTensor):
         entry: torch.Tensor = self._open_file().get_slice(self._name)[index]
         return entry
 
-    def columns(self, index: int, first: int, last: int) -> torch.Tensor:
-        """Columns [first, last) of one entry of the first axis."""
-        found: torch.Tensor = self._open_file().get_slice(self._name)[index, :, first:last]
+    def columns(self, index: int, outputs: slice) -> torch.Tensor:
+        """Columns of one entry of the first axis. A slice with a step is cut from the whole entry,
+        as the library has none."""
+        if outputs.step is not None:
+            return self.part(index)[:, outputs]
+        found: torch.Tensor = self._open_file().get_slice(self._name)[index, :, outputs]
         return found
 
 

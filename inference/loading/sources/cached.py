@@ -12,10 +12,11 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import msgspec
+
 from inference.loading.sources.disk import bytes_under, files_under
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
 from inference.loading.sources.resumed import (
-    Pending,
     partial_bytes,
     partial_files,
     pending_commits,
@@ -62,39 +63,34 @@ def _revisions(scheme: str, repository: Path) -> Iterator[CachedModel]:
     name = repository.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/")
     snapshots = {path.name for path in (repository / "snapshots").glob("*")}
     for commit in snapshots | {*pending_commits(repository)}:
-        pending = pending_of(repository, commit)
-        partial = partial_bytes(repository, pending.values())
-        model = _model(
-            f"{scheme}:{name}", commit, repository / "snapshots" / commit, pending, partial
-        )
-        if model.files or pending:
+        missing = pending_of(repository, commit)
+        model = _model(f"{scheme}:{name}", commit, repository / "snapshots" / commit)
+        if missing:
+            wanted_bytes = model.num_bytes + sum(file.num_bytes for file in missing.values())
+            model = msgspec.structs.replace(
+                model,
+                is_partial=True,
+                missing=sorted(missing),
+                wanted_bytes=wanted_bytes,
+                partial_bytes=partial_bytes(repository, missing.values()),
+            )
+        if model.files or missing:
             yield model
 
 
-def _model(
-    source: str, revision: str, directory: Path, pending: Pending | None = None, partial: int = 0
-) -> CachedModel:
-    """``pending``: the files that an interrupted download lacks; ``partial``: their bytes so
-    far."""
+def _model(source: str, revision: str, directory: Path) -> CachedModel:
     there = sorted(files_under(directory))
     files = [
         CachedFile(name=path.relative_to(directory).as_posix(), num_bytes=stats.st_size)
         for path, stats in there
     ]
-    num_bytes = sum(file.num_bytes for file in files)
-    missing = pending or {}
-    missing_bytes = sum(file.num_bytes for file in missing.values())
     return CachedModel(
         source=source,
         revision=revision,
         files=files,
-        num_bytes=num_bytes,
+        num_bytes=sum(file.num_bytes for file in files),
         # The newest access or change of a file, where the disk notes accesses.
         last_used_unix_s=max((max(at.st_atime, at.st_mtime) for _, at in there), default=None),
-        is_partial=bool(missing),
-        missing=sorted(missing),
-        wanted_bytes=num_bytes + missing_bytes if missing else 0,
-        partial_bytes=partial,
     )
 
 

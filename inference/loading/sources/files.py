@@ -101,7 +101,7 @@ class ChosenFiles:
         """``directory``: of the config and the tokenizer. ``path_of``: where a file lies."""
         return ModelFiles(
             directory=directory,
-            weights=tuple(path_of(name) for name in self.weights),
+            weights=tuple(map(path_of, self.weights)),
             projector=None if self.projector is None else path_of(self.projector),
             wanted=self.wanted,
         )
@@ -248,11 +248,11 @@ def _not_found(
     wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant]
 ) -> QuantizationNotFoundError:
     choices = [v.quant or v.names[0] for v in variants] + list(dense)
-    by_upper = {choice.upper(): choice for choice in choices}
-    names = {name.upper(): name for v in variants for name in v.names}
-    pool = names if wanted.lower().endswith((GGUF_SUFFIX, SAFETENSORS)) else by_upper
-    near = difflib.get_close_matches(wanted.upper(), list(pool), n=1, cutoff=0.0)
-    nearest = pool[near[0]] if near else None
+    is_file = wanted.lower().endswith((GGUF_SUFFIX, SAFETENSORS))
+    pool = [name for v in variants for name in v.names] if is_file else choices
+    by_upper = {name.upper(): name for name in pool}
+    near = difflib.get_close_matches(wanted.upper(), list(by_upper), n=1, cutoff=0.0)
+    nearest = by_upper[near[0]] if near else None
     there = ", ".join(choices) or "no weight files at all"
     hint = f"; the nearest is {nearest}" if nearest else ""
     return QuantizationNotFoundError(
@@ -280,22 +280,15 @@ def choose_files(
     """The files to open, of those that a source holds (name -> bytes). ``reads_images``: ``False``
     where the model is known to read none, so that an mmproj file is of no use. Raises
     ``BadSourceError``, ``MissingFileError``, ``QuantizationNotFoundError``."""
-    chosen = _chosen(sizes, wanted, free_bytes, reads_images)
-    if wanted.weights is None and chosen.projector is not None:
-        left_bytes = free_bytes - sizes[chosen.projector]
-        chosen = _chosen(sizes, wanted, left_bytes, reads_images)
-    check_shards(chosen.weights)
-    return chosen
-
-
-def _chosen(
-    sizes: Mapping[str, int], wanted: WantedFiles, free_bytes: int, reads_images: bool
-) -> ChosenFiles:
-    weights, projector = choose_weights(sizes, wanted.weights, free_bytes), None
-    if wanted.names_projector:
-        projector = _named_projector(sizes, weights, str(wanted.projector))
-    elif reads_images and not wanted.is_text_only:
-        projector = projector_beside(sizes, weights)
+    projector = None
+    for _ in range(2):  # the mmproj file takes memory, too, and goes with the weights
+        left_bytes = free_bytes - sizes.get(projector or "", 0)
+        weights = choose_weights(sizes, wanted.weights, left_bytes)
+        if wanted.names_projector:
+            projector = _named_projector(sizes, weights, str(wanted.projector))
+        elif reads_images and not wanted.is_text_only:
+            projector = projector_beside(sizes, weights)
+    check_shards(weights)
     return ChosenFiles(weights=weights, projector=projector, wanted=wanted)
 
 
@@ -304,23 +297,21 @@ def projector_beside(sizes: Mapping[str, int], weights: Sequence[str]) -> str | 
     safetensors."""
     if is_safetensors(weights[0]):
         return None
-    by_folder = {PurePosixPath(name).parent: True for name in sizes if is_projector(name)}
+    by_folder: dict[PurePosixPath, list[str]] = {}
+    for name in filter(is_projector, sizes):
+        by_folder.setdefault(PurePosixPath(name).parent, []).append(name)
     folders = PurePosixPath(weights[0]).parents
-    folder = next((one for one in folders if one in by_folder), None)
-    there = [name for name in sizes if is_projector(name) and PurePosixPath(name).parent == folder]
+    there = next((by_folder[folder] for folder in folders if folder in by_folder), [])
     own = _of_model(there, weights[0], sizes)
     return min(own, key=lambda name: (_rank(name), sizes[name], name), default=None)
 
 
 def _of_model(there: Sequence[str], weights: str, sizes: Mapping[str, int]) -> list[str]:
-    subjects = {name: _subject(name) for name in there}
-    model = _subject(weights)
-    like_it = [name for name, subject in subjects.items() if subject and model.startswith(subject)]
-    if like_it:
-        longest = max(len(subjects[name]) for name in like_it)
-        return [name for name in like_it if len(subjects[name]) == longest]
-    if of_any := [name for name, subject in subjects.items() if not subject]:
-        return of_any
+    subjects, model = {name: _subject(name) for name in there}, _subject(weights)
+    like_it = {subject for subject in subjects.values() if subject and model.startswith(subject)}
+    if like_it or "" in subjects.values():
+        wanted = max(like_it, key=len, default="")
+        return [name for name, subject in subjects.items() if subject == wanted]
     models = {_subject(variant.names[0]) for variant in gguf_variants(sizes)}
     return list(there) if len(models) == 1 else []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from inference.loading.sources.hub_sources import repository_dir
-from inference.loading.sources.resumed import transfer
+from inference.loading.sources.resumed import PendingFile, transfer
 from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHITECTURE
 from inference.proxies import UnsupportedProxyError, proxy_for
 
@@ -74,12 +74,15 @@ set_client_factory(open_client)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryListing:
     commit: str
-    sizes: Mapping[str, int]
-    """File name -> bytes."""
-    etags: Mapping[str, str] = field(default_factory=dict)
-    """File name -> its blob's name, where the hub reports it."""
+    files: Mapping[str, PendingFile]
+    """By name, with their blobs where the hub reports them."""
     gguf_architecture: str | None = None
     """The architecture of a repository of GGUF files, as the hub read it from one of them."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """File name -> bytes."""
+        return {name: file.num_bytes for name, file in self.files.items()}
 
 
 def text_architecture(gguf: Mapping[str, Any] | None) -> str | None:
@@ -102,14 +105,14 @@ class HuggingFaceHub:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         api = HfApi(endpoint=self._endpoint, token=self._token)
         info = api.model_info(repo, revision=revision, files_metadata=True)
-        siblings = info.siblings or []
         return RepositoryListing(
             commit=info.sha or revision or "main",
-            sizes={sibling.rfilename: sibling.size or 0 for sibling in siblings},
-            etags={
-                sibling.rfilename: etag
-                for sibling in siblings
-                if (etag := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
+            files={
+                sibling.rfilename: PendingFile(
+                    num_bytes=sibling.size or 0,
+                    etag=(sibling.lfs.sha256 if sibling.lfs else sibling.blob_id) or "",
+                )
+                for sibling in info.siblings or []
             },
             gguf_architecture=text_architecture(info.gguf),
         )

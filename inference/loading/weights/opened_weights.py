@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import torch
 
+from inference.loading.formats import DENSE_FORMATS
 from inference.loading.progress import OnProgress
-from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.families.registry import family_of
@@ -70,44 +70,42 @@ class OpenedWeights:
         self._packed_bytes: Counter[str] = Counter()
 
     def tensor(self, name: str) -> torch.Tensor:
-        self._note(name)
-        return self._files.dense(name).to(self.device, self.activation_dtype)
+        return self._noted(name).dense().to(self.device, self.activation_dtype)
 
     def has(self, name: str) -> bool:
         return name in self._files.names
 
     def linear(self, *names: str) -> Linear:
         """Weights of different formats keep each its own kernel, side by side."""
-        named = [(name, self._stored(name)) for name in names]
-        runs = _runs(named, lambda one: _layout(one[1]))
-        parts = [
-            self._pack([name for name, _ in run], _stack([stored for _, stored in run]))
-            for run in runs
-        ]
+        parts: list[Linear] = []
+        for run in _runs([(name, self._stored(name)) for name in names], lambda one: one[1]):
+            own = [name for name, _ in run]
+            stacked = _stack([stored for _, stored in run])
+            prefills = OUTPUT_HEADS.isdisjoint(own)
+            linear, outcome = self._factory.linear(stacked, prefills=prefills)
+            self._record(own, outcome)
+            parts.append(linear)
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        parts = []
-        begin = 0
-        for run in _runs([self._of_expert(name) for name in experts[0]], _layout):
+        parts, begin = list[GroupedProduct](), 0
+        for run in _runs([self._of_expert(name) for name in experts[0]], lambda one: one):
             end = begin + len(run)
             parts.append(self._grouped([names[begin:end] for names in experts]))
             begin = end
         return parts[0] if len(parts) == 1 else StackedProduct(parts)
 
     def _grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        def stored(index: int) -> ExpertWeight:
-            return _stack_experts([self._of_expert(name) for name in experts[index]])
-
-        product, outcome = self._factory.grouped(stored, len(experts))
+        product, outcome = self._factory.grouped(
+            lambda index: _stack_experts([self._of_expert(name) for name in experts[index]]),
+            len(experts),
+        )
         names = [name for expert in experts for name in expert]
         self._record(names, outcome, getattr(product, "num_bytes", 0) // len(names))
         return product
 
     def _of_expert(self, name: str) -> ExpertWeight:
-        own = f"{name}.weight"
-        self._note(own)
-        tensor = self._files[own]
+        tensor = self._noted(f"{name}.weight")
         return tensor.fp8() if tensor.has_fp8 else tensor.stored()
 
     def stored(self, name: str) -> StoredWeight:
@@ -117,8 +115,7 @@ class OpenedWeights:
         weights = [self._lazy(name) for name in names]
         for name, weight in zip(names, weights, strict=True):
             self._record([name], _storage(weight.sample), _packed_bytes(weight))
-        runs = _runs(weights, lambda weight: _layout(weight.sample))
-        return [stack_lazy(run) for run in runs]
+        return [stack_lazy(run) for run in _runs(weights, lambda weight: weight.sample)]
 
     def embedding(self, name: str) -> Embedding:
         stored = self._stored(name)
@@ -128,14 +125,14 @@ class OpenedWeights:
     def all_tensors(self) -> dict[str, torch.Tensor]:
         found = {}
         for name in self._files.names:
-            self._note(name)
-            format, tensor = self._files.format_of(name), self._files.dense(name)
-            if not tensor.is_floating_point():
-                found[name] = tensor
-                self._outcomes[f"{format} as it is"] += 1
-                continue
-            found[name] = tensor.to(self.activation_dtype)
-            self._outcomes[f"{format} {'dense' if format in DENSE_FORMATS else 'dequantised'}"] += 1
+            format, tensor = self._files.format_of(name), self._noted(name).dense()
+            how = "dense" if format in DENSE_FORMATS else "dequantised"
+            if tensor.is_floating_point():
+                tensor = tensor.to(self.activation_dtype)
+            else:
+                how = "as it is"
+            found[name] = tensor
+            self._outcomes[f"{format} {how}"] += 1
         return found
 
     def report(self) -> str:
@@ -143,11 +140,6 @@ class OpenedWeights:
             f"{count} x {outcome}{_megabytes(self._packed_bytes[outcome])}"
             for outcome, count in sorted(self._outcomes.items())
         )
-
-    def _pack(self, names: Sequence[str], stored: StoredWeight) -> Linear:
-        linear, outcome = self._factory.linear(stored, prefills=OUTPUT_HEADS.isdisjoint(names))
-        self._record(names, outcome)
-        return linear
 
     def _record(self, names: Sequence[str], outcome: str, packed_bytes: int = 0) -> None:
         for name in names:
@@ -157,26 +149,21 @@ class OpenedWeights:
                 self._packed_bytes[outcome_here] += packed_bytes
 
     def _stored(self, name: str) -> StoredWeight:
-        self._note(f"{name}.weight")
-        stored = self._files.stored(f"{name}.weight")
-        return replace(stored, bias=self._bias(f"{name}.bias"))
+        return replace(self._noted(f"{name}.weight").stored(), bias=self._bias(name))
 
     def _lazy(self, name: str) -> LazyWeight:
         own = f"{name}.weight"
         if (reader := self._files.reader(own)) is None:
             return lazy(self._stored(name))
-        self._note(own)
-        return LazyWeight(
-            readers=[reader], sample=reader.rows(0, 1), bias=self._bias(f"{name}.bias")
-        )
+        self._noted(own)
+        return LazyWeight(readers=[reader], sample=reader.rows(0, 1), bias=self._bias(name))
 
     def _bias(self, name: str) -> torch.Tensor | None:
-        if not self.has(name):
-            return None
-        self._note(name)
-        return self._files.dense(name)
+        bias = f"{name}.bias"
+        return self._noted(bias).dense() if self.has(bias) else None
 
-    def _note(self, name: str) -> None:
+    def _noted(self, name: str) -> FileTensor:
+        """Reports that the tensor is read."""
         with self._report_lock:
             self._read.add(name)
             self._on_progress(
@@ -188,11 +175,12 @@ class OpenedWeights:
                     detail=self._detail,
                 )
             )
+        return self._files[name]
 
 
-def _runs(items: Iterable[Item], layout: Callable[[Item], object]) -> list[list[Item]]:
+def _runs(items: Iterable[Item], weight: Callable[[Item], ExpertWeight]) -> list[list[Item]]:
     """Neighbours that one kernel can take together; the order stays."""
-    return [list(run) for _, run in groupby(items, layout)]
+    return [list(run) for _, run in groupby(items, lambda item: _layout(weight(item)))]
 
 
 def _storage(stored: StoredWeight) -> str:

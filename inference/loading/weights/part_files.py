@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 from gguf.constants import GGML_QUANT_SIZES
 
-from inference.loading.preflight import FP8
-from inference.loading.weights.quantized_files import DENSE_FORMATS
+from inference.loading.formats import DENSE_FORMATS
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
@@ -33,7 +32,7 @@ from inference.models.weights.stored import (
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
 
-_UNGROUPED = DENSE_FORMATS | {FP8}
+_UNGROUPED = DENSE_FORMATS | {"fp8"}
 _BLOCK_FEATURES: dict[str, int] = {
     type.name: features for type, (features, _) in GGML_QUANT_SIZES.items()
 }
@@ -111,15 +110,14 @@ def cut_tensor(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def packing_groups(files: TensorFiles) -> Mapping[str, int]:
-    """How many inputs each packed weight holds in one group, by name."""
-    formats = ((name, files.format_of(name)) for name in files.names)
-    return {name: _group(format) for name, format in formats if format not in _UNGROUPED}
-
-
-def _group(format: str) -> int:
-    """Formats of safetensors have groups, and so have GGUF's that are smaller than a block of
-    theirs."""
-    return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
+    """How many inputs each packed weight holds in one group, by name: formats of safetensors have
+    groups, and so have GGUF's that are smaller than a block of theirs."""
+    formats = {name: files.format_of(name) for name in files.names}
+    return {
+        name: max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, 0))
+        for name, format in formats.items()
+        if format not in _UNGROUPED
+    }
 
 
 def stage_files(files: TensorFiles, layers: LayerRange) -> TensorFiles:

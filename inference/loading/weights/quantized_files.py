@@ -1,28 +1,21 @@
-"""``TensorFiles`` whose dense matrices come out quantised, one at a time as they are asked for.
+"""``TensorFiles`` whose dense matrices come out quantised, one at a time as they are asked for
+(decision 9).
 
-With q4, q5, q6 and q8, projections take the bits that were asked for. Embedding tables and output
-heads always take 8: no residual stream dilutes what a table adds to the first hidden state, and no
-later product averages out what a head adds to a logit. With fp8 they stay dense, for the same
-reason, and projections are rounded on their device, by ``LinearFactory``; here they are only
-counted.
+Projections take the bits that were asked for. Embedding tables and output heads always take 8, and
+with fp8 stay dense: no residual stream dilutes what a table adds to the first hidden state, and no
+later product averages out what a head adds to a logit. Projections of fp8 are rounded on their
+device, by ``LinearFactory``; here they are only counted. Norms, biases, routers of experts, and
+matrices whose sides fit no kernel stay dense.
 
-Norms, biases, routers of experts, and matrices whose sides fit no kernel stay dense.
-
-A dense matrix becomes groups of 32 input features, 4, 5, 6 or 8 bits a weight:
+A matrix becomes groups of 32 input features, with float16 scales and minimums:
 
     8 bits   w = scale * code                code -127..127, scale = largest / 127, rounded up
     6 bits   w = scale * code                code -32..31, the best of a few fits
     5 bits   w = scale * code                code -16..15, the same
     4 bits   w = scale * code + minimum      code 0..15, the same
 
-Scales and minimums are float16. With 5 and 6 bits a scale may be negative: the lowest code, which
-has no opposite, then stands for a positive value. With 8 bits a weight is off by half its group's
-scale at most. With fewer a group's squared error is never above that of its ends alone (4 bits: its
-smallest and largest value; 5 and 6: its largest at the lowest code, as in GGUF's Q5_0). Over random
-weights it is 14 % below with 4 bits, 10 % with 5 and 6 (decision 9).
-
-A matrix is converted in chunks of rows that fit a core's cache, one thread a chunk: numpy releases
-the interpreter lock while it computes.
+With 5 and 6 bits a scale may be negative: the lowest code, which has no opposite, then stands for a
+positive value. A group's squared error is never above that of its ends alone.
 """
 
 from __future__ import annotations
@@ -36,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.loading.formats import DENSE_FORMATS, InSitu, format_of
 from inference.loading.safetensors.tensors import INTEGER_BYTES
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.cache.kv_format import FP8_CAPABILITY
@@ -52,11 +46,13 @@ Bits = Literal[4, 5, 6, 8]
 Floats = npt.NDArray[np.float32]
 
 CHUNK_WEIGHTS = 256 * 1024
+"""Rows of so many weights are converted at once by one thread: they fit a core's cache, and numpy
+releases the interpreter lock while it computes."""
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 LARGEST_8_BIT_CODE = 127
-LARGEST_4_BIT_CODE = 15
-STARTING_RANGES = (1.0, 0.9)
-"""The parts of a group's range where the fits start: a narrower one gives up the ends for a finer
+CODES: dict[Bits, tuple[int, int]] = {4: (0, 15), 5: (-16, 15), 6: (-32, 31)}
+NARROWER_RANGE = 0.9
+"""The part of a group's range where a second fit of 4 bits starts: it gives up the ends for a finer
 step."""
 BEYOND_THE_LOWEST_CODE = 1.1
 """Where a signed fit starts that clips its group's largest value for a finer step."""
@@ -64,10 +60,11 @@ REFITS = 2
 
 
 class _Fit(NamedTuple):
-    """Per group (num_groups,), float32 that float16 holds exactly; ``codes`` (32, num_groups)."""
+    """Per group (num_groups,), float32 that float16 holds exactly; ``codes`` (32, num_groups).
+    ``minimums``: those of 4 bits alone."""
 
     scales: Floats
-    minimums: Floats
+    minimums: Floats | None
     codes: Floats
 
 
@@ -86,7 +83,7 @@ def quantize(weight: torch.Tensor, bits: Bits, threads: ThreadPoolExecutor) -> G
         fit = _fit(_by_group(weight[rows]), bits)
         codes[rows] = fit.codes.T.astype(codes.dtype).reshape(-1, in_features)
         scales[rows] = fit.scales.reshape(scales[rows].shape)
-        if minimums is not None:
+        if minimums is not None and fit.minimums is not None:
             minimums[rows] = fit.minimums.reshape(scales[rows].shape)
 
     for _ in threads.map(chunk, range(0, out_features, num_rows)):
@@ -116,9 +113,29 @@ def _float32(rows: torch.Tensor) -> Floats:
 
 
 def _fit(values: Floats, bits: Bits) -> _Fit:
+    """The best of: the group's ends as they are; least squares from each start, codes and line
+    refitted to each other in turns."""
     if bits == 8:
         return _fit_8_bits(values)
-    return _fit_4_bits(values) if bits == 4 else _fit_signed(values, bits)
+    starts = _starts(values, bits)
+    best = _rounded(values, *starts[0], bits)
+    best_error = _squared_error(values, best)
+    for scales, minimums in starts:
+        for _ in range(REFITS):
+            codes = _codes(values, scales, minimums, bits)
+            scales, minimums = _refitted(values, codes, has_minimums=bits == 4)
+        fit = _rounded(values, scales, minimums, bits)
+        error = _squared_error(values, fit)
+        better = error < best_error
+        if best.minimums is not None:
+            assert fit.minimums is not None, "as many as the best has"
+            best = best._replace(minimums=np.where(better, fit.minimums, best.minimums))
+        best = best._replace(
+            scales=np.where(better, fit.scales, best.scales),
+            codes=np.where(better, fit.codes, best.codes),
+        )
+        best_error = np.where(better, error, best_error)
+    return best
 
 
 def _fit_8_bits(values: Floats) -> _Fit:
@@ -127,87 +144,56 @@ def _fit_8_bits(values: Floats) -> _Fit:
     rounded_down = scales.astype(np.float32) < exact  # the largest value would get no code
     scales = np.where(rounded_down, np.nextafter(scales, np.float16(np.inf)), scales)
     wide = scales.astype(np.float32)
-    return _Fit(wide, np.zeros_like(wide), np.rint(values * _inverse(wide)))
+    return _Fit(wide, None, np.rint(values * _inverse(wide)))
 
 
-def _fit_4_bits(values: Floats) -> _Fit:
-    """The best of: smallest and largest value as they are; least squares from each starting
-    range, codes and line refitted to each other in turns."""
-    smallest, largest = values.min(axis=0), values.max(axis=0)
-    best = _with_codes(values, (largest - smallest) / LARGEST_4_BIT_CODE, smallest)
-    best_error = _squared_error(values, best)
-    for part in STARTING_RANGES:
-        scales = part * (largest - smallest) / LARGEST_4_BIT_CODE
-        minimums = smallest + (1 - part) / 2 * (largest - smallest)
-        for _ in range(REFITS):
-            scales, minimums = _least_squares(values, _codes(values, scales, minimums))
-        best, best_error = _better(values, best, best_error, _with_codes(values, scales, minimums))
-    return best
-
-
-def _fit_signed(values: Floats, bits: Bits) -> _Fit:
-    """The best of: the largest value at the lowest code; least squares from there, from the highest
-    code and from beyond the lowest, codes and scale refitted to each other in turns."""
-    lowest = -(2 ** (bits - 1))
+def _starts(values: Floats, bits: Bits) -> list[tuple[Floats, Floats | None]]:
+    """Scales and minimums, the group's ends first. 4 bits: its smallest and largest value, and a
+    narrower range; else its largest value at the lowest code, at the highest and beyond the
+    lowest."""
+    lowest, highest = CODES[bits]
+    if bits == 4:
+        smallest, largest = values.min(axis=0), values.max(axis=0)
+        span = largest - smallest
+        inner = smallest + (1 - NARROWER_RANGE) / 2 * span
+        return [(span / highest, smallest), (NARROWER_RANGE * span / highest, inner)]
     largest = np.take_along_axis(values, np.abs(values).argmax(axis=0)[None], axis=0)[0]
-    best = _with_signed_codes(values, largest / lowest, lowest)
-    best_error = _squared_error(values, best)
-    for code in (lowest, -lowest - 1, BEYOND_THE_LOWEST_CODE * lowest):
-        scales = largest / code
-        for _ in range(REFITS):
-            scales = _slope(values, _signed_codes(values, scales, lowest))
-        fit = _with_signed_codes(values, scales, lowest)
-        best, best_error = _better(values, best, best_error, fit)
-    return best
+    return [(largest / code, None) for code in (lowest, highest, BEYOND_THE_LOWEST_CODE * lowest)]
 
 
-def _better(values: Floats, best: _Fit, best_error: Floats, fit: _Fit) -> tuple[_Fit, Floats]:
-    error = _squared_error(values, fit)
-    better = error < best_error
-    fits = (np.where(better, ours, old) for ours, old in zip(fit, best, strict=True))
-    return _Fit(*fits), np.where(better, error, best_error)
-
-
-def _with_signed_codes(values: Floats, scales: Floats, lowest: int) -> _Fit:
+def _rounded(values: Floats, scales: Floats, minimums: Floats | None, bits: Bits) -> _Fit:
     scales = scales.astype(np.float16).astype(np.float32)
-    return _Fit(scales, np.zeros_like(scales), _signed_codes(values, scales, lowest))
+    if minimums is not None:
+        minimums = minimums.astype(np.float16).astype(np.float32)
+    return _Fit(scales, minimums, _codes(values, scales, minimums, bits))
 
 
-def _signed_codes(values: Floats, scales: Floats, lowest: int) -> Floats:
-    codes: Floats = np.rint(values * _inverse(scales))
-    return np.clip(codes, lowest, -lowest - 1, out=codes)
+def _codes(values: Floats, scales: Floats, minimums: Floats | None, bits: Bits) -> Floats:
+    above = values if minimums is None else values - minimums
+    codes: Floats = np.rint(above * _inverse(scales))
+    return np.clip(codes, *CODES[bits], out=codes)
+
+
+def _refitted(values: Floats, codes: Floats, *, has_minimums: bool) -> tuple[Floats, Floats | None]:
+    """The line through each group's (code, value) pairs, through zero without a minimum; flat where
+    all codes are the same."""
+    if not has_minimums:
+        return _slope(values, codes), None
+    mean_code = codes.mean(axis=0)
+    slope = _slope(values, codes - mean_code)
+    return slope, values.mean(axis=0) - slope * mean_code
 
 
 def _slope(values: Floats, codes: Floats) -> Floats:
-    """The slope of the line through zero that fits each group's (code, value) pairs best; 0 where
-    all codes are 0."""
     squares = (codes * codes).sum(axis=0)
     slope: Floats = (codes * values).sum(axis=0) / np.where(squares > 0, squares, 1)
     return slope
 
 
-def _with_codes(values: Floats, scales: Floats, minimums: Floats) -> _Fit:
-    scales = scales.astype(np.float16).astype(np.float32)
-    minimums = minimums.astype(np.float16).astype(np.float32)
-    return _Fit(scales, minimums, _codes(values, scales, minimums))
-
-
-def _codes(values: Floats, scales: Floats, minimums: Floats) -> Floats:
-    codes: Floats = np.rint((values - minimums) * _inverse(scales))
-    return np.clip(codes, 0, LARGEST_4_BIT_CODE, out=codes)
-
-
-def _least_squares(values: Floats, codes: Floats) -> tuple[Floats, Floats]:
-    """The line through each group's (code, value) pairs; flat where all codes are the same."""
-    mean_code, mean_value = codes.mean(axis=0), values.mean(axis=0)
-    centred = codes - mean_code
-    spread = (centred * centred).sum(axis=0)
-    slope = (centred * values).sum(axis=0) / np.where(spread > 0, spread, 1)
-    return slope, mean_value - slope * mean_code
-
-
 def _squared_error(values: Floats, fit: _Fit) -> Floats:
-    off = fit.scales * fit.codes + fit.minimums - values
+    off = fit.scales * fit.codes - values
+    if fit.minimums is not None:
+        off += fit.minimums
     error: Floats = (off * off).sum(axis=0)
     return error
 
@@ -218,25 +204,7 @@ def _inverse(scales: Floats) -> Floats:
     return inverse
 
 
-InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
-"""The formats that a dense matrix can be made into."""
-
-DENSE_FORMATS = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
-"""fp8 is multiplied out as it is read, which leaves a dense weight."""
-SAME_AS: dict[str, InSitu] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "INT4"), "q4"),
-    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), "q5"),
-    "Q6_K": "q6",
-    **dict.fromkeys(("Q8_0", "INT8"), "q8"),
-}
 BITS: dict[InSitu, Bits] = {"q4": 4, "q5": 5, "q6": 6, "q8": 8}
-BYTES_PER_GROUP: dict[InSitu, int] = {
-    "q4": 16 + 2 * 2,
-    "q5": 20 + 2,
-    "q6": 24 + 2,
-    "q8": 32 + 2,
-    "fp8": 32,
-}
 
 
 class QuantizedFiles(TensorFiles):
@@ -280,7 +248,7 @@ class QuantizedTensor(FileTensor):
         self.shape, self.format = dense.shape, becomes or dense.format
         self.num_bytes = dense.num_bytes
         if becomes is not None:
-            self.num_bytes = math.prod(self.shape) * BYTES_PER_GROUP[becomes] // GROUP_FEATURES
+            self.num_bytes = int(math.prod(self.shape) * (format_of(becomes).native or 0) / 8)
 
     def dense(self) -> torch.Tensor:
         return self._dense.dense()
@@ -315,16 +283,34 @@ def check_quantization(
     if spec.quantization == "auto":
         return None
     wanted = None if spec.quantization == "none" else spec.quantization
-    if wanted == "fp8":
-        _refuse_without_fp8(device)
-    if wanted is not None:
-        _refuse_float32(spec, device)
-        _refuse_transformers_backend(config, wanted)
+    if wanted is not None and (problem := _problem(spec, config, device)):
+        raise BadSourceError(problem)
     _refuse_other_formats(files, roles_of(config), wanted)
     has_dense_matrix = any(
         _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
     )
     return wanted if has_dense_matrix else None
+
+
+def _problem(spec: LoadSpec, config: ModelConfig, device: torch.device) -> str | None:
+    if spec.quantization == "fp8" and not has_fp8(device):
+        least = ".".join(str(number) for number in FP8_CAPABILITY)
+        return (
+            f"quantization fp8 needs a CUDA device of compute capability {least} or more, which "
+            f"{device} is not; use q8"
+        )
+    # On a CPU the native decoder computes in float32 from packed weights.
+    if spec.dtype == "float32" and device.type != "cpu":
+        return (
+            f"quantization {spec.quantization} and dtype float32 exclude each other on {device}: "
+            "products in float32 take dense weights; set dtype to auto"
+        )
+    if family_of(config).uses_transformers:
+        return (
+            f"quantization {spec.quantization} is not built for {config.architecture}, which "
+            "transformers' own module computes; set it to auto"
+        )
+    return None
 
 
 def _refuse_other_formats(
@@ -338,7 +324,7 @@ def _refuse_other_formats(
         and roles.get(name) != "tower"  # which becomes dense, whatever its own file holds
         and (
             wanted is None
-            or SAME_AS.get(files.format_of(name)) != _wanted_for(roles.get(name), wanted)
+            or format_of(files.format_of(name)).same != _wanted_for(roles.get(name), wanted)
         )
     }
     if others:
@@ -358,29 +344,3 @@ def _wanted_for(role: Role | None, wanted: InSitu) -> InSitu | None:
 
 def _is_dense(files: TensorFiles, name: str) -> bool:
     return files.format_of(name) in DENSE_FORMATS
-
-
-def _refuse_without_fp8(device: torch.device) -> None:
-    if not has_fp8(device):
-        least = ".".join(str(number) for number in FP8_CAPABILITY)
-        raise BadSourceError(
-            f"quantization fp8 needs a CUDA device of compute capability {least} or more, which "
-            f"{device} is not; use q8"
-        )
-
-
-def _refuse_transformers_backend(config: ModelConfig, wanted: InSitu) -> None:
-    if family_of(config).uses_transformers:
-        raise BadSourceError(
-            f"quantization {wanted} is not built for {config.architecture}, which transformers' "
-            "own module computes; set it to auto"
-        )
-
-
-def _refuse_float32(spec: LoadSpec, device: torch.device) -> None:
-    """On a CPU the native decoder computes in float32 from packed weights."""
-    if spec.dtype == "float32" and device.type != "cpu":
-        raise BadSourceError(
-            f"quantization {spec.quantization} and dtype float32 exclude each other on {device}: "
-            "products in float32 take dense weights; set dtype to auto"
-        )

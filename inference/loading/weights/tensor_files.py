@@ -5,7 +5,7 @@ opened files ─▶ TensorFiles ─▶ renamed, joined, cut, quantised ─▶ Te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, KeysView, Mapping
 
 import torch
 
@@ -53,6 +53,27 @@ class FileTensor:
         raise AssertionError("has_fp8 answers first")
 
 
+class MadeTensor(FileTensor):
+    """One that is made of the files' own when it is read."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        format: str,
+        num_bytes: int,
+        read: Callable[[], torch.Tensor | StoredWeight],
+    ) -> None:
+        self.shape, self.format, self.num_bytes, self._read = shape, format, num_bytes, read
+
+    def dense(self) -> torch.Tensor:
+        found = self._read()
+        return found if isinstance(found, torch.Tensor) else written_out(found)
+
+    def stored(self) -> StoredWeight:
+        found = self._read()
+        return DenseWeight(weight=found) if isinstance(found, torch.Tensor) else found
+
+
 class TensorFiles:
     """All but ``names`` and ``close`` raise ``MissingTensorError``."""
 
@@ -63,7 +84,7 @@ class TensorFiles:
         self._close = close
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self) -> KeysView[str]:
         return self._tensors.keys()
 
     def __getitem__(self, name: str) -> FileTensor:

@@ -16,7 +16,7 @@ Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]
 """``quant_method`` of config.json."""
 
 MXFP4, MXFP4_MODEL = "mxfp4", "gpt_oss"
-"""``loading/safetensors/stacked_experts.py`` reads those."""
+"""``loading/weights/experts.py`` reads those."""
 READ_BITS = (4, 8)
 READ_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 """The formats of compressed-tensors; ``naive-quantized`` is either of the two before it."""

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.weights.random_blocks import random_blocks
-from inference.loading.gguf.header import GGUF_TYPES
+from inference.loading.formats import GGUF_FORMATS
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.load import LoadSpec
 from tests.inference.models.families import tiny_gguf
@@ -76,7 +76,7 @@ GGUF_NAMES = {
 RANDOM_VALUE = 0.04
 """Root mean square of random weights in formats that gguf cannot make."""
 QUANTISED_TYPES = frozenset(
-    GGMLQuantizationType[type.name] for type in GGUF_TYPES if type.cpu_bits is not None
+    GGMLQuantizationType[type.name] for type in GGUF_FORMATS if type.native is not None
 )
 
 
@@ -168,8 +168,7 @@ def save_gguf(
         if architecture == "llama" and heads is not None:
             values = _interleaved(values, heads)
         type = (types or {}).get(name, GGMLQuantizationType.F32)
-        blocks = blocks_of(values, type)
-        writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
+        writer.add_tensor(gguf_name(name, architecture), blocks_of(values, type), raw_dtype=type)
     return tiny_gguf.close(writer, path)
 
 

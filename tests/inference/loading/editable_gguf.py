@@ -87,41 +87,40 @@ class EditableGGUF:
         return path
 
 
+def _number(format: str, value: int) -> bytes:
+    """Integers wrap around."""
+    size = struct.calcsize(f"<{format}")
+    return (value & (256**size - 1)).to_bytes(size, "little")
+
+
 def _text_bytes(text: str, length: int | None = None) -> bytes:
     encoded = text.encode(errors="surrogateescape")
-    return struct.pack("<Q", len(encoded) if length is None else length & (2**64 - 1)) + encoded
+    return _number("Q", len(encoded) if length is None else length) + encoded
 
 
 def _pair_bytes(pair: Pair) -> bytes:
-    head = _text_bytes(pair.key) + struct.pack("<I", pair.kind & (2**32 - 1))
-    if pair.kind == STRING:
-        return head + _text_bytes(str(pair.value), pair.length)
+    head = _text_bytes(pair.key) + _number("I", pair.kind)
     if pair.kind != ARRAY:
-        return head + _scalar_bytes(pair.kind, pair.value)
+        return head + _value_bytes(pair.kind, pair.value, pair.length)
     values = pair.value if isinstance(pair.value, list) else [pair.value]
-    length = len(values) if pair.length is None else pair.length & (2**64 - 1)
-    items = (
-        _text_bytes(str(item)) if pair.item_kind == STRING else _scalar_bytes(pair.item_kind, item)
-        for item in values
-    )
-    item_kind = pair.item_kind & (2**32 - 1)
-    return head + struct.pack("<IQ", item_kind, length) + b"".join(items)
+    length = len(values) if pair.length is None else pair.length
+    items = b"".join(_value_bytes(pair.item_kind, item) for item in values)
+    return head + _number("I", pair.item_kind) + _number("Q", length) + items
 
 
-def _scalar_bytes(kind: int, value: Any) -> bytes:
-    """Encodes a value in the kind's format; integers wrap around, other values are 0."""
+def _value_bytes(kind: int, value: Any, length: int | None = None) -> bytes:
+    """Encodes a value in the kind's format; what is no number is 0."""
+    if kind == STRING:
+        return _text_bytes(str(value), length)
     format = SCALAR_FORMATS.get(kind, "I").replace("?", "B")
     if not isinstance(value, int | float):
         value = 0
     if format in "fd":
         return struct.pack(f"<{format}", float(value))
-    if not math.isfinite(value):
-        value = 0
-    size = struct.calcsize(f"<{format}")
-    return (int(value) & (256**size - 1)).to_bytes(size, "little")
+    return _number(format, int(value) if math.isfinite(value) else 0)
 
 
 def _info_bytes(info: Info) -> bytes:
-    sizes = b"".join(struct.pack("<Q", size & (2**64 - 1)) for size in info.sizes)
-    numbers = struct.pack("<IQ", info.type & (2**32 - 1), info.offset & (2**64 - 1))
-    return _text_bytes(info.name) + struct.pack("<I", len(info.sizes)) + sizes + numbers
+    sizes = b"".join(_number("Q", size) for size in info.sizes)
+    place = _number("I", info.type) + _number("Q", info.offset)
+    return _text_bytes(info.name) + _number("I", len(info.sizes)) + sizes + place

@@ -22,7 +22,7 @@ from inference.protocol.load_errors import (
     MissingFileError,
 )
 from tests.cases import each_case
-from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
+from tests.inference.adapter_files import spec_of, write_adapter
 from tests.inference.loading.conftest import edit_json, edit_tensors
 from tests.inference.models.dense_weights import TINY
 
@@ -140,7 +140,7 @@ def test_tensors_that_do_not_fit_are_named(
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    write_adapter(tmp_path, BASE, seed=1, targets=LLAMA_TARGETS)
+    write_adapter(tmp_path, BASE, seed=1)
     experts = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48)
     sparse = replace(CONFIG, architecture="qwen3_moe", mlps=("sparse", "sparse"), experts=experts)
     with pytest.raises(BadAdapterError, match="belongs to experts"):

@@ -25,23 +25,26 @@ def spec(kv_dtype: KVDtype = "auto", **fields: str) -> LoadSpec:
     return LoadSpec(job_id="1", model="m", source="path:/nowhere", kv_dtype=kv_dtype, **fields)  # type: ignore[arg-type]
 
 
-def test_the_words_of_a_spec_are_the_formats_and_auto() -> None:
-    assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
-
-
 @each_case(
-    ("features", "chosen"), [(b"flags : avx2 avx512_vnni", "int8"), (b"flags : avx2", "bf16")]
+    ("device", "fields", "is_native", "features", "chosen"),
+    [
+        (CPU, {}, True, b"flags : avx2 avx512_vnni", "int8"),
+        (CPU, {}, True, b"flags : avx2", "bf16"),
+        (CPU, {}, False, b"", "fp32"),
+        (CUDA, {"dtype": "float16"}, False, b"", "fp16"),
+    ],
 )
-def test_automatic_is_bytes_where_the_cpu_multiplies_them(
-    monkeypatch: pytest.MonkeyPatch, features: bytes, chosen: str
+def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_computes_in(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    fields: dict[str, str],
+    is_native: bool,
+    features: bytes,
+    chosen: str,
 ) -> None:
     monkeypatch.setattr(build, "_cpu", lambda: features)
-    assert planned_kv_format(spec(), CPU, is_native=True) == chosen
-
-
-def test_automatic_on_torch_is_what_it_computes_in() -> None:
-    assert planned_kv_format(spec(), CPU, is_native=False) == "fp32"
-    assert planned_kv_format(spec(dtype="float16"), CUDA, is_native=False) == "fp16"
+    assert planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
+    assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
 
 
 NOT_NATIVE = "kv_dtype {} is not built for the native decoder .* fp32, bf16, int8"

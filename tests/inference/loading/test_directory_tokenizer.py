@@ -12,11 +12,6 @@ from inference.text.templates.template_sources import find_templates
 from tests.cases import each_case
 
 
-def test_a_tokenizer_json_is_used_where_it_lies(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert directory_tokenizer(tmp_path, tmp_path / "cache") == tmp_path
-
-
 def _slow_tokenizer(tmp_path: Path, **config: str) -> Path:
     model = tmp_path / "model"
     model.mkdir()
@@ -50,14 +45,12 @@ def test_a_slow_tokenizer_is_converted_once(tmp_path: Path) -> None:
     written = (converted / "tokenizer.json").stat().st_mtime_ns
     assert directory_tokenizer(model, tmp_path / "cache") == converted
     assert (converted / "tokenizer.json").stat().st_mtime_ns == written
+    assert directory_tokenizer(converted, tmp_path) == converted, "it is used where it lies"
 
 
-def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+def test_one_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"tokenizer\.json"):
         directory_tokenizer(tmp_path, tmp_path / "cache")
-
-
-def test_one_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"not sentencepiece")
     with pytest.raises(BadFileError, match="cannot be converted"):
         directory_tokenizer(tmp_path, tmp_path / "cache")

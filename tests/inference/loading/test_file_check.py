@@ -47,11 +47,14 @@ def _checked(path: Path, weights: tuple[Path, ...] = (), **spec: object) -> Load
     return check(FileCheckOrder(spec=asked, weights=paths, free_memory_bytes=1 << 34)).failure
 
 
-def _refused_by_load(source: Path, cache_dir: Path) -> LoadFailure:
+def _check_refused(source: Path, cache_dir: Path, code: str, words: str = "") -> None:
+    """As its load refuses it."""
     spec = LoadSpec(job_id="j", model="m", source=f"path:{source}", devices=["cpu"])
     with pytest.raises(LoadError) as refused:
         open_model(spec, cache_dir, lambda _: None)
-    return refused.value.failure
+    failure = _checked(source)
+    assert failure == refused.value.failure
+    assert failure.code == code and words in failure.message
 
 
 @each_case("case", BREAKS)
@@ -61,9 +64,7 @@ def test_a_directory_is_refused_as_by_its_load(
     directory = copytree(tiny_directory, tmp_path / "broken")
     assert _checked(directory) is None
     BREAKS[case](directory)
-    failure = _checked(directory)
-    assert failure == _refused_by_load(directory, tmp_path)
-    assert failure.code == case.partition(":")[0]
+    _check_refused(directory, tmp_path, case.partition(":")[0])
 
 
 def test_a_setting_that_the_model_contradicts_is_refused_as_by_its_load(
@@ -72,10 +73,8 @@ def test_a_setting_that_the_model_contradicts_is_refused_as_by_its_load(
     directory = QWEN3_VL.save(tmp_path / "model")
     assert _checked(directory) is None
     monkeypatch.setenv("HELEXA_VISION_MAX_PIXELS", "1")
-    failure = _checked(directory)
-    assert failure == _refused_by_load(directory, tmp_path / "cache")
-    assert (failure.code, failure.is_permanent) == ("bad_setting", True)
-    assert failure.message.startswith("HELEXA_VISION_MAX_PIXELS is 1, and")
+    words = "HELEXA_VISION_MAX_PIXELS is 1, and"
+    _check_refused(directory, tmp_path / "cache", "bad_setting", words)
 
 
 def _gguf(tiny_directory: Path, name: str) -> Path:
@@ -87,42 +86,42 @@ def test_a_gguf_file_is_refused_as_by_its_load(tiny_directory: Path, tmp_path: P
     path = _gguf(tiny_directory, "tiny.gguf")
     assert _checked(path) is None
     path.write_bytes(path.read_bytes().replace(b"llama", b"lamas"))
-    failure = _checked(path)
-    assert failure == _refused_by_load(path, tmp_path) and failure.code == "unknown_architecture"
+    _check_refused(path, tmp_path, "unknown_architecture")
     path.write_bytes(b"GGUF")
-    assert _checked(path) == _refused_by_load(path, tmp_path)
+    _check_refused(path, tmp_path, "bad_file")
     edit_tensors(tiny_directory, {DOWN: None})
-    lacking = _gguf(tiny_directory, "lacking.gguf")
-    failure = _checked(lacking)
-    assert failure is not None and "down_proj" in failure.message
-    assert failure == _refused_by_load(lacking, tmp_path)
+    _check_refused(_gguf(tiny_directory, "lacking.gguf"), tmp_path, "bad_file", "down_proj")
+
+
+HUB = "huggingface:a/b"
 
 
 def test_of_downloaded_files_each_model_s_own_are_read(tiny_directory: Path) -> None:
     own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
-    draft.write_bytes(b"GGUF")
-    hub = "huggingface:a/b"
-    assert _checked(own, (own, draft), source=hub) is None, "a file that this load does not name"
-    failure = _checked(own, (draft, own), source=hub)
-    assert failure is not None and failure.code == "bad_file"
     safetensors = tiny_directory / "model.safetensors"
-    assert _checked(own, (safetensors, draft), source=hub) is None
+    draft.write_bytes(b"GGUF")
+    for weights, is_refused in (
+        ((own, draft), False),  # a file that this load does not name
+        ((draft, own), True),
+        ((safetensors, draft), False),
+    ):
+        failure = _checked(own, weights, source=HUB)
+        assert (failure is not None and failure.code == "bad_file") is is_refused, weights
     _cut_off(tiny_directory)
-    failure = _checked(own, (safetensors, draft), source=hub)
+    failure = _checked(own, (safetensors, draft), source=HUB)
     assert failure is not None and failure.code == "bad_file"
 
 
 def test_a_draft_model_s_files_are_read_where_its_drafts_can_be_used(tiny_directory: Path) -> None:
     own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
     drafting = {"speculation": "draft_model", "draft_model": "huggingface:a/drafts"}
-    hub = "huggingface:a/b"
-    assert _checked(own, (own, draft), source=hub, **drafting) is None
     local = drafting | {"draft_model": f"path:{draft}"}
-    assert _checked(own, **local) is None
+    for named in (drafting, local):
+        assert _checked(own, (own, draft), source=HUB, **named) is None
     draft.write_bytes(b"GGUF")
-    for named in (drafting | {"source": hub}, local | {"source": hub}):
-        failure = _checked(own, (own, draft), **named)
+    for named in (drafting, local):
+        failure = _checked(own, (own, draft), source=HUB, **named)
         assert failure is not None and failure.code == "bad_file" and "draft" in failure.message
     edit_json(tiny_directory / "config.json", model_type="mistral", sliding_window=16)
-    safetensors = tiny_directory / "model.safetensors"
-    assert _checked(own, (safetensors, draft), source=hub, **drafting) is None
+    weights = tiny_directory / "model.safetensors", draft
+    assert _checked(own, weights, source=HUB, **drafting) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import expected_tensors
-from inference.loading.loader import open_model
+from inference.loading.loader import OpenedModel, open_model
+from inference.models.registry import build_model
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import MissingTensorError
-from inference.protocol.load_progress import LoadStage
+from inference.protocol.load_errors import BadFileError
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.conftest import (
     edit_tensors,
@@ -71,10 +73,8 @@ def test_half_precision_files_come_in_the_activation_dtype(
     weights = {k: v.to(dtype) for k, v in load_file(directory / "model.safetensors").items()}
     edit_tensors(directory, weights)
     model = opened(directory, tmp_path, dtype="float32")
-    norm = model.weights.tensor("model.norm.weight")
-    assert norm.dtype == torch.float32
-    assert torch.equal(norm, weights["model.norm.weight"].float())
-    x = torch.randn(3, 64)
+    norm, x = model.weights.tensor("model.norm.weight"), torch.randn(3, 64)
+    assert norm.dtype == torch.float32 and torch.equal(norm, weights["model.norm.weight"].float())
     expected = x @ weights["lm_head.weight"].float().T
     assert torch.allclose(model.weights.linear("lm_head").decode(x), expected, atol=1e-5)
 
@@ -89,22 +89,25 @@ def test_sharded_safetensors(
         save_file({name: tiny_weights[name] for name in part}, shard)
     model = opened(tiny_directory, tmp_path)
     assert torch.equal(model.weights.stored("lm_head").weight, tiny_weights["lm_head.weight"])
-
-
-def test_a_tensor_that_is_not_there_is_named(tiny_directory: Path, tmp_path: Path) -> None:
-    edit_tensors(tiny_directory, {"model.layers.1.mlp.up_proj.weight": None})
-    with pytest.raises(MissingTensorError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+    save_file(tiny_weights, shard)
+    with pytest.raises(BadFileError, match="both hold"):
         opened(tiny_directory, tmp_path)
 
 
-def test_progress_counts_the_tensors(tmp_path: Path, tiny_directory: Path) -> None:
-    reported = []
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{tiny_directory}", devices=["cpu"])
+@each_case(("quantization", "detail"), [("auto", ""), ("q4", "quantising to q4")])
+def test_progress_counts_the_tensors(
+    tmp_path: Path, tiny_directory: Path, quantization: str, detail: str
+) -> None:
+    reported: list[LoadProgress] = []
+    given: dict[str, Any] = {"devices": ["cpu"], "quantization": quantization}
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{tiny_directory}", **given)
     model = open_model(spec, tmp_path / "cache", reported.append)
-    for name in expected_tensors(model.config):
-        model.weights.tensor(name)
+    assert isinstance(model, OpenedModel)
+    build_model(model.config, model.weights, 32)
     assert [p.stage for p in reported][:2] == [LoadStage.STARTING, LoadStage.PREFLIGHT]
-    assert reported[-1].stage == LoadStage.WEIGHTS and reported[-1].done == reported[-1].total
+    last = reported[-1]
+    assert (last.stage, last.done, last.unit) == (LoadStage.WEIGHTS, last.total, "tensors")
+    assert {p.detail for p in reported if p.stage is LoadStage.WEIGHTS} == {detail}
     model.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from inference.loading.config.hub_config import parse_config
 from inference.loading.costs.model_costs import ModelCosts
 from inference.loading.costs.read_costs import config_tensors, model_costs
-from inference.loading.preflight import CARD_BYTES_PER_WEIGHT, NATIVE_BYTES_PER_WEIGHT
+from inference.loading.formats import FORMATS
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.protocol.load_errors import BadSourceError
 from tests.cases import each_case
@@ -79,16 +79,16 @@ def test_routed_experts_are_apart_from_the_rest_of_a_layer() -> None:
 @each_case("quantization", ["q4", "q8"])
 def test_a_load_that_quantises_takes_what_its_formats_take(quantization: str) -> None:
     costs = costs_of(LLAMA, quantization)
-    least = CARD_BYTES_PER_WEIGHT[quantization] * (ATTENTION + MLP)
+    least = FORMATS[quantization].card / 8 * (ATTENTION + MLP)
     # torch's kernel for 8 bits takes a little more than the card's own.
     assert least <= costs.layers[0].weight_bytes.cuda - 2 * NORMS <= 1.07 * least
-    packed = {"q4": 0.625, "q8": 1.125}[quantization]
+    packed = {"q4": 0.625, "q8": 1.0625}[quantization]
     assert costs.layers[0].weight_bytes.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
 
 
 def test_quantised_files_declare_it_in_their_config() -> None:
     awq = LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    packed = NATIVE_BYTES_PER_WEIGHT["INT4"] * (ATTENTION + MLP) + 4 * NORMS
+    packed = FORMATS["INT4"].native / 8 * (ATTENTION + MLP) + 4 * NORMS
     assert costs_of(awq).layers[0].weight_bytes.cpu == packed
 
 

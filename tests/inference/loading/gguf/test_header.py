@@ -48,18 +48,15 @@ WHOLE = 64 * 64 * 4 + 96 * 64 * 4
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0) + bytes(64), "a big-endian GGUF file"),
     ],
 )
-def test_a_file_cut_short_and_other_files_are_refused_by_name(
+def test_files_that_are_not_whole_or_not_there_are_refused_by_name(
     tmp_path: Path, content: int | bytes, words: str
 ) -> None:
+    with pytest.raises(MissingFileError, match=r"nowhere\.gguf"):
+        read_header(tmp_path / "nowhere.gguf")
     path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
     path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
     with pytest.raises(BadFileError, match=words):
         read_header(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"nowhere\.gguf"):
-        read_header(tmp_path / "nowhere.gguf")
 
 
 LARGEST = 2**64 - 1
@@ -133,55 +130,49 @@ def test_a_header_that_makes_no_sense_is_refused_before_anything_is_allocated(
     tracemalloc.stop()
 
 
-def test_parts_are_one_model_and_hold_no_tensor_twice(tmp_path: Path) -> None:
-    parts = [save_gguf(tmp_path / f"{i}.gguf", {k: w}) for i, (k, w) in enumerate(WEIGHTS.items())]
-    assert [info.path for info in read_headers(parts).tensors.values()] == parts
-    parts[1] = save_gguf(tmp_path / "1.gguf", WEIGHTS)
-    with pytest.raises(BadFileError, match=r"0\.gguf and 1\.gguf both hold the tensor"):
-        read_headers(parts)
-
-
-def in_parts(tmp_path: Path) -> list[Path]:
-    """Splits a file as llama.cpp does: a part each tensor, numbered from 0."""
+def in_parts(tmp_path: Path, *numbers: int, tensors: int | None = None) -> list[Path]:
+    """Splits a file as llama.cpp does: a part each tensor. ``numbers``: those that parts state,
+    if any; ``tensors``: how many they state in all."""
     paths = []
-    for number, name in enumerate(WEIGHTS):
+    for index, name in enumerate(WEIGHTS):
         file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", {name: WEIGHTS[name]}))
-        file.set("split.no", number, 2)
-        file.set("split.count", 2, 2)
-        file.set("split.tensors.count", len(WEIGHTS), 5)
-        paths.append(file.write(tmp_path / f"y-{number + 1:05d}-of-00002.gguf"))
+        if numbers:
+            file.set("split.no", numbers[index], 2)
+            file.set("split.count", 2, 2)
+            file.set("split.tensors.count", tensors or len(WEIGHTS), 5)
+        paths.append(file.write(tmp_path / f"y-{index + 1:05d}-of-00002.gguf"))
     return paths
 
 
-def test_parts_of_another_number_or_order_are_refused(tmp_path: Path) -> None:
-    parts = in_parts(tmp_path)
-    assert [info.path for info in read_headers(parts).tensors.values()] == parts
+def test_parts_are_one_model(tmp_path: Path) -> None:
+    for numbers in ((), (0, 1)):
+        parts = in_parts(tmp_path, *numbers)
+        assert [info.path for info in read_headers(parts).tensors.values()] == parts
     with pytest.raises(BadFileError, match="is of a model in 2 parts, and 1 are here"):
         read_headers(parts[:1])
     with pytest.raises(BadFileError, match="states that it is part 1, counted from 0, not 0"):
         read_headers(parts[::-1])
-    file = EditableGGUF.read(parts[0])
-    file.set("split.tensors.count", 3, 5)
-    file.write(parts[0])
     with pytest.raises(BadFileError, match="states 3 tensors in all parts, which hold 2"):
-        read_headers(parts)
+        read_headers(in_parts(tmp_path, 0, 1, tensors=3))
+    with pytest.raises(BadFileError, match=r"00001.* and x\.gguf both hold the tensor"):
+        read_headers([in_parts(tmp_path)[0], save_gguf(tmp_path / "x.gguf", WEIGHTS)])
 
 
 def test_tensors_may_come_in_any_order(tmp_path: Path) -> None:
     """The order differs in the header, and in the data."""
     path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
-    whole = read_header(path)
     file = EditableGGUF.read(path)
     file.infos.reverse()
     file.infos[0].offset, file.infos[1].offset = 0, 96 * 64 * 4
     file.data = file.data[64 * 64 * 4 :] + file.data[: 64 * 64 * 4]
-    found = read_header(file.write(tmp_path / "y.gguf"))
-    assert found.tensors.keys() == whole.tensors.keys()
-    for name, info in found.tensors.items():
-        was = whole.tensors[name]
-        written = path.read_bytes()[was.offset : was.offset + was.num_bytes]
-        moved = info.path.read_bytes()[info.offset : info.offset + info.num_bytes]
-        assert info.offset != was.offset and moved == written
+    moved = file.write(tmp_path / "y.gguf")
+    for name, was in read_header(path).tensors.items():
+        info = read_header(moved).tensors[name]
+        assert info.offset != was.offset
+        assert (
+            moved.read_bytes()[info.offset : info.offset + info.num_bytes]
+            == path.read_bytes()[was.offset : was.offset + was.num_bytes]
+        )
 
 
 def test_a_file_taken_apart_is_written_as_it_was(tmp_path: Path) -> None:

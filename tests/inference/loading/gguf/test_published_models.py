@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import dequantize
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
@@ -27,9 +25,7 @@ from inference.loading.loader import OpenedModel
 from inference.models.backend import AnyModel
 from inference.models.decoder import DecoderModel
 from inference.models.families.registry import family_of
-from inference.models.native.model import NativeModel
-from inference.models.registry import build_fastest_model
-from inference.models.step_input import ALL_ROWS, StepInput, block_table_of
+from inference.models.step_input import ALL_ROWS, StepInput
 
 PROMPTS = {
     "smollm2": ("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n", "The capital of"),
@@ -136,28 +132,12 @@ def prefilled(model: AnyModel, ids: torch.Tensor) -> torch.Tensor:
     return model.forward(step, kv)
 
 
-def decoded(model: DecoderModel, ids: torch.Tensor) -> torch.Tensor:
-    """The same prompt, one token per step."""
-    blocks = block_table_of([range(-(-ids.numel() // BLOCK_TOKENS))])
-    kv = model.new_kv(blocks.size, BLOCK_TOKENS)
-    steps = [
-        StepInput.of_decodes([token_id], [position], blocks, BLOCK_TOKENS)
-        for position, token_id in enumerate(ids.tolist())
-    ]
-    return torch.cat([model.forward(step, kv) for step in steps])
-
-
 @torch.inference_mode()
 def test_the_logits_are_transformers_own(smollm2: Published) -> None:
-    """The sentence's start is decoded, too: its few rows show each layer's product as well."""
-    opened, (turn, start) = smollm2.opened, smollm2.prompts
+    opened = smollm2.opened
     model = DecoderModel(opened.config, opened.weights, 256, "fp32")
-    for found, theirs in (
-        (prefilled(model, turn), smollm2.theirs[0]),
-        (prefilled(model, start), smollm2.theirs[1]),
-        (decoded(model, start), smollm2.theirs[1]),
-    ):
-        similarity = cosine_similarity(found, theirs, dim=-1)
+    for ids, theirs in zip(smollm2.prompts, smollm2.theirs, strict=True):
+        similarity = cosine_similarity(prefilled(model, ids), theirs, dim=-1)
         assert similarity[-1] >= 0.999
         assert similarity.mean() >= 0.999
     assert "210 x Q4_1" in opened.weights.report()
@@ -181,19 +161,6 @@ def test_gemmas_float32_is_transformers_own(gemma3: Published) -> None:
 
 
 @pytest.mark.slow
-@torch.inference_mode()
-def test_gemmas_native_logits_are_near_transformers_own(
-    gemma3: Published, native_cache_dir: Path
-) -> None:
-    opened = gemma3.opened
-    model, _ = build_fastest_model(opened.config, opened.weights, 64, native_cache_dir, "int8")
-    assert isinstance(model, NativeModel)
-    for ids, theirs in zip(gemma3.prompts, gemma3.theirs, strict=True):
-        similarity = cosine_similarity(prefilled(model, ids), theirs, dim=-1)
-        assert similarity.min() >= 0.999
-
-
-@pytest.mark.slow
 def test_ids(gemma3: Published) -> None:
     """Spaces are kept as they are, and nothing is put before the text but the beginning."""
     found = gemma3.tokenizer.encode("Hello  world\n\n1234 é")
@@ -202,11 +169,3 @@ def test_ids(gemma3: Published) -> None:
     ]  # fmt: skip
     assert found.ids == [2, 9259, 138, 12392, 108, 236770, 236778, 236800, 236812, 1559]
     assert gemma3.tokenizer.get_vocab_size() == 262_144
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_any_text_comes_back_exactly(gemma3: Published, text: str) -> None:
-    ids = gemma3.tokenizer.encode(text).ids
-    assert gemma3.tokenizer.decode(ids[1:], skip_special_tokens=False) == text

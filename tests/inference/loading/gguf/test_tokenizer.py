@@ -39,11 +39,6 @@ def byte_level(pre: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def pieces(pre: str, text: str) -> list[str]:
-    """Where the rule cuts, as text."""
-    return [text[start:end] for _, (start, end) in PRE_TOKENIZERS[pre]().pre_tokenize_str(text)]
-
-
 @each_case(
     ("pre", "expected"),
     [
@@ -54,15 +49,8 @@ def pieces(pre: str, text: str) -> list[str]:
         ("tekken", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LLa|B世カc"),
         ("qwen35", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
         ("gpt-4o", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B世カc"),
-        ("llama4", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B世カc"),
-        ("hunyuan", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
         ("hunyuan-dense", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LLaB|世カ|c"),
-        ("dbrx", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LL|aB世カc"),
-        ("command-r", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
-        ("lfm2", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LL|aB世カc"),
-        ("exaone4", "Don|'t| add| 12345|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
         ("exaone-moe", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z I|'LL|aB世カc"),
-        ("minimax-m2", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B世カc"),
         ("seed-coder", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z| I|'LL|aB世カc"),
         ("kimi-k2", "Don't| add| |123|45|+x|  | y|\n\n|z| I'LL|a|B|世|カc"),
         ("falcon", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
@@ -75,7 +63,9 @@ def pieces(pre: str, text: str) -> list[str]:
     ],
 )
 def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None:
-    assert pieces(pre, "Don't add 12345+x   y\n\nz I'LLaB世カc") == expected.split("|")
+    text = "Don't add 12345+x   y\n\nz I'LLaB世カc"
+    cuts = PRE_TOKENIZERS[pre]().pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in cuts] == expected.split("|")
 
 
 def test_a_whole_word_comes_before_merges_where_the_rule_has_it() -> None:
@@ -149,14 +139,7 @@ def test_declared_tokens_and_the_templates_markers_are_single_whatever_their_typ
     assert WARNING not in convert_tokenizer(byte_level("llama-bpe"))[1]
 
 
-def test_declared_tokens_of_sentencepiece_are_single_too() -> None:
-    untyped = SENTENCEPIECE | {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
-    tokenizer, config = convert_tokenizer(untyped)
-    assert tokenizer.encode("ab</s>", add_special_tokens=False).tokens[-1] == "</s>"
-    assert "</s>" in config[WARNING]
-
-
-def test_a_template_that_cannot_be_read_has_no_markers() -> None:
+def test_the_markers_of_a_template_that_cannot_be_read_are_text() -> None:
     broken = {"tokenizer.chat_template": "{{ '<|im_end|>' {% "}
     tokenizer, config = convert_tokenizer(typed_as_text() | broken)
     assert "<|im_start|>" not in config[WARNING]
@@ -224,6 +207,13 @@ def test_sentencepiece_merges_the_best_score_first_and_spells_the_rest_in_bytes(
     assert tokenizer.decode(encoded.ids) == text
 
 
+def test_declared_tokens_of_sentencepiece_are_single_too() -> None:
+    untyped = SENTENCEPIECE | {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
+    tokenizer, config = convert_tokenizer(untyped)
+    assert tokenizer.encode("ab</s>", add_special_tokens=False).tokens[-1] == "</s>"
+    assert "</s>" in config[WARNING]
+
+
 @pytest.fixture(scope="module")
 def smollm_directory(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tokenizer_directory(read_header(default_gguf), tmp_path_factory.mktemp("cache"))
@@ -232,15 +222,6 @@ def smollm_directory(default_gguf: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def smollm(smollm_directory: Path) -> Tokenizer:
     return Tokenizer.from_file(str(smollm_directory / "tokenizer.json"))
-
-
-def test_smollm_ids(smollm: Tokenizer) -> None:
-    prompt = "<|im_start|>user\nWhat is 1234?<|im_end|>\n"
-    assert smollm.encode(prompt).tokens == [
-        "<|im_start|>", "user", "Ċ", "What", "Ġis", "Ġ", "1", "2", "3", "4", "?", "<|im_end|>", "Ċ",
-    ]  # fmt: skip
-    assert smollm.encode(prompt).ids[:3] == [1, 4093, 198]
-    assert smollm.get_vocab_size() == 49152
 
 
 # SmolLM2's vocabulary has no piece for six control characters, nor for the bytes that begin planes
@@ -255,8 +236,7 @@ WRITABLE = st.characters(
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(WRITABLE, max_size=60))
 def test_any_text_comes_back_exactly(smollm: Tokenizer, text: str) -> None:
-    ids = smollm.encode(text).ids
-    assert smollm.decode(ids, skip_special_tokens=False) == text
+    assert smollm.decode(smollm.encode(text).ids, skip_special_tokens=False) == text
 
 
 def test_a_second_template_is_kept_for_chats_with_tools() -> None:
@@ -282,6 +262,8 @@ def test_the_directory_is_written_once_and_transformers_reads_it(
     config = json.loads((smollm_directory / "tokenizer_config.json").read_text())
     assert config["eos_token"] == "<|im_end|>" and config["add_bos_token"] is False
     tokenizer = AutoTokenizer.from_pretrained(smollm_directory)
+    found = tokenizer("<|im_start|>user\nWhat is 1234?<|im_end|>\n")["input_ids"]
+    assert found[:3] == [1, 4093, 198] and len(found) == 13
     turns = [{"role": "user", "content": "hi"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")

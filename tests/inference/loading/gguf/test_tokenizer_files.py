@@ -38,8 +38,7 @@ class Repositories:
     """Has the base repository where that has a folder, and no others."""
 
     def __init__(self, base: Path | None = None) -> None:
-        self.base = base
-        self.asked: list[str] = []
+        self.base, self.asked = base, list[str]()
 
     def fetch(self, repo: str) -> Path:
         self.asked.append(repo)
@@ -144,7 +143,7 @@ def test_what_was_tried_is_reported(
         tokenizer_directory(found, tmp_path, (base if has_base else Repositories()).fetch)
 
 
-def test_a_missing_template_is_the_bases_or_asked_for_again(
+def test_a_missing_template_is_the_bases_or_asked_for_again_and_the_files_own_wins(
     base: Repositories, tmp_path: Path
 ) -> None:
     known = header(tmp_path, metadata("qwen2"))
@@ -152,8 +151,5 @@ def test_a_missing_template_is_the_bases_or_asked_for_again(
     assert "chat_template" not in config_of(without)
     directory = tokenizer_directory(known, tmp_path, base.fetch)
     assert config_of(directory)["chat_template"] == TEMPLATE
-
-
-def test_the_files_own_template_wins(base: Repositories, tmp_path: Path) -> None:
     own = header(tmp_path, metadata("superbpe", **{"tokenizer.chat_template": "own"}))
     assert config_of(tokenizer_directory(own, tmp_path, base.fetch))["chat_template"] == "own"

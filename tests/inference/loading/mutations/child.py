@@ -23,7 +23,7 @@ import torch
 from inference.garbage import release_freed_memory
 from inference.loading.adapter_files import open_adapter
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.models import registry
 from inference.models.embedding import EmbeddingModel
 from inference.models.errors import ModelError, UnfitWeightsError
@@ -37,8 +37,8 @@ from tests.inference.loading.mutations.mutations import mutate
 HANG_S = 180.0
 """The usual case takes some milliseconds."""
 ADDRESS_SPACE_BYTES = 8 * 1024**3
-"""The address space that the child may take beside the memory that is mapped when the first case
-begins: what asks for a terabyte gets none, whatever this machine would promise."""
+"""The address space that the child may take beside what is mapped when the first case begins: what
+asks for a terabyte gets none, whatever this machine would promise."""
 MOST_CASE_BYTES = 400 * 1024**2
 """What a case of a small file may leave in memory at its highest."""
 UNCHANGED = -1
@@ -55,38 +55,34 @@ def main() -> None:
     registry.load_library = functools.cache(registry.load_library)
     mapped_bytes = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + ADDRESS_SPACE_BYTES,) * 2)
-    for subject, (kind, source) in sources.items():
-        with tempfile.TemporaryDirectory() as folder:
+    for subject, (kind, path) in sources.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, source = Path(scratch), Path(path)
             for number in range(first, last):
                 case = {"subject": subject, "case": number}
                 print(json.dumps(case), flush=True)
                 faulthandler.dump_traceback_later(HANG_S, exit=True)
-                found = outcome(kind, Path(source), Path(folder), case, native_cache_dir)
+                changed, rng = source, random.Random(f"{subject} {number}")
+                if number != UNCHANGED:
+                    changed = mutate(kind, source, folder / "mutated", rng)
+                found = outcome(changed, source.parent / "base", folder, native_cache_dir)
                 print(json.dumps(case | found), flush=True)
-                shutil.rmtree(Path(folder) / "tokenizers", ignore_errors=True)
+                shutil.rmtree(folder / "tokenizers", ignore_errors=True)
     faulthandler.cancel_dump_traceback_later()
 
 
-def outcome(
-    kind: str, source: Path, folder: Path, case: dict[str, object], native_cache_dir: Path
-) -> dict[str, object]:
-    base = source.parent / "base"
-    if case["case"] != UNCHANGED:
-        rng = random.Random(f"{case['subject']} {case['case']}")
-        source = mutate(kind, source, folder / "mutated", rng)
+def outcome(source: Path, base: Path, folder: Path, native_cache_dir: Path) -> dict[str, object]:
     before_bytes = psutil.Process().memory_info().rss
+    found: dict[str, object] = {"found": "answered", "is_wrong": False}
     try:
-        if kind == "adapter":
-            _adapt(base, source, folder, native_cache_dir)
-        else:
-            _answer(source, folder, native_cache_dir)
-        found: dict[str, object] = {"found": "answered", "is_wrong": False}
-    except UnfitWeightsError as error:
-        found = _raw("a gap in the checks before", error)
+        _answer(source, base, folder, native_cache_dir)
     except (LoadError, ModelError) as error:
-        found = {"found": type(error).__name__, "is_wrong": not str(error)}
+        # Weights that do not fit show a gap in the checks before.
+        is_wrong = not str(error) or isinstance(error, UnfitWeightsError)
+        found = {"found": type(error).__name__, "is_wrong": is_wrong, "words": str(error)[:300]}
     except BaseException as error:  # noqa: BLE001 -- a Rust panic is none of Exception's
-        found = _raw(type(error).__name__, error)
+        trace = traceback.format_exc().strip().splitlines()[-12:]
+        found = {"found": type(error).__name__, "is_wrong": True, "trace": "\n".join(trace)}
     grown_bytes = psutil.Process().memory_info().rss - before_bytes
     if grown_bytes > MOST_CASE_BYTES:
         found |= {"is_wrong": True, "grown_bytes": grown_bytes}
@@ -94,41 +90,29 @@ def outcome(
     return found
 
 
-def _raw(found: str, error: BaseException) -> dict[str, object]:
-    last = traceback.format_exc().strip().splitlines()[-12:]
-    return {"found": found, "words": f"{error}"[:300], "is_wrong": True, "trace": "\n".join(last)}
-
-
 @torch.inference_mode()
-def _answer(source: Path, folder: Path, native_cache_dir: Path) -> None:
-    opened = open_model(_spec(source), folder, lambda _: None)
+def _answer(source: Path, base: Path, folder: Path, native_cache_dir: Path) -> None:
+    """``base``: the model of an adapter, whose files ``source`` then are."""
+    model = base if base.is_dir() else source
+    spec = LoadSpec(job_id="1", model="m", source=f"path:{model}", devices=["cpu"])
+    opened = open_model(spec, folder, lambda _: None)
     if isinstance(opened, OpenedEmbeddingModel):
-        model = EmbeddingModel(opened.directory, opened.config, opened.device, opened.dtype)
-        model.embed([torch.tensor(PROMPT)])
+        encoder = EmbeddingModel(opened.directory, opened.config, opened.device, opened.dtype)
+        encoder.embed([torch.tensor(PROMPT)])
         return
     try:
         config = opened.config
         context_tokens = min(config.max_positions, CONTEXT_TOKENS)
         decoder, _ = build_fastest_model(config, opened.weights, context_tokens, native_cache_dir)
+        if model is base:
+            found = open_adapter(spec_of(source, "a"), config, folder, lambda _: None)
+            decoder.prepare_adapter(found.weights)
         prompt = [token % config.vocab_size for token in PROMPT[:context_tokens]]
         kv = decoder.new_kv(1, BLOCK_TOKENS, NUM_LONE_STATES)
         logits = decoder.forward(StepInput.of_sequence(prompt, BLOCK_TOKENS), kv)
         assert logits.shape[-1] == config.vocab_size
     finally:
         opened.close()
-
-
-@torch.inference_mode()
-def _adapt(base: Path, source: Path, folder: Path, native_cache_dir: Path) -> None:
-    opened = open_model(_spec(base), folder, lambda _: None)
-    assert isinstance(opened, OpenedModel)
-    found = open_adapter(spec_of(source, "a"), opened.config, folder, lambda _: None)
-    model, _ = build_fastest_model(opened.config, opened.weights, CONTEXT_TOKENS, native_cache_dir)
-    model.prepare_adapter(found.weights)
-
-
-def _spec(source: Path) -> LoadSpec:
-    return LoadSpec(job_id="1", model="m", source=f"path:{source}", devices=["cpu"])
 
 
 if __name__ == "__main__":

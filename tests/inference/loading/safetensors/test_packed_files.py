@@ -20,7 +20,7 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.quantization import Quantization, read_quantization
 from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
-from inference.protocol.load_errors import BadFileError
+from inference.protocol.load_errors import BadFileError, BadSourceError
 from tests.cases import each_case
 from tests.inference.loading.conftest import opened
 from tests.inference.loading.safetensors.packed_formats import CASES, Tensors, groups_of
@@ -107,12 +107,10 @@ def test_a_model_answers_as_transformers_does(case: str, tmp_path: Path) -> None
 def test_fp8_may_be_quantised_on_its_way_in_and_codes_may_not_be_changed(tmp_path: Path) -> None:
     saved("fp8 of blocks", tmp_path / "fp8")
     saved("awq", tmp_path / "awq")
-
     eight = opened(tmp_path / "fp8", tmp_path, quantization="q8")
     stored = eight.weights.stored("model.layers.0.mlp.up_proj")
     assert isinstance(stored, GroupedWeight) and stored.bits == 8
-    eight.close()
-    with pytest.raises(Exception, match="needs dense weights, and these files hold INT4"):
+    with pytest.raises(BadSourceError, match="needs dense weights, and these files hold INT4"):
         opened(tmp_path / "awq", tmp_path, quantization="q8")
 
 

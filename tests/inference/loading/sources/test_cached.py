@@ -80,19 +80,15 @@ def test_a_revision_of_which_nothing_is_whole_is_listed_and_removed(cache: Path)
 
 
 def test_a_file_that_another_revision_has_stays(cache: Path) -> None:
-    assert delete_cached(cache, SOURCE, "one") == 10
+    assert delete_cached(cache, SOURCE, "one", ["sub/b.gguf"]) == 10
+    assert [file.name for file in list_cached(cache)[0].files] == ["a.gguf"]
+    assert delete_cached(cache, SOURCE, "one") == 0
     assert [model.revision for model in list_cached(cache)] == ["two", ""]
     assert delete_cached(cache, SOURCE, "two") == 100
     assert not (cache / "huggingface/models--org--tiny").exists()
-
-
-def test_one_file_of_several_a_whole_package_and_what_is_not_there(cache: Path) -> None:
-    assert delete_cached(cache, SOURCE, "one", ["sub/b.gguf"]) == 10
-    assert [file.name for file in list_cached(cache)[0].files] == ["a.gguf"]
     assert delete_cached(cache, "pypi:tiny-model-1.0", "") == 4
-    assert len(list_cached(cache)) == 2
+    assert list_cached(cache) == []
     assert delete_cached(cache, "huggingface:org/other", "one") == 0
-    assert delete_cached(cache, SOURCE, "three") == 0
 
 
 @each_case(

@@ -32,11 +32,6 @@ QUANTS = {
 SHARDS = {f"big-Q4_0-{i:05d}-of-00003.gguf": GB for i in (1, 2, 3)}
 
 
-def test_quants_are_read_off_names() -> None:
-    quants = [variant.quant for variant in gguf_variants(QUANTS | SHARDS | {"plain.gguf": 1})]
-    assert quants == ["Q4_0", None, "Q4_K_M", "Q8_0", "F16"]
-
-
 MORE = QUANTS | dict.fromkeys(("tiny-UD-Q6_K.gguf", "tiny-UD-Q5_K_XL.gguf", "tiny-Q4_K_S.gguf"), GB)
 BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
 
@@ -69,9 +64,11 @@ def test_weights_are_chosen(
     assert choose_weights(sizes, wanted, free_gb * GB) == (found,)
 
 
-def test_parts_come_together_and_in_order() -> None:
+def test_parts_come_together_and_in_order_and_quants_are_read_off_names() -> None:
     for wanted in ("Q4_0", "big-Q4_0-00001-of-00003.gguf"):
         assert choose_weights(SHARDS, wanted, GB) == tuple(sorted(SHARDS))
+    quants = [variant.quant for variant in gguf_variants(QUANTS | SHARDS | {"plain.gguf": 1})]
+    assert quants == ["Q4_0", None, "Q4_K_M", "Q8_0", "F16"]
 
 
 @each_case(
@@ -88,12 +85,9 @@ def test_a_quant_that_is_not_there_names_the_nearest(wanted: str, nearest: str) 
     assert {"Q4_K_M", "Q8_0"} <= set(failure.available)
 
 
-def test_two_models_of_one_quant_must_be_distinguished() -> None:
+def test_weights_that_cannot_be_chosen_are_named() -> None:
     with pytest.raises(QuantizationNotFoundError, match=r"ambiguous.*a-Q4_0\.gguf, b-Q4_0\.gguf"):
         choose_weights({"a-Q4_0.gguf": 1, "b-Q4_0.gguf": 1}, "Q4_0", GB)
-
-
-def test_missing_weights_and_parts_are_named() -> None:
     with pytest.raises(MissingFileError, match=r"model\.safetensors"):
         choose_weights({"README.md": 1}, None, GB)
     check_shards(sorted(SHARDS))
@@ -130,11 +124,6 @@ def test_what_a_load_s_file_names(
     file: str | None, weights: str | None, projector: str | None
 ) -> None:
     assert wanted_files(file) == WantedFiles(weights, projector)
-
-
-def test_two_mmproj_files_are_refused() -> None:
-    with pytest.raises(BadSourceError, match="names 2 mmproj files"):
-        wanted_files("Q4_K_M+none+mmproj-F16.gguf")
 
 
 PREFERRED = ("mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-F32.gguf")
@@ -188,14 +177,12 @@ def test_it_counts_where_weights_are_chosen_by_their_size() -> None:
     assert choose_files(TYPES, wanted_files(None), 10 * GB).weights == ("x-Q4_K_M.gguf",)
     assert choose_files(TYPES, wanted_files("none"), 10 * GB).weights == ("x-Q8_0.gguf",)
     text = choose_files(TYPES, wanted_files(None), 10 * GB, reads_images=False)
-    assert (text.weights, text.projector, text.wanted.is_text_only) == (
-        ("x-Q8_0.gguf",),
-        None,
-        False,
-    )
+    assert (text.names, text.wanted.is_text_only) == (("x-Q8_0.gguf",), False)
 
 
 def test_one_that_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadSourceError, match="names 2 mmproj files"):
+        wanted_files("Q4_K_M+none+mmproj-F16.gguf")
     chosen = choose_files(TYPES, wanted_files("Q4_K_M+mmproj-F16.gguf"), 0)
     assert (chosen.projector, chosen.wanted.names_projector) == ("mmproj-F16.gguf", True)
     with pytest.raises(QuantizationNotFoundError, match=r"it holds mmproj-BF16.gguf, mmproj-F16"):

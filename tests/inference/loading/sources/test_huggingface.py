@@ -33,6 +33,7 @@ FILES = {
     "x-Q4_0.gguf": b"q4" * 5000,
     "x-Q8_0.gguf": b"q8" * 9000,
 }
+NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -59,12 +60,9 @@ def test_only_the_chosen_quant_and_the_texts_are_fetched(hub: FakeHub, tmp_path:
     files, reported = download(hub.url, tmp_path)
     assert files.weights[0].read_bytes() == FILES["x-Q4_0.gguf"]
     assert files.directory.is_relative_to(tmp_path / "huggingface")
-    assert sorted(path.name for path in files.directory.iterdir()) == [
-        "config.json",
-        "tokenizer.json",
-        "x-Q4_0.gguf",
-    ]
-    total = sum(len(FILES[name]) for name in ("config.json", "tokenizer.json", "x-Q4_0.gguf"))
+    names = ["config.json", "tokenizer.json", "x-Q4_0.gguf"]
+    assert sorted(path.name for path in files.directory.iterdir()) == names
+    total = sum(len(FILES[name]) for name in names)
     assert (reported[-1].done, reported[-1].total) == (total, total)
 
 
@@ -158,26 +156,22 @@ def test_a_full_disk_is_reported_with_both_numbers_before_anything_is_fetched(
 def test_what_is_cached_needs_no_room_and_no_network(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    texts = download_texts("org/tiny", hub.url, tmp_path)
+    assert texts and sorted(one.name for one in texts.iterdir()) == [
+        "config.json",
+        "tokenizer.json",
+    ]
     first, _ = download(hub.url, tmp_path)
     monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 0)
     hub.ranges.clear()
     assert download(hub.url, tmp_path)[0] == first and hub.fetched == []
+    assert download_texts("org/tiny", NOBODY, tmp_path) == texts
+    with pytest.raises(DownloadFailedError, match="cannot be asked"):
+        download(NOBODY, tmp_path / "empty")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert download(hub.url, tmp_path)[0].weights == first.weights
     with pytest.raises(DownloadFailedError, match="org/other is not in the cache"):
         download(hub.url, tmp_path, repo="org/other")
-
-
-def test_a_tokenizer_is_fetched_without_weights_and_kept(hub: FakeHub, tmp_path: Path) -> None:
-    directory = download_texts("org/tiny", hub.url, tmp_path)
-    names = ["config.json", "tokenizer.json"]
-    assert directory and sorted(path.name for path in directory.iterdir()) == names
-    assert download_texts("org/tiny", "http://127.0.0.1:9", tmp_path) == directory
-
-
-def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
-    with pytest.raises(DownloadFailedError, match="cannot be asked"):
-        download("http://127.0.0.1:9", tmp_path)
 
 
 @each_case(

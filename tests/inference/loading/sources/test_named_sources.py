@@ -115,16 +115,6 @@ def test_a_cache_may_lie_elsewhere_and_is_still_its_own(
     assert len(set(directories.values())) == len(directories) == 3
 
 
-def test_cached_files_need_no_source_that_answers(
-    lab: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = fetched("lab", tmp_path)
-    monkeypatch.setenv(SOURCES, "lab=http://127.0.0.1:9,helexa=http://127.0.0.1:9")
-    assert fetched("lab", tmp_path).weights == before.weights
-    with pytest.raises(DownloadFailedError, match="not in the cache"):
-        fetched("helexa", tmp_path)
-
-
 def test_proxies_of_the_environment(
     lab: FakeHub, helexa: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,13 +141,10 @@ def test_an_unknown_source_is_refused_with_those_that_are_known(tmp_path: Path) 
     assert parse_source("lab:org/tiny").scheme == "lab"
 
 
-def test_ollamas_pull_takes_them() -> None:
+def test_what_names_a_source_elsewhere() -> None:
     asked = ollama_models.parse_pull(b'{"model": "lab:org/tiny"}', named_sources=hub_schemes())
     assert (asked.source, asked.model) == ("lab:org/tiny", None)
-
-
-def test_the_original_of_a_gguf_is_asked_of_its_own_source() -> None:
-    """Else anybody could put a template under that name elsewhere."""
+    # The original of a GGUF is asked of its own source: else anybody could put a template under
+    # that name elsewhere.
     path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
-    assert original_of(path, "lab") == ["lab:org/tiny"]
-    assert original_of(path) == ["org/tiny"]
+    assert (original_of(path, "lab"), original_of(path)) == (["lab:org/tiny"], ["org/tiny"])

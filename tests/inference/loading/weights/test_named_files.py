@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.named_files import by_expert
+from inference.loading.weights.experts import by_expert
 from inference.models.families.registry import check_architecture
 from inference.protocol.load_errors import MissingTensorError
 from tests.cases import each_case

@@ -56,46 +56,26 @@ def test_eight_bits_are_off_by_half_a_scale_at_most(
     assert (error(weight, grouped) <= 0.5001 * grouped.scales.float().unsqueeze(-1)).all()
 
 
-@given(seed=st.integers(0, 2**31), exponent=st.integers(-8, 8))
-def test_four_bits_are_never_worse_than_smallest_and_largest(
-    threads: ThreadPoolExecutor, seed: int, exponent: int
-) -> None:
-    weight = random_weight(seed, 2.0**exponent)
-    grouped = quantize(weight, 4, threads)
-    groups = by_group(weight)
-    smallest, largest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scales, minimums = ((largest - smallest) / 15).half().float(), smallest.half().float()
-    codes = ((groups - minimums) / scales).round().clamp(0, 15)
-    plain = ((scales * codes + minimums - groups) ** 2).sum(-1)
-    assert ((error(weight, grouped) ** 2).sum(-1) <= plain * 1.001).all()
-    assert grouped.codes.max() <= 15
-
-
-@given(seed=st.integers(0, 2**31), exponent=st.integers(-8, 8), bits=st.sampled_from([5, 6]))
-def test_five_and_six_bits_are_never_worse_than_the_largest_at_the_lowest_code(
+@given(seed=st.integers(0, 2**31), exponent=st.integers(-8, 8), bits=st.sampled_from([4, 5, 6]))
+def test_fewer_bits_are_never_worse_than_a_groups_ends(
     threads: ThreadPoolExecutor, seed: int, exponent: int, bits: int
 ) -> None:
+    """4 bits: than its smallest and largest value; else than its largest at the lowest code."""
     weight = random_weight(seed, 2.0**exponent)
-    grouped = quantize(weight, bits, threads)
-    assert grouped.minimums is None and grouped.codes.dtype == torch.int8
-    lowest = -(2 ** (bits - 1))
-    assert grouped.codes.min() >= lowest and grouped.codes.max() < -lowest
-    groups = by_group(weight)
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    scales = (largest / lowest).half().float()
-    plain = (scales * (groups / scales).round().clamp(lowest, -lowest - 1) - groups) ** 2
-    assert ((error(weight, grouped) ** 2).sum(-1) <= plain.sum(-1) * 1.001).all()
-
-
-def test_each_bit_more_leaves_about_half_the_error(threads: ThreadPoolExecutor) -> None:
-    weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(1))
-    errors = {
-        bits: float((error(weight, quantize(weight, bits, threads)) ** 2).mean().sqrt())
-        for bits in (4, 5, 6, 8)
-    }
-    for more, fewer in ((5, 4), (6, 5)):
-        assert 0.4 * errors[fewer] < errors[more] < 0.6 * errors[fewer]
-    assert errors[8] < 0.3 * errors[6]
+    grouped, groups = quantize(weight, bits, threads), by_group(weight)
+    lowest, highest = (0, 15) if bits == 4 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    assert lowest <= grouped.codes.min() and grouped.codes.max() <= highest
+    assert (grouped.minimums is None) == (bits != 4)
+    if bits == 4:
+        minimums = groups.amin(-1, keepdim=True)
+        scales, minimums = (groups.amax(-1, keepdim=True) - minimums) / 15, minimums.half().float()
+    else:
+        minimums = torch.zeros(1)
+        scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / lowest
+    scales = scales.half().float()
+    codes = ((groups - minimums) / scales).round().clamp(lowest, highest)
+    plain = ((scales * codes + minimums - groups) ** 2).sum(-1)
+    assert ((error(weight, grouped) ** 2).sum(-1) <= plain * 1.001).all()
 
 
 @each_case(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
@@ -108,17 +88,6 @@ def test_no_more_error_than_ggufs_own_reference(
     found = torch.from_numpy(dequantize(quantize_as_gguf(weight.numpy(), type), type))
     ours = (error(weight, quantize(weight, bits, threads)) ** 2).mean()
     assert ours <= (1.01 if bits == 8 else 0.95) * (found - weight).square().mean()
-
-
-def test_four_bits_leave_a_tenth_less_than_smallest_and_largest(
-    threads: ThreadPoolExecutor,
-) -> None:
-    weight = torch.randn(512, 512, generator=torch.Generator().manual_seed(1))
-    groups = by_group(weight)
-    scales = (groups.amax(-1) - groups.amin(-1)) / 15
-    plain = (scales**2 / 12).mean()  # of evenly spread values between steps
-    ours = (error(weight, quantize(weight, 4, threads)) ** 2).mean()
-    assert ours < 0.9 * plain
 
 
 @each_case(("bits", "lowest", "highest"), [(4, 0, 15), (5, -16, 15), (6, -32, 31), (8, -127, 127)])
@@ -162,15 +131,12 @@ def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
         assert torch.equal(part.scales, whole.scales[rows])
 
 
-@each_case("bits", [4, 5, 6, 8])
 @each_case("value", [float("nan"), float("inf"), -1e6])
-def test_values_that_no_group_can_hold(
-    threads: ThreadPoolExecutor, bits: int, value: float
-) -> None:
+def test_values_that_no_group_can_hold(threads: ThreadPoolExecutor, value: float) -> None:
     weight = torch.zeros(3, 64)
     weight[2, 40] = value
     with pytest.raises(ValueError, match="not finite, or beyond float16"):
-        quantize(weight, bits, threads)
+        quantize(weight, 4, threads)
 
 
 def test_memory_beyond_the_result_is_a_few_chunks() -> None:

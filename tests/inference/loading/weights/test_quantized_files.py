@@ -13,17 +13,14 @@ from safetensors.torch import load_file
 
 from inference.loading import loader
 from inference.loading.config.hub_config import read_directory_config
-from inference.loading.loader import open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.models.layers import linear
 from inference.models.layers.linear import QuantizedLinear
 from inference.models.native.build import find_compiler
-from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
-from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.conftest import (
     edit_tensors,
@@ -61,21 +58,15 @@ def test_tables_take_eight_bits_and_projections_what_was_asked_for(
     assert f"3 x q{bits} kept in {bits} bits" in model.weights.report()
 
 
-def test_rows_that_are_no_multiple_of_32_stay_dense(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "llama", intermediate_size=80)
+def test_what_fits_no_group_stays_dense_and_biases_come_along(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "qwen2", intermediate_size=80)
     weights = opened(directory, tmp_path, quantization="q8").weights
-    down = weights.stored("model.layers.0.mlp.down_proj")
+    down, name = weights.stored("model.layers.0.mlp.down_proj"), "model.layers.1.self_attn.q_proj"
     assert isinstance(down, DenseWeight) and down.shape == (64, 80)
-    assert isinstance(weights.stored("model.layers.0.mlp.up_proj"), GroupedWeight)
-    assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits (0.0 MB)"
-
-
-def test_biases_come_along(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "qwen2")
-    name = "model.layers.1.self_attn.q_proj"
-    stored = opened(directory, tmp_path, quantization="q8").weights.stored(name)
+    stored = weights.stored(name)
     assert isinstance(stored, GroupedWeight) and stored.bias is not None
     assert torch.equal(stored.bias, load_file(directory / "model.safetensors")[f"{name}.bias"])
+    assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits (0.0 MB)"
 
 
 @each_case("type", [Type.F32, Type.F16, Type.BF16])
@@ -137,19 +128,15 @@ def test_what_has_the_wanted_bits_already_is_kept(
     assert weights.report() == report
 
 
-def test_a_file_that_is_what_was_asked_for_is_left_alone(
-    tiny_weights: dict[str, torch.Tensor], tmp_path: Path
+def test_what_is_not_to_be_quantised_is_left_alone(
+    tiny_directory: Path, tiny_weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     types = {k: Type.Q8_0 for k, weight in tiny_weights.items() if weight.dim() == 2}
     file = save_gguf(tmp_path / "x.gguf", tiny_weights, types=types)
-    assert opened(file, tmp_path, quantization="q8").unquantized is None
-
-
-@each_case("quantization", ["auto", "none"])
-def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantization: str) -> None:
-    model = opened(tiny_directory, tmp_path, quantization=quantization)
-    assert isinstance(model.weights.stored("lm_head"), DenseWeight)
-    assert model.unquantized is None
+    for source, quantization in ((file, "q8"), (tiny_directory, "auto"), (tiny_directory, "none")):
+        model = opened(source, tmp_path, quantization=quantization)
+        assert model.unquantized is None
+        assert isinstance(model.weights.stored("lm_head"), DenseWeight) == (source != file)
 
 
 FP8 = {"quantization": "fp8"}
@@ -238,20 +225,3 @@ def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Pa
     model = opened(tiny_directory, tmp_path, quantization="q8")
     with pytest.raises(BadFileError, match=r"lm_head\.weight cannot be quantised: .* none"):
         model.weights.stored("lm_head")
-
-
-def test_progress_reports_what_is_done(tiny_directory: Path, tmp_path: Path) -> None:
-    reported: list[LoadProgress] = []
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{tiny_directory}",
-        devices=["cpu"],
-        quantization="q4",
-    )
-    model = open_model(spec, tmp_path / "cache", reported.append)
-    build_model(model.config, model.weights, 32)
-    weights = [p for p in reported if p.stage is LoadStage.WEIGHTS]
-    assert {p.detail for p in weights} == {"quantising to q4"}
-    assert (weights[-1].done, weights[-1].unit) == (weights[-1].total, "tensors")
-    model.close()

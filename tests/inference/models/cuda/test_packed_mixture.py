@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inference.loading.preflight import CARD_BYTES_PER_WEIGHT
+from inference.loading.formats import format_of
 from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.named_files import by_expert
+from inference.loading.weights.experts import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.cuda.experts import stacked_product
 from inference.models.cuda.trials import ExpertTrials
@@ -138,4 +138,4 @@ def test_the_memory_estimate_is_what_packed_experts_take(device: torch.device, f
     product = stacked_product(lambda _: expert, 2, device, torch.bfloat16)
     row_units = 2 * 4 * OUT_FEATURES
     taken = (product.num_bytes - row_units) / (2 * OUT_FEATURES * IN_FEATURES)
-    assert taken == CARD_BYTES_PER_WEIGHT[format]
+    assert taken == (format_of(format).card or 0) / 8

@@ -9,9 +9,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
+from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants
-from inference.loading.gguf.header import GGUF_TYPES
-from inference.loading.preflight import CARD_BYTES_PER_WEIGHT
 from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials
 from inference.models.weights.stored import CodebookWeight
@@ -20,7 +19,7 @@ from tests.slow_cases import slow_but
 pytestmark = pytest.mark.slow
 
 OUT_FEATURES, IN_FEATURES = 16, 1024
-TABLE_TYPES = [type.name for type in GGUF_TYPES if type.is_table]
+TABLE_TYPES = [type.name for type in GGUF_FORMATS if type.is_table]
 
 
 @pytest.mark.parametrize("name", slow_but(TABLE_TYPES, "IQ3_S", "IQ4_XS", "NVFP4"))
@@ -38,4 +37,4 @@ def test_it_is_multiplied_packed(device: torch.device, name: str) -> None:
         assert float(error) < LARGEST_ERROR / 10
     assert linear.packed.scales is not None
     taken = linear.packed.words.nbytes + linear.packed.scales.nbytes
-    assert taken == CARD_BYTES_PER_WEIGHT[name] * OUT_FEATURES * IN_FEATURES
+    assert taken == (FORMATS[name].card or 0) / 8 * OUT_FEATURES * IN_FEATURES

@@ -13,9 +13,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from inference.loading.safetensors.stacked_experts import cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.named_files import by_expert
+from inference.loading.weights.experts import by_expert, cut_transposed
 from inference.models.families.registry import check_architecture
 from tests.inference.loading.conftest import SIZES, save_gguf
 from tests.inference.models.families import tiny_gguf

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference.loading.safetensors.stacked_experts import MXFP4, cut_interleaved, unpacked
+from inference.loading.formats import MXFP4
 from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.experts import cut_interleaved, unpacked
 from inference.models.families.registry import find_family
 from inference.models.layers.attention import attend_with_sinks
 from inference.models.registry import build_model, unsupported_reason
