@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet import selectors, services
 from fleet.admin.loading import actor_of, load, show_outcome
 from fleet.admin.remarks import no_host_remark
-from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.admin.unfold_types import UnfoldAdmin, text_field
 from fleet.errors import FleetError, SnapshotUnavailableError
 from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
 from fleet.live import reading as live
@@ -28,56 +28,39 @@ if TYPE_CHECKING:
     from fleet.hub.client import HubClient
 
 
+def _schemes() -> list[tuple[str, str]]:
+    return [(name, name) for name in dict.fromkeys((default_scheme(), *hub_schemes()))]
+
+
 class LookForm(forms.Form):
     source = forms.ChoiceField(
         required=False,
+        choices=_schemes,
         widget=UnfoldAdminSelectWidget,
         help_text=f"Whom to ask. {SOURCES.name} names others than Hugging Face.",
     )
-    words = forms.CharField(
-        required=False,
-        label="Search",
-        widget=UnfoldAdminTextInputWidget,
-        help_text="Words of a name. Needs a hub that this gateway reaches.",
+    words = text_field("Words of a name. Needs a hub that this gateway reaches.", label="Search")
+    repository = text_field(
+        "org/name, as in Qwen/Qwen3-0.6B. Shows its files and where each fits.", max_length=200
     )
-    repository = forms.CharField(
-        required=False,
-        max_length=200,
-        widget=UnfoldAdminTextInputWidget,
-        help_text="org/name, as in Qwen/Qwen3-0.6B. Shows its files and where each fits.",
-    )
-    revision = forms.CharField(
-        required=False,
-        max_length=100,
-        widget=UnfoldAdminTextInputWidget,
-        help_text="A branch, tag or commit. Empty: the newest.",
-    )
-
-    def __init__(self, data: QueryDict) -> None:
-        super().__init__(data)
-        default = default_scheme()
-        names = (default, *(one for one in hub_schemes() if one != default))
-        field = self.fields["source"]
-        assert isinstance(field, forms.ChoiceField)
-        field.choices = [(name, name) for name in names]
+    revision = text_field("A branch, tag or commit. Empty: the newest.", max_length=100)
 
     @property
     def source_name(self) -> str:
         return self.cleaned_data["source"] or default_scheme()
 
 
-def hub_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
-    if not admin.has_add_permission(request):
+def hub_page(request: HttpRequest, model_admin: UnfoldAdmin) -> HttpResponse:
+    if not model_admin.has_add_permission(request):
         raise PermissionDenied
     form = LookForm(request.POST if request.method == "POST" else request.GET)
-    context: dict[str, Any] = {"opts": admin.opts, "form": form}
+    context: dict[str, Any] = {"opts": model_admin.opts, "form": form}
     try:
-        if form.is_valid() and form.cleaned_data["repository"]:
-            repository = _client(form).repository(
-                form.cleaned_data["repository"], form.cleaned_data["revision"] or None
-            )
+        if form.is_valid() and (name := form.cleaned_data["repository"]):
+            revision = form.cleaned_data["revision"] or None
+            repository = _client(form).repository(name, revision)
             if request.method == "POST":
-                return _add(request, repository, form.cleaned_data["revision"] or None)
+                return _add(request, repository, revision)
             context |= {"repository": repository, "choices": _choices(request, repository)}
         elif form.is_valid() and form.cleaned_data["words"]:
             context["matches"] = _client(form).search(form.cleaned_data["words"])
@@ -112,14 +95,13 @@ def _add(request: HttpRequest, repository: HubRepository, revision: str | None) 
         name=request.POST.get("name", ""),
         **offer.settings(repository, revision),
     )
+    added = f"{model.name} is in the catalogue"
     if "load" in request.POST:
-        messages.success(request, f"{model.name} is in the catalogue")
+        messages.success(request, added)
         show_outcome(request, load(actor_of(request), model))
         return HttpResponseRedirect(reverse("admin:index"))
     if no_host := no_host_remark(model):
-        messages.warning(request, f"{model.name} is in the catalogue. {no_host}")
+        messages.warning(request, f"{added}. {no_host}")
     else:
-        messages.success(
-            request, f"{model.name} is in the catalogue. It is loaded when it is requested"
-        )
+        messages.success(request, f"{added}. It is loaded when it is requested")
     return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))

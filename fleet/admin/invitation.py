@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse_lazy
 from django.utils.text import format_lazy
-from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, WrittenAdmin, column, text_field
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
 from fleet.services.hosts.invitations import invitation_check
@@ -24,21 +21,19 @@ from helexa_site.web.pages import SHOWN_ONCE, render_page
 from inference.protocol.keys import NEURON_NAME
 
 
-class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]
-    neuron_name = forms.CharField(
+class InvitationForm(AnyForm):
+    neuron_name = text_field(
+        "Letters, digits, '.', '_' and '-': how the host is called here.",
         max_length=63,
-        widget=UnfoldAdminTextInputWidget,
-        help_text="Letters, digits, '.', '_' and '-': how the host is called here.",
+        required=True,
     )
-    address = forms.CharField(
-        max_length=255,
-        required=False,
-        widget=UnfoldAdminTextInputWidget,
-        help_text=format_lazy(
+    address = text_field(
+        format_lazy(
             "HOST:PORT at which that host reaches Redis; empty: as serve --share or "
             '<a href="{sharing}">Sharing</a> has it.',
             sharing=reverse_lazy("sharing"),
         ),
+        max_length=255,
     )
 
     class Meta:
@@ -51,32 +46,27 @@ class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]
             raise ValidationError("letters, digits, '.', '_' and '-', and a letter or digit first")
         return name
 
-    def clean(self) -> dict[str, Any] | None:
-        cleaned = super().clean()
-        if problem := invitation_check(address=self.cleaned_data.get("address") or None):
+    def clean_address(self) -> str | None:
+        address = self.cleaned_data["address"] or None
+        if problem := invitation_check(address=address):
             raise ValidationError(problem)
-        return cleaned
+        return address
 
 
 @admin.register(Invitation)
-class InvitationAdmin(UnfoldAdmin):
+class InvitationAdmin(WrittenAdmin):
     form = InvitationForm
     list_display = ("neuron_name", "invited_at", "invited_by")
     search_fields = ("neuron_name",)
-    fields = ("neuron_name", "address")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return self.fields if obj is None else ("neuron_name", "invited_at", "invited_by")
+        return ("neuron_name", "address") if obj is None else self.list_display
 
     def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
-        obj.shown_once = services.neuron_invite(
-            actor=actor_of(request),
-            neuron_name=form.cleaned_data["neuron_name"],
-            address=form.cleaned_data["address"] or None,
-        )
+        obj.shown_once = services.neuron_invite(actor=actor_of(request), **form.cleaned_data)
         obj.pk = Invitation.objects.get(neuron_name=obj.neuron_name).pk
 
     def response_add(
@@ -97,9 +87,9 @@ class InvitationAdmin(UnfoldAdmin):
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         services.neuron_revoke(actor=actor_of(request), neuron_name=obj.neuron_name)
 
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        for invitation in queryset:
-            self.delete_model(request, invitation)
+
+def _share(policy: FleetPolicy) -> str:
+    return f"{policy.share_address} by TLS" if policy.share_is_tls else policy.share_address
 
 
 @admin.register(FleetPolicy)
@@ -109,9 +99,7 @@ class FleetPolicyAdmin(UnfoldAdmin):
     list_display = ("admission", "share")
     fields = ("admission",)
 
-    @display(description="Address for invited hosts")
-    def share(self, policy: FleetPolicy) -> str:
-        return f"{policy.share_address} by TLS" if policy.share_is_tls else policy.share_address
+    share = column("Address for invited hosts", _share)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not FleetPolicy.objects.exists()

@@ -19,7 +19,7 @@ from fleet import selectors, services
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError
-from fleet.models_toml import Document, Plan, plan_import, read_document, write_document
+from fleet.models_toml import Document, plan_import, read_document, write_document
 from fleet.models_toml.reading import MAX_BYTES
 from helexa_site.web.pages import render_page
 
@@ -48,15 +48,15 @@ class ImportForm(forms.Form):
         return cleaned
 
 
-def import_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
+def import_page(request: HttpRequest, model_admin: UnfoldAdmin) -> HttpResponse:
     """A first POST shows the difference; a second one, with its digest, applies it."""
-    if not (admin.has_add_permission(request) and admin.has_change_permission(request)):
+    if not (model_admin.has_add_permission(request) and model_admin.has_change_permission(request)):
         raise PermissionDenied
     form = ImportForm(request.POST or None, request.FILES or None)
     plan = None
     if form.is_valid():
         is_pruning = form.cleaned_data["prune"]
-        if is_pruning and not admin.has_delete_permission(request):
+        if is_pruning and not model_admin.has_delete_permission(request):
             raise PermissionDenied
         try:
             document = read_document(form.cleaned_data["text"])
@@ -65,11 +65,19 @@ def import_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
                 return _apply(request, document, is_pruning, seen)
         except FleetError as error:
             form.add_error("text", str(error).splitlines())
-    return _show(admin, request, form, plan)
+    context = {
+        "opts": model_admin.opts,
+        "form": form,
+        "plan": plan,
+        "text": form.cleaned_data.get("text", "") if plan is not None else "",
+        "is_pruning": plan is not None and form.cleaned_data["prune"],
+    }
+    title = "Import a models.toml"
+    return render_page(request, "fleet/models_toml.html", title=title, context=context)
 
 
-def export_file(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
-    if not admin.has_view_permission(request):
+def export_file(request: HttpRequest, model_admin: UnfoldAdmin) -> HttpResponse:
+    if not model_admin.has_view_permission(request):
         raise PermissionDenied
     return HttpResponse(
         write_document(selectors.catalogue_state()),
@@ -87,20 +95,6 @@ def _apply(request: HttpRequest, document: Document, is_pruning: bool, seen: str
     aliases = f"{num_aliases} alias{'' if num_aliases == 1 else 'es'}"
     messages.success(request, f"Imported: {models} and {aliases} changed")
     return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_changelist"))
-
-
-def _show(
-    admin: UnfoldAdmin, request: HttpRequest, form: ImportForm, plan: Plan | None
-) -> HttpResponse:
-    context = {
-        "opts": admin.opts,
-        "form": form,
-        "plan": plan,
-        "text": form.cleaned_data.get("text", "") if plan is not None else "",
-        "is_pruning": plan is not None and form.cleaned_data["prune"],
-    }
-    title = "Import a models.toml"
-    return render_page(request, "fleet/models_toml.html", title=title, context=context)
 
 
 def _text_of(file: Any) -> str:

@@ -1,4 +1,4 @@
-"""Notes for the operator on a model that has just been saved or deleted."""
+"""Notes for the operator on a model that has just been saved."""
 
 from __future__ import annotations
 
@@ -77,11 +77,3 @@ def no_host_remark(model: CatalogueModel) -> str:
 def _is_on_another_kind(settings: CatalogueSettings, replica: Replica) -> bool:
     is_elsewhere = any(not name.startswith(settings.device) for name in replica.devices)
     return settings.device != "auto" and is_elsewhere
-
-
-def deleted_remark(model: CatalogueModel) -> str | None:
-    """The effect of the deletion on replicas; call it before the row is deleted."""
-    neurons = [replica.neuron.name for replica in model.replicas.all()]
-    if not neurons:
-        return None
-    return f"It leaves the memory of {', '.join(neurons)}"

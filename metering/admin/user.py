@@ -24,8 +24,7 @@ from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, asking_first
 from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
-from metering.admin.account import memberships_save
-from metering.admin.budget import TabularInline
+from metering.admin.inlines import AccountInline, save_inline
 from metering.models import Account, Membership
 from metering.people import S_PER_DAY, invitation_path
 from metering.principal import BUILT_IN_ACCOUNTS
@@ -33,39 +32,16 @@ from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_
 
 if TYPE_CHECKING:
     BaseUserAdmin = DjangoUserAdmin[User]
-    UserForm = forms.ModelForm[User]
 else:
     BaseUserAdmin = DjangoUserAdmin
-    UserForm = forms.ModelForm
 
 USER_FIELDS = ("username", "first_name", "last_name", "email")
-MEMBER_FIELDS = (*USER_FIELDS, "account", "role")
-ADDS_MEMBERS = "metering.add_membership"
+AUDITED = (*USER_FIELDS, "is_active", "is_staff", "is_superuser")
 
 
-class AccountInline(TabularInline):
-    """The account whose budget the person uses in the playground. Without one they see none."""
-
-    model = Membership
-    extra = 0
-    fields = ("account", "role")
-    verbose_name = "account"
-    verbose_name_plural = "accounts"
-
-
-class NewUserForm(UserForm):
+class NewUserForm(AnyForm):
     """Adds a user without a password, who chooses it."""
 
-    class Meta:
-        model = User
-        fields = USER_FIELDS
-
-    def save(self, commit: bool = True) -> Any:
-        self.instance.set_unusable_password()
-        return super().save(commit)
-
-
-class NewMemberForm(NewUserForm):
     account = forms.ModelChoiceField(
         queryset=Account.objects.exclude(name__in=BUILT_IN_ACCOUNTS),
         required=False,
@@ -81,7 +57,6 @@ class NewMemberForm(NewUserForm):
     )
 
 
-AUDITED = (*USER_FIELDS, "is_active", "is_staff", "is_superuser")
 admin.site.unregister([User, Group])
 
 
@@ -91,25 +66,16 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     add_form = NewUserForm
     change_password_form = AdminPasswordChangeForm
     actions = ("invite_again",)
-
-    def get_form(
-        self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
-    ) -> Any:
-        if obj is None and request.user.has_perm(ADDS_MEMBERS):
-            kwargs.setdefault("form", NewMemberForm)
-        return super().get_form(request, obj, change=change, **kwargs)
+    save_formset = save_inline
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is not None:
             return super().get_fieldsets(request, obj)
-        adds_members = request.user.has_perm(ADDS_MEMBERS)
-        return ((None, {"fields": MEMBER_FIELDS if adds_members else USER_FIELDS}),)
+        membership = ("account", "role") if _adds_members(request) else ()
+        return ((None, {"fields": (*USER_FIELDS, *membership)}),)
 
     def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
         return [] if obj is None else [AccountInline]
-
-    def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
-        memberships_save(actor_of(request), formset)
 
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
@@ -123,7 +89,7 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     def invite_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         users = list(queryset.filter(is_active=True))
         for user in users:
-            self._audit(request, "user.invite", user)
+            _audit(request, "user.invite", user)
         return self._invitations(request, users)
 
     def user_change_password(
@@ -133,31 +99,34 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
             return super().user_change_password(request, id, form_url)
 
     def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
-        before = User.objects.filter(pk=obj.pk).first()
+        if change:
+            obj.audited_changes = changes_of(User.objects.get(pk=obj.pk), obj, AUDITED)
+            super().save_model(request, obj, form, change)
+            return
+        obj.set_unusable_password()
         super().save_model(request, obj, form, change)
-        if before is not None:
-            obj.audited_changes = changes_of(before, obj, AUDITED)
-        elif account := form.cleaned_data.get("account"):
+        account = form.cleaned_data["account"]
+        if account is not None and _adds_members(request):
             role = form.cleaned_data["role"] or Membership.Role.MEMBER
             services.membership_set(actor=actor_of(request), account=account, user=obj, role=role)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        self._audit(request, "user.create", obj)
+        _audit(request, "user.create", obj)
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        changes: dict[str, Any] = getattr(obj, "audited_changes", {})
-        if named := _changed(message):
-            changes = {**changes, CHANGED_FIELDS: named}
-        if changes:
-            self._audit(request, "user.update", obj, changes)
-        return super().log_change(request, obj, message)
+        """Fields outside ``AUDITED`` are named as in the history, without their values."""
+        entry = super().log_change(request, obj, message)
+        if message:
+            words = {CHANGED_FIELDS: [entry.get_change_message()]}
+            _audit(request, "user.update", obj, {**getattr(obj, "audited_changes", {}), **words})
+        return entry
 
     def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
         for user in queryset:
             for membership in Membership.objects.filter(user=user):
                 services.membership_remove(actor=actor_of(request), membership=membership)
-            self._audit(request, "user.delete", user)
+            _audit(request, "user.delete", user)
         return super().log_deletions(request, queryset)
 
     def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
@@ -173,41 +142,20 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
             headers=SHOWN_ONCE,
         )
 
-    def _audit(
-        self, request: HttpRequest, action: str, user: User, detail: dict[str, Any] | None = None
-    ) -> None:
-        with transaction.atomic():
-            audit_entry_create(
-                actor=actor_of(request),
-                action=action,
-                object_id=user.get_username(),
-                detail=detail,
-            )
-
 
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin, UnfoldAdmin):
     pass
 
 
-def _changed(message: Any) -> list[str]:
-    """Changes in the admin's history that ``AUDITED`` lacks: other fields, without their values,
-    and accounts."""
-    if not isinstance(message, list):
-        return [str(message)] if message else []
-    labels = {_label(name) for name in AUDITED}
-    named = []
-    for part in message:
-        for verb, what in part.items():
-            fields = [field for field in what.get("fields", []) if field not in labels]
-            if "object" in what:
-                words = ", ".join(fields)
-                named.append(f"{verb} {what['object']}" + (f" ({words})" if words else ""))
-            else:
-                named += fields
-    return named
+def _adds_members(request: HttpRequest) -> bool:
+    return request.user.has_perm("metering.add_membership")
 
 
-def _label(name: str) -> str:
-    label = User._meta.get_field(name).verbose_name  # type: ignore[union-attr]
-    return str(label).capitalize()
+def _audit(
+    request: HttpRequest, action: str, user: User, detail: dict[str, Any] | None = None
+) -> None:
+    with transaction.atomic():
+        audit_entry_create(
+            actor=actor_of(request), action=action, object_id=user.get_username(), detail=detail
+        )

@@ -120,7 +120,7 @@ def make_a_key_for_a_colleague(browser: Browser) -> tuple[str, str]:
     browser.open("/admin/metering/account/add/")
     browser.type("#id_name", ACCOUNT)
     browser.press_button("#budgets-group a.add-row")
-    browser.type("#id_budgets-0-amount", BUDGET_USD)
+    browser.type("#id_budgets-0-cap", BUDGET_USD)
     browser.choose("#id_budgets-0-unit", "micro_usd")
     browser.choose("#id_budgets-0-window", "balance")
     browser.press_button('[name="_save"]')

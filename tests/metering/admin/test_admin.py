@@ -77,7 +77,7 @@ class TestAccounts:
         post(operator, "account", "delete", "research", post="yes")
         assert newest() == ("user:carol", "account.delete", "research")
         assert operator.get(url("account", "delete", "shared")).status_code == 403
-        form = ACCOUNT_FORM | row_of("budgets", unit="tokens", amount="12.5", window="balance")
+        form = ACCOUNT_FORM | row_of("budgets", unit="tokens", cap="12.5", window="balance")
         response = operator.post(url("account", "change", "ops"), form)
         assert "not a whole number of tokens" in response.text
         assert not Budget.objects.exists()
@@ -85,7 +85,7 @@ class TestAccounts:
     def test_everything_of_it_on_one_page(self, operator: Client, account: Account) -> None:
         bob = User.objects.create_user("bob")
         change = ("account", "change", "research")
-        amount = {"unit": "micro_usd", "amount": "$0.0123", "window": "day"}
+        amount = {"unit": "micro_usd", "cap": "$0.0123", "window": "day"}
         budget = row_of("budgets", **amount)
         member = row_of("memberships", user=bob.pk, role="owner")
         own = {"enabled": "", "requests_per_minute": "60"}
@@ -108,7 +108,7 @@ class TestAccounts:
         assert crumbs[-2:] == ["Accounts", "research"], "as it is spelt"
 
         stored = {"is_stored": True, "id": made.pk, "account": "research"}
-        budget = row_of("budgets", **amount | stored | {"amount": "1,000"})
+        budget = row_of("budgets", **amount | stored | {"cap": "1,000"})
         post(operator, *change, **ACCOUNT_FORM | budget)
         made.refresh_from_db()
         assert (made.cap, made.spent) == (1_000_000_000, 300)
@@ -192,7 +192,7 @@ class TestKeys:
 class TestBudgets:
     def test_on_a_key(self, operator: Client, made: CreatedKey) -> None:
         prefix = made.row.prefix
-        hour = {"unit": "micro_usd", "amount": "0.30", "window": "seconds", "window_s": "3600"}
+        hour = {"unit": "micro_usd", "cap": "0.30", "window": "seconds", "window_s": "3600"}
         post(operator, "budget", "add", key=prefix, **hour)
         budget = Budget.objects.get()
         assert (budget.key_id, budget.cap, budget.window_s) == (prefix, 300_000, 3600)
@@ -201,7 +201,7 @@ class TestBudgets:
         assert "$0.30 of $0.30" in page(operator, "apikey")
         Budget.objects.create(account_id="research", unit="tokens", cap=1000, spent=450)
         assert "550 of 1,000 tokens" in page(operator, "account"), "what is left"
-        post(operator, "budget", "change", budget.pk, unit="tokens", amount="0.50", window="day")
+        post(operator, "budget", "change", budget.pk, unit="tokens", cap="0.50", window="day")
         budget.refresh_from_db()
         assert (budget.unit, budget.cap) == ("micro_usd", 500_000)
         assert (budget.window, budget.window_s) == ("day", None)
@@ -219,7 +219,7 @@ class TestBudgets:
     def test_refused(
         self, operator: Client, account: str, unit: str, amount: str, window: str, message: str
     ) -> None:
-        form = {"account": account, "unit": unit, "amount": amount, "window": window}
+        form = {"account": account, "unit": unit, "cap": amount, "window": window}
         assert message in operator.post(url("budget", "add"), form).text
         assert not Budget.objects.exists()
 
