@@ -1,7 +1,13 @@
-"""Catalogue models and aliases: the forms, and the Load and Unload actions."""
+"""Catalogue models and aliases: the forms, and the Load and Unload actions.
+
+A model's form follows the table of its settings: money is entered as decimal USD and stored as
+micro-USD; lists are entered as text and stored as lists.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from django import forms
@@ -11,37 +17,106 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
-from unfold.widgets import UnfoldAdminSelectWidget
+from unfold.widgets import (
+    UnfoldAdminDecimalFieldWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+)
 
 from fleet import selectors, services
-from fleet.admin.catalogue_forms import fieldsets, setting_field
-from fleet.admin.hub import hub_page
+from fleet.admin import unfold_types as ui
+from fleet.admin.adding import export_file, hub_page, import_page, no_host_remark
 from fleet.admin.loading import Outcome, actor_of, load, on_model, on_replica, show_outcome
-from fleet.admin.models_toml import export_file, import_page
-from fleet.admin.remarks import outdated_replicas, saved_remarks
-from fleet.admin.replica_report import recent_errors
-from fleet.admin.unfold_types import (
-    AnyForm,
-    Writes,
-    WrittenAdmin,
-    action,
-    checked_form,
-    column,
-    each_row,
-    linked_column,
-    linked_list,
-)
+from fleet.admin.replica import recent_errors
+from fleet.catalogue import SETTINGS
+from fleet.catalogue.kinds import Money, NeuronNames, Targets
+from fleet.catalogue.outdated import is_outdated
 from fleet.dashboard.board import model_context
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text
-from fleet.models import Alias, CatalogueModel, Neuron
+from fleet.models import Alias, CatalogueModel, Neuron, Replica
 from helexa_site.web.pages import render_page
 from metering import selectors as metering_selectors
 from metering.actor import Actor
 from metering.links import requests_url
+from metering.money import micro_usd_of, usd_digits
 from metering.selectors import UsageFilter, UsageGroup
-from metering.usage.rows import SumsRow, price_text, sums_row
+from metering.usage.rows import price_text, sums_row
+
+
+class UsdField(forms.DecimalField):
+    """Exact to the micro-USD; a seventh decimal is refused. Cleans to ``int`` or ``None``."""
+
+    widget = UnfoldAdminDecimalFieldWidget
+
+    def clean(self, value: Any) -> Any:
+        usd = super().clean(value)
+        return None if usd is None else micro_usd_of(str(usd))
+
+    def prepare_value(self, value: Any) -> Any:
+        return usd_digits(value) if isinstance(value, int) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.to_python(self.prepare_value(initial)), data)
+
+
+class ListField(forms.CharField):
+    """Cleans to a list. ``separator`` is a pattern, ``joint`` what stands between those shown."""
+
+    def __init__(self, *, separator: str, joint: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._separator, self._joint = separator, joint
+
+    def clean(self, value: Any) -> Any:
+        parts = (part.strip() for part in re.split(self._separator, super().clean(value)))
+        return [part for part in parts if part]
+
+    def prepare_value(self, value: Any) -> Any:
+        return self._joint.join(value) if isinstance(value, list) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool(self.clean(data) != (initial or []))
+
+
+def _setting_field(name: str) -> forms.Field | None:
+    """The form's field of a setting whose column holds another form than people write."""
+    if name not in SETTINGS:
+        return None
+    setting = SETTINGS[name]
+    label = (setting.label or name.replace("_", " ")).capitalize()
+    options: dict[str, Any] = {"label": label, "help_text": setting.help_text, "required": False}
+    match setting.kind:
+        case Money():
+            return UsdField(min_value=0, max_digits=15, decimal_places=6, **options)
+        case NeuronNames():
+            widget = UnfoldAdminTextInputWidget()
+            return ListField(separator=r"[,\s]", joint=", ", widget=widget, **options)
+        case Targets():
+            area = UnfoldAdminTextareaWidget({"rows": 3, "placeholder": "one a line"})
+            return ListField(separator=r"\n", joint="\n", widget=area, **options)
+        case _:
+            return None
+
+
+COMMON = ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens")
+"""The settings that a form shows at once."""
+
+
+def _fieldsets() -> ui.Fieldsets:
+    """A model's name and its common settings; the others by section, folded. A section with an
+    error is open."""
+    folded: dict[str, list[str]] = {}
+    for name, setting in SETTINGS.items():
+        if name not in COMMON:
+            title = f"Advanced: {setting.section.value or 'Offer'}"
+            folded.setdefault(title, []).append(name)
+    advanced = [
+        (title, fields | {"classes": ["collapse"]}) for title, fields in ui.sections(folded)
+    ]
+    return (*ui.sections({"": ("name", *COMMON)}), *advanced)
+
 
 MAX_USERS = 8
 JOBS = "admin:fleet_loadjob_changelist"
@@ -55,23 +130,31 @@ class LoadOnNeuronForm(forms.Form):
     )
 
 
-class LoadedFilter(admin.SimpleListFilter):
-    """A replica of any state but failed counts as loaded."""
+def outdated_replicas(model: CatalogueModel) -> list[Replica]:
+    """Replicas loaded by another spec than the catalogue's present one. Reads the replicas with
+    their neurons, the aliases and the measurements (prefetch them for many)."""
+    replicas = list(model.replicas.all())
+    if not replicas:
+        return []
+    entry = model.entry()
+    return [replica for replica in replicas if is_outdated(replica.spec_digest, entry)]
 
-    title = "state"
-    parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("loaded", "Loaded"), ("failed", "Failed"), ("unloaded", "Not loaded")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        failed = RecordedReplicaStatus.FAILED
-        wanted: dict[str, dict[str, Any]] = {
-            "loaded": {"replicas__status__in": set(RecordedReplicaStatus) - {failed}},
-            "failed": {"replicas__status": failed},
-            "unloaded": {"replicas__isnull": True},
-        }
-        return queryset.filter(**wanted.get(self.value() or "", {})).distinct()
+def _remarks(model: CatalogueModel) -> Iterator[str]:
+    """What follows from saving it."""
+    if no_host := no_host_remark(model):
+        yield no_host
+    for replica in outdated_replicas(model):
+        where = replica.neuron.name
+        yield f"{model.name} on {where} is outdated: it serves as loaded until it is reloaded"
+    settings = model.settings()
+    for replica in model.replicas.all():
+        where = replica.neuron.name
+        if settings.pinned_on and where not in settings.pinned_on:
+            names = " or ".join(settings.pinned_on)
+            yield f"{model.name} moves from {where} once it can be loaded on {names}"
+    if not settings.enabled and (adapters := selectors.adapter_names(model.name)):
+        yield f"Its adapters are not offered either: {', '.join(adapters)}"
 
 
 def _reload_outdated(actor: Actor, model: CatalogueModel) -> list[Outcome]:
@@ -85,22 +168,22 @@ def _loaded_on(model: CatalogueModel) -> SafeString:
         (replica.neuron.name, f"{replica.status}{', outdated' * (replica in outdated)}")
         for replica in model.replicas.all()
     ]
-    return linked_list(
+    return ui.linked_list(
         [*replicas, *((name, "kept unloaded") for name in model.unloaded_from)], neuron_url
     )
 
 
 @admin.register(CatalogueModel)
-class CatalogueModelAdmin(WrittenAdmin):
-    form = checked_form(lambda model: services.catalogue_model_check(model=model))
-    writes = Writes(
+class CatalogueModelAdmin(ui.WrittenAdmin):
+    form = ui.checked_form(lambda model: services.catalogue_model_check(model=model))
+    writes = ui.Writes(
         "model",
         services.catalogue_model_create,
         services.catalogue_model_update,
         services.catalogue_model_delete,
     )
     fixed = ("name",)
-    fieldsets = fieldsets()
+    fieldsets = _fieldsets()
     list_display = (
         "name",
         "source",
@@ -111,7 +194,13 @@ class CatalogueModelAdmin(WrittenAdmin):
         "weight_size",
         "alias_names",
     )
-    list_filter = (LoadedFilter, "enabled", "pinned", "replicas__neuron")
+    list_filter = (
+        "replicas__status",
+        ("replicas", admin.EmptyFieldListFilter),
+        "enabled",
+        "pinned",
+        "replicas__neuron",
+    )
     list_before_template = "fleet/catalogue_pages.html"
     change_form_outer_before_template = "fleet/model_page.html"
     search_fields = ("name", "source", "description")
@@ -122,19 +211,19 @@ class CatalogueModelAdmin(WrittenAdmin):
     )
     actions = ("load_selected", "load_selected_on_neuron", "reload_outdated", "unload_selected")
 
-    loaded_on = column("Loaded on", _loaded_on)
-    weight_size = column(
+    loaded_on = ui.column("Loaded on", _loaded_on)
+    weight_size = ui.column(
         "Weights", lambda model: size_text(model.weight_bytes), ordering="weight_bytes"
     )
-    alias_names = column("Aliases", lambda model: ", ".join(map(str, model.aliases.all())))
+    alias_names = ui.column("Aliases", lambda model: ", ".join(map(str, model.aliases.all())))
 
-    load_selected = each_row("Load where it fits", load, leads_to=JOBS)
-    reload_outdated = each_row("Reload outdated models", _reload_outdated)
-    unload_selected = each_row(
+    load_selected = ui.each_row("Load where it fits", load, leads_to=JOBS)
+    reload_outdated = ui.each_row("Reload outdated models", _reload_outdated)
+    unload_selected = ui.each_row(
         "Unload", lambda actor, model: on_model("unload", actor, model.name), asks=True
     )
 
-    @action(description="Load on a neuron of your choice", permissions=["operate"])
+    @admin.action(description="Load on a neuron of your choice", permissions=["operate"])
     def load_selected_on_neuron(
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
     ) -> HttpResponse:
@@ -160,21 +249,28 @@ class CatalogueModelAdmin(WrittenAdmin):
     def formfield_for_dbfield(
         self, db_field: Any, request: HttpRequest, **options: Any
     ) -> forms.Field | None:
-        return setting_field(db_field.name) or super().formfield_for_dbfield(
+        return _setting_field(db_field.name) or super().formfield_for_dbfield(
             db_field, request, **options
         )
 
     def home_context(self, obj: CatalogueModel) -> dict[str, Any]:
+        period = metering_selectors.period_of(None, None, today=timezone.now().date())
+        used = metering_selectors.usage_list(
+            by=UsageGroup.ACCOUNT, period=period, where=UsageFilter(model=obj.name)
+        )
         return model_context(obj) | {
-            "users": _users(obj.name),
+            "users": [
+                sums_row(row.name, row.sums, {"model": obj.name, "account": row.name})
+                for row in used[:MAX_USERS]
+            ],
             "price": price_text(obj.settings(), selectors.catalogue_by_name().get(obj.name)),
             "failures": recent_errors(model_name=obj.name),
             "requests_url": requests_url(model=obj.name),
         }
 
-    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: ui.AnyForm, change: bool) -> None:
         super().save_model(request, obj, form, change)
-        for remark in saved_remarks(obj):
+        for remark in _remarks(obj):
             messages.warning(request, remark)
 
     def users_of(self, rows: Any) -> list[str]:
@@ -198,22 +294,11 @@ class CatalogueModelAdmin(WrittenAdmin):
 
 
 @admin.register(Alias)
-class AliasAdmin(WrittenAdmin):
-    form = checked_form(lambda alias: services.alias_check(alias=alias))
-    writes = Writes("alias", services.alias_create, services.alias_update, services.alias_delete)
+class AliasAdmin(ui.WrittenAdmin):
+    form = ui.checked_form(lambda alias: services.alias_check(alias=alias))
+    writes = ui.Writes("alias", services.alias_create, services.alias_update, services.alias_delete)
     list_display = ("name", "model_link")
     list_select_related = ("model",)
     search_fields = ("name", "model__name")
 
-    model_link = linked_column("model__name", model_url, "Model")
-
-
-def _users(name: str) -> list[SumsRow]:
-    period = metering_selectors.period_of(None, None, today=timezone.now().date())
-    rows = metering_selectors.usage_list(
-        by=UsageGroup.ACCOUNT, period=period, where=UsageFilter(model=name)
-    )
-    return [
-        sums_row(row.name, row.sums, {"model": name, "account": row.name})
-        for row in rows[:MAX_USERS]
-    ]
+    model_link = ui.linked_column("model__name", model_url, "Model")

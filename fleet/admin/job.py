@@ -3,6 +3,8 @@ models."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -11,15 +13,8 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 
 from fleet import services
+from fleet.admin import unfold_types as ui
 from fleet.admin.loading import Outcome, actor_of, cancel
-from fleet.admin.unfold_types import (
-    ReportedAdmin,
-    column,
-    each_row,
-    linked_column,
-    sections,
-    text_field,
-)
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.dashboard.links import model_url, neuron_url
@@ -34,25 +29,25 @@ from fleet.placement.decisions import stage_evictions
 from helexa_site.web.pages import render_page
 from metering.actor import Actor
 
-STATUS_LABELS = {
-    LoadJobStatus.PENDING.label: "warning",
-    LoadJobStatus.RUNNING.label: "info",
-    LoadJobStatus.SUCCEEDED.label: "success",
-    LoadJobStatus.FAILED.label: "danger",
-    LoadJobStatus.CANCELLED.label: "default",
-}
 TIMES = ("created_at", "started_at", "reported_at", "finished_at")
 FAILURE = ("failure_code", "failure_message")
 
 
-class JobAdmin(ReportedAdmin):
+class JobAdmin(ui.ReportedAdmin):
+    list_display: Any = (
+        "neuron_link",
+        "status_label",
+        "progress_bar",
+        "created_at",
+        "finished_at",
+        "requested_by",
+        "failure_message",
+    )
     list_select_related = ("neuron",)
     actions = ("cancel_selected",)
 
-    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
-    status_label = column(
-        "Status", lambda job: job.get_status_display(), ordering="status", label=STATUS_LABELS
-    )
+    neuron_link = ui.linked_column("neuron__name", neuron_url, "Neuron")
+    status_label = ui.status_column()
 
 
 def _progress(row: LoadJob | Download, stage: str, amount: str, detail: str) -> str:
@@ -95,19 +90,9 @@ def _stages_in_words(job: LoadJob) -> str:
 
 @admin.register(LoadJob)
 class LoadJobAdmin(JobAdmin):
-    list_display = (
-        "kind",
-        "model_link",
-        "neuron_link",
-        "status_label",
-        "progress_bar",
-        "created_at",
-        "finished_at",
-        "requested_by",
-        "failure_message",
-    )
+    list_display = ("kind", "model_link", *JobAdmin.list_display)
     list_filter = ("kind", "status", "neuron", "model")
-    fieldsets = sections(
+    fieldsets = ui.sections(
         {
             "": ("id", "kind", "model_link", "neuron", "requested_by"),
             "Progress": ("status_label", "progress_bar", "progress_detail", "note", "replacement"),
@@ -117,10 +102,10 @@ class LoadJobAdmin(JobAdmin):
         }
     )
 
-    model_link = linked_column("model_name", model_url, "Model")
-    progress_bar = column("Progress", _load_progress)
-    stages_in_words = column("Stages", _stages_in_words)
-    cancel_selected = each_row("Cancel", cancel)
+    model_link = ui.linked_column("model_name", model_url, "Model")
+    progress_bar = ui.column("Progress", _load_progress)
+    stages_in_words = ui.column("Stages", _stages_in_words)
+    cancel_selected = ui.each_row("Cancel", cancel)
 
 
 def _download_progress(download: Download) -> str:
@@ -138,10 +123,10 @@ def _cancel_download(actor: Actor, download: Download) -> Outcome:
 
 
 class PullForm(forms.Form):
-    source = text_field(f"As {EXAMPLE_SOURCE}.", max_length=500, required=True)
-    file = text_field(SETTINGS["file"].help_text, max_length=255, label="File or quant")
-    revision = text_field(SETTINGS["revision"].help_text, max_length=100)
-    neuron = text_field(
+    source = ui.text_field(f"As {EXAMPLE_SOURCE}.", max_length=500, required=True)
+    file = ui.text_field(SETTINGS["file"].help_text, max_length=255, label="File or quant")
+    revision = ui.text_field(SETTINGS["revision"].help_text, max_length=100)
+    neuron = ui.text_field(
         "Empty: where some of it lies, else where the disk has most room.", max_length=100
     )
 
@@ -177,12 +162,9 @@ def cached_page(request: HttpRequest, model_admin: JobAdmin) -> HttpResponse:
 
 
 def _pull(request: HttpRequest, given: dict[str, str]) -> Download:
+    named: dict[str, Any] = {name: word or None for name, word in given.items()}
     return services.download_start(
-        actor=actor_of(request),
-        source=given["source"],
-        file=given["file"] or None,
-        revision=given["revision"] or None,
-        neuron_name=given["neuron"] or None,
+        actor=actor_of(request), neuron_name=named.pop("neuron"), **named
     )
 
 
@@ -206,21 +188,11 @@ def _lines(request: HttpRequest) -> tuple[CachedLine, ...]:
 @admin.register(Download)
 class DownloadAdmin(JobAdmin):
     list_before_template = "fleet/download_pages.html"
-    list_display = (
-        "source_and_file",
-        "neuron_link",
-        "kind",
-        "status_label",
-        "progress_bar",
-        "created_at",
-        "finished_at",
-        "requested_by",
-        "failure_message",
-    )
+    list_display = ("source_and_file", "kind", *JobAdmin.list_display)
     list_filter = ("kind", "status", "neuron")
     search_fields = ("source",)
     custom_urls = (("cached/", "fleet_download_cached", cached_page),)
-    fieldsets = sections(
+    fieldsets = ui.sections(
         {
             "": ("id", "kind", "neuron", "source", "file", "revision", "files", "requested_by"),
             "Progress": ("status_label", "progress_bar"),
@@ -229,8 +201,8 @@ class DownloadAdmin(JobAdmin):
         }
     )
 
-    source_and_file = column(
+    source_and_file = ui.column(
         "Source", lambda one: f"{one.source} {one.file}".strip(), ordering="source"
     )
-    progress_bar = column("Progress", _download_progress)
-    cancel_selected = each_row("Cancel", _cancel_download)
+    progress_bar = ui.column("Progress", _download_progress)
+    cancel_selected = ui.each_row("Cancel", _cancel_download)

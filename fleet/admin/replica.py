@@ -1,4 +1,5 @@
-"""Replicas: the loaded models by neuron, with actions to unload and reload them."""
+"""Replicas: the loaded models by neuron, their load reports and recent errors, and the actions on
+them."""
 
 from __future__ import annotations
 
@@ -9,44 +10,107 @@ from typing import Any
 from django.contrib import admin
 from django.template.loader import render_to_string
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.safestring import mark_safe
 
 from fleet import selectors
+from fleet.admin import unfold_types as ui
 from fleet.admin.loading import on_replica
-from fleet.admin.replica_report import memory_words, recent_errors, report_rows
-from fleet.admin.unfold_types import (
-    ReportedAdmin,
-    column,
-    each_row,
-    linked,
-    linked_column,
-    sections,
-)
 from fleet.catalogue.outdated import is_outdated
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
-from fleet.models import Replica
+from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus
+from fleet.management.sizes import size_text
+from fleet.models import LoadJob, Neuron, Replica
 from metering.links import requests_url
+from metering.requests.shown import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
 
-STATUS_LABELS = {
-    RecordedReplicaStatus.READY.label: "success",
-    RecordedReplicaStatus.LOADING.label: "info",
-    RecordedReplicaStatus.RECOVERING.label: "warning",
-    RecordedReplicaStatus.DRAINING.label: "warning",
-    RecordedReplicaStatus.ASLEEP.label: "default",
-    RecordedReplicaStatus.FAILED.label: "danger",
-    RecordedReplicaStatus.AWAY.label: "danger",
+ROWS = {
+    "Weights": "quantization",
+    "Quality": "quality",
+    "Context": "context_reason",
+    "Memory": "actual_bytes",
+    "Memory that was estimated": "estimated_bytes",
+    "Memory for adapters": "adapter_bytes",
+    "Memory of the engine process beside that": "process_bytes",
+    "Architecture": "architecture",
+    "Parameters": "num_parameters",
+    "Device": "device",
+    "Computes in": "dtype",
+    "Weights take": "weight_bytes",
+    "Keys and values take": "kv_bytes",
+    "Keys and values in": "kv_dtype",
+    "Blocks of keys and values": "num_kv_blocks",
+    "Tokens of a block": "kv_block_tokens",
+    "Tokens of context": "context_tokens",
+    "Dimensions of vectors": "embedding_dimensions",
+    "Ranks": "ranks",
+    "Divided": "stages",
+    "Devices take": "stage_memory",
+    "Tokens per second predicted": "predicted_tokens_per_s",
+    "Decode step": "compiled",
+    "Drafts": "speculation",
+    "Loaded in seconds": "load_seconds",
+    "Sampling defaults": "generation_defaults",
+    "Structured output": "grammar_problem",
+    "Chat template": "template_problem",
+    "Warnings": "warnings",
 }
+"""The fields of a load report that its page shows."""
 
-UP_TO_DATE, OUTDATED, NOT_OFFERED = "up to date", "outdated", "not in the catalogue"
-SPEC_LABELS = {UP_TO_DATE: "success", OUTDATED: "warning", NOT_OFFERED: "danger"}
+
+def report_rows(replica: Replica) -> list[tuple[str, str]]:
+    """The load's results as lines of a name and a text. Missing and empty values are left out."""
+    report = replica.report or {}
+    rows = [(words, _text(name, report.get(name))) for words, name in ROWS.items()]
+    if drafted := replica.num_drafted_tokens:
+        right = replica.num_accepted_drafts
+        words = f"{right:,} of {drafted:,} ({right / drafted:.0%})"
+        rows.append(("Drafts that were right", words))
+    return [(words, text) for words, text in rows if text]
+
+
+def _text(name: str, value: Any) -> str:
+    match value:
+        case list():
+            return "; ".join(_text(name, one) for one in value)
+        case dict():
+            return ", ".join(
+                f"{key.removesuffix('_bytes')} {_text(key, one)}" for key, one in value.items()
+            )
+        case int() if value and name.endswith("_bytes"):
+            return size_text(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.4g}"
+    return str(value or "")
+
+
+def recent_errors(*, model_name: str = "", neuron: Neuron | None = None) -> list[RecentError]:
+    """The errors of requests and loads within a day, newest first: of one model, of one neuron, or
+    of a model on a neuron."""
+    jobs = LoadJob.objects.filter(
+        status=LoadJobStatus.FAILED, finished_at__gte=timezone.now() - ERRORS_FOR
+    )
+    where = {}
+    if model_name:
+        jobs, where["model"] = jobs.filter(model_name=model_name), model_name
+    if neuron is not None:
+        jobs, where["neuron"] = jobs.filter(neuron=neuron), neuron.name
+    found = request_errors(**where)
+    found += [
+        RecentError(at=job.finished_at, what=job.kind, message=job.failure_message)
+        for job in jobs[:MAX_ERRORS]
+        if job.finished_at is not None
+    ]
+    return sorted(found, key=lambda error: error.at, reverse=True)[:MAX_ERRORS]
 
 
 def _spec(replica: Replica) -> str:
     entry = selectors.catalogue_find(replica.model_name)
     if entry is None:
-        return NOT_OFFERED
-    return OUTDATED if is_outdated(replica.spec_digest, entry) else UP_TO_DATE
+        return "not in the catalogue"
+    return "outdated" if is_outdated(replica.spec_digest, entry) else "up to date"
 
 
 def _live(description: str, figure: Callable[[Replica], str], ordering: str | None = None) -> Any:
@@ -57,17 +121,13 @@ def _live(description: str, figure: Callable[[Replica], str], ordering: str | No
         is_away = RecordedReplicaStatus.AWAY in statuses or NeuronStatus.AWAY in statuses
         return "" if is_away else figure(replica)
 
-    return column(description, shown, ordering=ordering)
-
-
-def _reported(description: str, field: str) -> Any:
-    """A field of the load report; empty before the load has ended, and where the report lacks
-    it."""
-    return column(description, lambda replica: (replica.report or {}).get(field, ""))
+    return ui.column(description, shown, ordering=ordering)
 
 
 def _part(description: str, template: str, context_of: Callable[[Replica], dict[str, Any]]) -> Any:
-    return column(description, lambda one: mark_safe(render_to_string(template, context_of(one))))
+    return ui.column(
+        description, lambda one: mark_safe(render_to_string(template, context_of(one)))
+    )
 
 
 def _errors(replica: Replica) -> dict[str, Any]:
@@ -78,12 +138,8 @@ def _errors(replica: Replica) -> dict[str, Any]:
     }
 
 
-def _action(verb: str, description: str, **options: Any) -> Any:
-    return each_row(description, partial(on_replica, verb), **options)
-
-
 @admin.register(Replica)
-class ReplicaAdmin(ReportedAdmin):
+class ReplicaAdmin(ui.ReportedAdmin):
     list_display = (
         "model_link",
         "neuron_link",
@@ -103,30 +159,28 @@ class ReplicaAdmin(ReportedAdmin):
     list_filter = ("status", "neuron")
     search_fields = ("model_name",)
     actions = ("unload_selected", "reload_selected", "sleep_selected", "wake_selected")
-    fieldsets = sections(
+    fieldsets = ui.sections(
         {
             "": ("model_link", "neuron", "device_names", "adapter_names", "job_link"),
             "Status": ("status_label", "spec_label", "status_since", "last_used_at", "restarts"),
             "Now": ("running", "waiting", "kv_use", "tokens_per_s"),
             "Failure": ("failure_code", "failure_message"),
-            "Load": ("quantization", "quality", "context", "memory", "load_report"),
+            "Load": ("memory", "host_memory", "load_report"),
             "Log": ("recent_errors", "engine_log"),
         }
     )
 
-    model_link = linked_column("model_name", model_url, "Model")
-    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
-    placed_on = column("Replica", lambda replica: ", ".join(replica.devices) or "its page")
-    job_link = column(
+    model_link = ui.linked_column("model_name", model_url, "Model")
+    neuron_link = ui.linked_column("neuron__name", neuron_url, "Neuron")
+    placed_on = ui.column("Replica", lambda replica: ", ".join(replica.devices) or "its page")
+    job_link = ui.column(
         "Load job",
-        lambda replica: linked(
+        lambda replica: ui.linked(
             replica.job_id, lambda job_id: reverse("admin:fleet_loadjob_change", args=[job_id])
         ),
     )
-    status_label = column(
-        "Status", lambda one: one.get_status_display(), ordering="status", label=STATUS_LABELS
-    )
-    spec_label = column("Spec", _spec, label=SPEC_LABELS)
+    status_label = ui.status_column()
+    spec_label = ui.column("Spec", _spec, label=ui.STATUS_LABELS)
     running = _live("Running", lambda replica: f"{replica.in_flight:,}", "in_flight")
     waiting = _live("Waiting", lambda replica: f"{replica.queue_depth:,}", "queue_depth")
     tokens_per_s = _live(
@@ -135,13 +189,11 @@ class ReplicaAdmin(ReportedAdmin):
     kv_use = _live(
         "KV blocks", lambda replica: f"{replica.kv_blocks_used:,} of {replica.kv_blocks_total:,}"
     )
-    restarts = column("Restarts", lambda replica: replica.num_restarts, ordering="num_restarts")
-    device_names = column("Devices", lambda replica: ", ".join(replica.devices))
-    adapter_names = column("Adapters", lambda replica: ", ".join(replica.adapters))
-    quantization = _reported("Weights", "quantization")
-    quality = _reported("Quality", "quality")
-    context = _reported("Context", "context_reason")
-    memory = column("Memory", memory_words)
+    restarts = ui.column("Restarts", lambda replica: replica.num_restarts, ordering="num_restarts")
+    device_names = ui.column("Devices", lambda replica: ", ".join(replica.devices))
+    adapter_names = ui.column("Adapters", lambda replica: ", ".join(replica.adapters))
+    memory = ui.column("Memory on its devices", lambda one: size_text(one.memory_bytes or 0))
+    host_memory = ui.column("Memory beside them", lambda one: size_text(one.host_memory_bytes))
     load_report = _part(
         "Load report", "fleet/load_report.html", lambda replica: {"rows": report_rows(replica)}
     )
@@ -150,7 +202,7 @@ class ReplicaAdmin(ReportedAdmin):
     )
     recent_errors = _part("Recent errors", "fleet/recent_errors.html", _errors)
 
-    unload_selected = _action("unload", "Unload", asks=True)
-    reload_selected = _action("reload", "Reload by the catalogue")
-    sleep_selected = _action("sleep", "Sleep")
-    wake_selected = _action("wake", "Wake")
+    unload_selected = ui.each_row("Unload", partial(on_replica, "unload"), asks=True)
+    reload_selected = ui.each_row("Reload by the catalogue", partial(on_replica, "reload"))
+    sleep_selected = ui.each_row("Sleep", partial(on_replica, "sleep"))
+    wake_selected = ui.each_row("Wake", partial(on_replica, "wake"))

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -24,32 +24,22 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.errors import CatalogueValueError, FleetError
-from helexa_site.web.pages import render_page
+from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering.actor import Actor
 from metering.errors import MeteringError, MeteringValueError
 
 if TYPE_CHECKING:
-    from django.contrib import admin
-
     AnyForm = forms.ModelForm[Any]
     UnfoldAdmin = admin.ModelAdmin[Any]
     TabularInline = admin.TabularInline[Any, Any]
-
-    def display(
-        *, description: str, ordering: str | None = None, label: dict[Any, str] | None = None
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-    def action(
-        *, description: str, permissions: list[str]
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 else:
     from unfold.admin import ModelAdmin as UnfoldAdmin
     from unfold.admin import TabularInline
-    from unfold.decorators import action, display
 
     AnyForm = forms.ModelForm
 
 
-__all__ = ["AnyForm", "TabularInline", "UnfoldAdmin", "action", "display"]
+__all__ = ["AnyForm", "TabularInline", "UnfoldAdmin"]
 
 Fieldsets = tuple[tuple[str | None, Any], ...]
 
@@ -194,6 +184,14 @@ def ask(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
     return render_page(request, "fleet/ask_first.html", title="Are you sure?", context=context)
 
 
+def show_once(
+    page: UnfoldAdmin, request: HttpRequest, template: str, title: str, **context: Any
+) -> HttpResponse:
+    """The page with a secret that is stored nowhere: not in the session, a cache or the history."""
+    shown = {"opts": page.opts, **context}
+    return render_page(request, template, title=title, context=shown, headers=SHOWN_ONCE)
+
+
 Action = Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]
 
 
@@ -229,7 +227,7 @@ def each_row(
         return HttpResponseRedirect(reverse(leads_to)) if leads_to else None
 
     asked = asking_first(on_rows) if asks else on_rows
-    return action(description=description, permissions=[permission])(asked)
+    return admin.action(description=description, permissions=[permission])(asked)
 
 
 def column(
@@ -241,11 +239,31 @@ def column(
 ) -> Any:
     """A column of a list, or a read-only field of a page."""
 
-    @display(description=description, ordering=ordering, label=label)
     def shown(_page: Any, row: Any) -> Any:
         return value_of(row)
 
+    vars(shown).update(short_description=description, admin_order_field=ordering, label=label)
     return shown
+
+
+STATUS_LABELS = {
+    status: label
+    for label, statuses in {
+        "success": ("Online", "Ready", "Succeeded", "active", "up to date"),
+        "info": ("Loading", "Running"),
+        "warning": ("Draining", "Recovering", "Pending", "expired", "disabled", "outdated"),
+        "danger": ("Away", "Failed", "revoked", "not in the catalogue"),
+        "default": ("Refused", "Asleep", "Cancelled"),
+    }.items()
+    for status in statuses
+}
+"""unfold's colours of the statuses of all nouns."""
+
+
+def status_column() -> Any:
+    return column(
+        "Status", lambda row: row.get_status_display(), ordering="status", label=STATUS_LABELS
+    )
 
 
 Address = Callable[[str], str]

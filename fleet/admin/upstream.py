@@ -10,21 +10,13 @@ from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminPasswordWidget
 
 from fleet import selectors, services
+from fleet.admin import unfold_types as ui
 from fleet.admin.loading import Outcome
-from fleet.admin.unfold_types import (
-    CheckedForm,
-    Writes,
-    WrittenAdmin,
-    column,
-    each_row,
-    linked,
-    sections,
-)
 from fleet.catalogue.targets import UPSTREAM_PREFIX
-from fleet.errors import FleetError, UpstreamValueError
+from fleet.errors import FleetError
 from fleet.models import Upstream
 from fleet.services.offers.upstreams import CHANGEABLE
-from fleet.upstreams.rules import check_secret, origin
+from fleet.upstreams.rules import check_secret
 from metering.actor import Actor
 from metering.links import requests_url
 
@@ -33,7 +25,7 @@ LIMITS = ("concurrency", "connect_timeout_s", "first_token_timeout_s", "token_ti
 WORDS = {True: "works", False: "does not work", None: "not tested"}
 
 
-class UpstreamForm(CheckedForm):
+class UpstreamForm(ui.CheckedForm):
     key = forms.CharField(
         required=False,
         strip=True,
@@ -49,12 +41,6 @@ class UpstreamForm(CheckedForm):
     def check_row(self) -> None:
         services.upstream_check(upstream=self.instance)
         check_secret(self.cleaned_data["key"])
-        before = self.initial.get("url")
-        is_elsewhere = before is not None and origin(before) != origin(self.instance.url)
-        if is_elsewhere and self.instance.has_key and self.key_given is None:
-            raise UpstreamValueError(
-                "key", "A URL of another host, port or scheme needs the key again"
-            )
 
     @property
     def key_given(self) -> str | None:
@@ -83,24 +69,21 @@ def _model_count(upstream: Upstream) -> str:
 
 def _requests(upstream: Upstream) -> SafeString | str:
     name = f"{UPSTREAM_PREFIX}{upstream.name}"
-    return linked(name, lambda neuron: requests_url(neuron=neuron), "Requests")
+    return ui.linked(name, lambda neuron: requests_url(neuron=neuron), "Requests")
 
 
 @admin.register(Upstream)
-class UpstreamAdmin(WrittenAdmin):
+class UpstreamAdmin(ui.WrittenAdmin):
     operating = "fleet.change_upstream"
     form = UpstreamForm
-    writes = Writes(
-        "upstream",
-        services.upstream_create,
-        services.upstream_update,
-        services.upstream_delete,
+    writes = ui.Writes(
+        "upstream", services.upstream_create, services.upstream_update, services.upstream_delete
     )
     list_display = ("name", "url", "dialect", "key_label", "leaves_network", "model_count")
     list_filter = ("dialect", "leaves_network")
     search_fields = ("name", "url")
     actions = ("test_selected",)
-    fieldsets = sections(
+    fieldsets = ui.sections(
         {
             "": ("name", "url", "dialect", *KEY_FIELDS, "leaves_network"),
             "Limits": LIMITS,
@@ -110,13 +93,13 @@ class UpstreamAdmin(WrittenAdmin):
     fixed = ("name",)
     recorded = ("key_label", "model_names", "discovered_at", "requests")
 
-    key_label = column("Key", lambda upstream: "set" if upstream.has_key else "none")
-    model_count = column("Models", _model_count)
-    model_names = column(
+    key_label = ui.column("Key", lambda upstream: "set" if upstream.has_key else "none")
+    model_count = ui.column("Models", _model_count)
+    model_names = ui.column(
         "Models", lambda upstream: ", ".join(str(model["id"]) for model in upstream.known_models)
     )
-    requests = column("Requests", _requests)
-    test_selected = each_row("Test", _test)
+    requests = ui.column("Requests", _requests)
+    test_selected = ui.each_row("Test", _test)
 
     def created(self, actor: Actor, form: Any) -> Upstream:
         values = {name: form.cleaned_data[name] for name in ("name", *CHANGEABLE)}

@@ -1,5 +1,4 @@
-"""The operator's console for people, accounts, keys, budgets and the ledger. Every write but
-Django's own of people calls a service."""
+"""The operator's console for people, accounts, keys, budgets and the ledger."""
 
 from metering.admin import account, inlines, key, records, user
 

@@ -11,20 +11,18 @@ from django.db.models import Count, F, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from fleet.admin.unfold_types import Writes, WrittenAdmin, checked_form, column, sections
+from fleet.admin import unfold_types as ui
 from fleet.dashboard.links import model_url
-from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.admin.inlines import BudgetInline, MembershipInline, caps_left, save_inline
 from metering.keys.store import key_status
-from metering.links import key_url, requests_url
-from metering.models import Account
-from metering.money import cost_text
+from metering.links import requests_url
+from metering.models import Account, ApiKey
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 from metering.requests.filters import RequestFilter, requests_list
-from metering.requests.shown import Detail, request_errors, request_rows
-from metering.selectors import UsageFilter, UsageGroup, UsageRow, UsageSums
-from metering.usage.rows import budget_rows, refusal_rows, sums_row
+from metering.requests.shown import request_errors, request_rows
+from metering.selectors import UsageFilter, UsageGroup, UsageSums
+from metering.usage.rows import SumsRow, budget_rows, refusal_rows, sums_row
 
 MAX_KEYS = 12
 MAX_MODELS = 8
@@ -32,9 +30,9 @@ MAX_NEWEST = 8
 
 
 @admin.register(Account)
-class AccountAdmin(WrittenAdmin):
-    form = checked_form(lambda account: services.account_check(account=account))
-    writes = Writes(
+class AccountAdmin(ui.WrittenAdmin):
+    form = ui.checked_form(lambda account: services.account_check(account=account))
+    writes = ui.Writes(
         "account", services.account_create, services.account_update, services.account_delete
     )
     fixed = ("name",)
@@ -50,7 +48,7 @@ class AccountAdmin(WrittenAdmin):
     )
     list_filter = ("enabled",)
     search_fields = ("name", "description")
-    fieldsets = sections(
+    fieldsets = ui.sections(
         {
             "": ("name", "description", "enabled", "weight"),
             "Limits": LIMIT_FIELDS,
@@ -59,9 +57,9 @@ class AccountAdmin(WrittenAdmin):
     )
     inlines = (MembershipInline, BudgetInline)
 
-    num_keys = column("Keys", lambda account: account.keys_count, ordering="keys_count")
-    num_people = column("People", lambda account: account.people_count, ordering="people_count")
-    caps_left = column("Left of its caps", caps_left)
+    num_keys = ui.column("Keys", lambda account: account.keys_count, ordering="keys_count")
+    num_people = ui.column("People", lambda account: account.people_count, ordering="people_count")
+    caps_left = ui.column("Left of its caps", caps_left)
     save_formset = save_inline
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -80,24 +78,22 @@ class AccountAdmin(WrittenAdmin):
     def home_context(self, obj: Account) -> dict[str, Any]:
         """Makes the same number of queries however much the account has."""
         now_unix_s = time.time()
-        used = {row.name: row.sums for row in _usage(obj, UsageGroup.KEY)}
+        period = selectors.period_of(None, None, today=timezone.now().date())
+        where = UsageFilter(accounts=frozenset({obj.name}))
+        by_key = selectors.usage_list(by=UsageGroup.KEY, period=period, where=where)
+        by_model = selectors.usage_list(by=UsageGroup.MODEL, period=period, where=where)
         budgets = selectors.budgets_of(account=obj.name, key="", now_unix_s=now_unix_s)
         newest = requests_list(where=RequestFilter(account=obj.name), limit=MAX_NEWEST)
+        requests_of = {"account": obj.name, "since": period.first}
         return {
             "account": obj,
             "budgets": budget_rows(budgets),
             "people": obj.memberships.select_related("user").order_by("user__username"),
-            "limits": _limits(obj),
-            "keys": _key_rows(obj, used, now_unix_s),
+            "keys": _key_rows(obj, {row.name: row.sums for row in by_key}, now_unix_s),
             "num_more_keys": max(0, obj.keys.count() - MAX_KEYS),
             "models": [
-                sums_row(
-                    row.name,
-                    row.sums,
-                    {"account": obj.name, "model": row.name, "since": _period().first},
-                    model_url(row.name),
-                )
-                for row in _usage(obj, UsageGroup.MODEL)[:MAX_MODELS]
+                sums_row(row.name, row.sums, requests_of | {"model": row.name}, model_url(row.name))
+                for row in by_model[:MAX_MODELS]
             ],
             "newest": request_rows(newest, is_operator=True),
             "failures": request_errors(account=obj.name),
@@ -106,46 +102,23 @@ class AccountAdmin(WrittenAdmin):
         }
 
 
-def _period() -> selectors.UsagePeriod:
-    return selectors.period_of(None, None, today=timezone.now().date())
-
-
-def _usage(account: Account, by: UsageGroup) -> list[UsageRow]:
-    where = UsageFilter(accounts=frozenset({account.name}))
-    return selectors.usage_list(by=by, period=_period(), where=where)
-
-
-def _limits(account: Account) -> list[Detail]:
-    return [
-        Detail(
-            name=str(Account._meta.get_field(name).verbose_name),  # type: ignore[union-attr]
-            value="" if (value := getattr(account, name)) is None else f"{value:,}",
-        )
-        for name in LIMIT_FIELDS
-    ]
-
-
 def _key_rows(
     account: Account, used: Mapping[str, UsageSums], now_unix_s: float
-) -> list[dict[str, str]]:
-    """The last used first, then unused ones; revoked ones come last."""
+) -> list[tuple[ApiKey, str, SumsRow, str]]:
+    """Each key with its status, its use and what is left of its budgets. The last used first, then
+    unused ones; revoked ones come last."""
     keys = account.keys.order_by(
         F("revoked_at").asc(nulls_first=True),
         F("last_used_at").desc(nulls_last=True),
         "-created_at",
     )[:MAX_KEYS]
-    prefixes = [key.prefix for key in keys]
-    budgets = selectors.budgets_by_key(keys=prefixes, now_unix_s=now_unix_s)
+    budgets = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=now_unix_s)
     return [
-        {
-            "url": key_url(key.prefix),
-            "prefix": key.prefix,
-            "name": key.name,
-            "status": key_status(key),
-            "requests": f"{used.get(key.prefix, UsageSums()).requests:,}",
-            "cost": cost_text(used.get(key.prefix, UsageSums()).cost_micro_usd),
-            "left": selectors.left_words(budgets.get(key.prefix, ())),
-            "last_used": moment_text(key.last_used_at) or "never",
-        }
+        (
+            key,
+            key_status(key),
+            sums_row(key.name, used.get(key.prefix, UsageSums())),
+            selectors.left_words(budgets.get(key.prefix, ())),
+        )
         for key in keys
     ]

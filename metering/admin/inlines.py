@@ -15,17 +15,8 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminTextInputWidget
 
+from fleet.admin import unfold_types as ui
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import (
-    AnyForm,
-    CheckedForm,
-    TabularInline,
-    Writes,
-    WrittenAdmin,
-    column,
-    linked,
-    linked_column,
-)
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor
@@ -35,7 +26,7 @@ from metering.money import amount_text, amount_words, cap_of
 from metering.selectors import BudgetStatus, budget_status
 
 
-class BudgetForm(CheckedForm):
+class BudgetForm(ui.CheckedForm):
     cap = forms.CharField(
         widget=UnfoldAdminTextInputWidget,
         help_text="Tokens, as in 1000000, or US dollars, as in 12.50.",
@@ -86,12 +77,12 @@ def _window_end(budget: Budget) -> str:
 
 def _requests(budget: Budget) -> SafeString | str:
     owner = {"key": budget.key_id} if budget.key_id else {"account": budget.account_id}
-    return linked("Requests", lambda _: requests_url(**owner))
+    return ui.linked("Requests", lambda _: requests_url(**owner))
 
 
 def _stored(description: str, text_of: Callable[[Budget], Any]) -> Any:
     """Empty for a budget that is being added."""
-    return column(description, lambda one: "" if one.pk is None else text_of(one))
+    return ui.column(description, lambda one: "" if one.pk is None else text_of(one))
 
 
 class StatusColumns:
@@ -105,7 +96,7 @@ class StatusColumns:
 STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end", "requests")
 
 
-class BudgetInline(StatusColumns, TabularInline):
+class BudgetInline(StatusColumns, ui.TabularInline):
     model = Budget
     form = BudgetForm
     extra = 0
@@ -113,16 +104,16 @@ class BudgetInline(StatusColumns, TabularInline):
     readonly_fields = STATUS_FIELDS
 
 
-def _budget_create(actor: Actor, form: AnyForm) -> Budget:
+def _budget_create(actor: Actor, form: ui.AnyForm) -> Budget:
     row = form.instance
     cap = services.Cap(unit=row.unit, cap=row.cap, window=row.window, window_s=row.window_s)
     return services.budget_create(actor=actor, cap=cap, account=row.account, key=row.key)
 
 
 @admin.register(Budget)
-class BudgetAdmin(StatusColumns, WrittenAdmin):
+class BudgetAdmin(StatusColumns, ui.WrittenAdmin):
     form = BudgetForm
-    writes = Writes(
+    writes = ui.Writes(
         "budget", services.budget_create, services.budget_update, services.budget_remove
     )
     fixed = ("account", "key")
@@ -134,29 +125,31 @@ class BudgetAdmin(StatusColumns, WrittenAdmin):
     autocomplete_fields = ("account", "key")
     fieldsets = ((None, {"fields": BudgetForm.Meta.fields}),)
 
-    cap_now = column("Cap", lambda budget: amount_words(budget.unit, budget.cap), ordering="cap")
-    account_link = linked_column("account_id", account_url, "Account")
-    key_link = linked_column("key_id", key_url, "Key")
+    cap_now = ui.column("Cap", lambda budget: amount_words(budget.unit, budget.cap), ordering="cap")
+    account_link = ui.linked_column("account_id", account_url, "Account")
+    key_link = ui.linked_column("key_id", key_url, "Key")
 
-    def created(self, actor: Actor, form: AnyForm) -> Budget:
+    def created(self, actor: Actor, form: ui.AnyForm) -> Budget:
         return _budget_create(actor, form)
 
 
-class MembershipInline(TabularInline):
+class MembershipInline(ui.TabularInline):
     model = Membership
     extra = 0
     fields = ("user", "role")
     verbose_name_plural = "people"
 
 
-class AccountInline(TabularInline):
+class AccountInline(ui.TabularInline):
     """The account whose budget the person uses in the playground. Without one they see none."""
 
     model = Membership
-    extra = 0
     fields = ("account", "role")
     verbose_name = "account"
     verbose_name_plural = "accounts"
+
+    def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
+        return int(obj is None)
 
 
 def save_inline(page: Any, request: HttpRequest, form: Any, formset: Any, change: Any) -> None:

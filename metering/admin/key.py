@@ -8,26 +8,12 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from unfold.widgets import (
-    UnfoldAdminCheckboxSelectMultipleWidget,
-    UnfoldAdminSelect2MultipleWidget,
-)
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelect2MultipleWidget
 
+from fleet.admin import unfold_types as ui
 from fleet.admin.loading import Outcome
-from fleet.admin.unfold_types import (
-    AnyForm,
-    CheckedForm,
-    Writes,
-    WrittenAdmin,
-    column,
-    each_row,
-    linked_column,
-    linked_list,
-    sections,
-)
 from fleet.dashboard.links import model_url
 from fleet.selectors import nameable_models
-from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.actor import Actor
 from metering.admin.inlines import BudgetInline, caps_left, save_inline
@@ -36,15 +22,8 @@ from metering.links import account_url
 from metering.models import ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope
 
-STATUS_LABELS = {
-    "active": "success",
-    "expired": "warning",
-    "disabled": "warning",
-    "revoked": "danger",
-}
 
-
-class ApiKeyForm(CheckedForm):
+class ApiKeyForm(ui.CheckedForm):
     scopes = forms.MultipleChoiceField(
         choices=[(scope.value, scope.value) for scope in Scope],
         initial=[scope.value for scope in services.DEFAULT_SCOPES],
@@ -74,10 +53,10 @@ def _revoke(actor: Actor, key: ApiKey) -> Outcome:
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(WrittenAdmin):
+class ApiKeyAdmin(ui.WrittenAdmin):
     operating = "metering.change_apikey"
     form = ApiKeyForm
-    writes = Writes("key", services.key_create, services.key_update, services.key_revoke)
+    writes = ui.Writes("key", services.key_create, services.key_update, services.key_revoke)
     fixed = ("account",)
     recorded = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
     list_display = (
@@ -95,7 +74,7 @@ class ApiKeyAdmin(WrittenAdmin):
     list_filter = ("account", ("revoked_at", admin.EmptyFieldListFilter))
     search_fields = ("prefix", "name", "account__name")
     actions = ("revoke_selected",)
-    fieldsets = sections(
+    fieldsets = ui.sections(
         {
             "": ("account", "name", "scopes", "model_names", "expires_at"),
             "Requests": ("names_end_user", "may_leave_network", "capture_until"),
@@ -103,15 +82,15 @@ class ApiKeyAdmin(WrittenAdmin):
         }
     )
 
-    account_link = linked_column("account_id", account_url, "Account")
-    status_label = column("Status", key_status, label=STATUS_LABELS)
-    scope_names = column("Scopes", lambda key: ", ".join(key.scopes))
-    model_list = column(
+    account_link = ui.linked_column("account_id", account_url, "Account")
+    status_label = ui.column("Status", key_status, label=ui.STATUS_LABELS)
+    scope_names = ui.column("Scopes", lambda key: ", ".join(key.scopes))
+    model_list = ui.column(
         "Models",
-        lambda key: linked_list(((name, "") for name in key.model_names), model_url) or "all",
+        lambda key: ui.linked_list(((name, "") for name in key.model_names), model_url) or "all",
     )
-    caps_left = column("Left of its caps", caps_left)
-    revoke_selected = each_row("Revoke, for good", _revoke, asks=True)
+    caps_left = ui.column("Left of its caps", caps_left)
+    revoke_selected = ui.each_row("Revoke, for good", _revoke, asks=True)
     save_formset = save_inline
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -128,8 +107,8 @@ class ApiKeyAdmin(WrittenAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def created(self, actor: Actor, form: AnyForm) -> ApiKey:
-        given = {name: form.cleaned_data[name] for name in form.cleaned_data}
+    def created(self, actor: Actor, form: ui.AnyForm) -> ApiKey:
+        given = dict(form.cleaned_data)
         limits = RateLimits.of({name: given.pop(name) for name in LIMIT_FIELDS})
         created = services.key_create(actor=actor, limits=limits, **given)
         vars(created.row)["shown_once"] = created.key
@@ -138,12 +117,11 @@ class ApiKeyAdmin(WrittenAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """The page with the key, which is stored nowhere: not in the session, a cache or the
-        history."""
-        return render_page(
+        return ui.show_once(
+            self,
             request,
             "metering/key_created.html",
-            title="A new API key",
-            context={"opts": self.opts, "key": obj, "shown_once": obj.shown_once},
-            headers=SHOWN_ONCE,
+            "A new API key",
+            key=obj,
+            shown_once=obj.shown_once,
         )

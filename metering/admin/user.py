@@ -5,7 +5,7 @@ The admin's own forms, in unfold's looks; entries of its history go into the aud
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -18,64 +18,32 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
-from unfold.widgets import UnfoldAdminSelectWidget
 
+from fleet.admin import unfold_types as ui
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, asking_first
-from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.admin.inlines import AccountInline, save_inline
-from metering.models import Account, Membership
+from metering.models import Membership
 from metering.people import S_PER_DAY, invitation_path
-from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
-
-if TYPE_CHECKING:
-    BaseUserAdmin = DjangoUserAdmin[User]
-else:
-    BaseUserAdmin = DjangoUserAdmin
 
 USER_FIELDS = ("username", "first_name", "last_name", "email")
 AUDITED = (*USER_FIELDS, "is_active", "is_staff", "is_superuser")
-
-
-class NewUserForm(AnyForm):
-    """Adds a user without a password, who chooses it."""
-
-    account = forms.ModelChoiceField(
-        queryset=Account.objects.exclude(name__in=BUILT_IN_ACCOUNTS),
-        required=False,
-        widget=UnfoldAdminSelectWidget,
-        help_text="Pays for their requests; without one they see no playground.",
-    )
-    role = forms.ChoiceField(
-        choices=Membership.Role.choices,
-        initial=Membership.Role.MEMBER,
-        required=False,
-        widget=UnfoldAdminSelectWidget,
-        help_text="Owners and members make keys there; viewers see its usage.",
-    )
 
 
 admin.site.unregister([User, Group])
 
 
 @admin.register(User)
-class UserAdmin(BaseUserAdmin, UnfoldAdmin):
+class UserAdmin(DjangoUserAdmin, ui.UnfoldAdmin):  # type: ignore[type-arg]
     form = UserChangeForm
-    add_form = NewUserForm
+    add_form = forms.ModelForm
+    """Without a password: who is added chooses it."""
+    add_fieldsets = ((None, {"fields": USER_FIELDS}),)
+    inlines = (AccountInline,)
     change_password_form = AdminPasswordChangeForm
     actions = ("invite_again",)
     save_formset = save_inline
-
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is not None:
-            return super().get_fieldsets(request, obj)
-        membership = ("account", "role") if _adds_members(request) else ()
-        return ((None, {"fields": (*USER_FIELDS, *membership)}),)
-
-    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
-        return [] if obj is None else [AccountInline]
 
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
@@ -84,8 +52,8 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
             return super().response_add(request, obj, post_url_continue)
         return self._invitations(request, [obj])
 
-    @action(description="Invite again: a link that sets the password", permissions=["change"])
-    @asking_first
+    @admin.action(description="Invite again: a link that sets the password", permissions=["change"])
+    @ui.asking_first
     def invite_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         users = list(queryset.filter(is_active=True))
         for user in users:
@@ -98,17 +66,12 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         with transaction.atomic():
             return super().user_change_password(request, id, form_url)
 
-    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: ui.AnyForm, change: bool) -> None:
         if change:
             obj.audited_changes = changes_of(User.objects.get(pk=obj.pk), obj, AUDITED)
-            super().save_model(request, obj, form, change)
-            return
-        obj.set_unusable_password()
+        else:
+            obj.set_unusable_password()
         super().save_model(request, obj, form, change)
-        account = form.cleaned_data["account"]
-        if account is not None and _adds_members(request):
-            role = form.cleaned_data["role"] or Membership.Role.MEMBER
-            services.membership_set(actor=actor_of(request), account=account, user=obj, role=role)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
         _audit(request, "user.create", obj)
@@ -130,26 +93,16 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         return super().log_deletions(request, queryset)
 
     def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
-        """The links are not stored, and a browser's cache has them no longer than the page is
-        open."""
         links = [(user, request.build_absolute_uri(invitation_path(user))) for user in users]
         days = settings.PASSWORD_RESET_TIMEOUT // S_PER_DAY
-        return render_page(
-            request,
-            "metering/user_invited.html",
-            title="An invitation",
-            context={"opts": self.opts, "invited": links, "days": days},
-            headers=SHOWN_ONCE,
+        return ui.show_once(
+            self, request, "metering/user_invited.html", "An invitation", invited=links, days=days
         )
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, UnfoldAdmin):
+class GroupAdmin(DjangoGroupAdmin, ui.UnfoldAdmin):
     pass
-
-
-def _adds_members(request: HttpRequest) -> bool:
-    return request.user.has_perm("metering.add_membership")
 
 
 def _audit(

@@ -129,8 +129,8 @@ def make_a_key_for_a_colleague(browser: Browser) -> tuple[str, str]:
     browser.open("/admin/auth/user/add/")
     browser.type("#id_username", COLLEAGUE)
     browser.type("#id_email", f"{COLLEAGUE}@example.org")
-    browser.choose("#id_account", ACCOUNT)
-    browser.choose("#id_role", "member")
+    browser.choose("#id_memberships-0-account", ACCOUNT)
+    browser.choose("#id_memberships-0-role", "member")
     browser.press_button('[name="_save"]')
     invitation = browser.find('[id^="invitation-"]').text
 

@@ -48,9 +48,9 @@ def links(text: str) -> list[str]:
 @each_case("path", PAGES)
 def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -> None:
     text = text_of(operator, path)
-    assert len(links(text)) == sum(len(items) for _, items in GROUPS)
+    assert len(links(text)) == sum(len(items) for items in GROUPS.values())
     assert text.count(">Accounts<") <= 2, "in the navigation and as a heading"
-    titles = [item.title for _, items in GROUPS for item in items]
+    titles = [item.title for items in GROUPS.values() for item in items]
     assert len(set(titles)) == len(titles), "no second list of a name"
     assert 'class="hx-skip" href="#main"' in text and 'id="main" role="main"' in text
     shown = text[text.index('id="page"') :].partition('x-data="searchCommand()"')[0]
