@@ -37,7 +37,6 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron, Replica
-from helexa_site.web.pages import render_page
 from metering import selectors as metering_selectors
 from metering.actor import Actor
 from metering.links import requests_url
@@ -227,13 +226,10 @@ class CatalogueModelAdmin(ui.WrittenAdmin):
     def load_selected_on_neuron(
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
     ) -> HttpResponse:
-        """The first POST asks for the neuron, the second one (``chosen``) loads."""
-        form = LoadOnNeuronForm(request.POST if "chosen" in request.POST else None)
+        """Asks for the neuron before it loads."""
+        form = LoadOnNeuronForm(request.POST if ui.SURE in request.POST else None)
         if not form.is_valid():
-            context = {"opts": self.opts, "models": queryset, "form": form}
-            return render_page(
-                request, "fleet/load_on_neuron.html", title="Load on a neuron", context=context
-            )
+            return ui.ask(request, ui.asked_of(self, request, queryset) | {"form": form})
         for model in queryset:
             neuron_name = form.cleaned_data["neuron"].name
             show_outcome(request, load(actor_of(request), model, neuron_name))

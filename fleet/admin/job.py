@@ -31,6 +31,7 @@ from metering.actor import Actor
 
 TIMES = ("created_at", "started_at", "reported_at", "finished_at")
 FAILURE = ("failure_code", "failure_message")
+CACHED = "What neurons have downloaded"
 
 
 class JobAdmin(ui.ReportedAdmin):
@@ -133,15 +134,13 @@ class PullForm(forms.Form):
 
 def cached_page(request: HttpRequest, model_admin: JobAdmin) -> HttpResponse:
     """GET shows the page; POST pulls a model, or deletes one if it has ``delete``."""
-    may_change = model_admin.has_operate_permission(request)
-    if not model_admin.has_view_permission(request) or (
-        request.method == "POST" and not may_change
-    ):
+    may_change, is_post = model_admin.has_operate_permission(request), request.method == "POST"
+    if not model_admin.has_view_permission(request) or (is_post and not may_change):
         raise PermissionDenied
-    is_pull = request.method == "POST" and "delete" not in request.POST
+    is_pull = is_post and "delete" not in request.POST
     form = PullForm(request.POST if is_pull else None)
     try:
-        if request.method == "POST" and (not is_pull or form.is_valid()):
+        if is_post and (not is_pull or form.is_valid()):
             download = _pull(request, form.cleaned_data) if is_pull else _delete(request)
             verb = "downloaded" if is_pull else "deleted"
             if download.status == LoadJobStatus.FAILED:
@@ -157,8 +156,7 @@ def cached_page(request: HttpRequest, model_admin: JobAdmin) -> HttpResponse:
         "lines": _lines(request),
         "may_change": may_change,
     }
-    title = "What neurons have downloaded"
-    return render_page(request, "fleet/cached.html", title=title, context=context)
+    return render_page(request, "fleet/cached.html", title=CACHED, context=context)
 
 
 def _pull(request: HttpRequest, given: dict[str, str]) -> Download:

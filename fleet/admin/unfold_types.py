@@ -180,6 +180,9 @@ def text_field(
     )
 
 
+SURE = "sure"
+
+
 def ask(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
     return render_page(request, "fleet/ask_first.html", title="Are you sure?", context=context)
 
@@ -192,21 +195,22 @@ def show_once(
     return render_page(request, template, title=title, context=shown, headers=SHOWN_ONCE)
 
 
-Action = Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]
-
-
-def asking_first(action: Action) -> Action:
+def asking_first(action: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(action)
-    def asking(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        if "sure" in request.POST:
+    def asking(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        if SURE in request.POST:
             return action(page, request, queryset)
-        name = request.POST.get("action", "")
-        _, _, description = page.get_actions(request)[name]
-        hidden = [("action", name), *(("_selected_action", one.pk) for one in queryset)]
-        context = {"description": description, "objects": queryset, "hidden": hidden}
-        return ask(request, context | {"opts": page.opts})
+        return ask(request, asked_of(page, request, queryset))
 
     return asking
+
+
+def asked_of(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> dict[str, Any]:
+    """The context in which a list's action asks about the selected rows."""
+    name = request.POST.get("action", "")
+    _, _, description = page.get_actions(request)[name]
+    hidden = [("action", name), *(("_selected_action", one.pk) for one in queryset)]
+    return {"description": description, "objects": queryset, "hidden": hidden, "opts": page.opts}
 
 
 def each_row(

@@ -30,7 +30,8 @@ from inference.protocol.joining import decode_joining
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.admin.admin_pages import act, page, sent, url
+from tests.fleet.admin.admin_pages import act, page, url
+from tests.fleet.admin.admin_pages import sent as sent_form
 from tests.fleet.services.hosts.invited_hosts import shared_redis
 from tests.metering.callers import staff
 
@@ -75,11 +76,11 @@ def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> 
         services.share_record(actor=COMMAND, address=address, is_tls=False, certificate="")
 
     share("")
-    refused = sent(admin_client, "invitation", "add", neuron_name="beast", address="")
+    refused = sent_form(admin_client, "invitation", "add", neuron_name="beast", address="")
     assert "no other host can reach this Redis" in refused
     share("10.0.0.5:7000")
     for name in ("a b", "-a", "a" * 64, "beast\n-"):
-        assert "Letters, digits" in sent(admin_client, "invitation", "add", neuron_name=name)
+        assert "Letters, digits" in sent_form(admin_client, "invitation", "add", neuron_name=name)
     shown = admin_client.post(url("invitation", "add"), {"neuron_name": "beast", "address": ""})
     assert "no-store" in shown["Cache-Control"]
     found = re.search(r"neuron --join (hx1\.[\w-]+)", shown.text)
@@ -96,11 +97,11 @@ def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> 
 
 
 def test_the_policy_is_one_row(admin_client) -> None:
-    sent(admin_client, "fleetpolicy", "add", admission="click")
+    sent_form(admin_client, "fleetpolicy", "add", admission="click")
     assert FleetPolicy.objects.get().admission == "click"
     assert admin_client.get(url("fleetpolicy", "add")).status_code == 403
     assert admin_client.get(url("fleetpolicy", "delete", 1)).status_code == 403
-    sent(admin_client, "fleetpolicy", "change", 1, admission="automatic")
+    sent_form(admin_client, "fleetpolicy", "change", 1, admission="automatic")
     assert FleetPolicy.objects.get().admission == "automatic"
     assert AuditEntry.objects.filter(action="fleet.admission").count() == 2
     services.share_record(actor=COMMAND, address="10.0.0.5:1", is_tls=True, certificate="")
@@ -200,14 +201,14 @@ def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
     beat(name="beauty")
 
     def load(**form: str) -> str:
-        return act(admin_client, MODEL, "load_selected_on_neuron", model, **form)
+        chosen = {"action": "load_selected_on_neuron", "_selected_action": model.pk}
+        return sent_form(admin_client, MODEL, "changelist", **chosen, **form)
 
     asked = load()
-    assert "beauty" in asked and 'value="load_selected_on_neuron"' in asked
-    assert "This field is required" in load(chosen="1", neuron="")
+    assert "beauty" in asked and "Load on a neuron of your choice" in asked
+    assert "This field is required" in load(sure="1", neuron="")
     assert not LoadJob.objects.exists()
-    chosen = str(Neuron.objects.get(name="beauty").pk)
-    assert "Loading tiny on beauty" in load(chosen="1", neuron=chosen)
+    assert "Loading tiny on beauty" in load(sure="1", neuron=Neuron.objects.get(name="beauty").pk)
     assert LoadJob.objects.get().neuron.name == "beauty"
 
 
