@@ -217,6 +217,9 @@ def test_an_upstream_is_changed_and_deleted_as_its_models_allow(admin_client) ->
     text = sent(admin_client, "upstream", "change", box.pk, **UPSTREAM, leaves_network="on")
     assert "Requests of large may not leave your network" in text
     box.refresh_from_db()
+    sent(admin_client, "upstream", "change", box.pk, **UPSTREAM | {"concurrency": "7"}, key=" k ")
+    box.refresh_from_db()
+    assert (box.concurrency, box.has_key) == (7, True)
     assert not box.leaves_network and "/requests/?neuron=upstream%3Abox" in text
     assert "box, which serves large" in sent(admin_client, "upstream", "delete", box.pk, post="yes")
     model.delete()
@@ -234,7 +237,7 @@ def imported(client: Client, **given: Any) -> str:
 def test_an_import_shows_its_difference_and_then_applies_it(admin_client) -> None:
     made("tiny")
     text = imported(admin_client, file=SimpleUploadedFile("m.toml", TEXT.encode()))
-    assert 'limit.context = "none" -> 512' in text
+    assert 'limit.context = "none" -> 512' in text and 'name="prune" value' not in text
     assert selectors.catalogue_state().models["tiny"].max_context_tokens is None
     (seen,) = re.findall(r'name="seen" value="(\w+)"', text)
     assert "1 model and 0 aliases changed" in imported(admin_client, text=TEXT, seen=seen)

@@ -17,6 +17,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.models import (
     CatalogueModel,
     Device,
+    Download,
     FleetPolicy,
     Invitation,
     LoadJob,
@@ -150,6 +151,8 @@ def test_every_list_and_row_shows(admin_client, model, beat, build, sent) -> Non
         assert "tiny" in shown[noun] and "tiny" in rows[noun]
     for noun in ("neuron", "device"):
         assert "a processor" in shown[noun] and "6.0 GiB (limit, of 16.0 GiB)" in shown[noun]
+    free = Neuron.objects.get().free_memory_bytes
+    assert re.search(rf'"Free memory">[^<]*{free / GIB:.1f} GiB', shown["neuron"])
     assert "driver 1 does not match library 2" in shown["neuron"]
     words = "(layers 0 to 11 on cuda:1 for attic, 1.0 GiB, failed: why)"
     assert words in rows["neuron"] and 'data-label="Last seen">now<' in shown["neuron"]
@@ -227,6 +230,10 @@ def test_unload_and_reload_from_both_lists(admin_client, model, beat, build, sen
         assert words in act_there("unload_selected")
     assert sent.tasks == []
     CatalogueModel.objects.update(min_replicas=0)
+    replica = {"action": "unload_selected", "_selected_action": Replica.objects.get().pk}
+    for noun, row in (("replica", replica), (MODEL, replica | {"_selected_action": model.pk})):
+        assert "Are you sure?" in sent_form(admin_client, noun, "changelist", **row)
+    assert sent.tasks == []
     message = "Unloading tiny from beast"
     assert message in act(admin_client, MODEL, "unload_selected", model)
     assert message in act_there("unload_selected")
@@ -267,6 +274,13 @@ def test_a_job_shows_its_progress_and_its_end(admin_client, model, beat, build, 
     shown(progress=LoadProgress(stage=LoadStage.WARMUP, done=62, total=100, unit="steps"))
     text = shown(status=ReplicaStatus.READY)
     assert "loaded 100 %" in text and "warmup" not in text, "not its last stage"
+    LoadJob.objects.update(progress_detail="quantising to q4")
+    assert "quantising" not in page(admin_client, "loadjob"), "it has ended"
+    download = {"neuron": Neuron.objects.get(), "source": "pypi:tiny", "status": "running"}
+    Download.objects.create(**download, bytes_done=GIB, bytes_total=4 * GIB)
+    Download.objects.create(**download | {"source": "pypi:other"})
+    text = page(admin_client, "download")
+    assert "running 25 % (1.0 GiB of 4.0 GiB)" in text and text.count("GiB of") == 2
 
 
 def test_a_replica_shows_its_report_and_live_figures(admin_client, model, beat, build) -> None:
