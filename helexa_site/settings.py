@@ -64,7 +64,7 @@ MIDDLEWARE = [
     "helexa_site.web.hosts.HostMiddleware",
     "helexa_site.web.middleware.HttpsMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "helexa_site.web.static_files.StaticFilesMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -123,7 +123,7 @@ FORMAT_MODULE_PATH = ["helexa_site.formats"]
 STATIC_URL = "static/"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "helexa_site.web.static_files.HashedUrlStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
 WHITENOISE_USE_FINDERS = True
 """Served from their packages: nothing is collected into a directory."""

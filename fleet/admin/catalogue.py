@@ -1,48 +1,124 @@
-"""Catalogue models and aliases: the forms, and the Load and Unload actions."""
+"""Catalogue models and aliases: the forms, and the Load and Unload actions.
+
+A model's form follows the table of its settings: money is entered as decimal USD and stored as
+micro-USD; lists are entered as text and stored as lists.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
-from unfold.widgets import UnfoldAdminSelectWidget
+from unfold.widgets import (
+    UnfoldAdminDecimalFieldWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+)
 
 from fleet import selectors, services
-from fleet.admin.catalogue_forms import AliasForm, CatalogueModelForm, fieldsets, setting_field
-from fleet.admin.hub import hub_page
-from fleet.admin.loading import actor_of, load, on_model, on_replica, show_outcome
-from fleet.admin.models_toml import export_file, import_page
-from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
-from fleet.admin.replica_report import recent_errors
-from fleet.admin.unfold_types import (
-    AnyForm,
-    HomePageAdmin,
-    UnfoldAdmin,
-    action,
-    asking_first,
-    display,
-    linked_column,
-    linked_list,
-)
+from fleet.admin import unfold_types as ui
+from fleet.admin.adding import export_file, hub_page, import_page, no_host_remark
+from fleet.admin.loading import Outcome, actor_of, load, on_model, on_replica, show_outcome
+from fleet.admin.replica import recent_errors
+from fleet.catalogue import SETTINGS
+from fleet.catalogue.kinds import Money, NeuronNames, Targets
+from fleet.catalogue.outdated import is_outdated
 from fleet.dashboard.board import model_context
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text
-from fleet.models import Alias, CatalogueModel, Neuron
-from helexa_site.web.pages import render_page
+from fleet.models import Alias, CatalogueModel, Neuron, Replica
 from metering import selectors as metering_selectors
+from metering.actor import Actor
 from metering.links import requests_url
+from metering.money import micro_usd_of, usd_digits
 from metering.selectors import UsageFilter, UsageGroup
-from metering.usage.rows import SumsRow, price_text, sums_row
+from metering.usage.rows import price_text, sums_row
+
+
+class UsdField(forms.DecimalField):
+    """Exact to the micro-USD; a seventh decimal is refused. Cleans to ``int`` or ``None``."""
+
+    widget = UnfoldAdminDecimalFieldWidget
+
+    def clean(self, value: Any) -> Any:
+        usd = super().clean(value)
+        return None if usd is None else micro_usd_of(str(usd))
+
+    def prepare_value(self, value: Any) -> Any:
+        return usd_digits(value) if isinstance(value, int) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.to_python(self.prepare_value(initial)), data)
+
+
+class ListField(forms.CharField):
+    """Cleans to a list. ``separator`` is a pattern, ``joint`` what stands between those shown."""
+
+    def __init__(self, *, separator: str, joint: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._separator, self._joint = separator, joint
+
+    def clean(self, value: Any) -> Any:
+        parts = (part.strip() for part in re.split(self._separator, super().clean(value)))
+        return [part for part in parts if part]
+
+    def prepare_value(self, value: Any) -> Any:
+        return self._joint.join(value) if isinstance(value, list) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool(self.clean(data) != (initial or []))
+
+
+def _setting_field(name: str) -> forms.Field | None:
+    """The form's field of a setting whose column holds another form than people write."""
+    if name not in SETTINGS:
+        return None
+    setting = SETTINGS[name]
+    label = (setting.label or name.replace("_", " ")).capitalize()
+    options: dict[str, Any] = {"label": label, "help_text": setting.help_text, "required": False}
+    match setting.kind:
+        case Money():
+            return UsdField(min_value=0, max_digits=15, decimal_places=6, **options)
+        case NeuronNames():
+            widget = UnfoldAdminTextInputWidget()
+            return ListField(separator=r"[,\s]", joint=", ", widget=widget, **options)
+        case Targets():
+            area = UnfoldAdminTextareaWidget({"rows": 3, "placeholder": "one a line"})
+            return ListField(separator=r"\n", joint="\n", widget=area, **options)
+        case _:
+            return None
+
+
+COMMON = ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens")
+"""The settings that a form shows at once."""
+
+
+def _fieldsets() -> ui.Fieldsets:
+    """A model's name and its common settings; the others by section, folded. A section with an
+    error is open."""
+    folded: dict[str, list[str]] = {}
+    for name, setting in SETTINGS.items():
+        if name not in COMMON:
+            title = f"Advanced: {setting.section.value or 'Offer'}"
+            folded.setdefault(title, []).append(name)
+    advanced = [
+        (title, fields | {"classes": ["collapse"]}) for title, fields in ui.sections(folded)
+    ]
+    return (*ui.sections({"": ("name", *COMMON)}), *advanced)
+
 
 MAX_USERS = 8
+JOBS = "admin:fleet_loadjob_changelist"
 
 
 class LoadOnNeuronForm(forms.Form):
@@ -53,30 +129,60 @@ class LoadOnNeuronForm(forms.Form):
     )
 
 
-class LoadedFilter(admin.SimpleListFilter):
-    title = "state"
-    parameter_name = "state"
+def outdated_replicas(model: CatalogueModel) -> list[Replica]:
+    """Replicas loaded by another spec than the catalogue's present one. Reads the replicas with
+    their neurons, the aliases and the measurements (prefetch them for many)."""
+    replicas = list(model.replicas.all())
+    if not replicas:
+        return []
+    entry = model.entry()
+    return [replica for replica in replicas if is_outdated(replica.spec_digest, entry)]
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("loaded", "Loaded"), ("failed", "Failed"), ("unloaded", "Not loaded")]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """A replica of any state but failed counts as loaded."""
-        match self.value():
-            case "loaded":
-                failed = RecordedReplicaStatus.FAILED
-                loaded = [status for status in RecordedReplicaStatus if status != failed]
-                return queryset.filter(replicas__status__in=loaded).distinct()
-            case "failed":
-                return queryset.filter(replicas__status=RecordedReplicaStatus.FAILED).distinct()
-            case "unloaded":
-                return queryset.filter(replicas__isnull=True)
-        return queryset
+def _remarks(model: CatalogueModel) -> Iterator[str]:
+    """What follows from saving it."""
+    if no_host := no_host_remark(model):
+        yield no_host
+    for replica in outdated_replicas(model):
+        where = replica.neuron.name
+        yield f"{model.name} on {where} is outdated: it serves as loaded until it is reloaded"
+    settings = model.settings()
+    for replica in model.replicas.all():
+        where = replica.neuron.name
+        if settings.pinned_on and where not in settings.pinned_on:
+            names = " or ".join(settings.pinned_on)
+            yield f"{model.name} moves from {where} once it can be loaded on {names}"
+    if not settings.enabled and (adapters := selectors.adapter_names(model.name)):
+        yield f"Its adapters are not offered either: {', '.join(adapters)}"
+
+
+def _reload_outdated(actor: Actor, model: CatalogueModel) -> list[Outcome]:
+    reloads = [on_replica("reload", actor, replica) for replica in outdated_replicas(model)]
+    return reloads or [Outcome(messages.INFO, f"Nothing of {model.name} is outdated")]
+
+
+def _loaded_on(model: CatalogueModel) -> SafeString:
+    outdated = outdated_replicas(model)
+    replicas = [
+        (replica.neuron.name, f"{replica.status}{', outdated' * (replica in outdated)}")
+        for replica in model.replicas.all()
+    ]
+    return ui.linked_list(
+        [*replicas, *((name, "kept unloaded") for name in model.unloaded_from)], neuron_url
+    )
 
 
 @admin.register(CatalogueModel)
-class CatalogueModelAdmin(HomePageAdmin):
-    form = CatalogueModelForm
+class CatalogueModelAdmin(ui.WrittenAdmin):
+    form = ui.checked_form(lambda model: services.catalogue_model_check(model=model))
+    writes = ui.Writes(
+        "model",
+        services.catalogue_model_create,
+        services.catalogue_model_update,
+        services.catalogue_model_delete,
+    )
+    fixed = ("name",)
+    fieldsets = _fieldsets()
     list_display = (
         "name",
         "source",
@@ -87,12 +193,47 @@ class CatalogueModelAdmin(HomePageAdmin):
         "weight_size",
         "alias_names",
     )
-    list_filter = (LoadedFilter, "enabled", "pinned", "replicas__neuron")
+    list_filter = (
+        "replicas__status",
+        ("replicas", admin.EmptyFieldListFilter),
+        "enabled",
+        "pinned",
+        "replicas__neuron",
+    )
     list_before_template = "fleet/catalogue_pages.html"
     change_form_outer_before_template = "fleet/model_page.html"
     search_fields = ("name", "source", "description")
+    custom_urls = (
+        ("hub/", "fleet_cataloguemodel_hub", hub_page),
+        ("models-toml/", "fleet_cataloguemodel_import", import_page),
+        ("models.toml", "fleet_cataloguemodel_export", export_file),
+    )
     actions = ("load_selected", "load_selected_on_neuron", "reload_outdated", "unload_selected")
-    fieldsets = fieldsets()
+
+    loaded_on = ui.column("Loaded on", _loaded_on)
+    weight_size = ui.column(
+        "Weights", lambda model: size_text(model.weight_bytes), ordering="weight_bytes"
+    )
+    alias_names = ui.column("Aliases", lambda model: ", ".join(map(str, model.aliases.all())))
+
+    load_selected = ui.each_row("Load where it fits", load, leads_to=JOBS)
+    reload_outdated = ui.each_row("Reload outdated models", _reload_outdated)
+    unload_selected = ui.each_row(
+        "Unload", lambda actor, model: on_model("unload", actor, model.name), asks=True
+    )
+
+    @admin.action(description="Load on a neuron of your choice", permissions=["operate"])
+    def load_selected_on_neuron(
+        self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
+    ) -> HttpResponse:
+        """Asks for the neuron before it loads."""
+        form = LoadOnNeuronForm(request.POST if ui.SURE in request.POST else None)
+        if not form.is_valid():
+            return ui.ask(request, ui.asked_of(self, request, queryset) | {"form": form})
+        for model in queryset:
+            neuron_name = form.cleaned_data["neuron"].name
+            show_outcome(request, load(actor_of(request), model, neuron_name))
+        return HttpResponseRedirect(reverse(JOBS))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return (
@@ -101,181 +242,59 @@ class CatalogueModelAdmin(HomePageAdmin):
             .prefetch_related("aliases", "replicas__neuron", "load_measurements__neuron")
         )
 
-    def get_urls(self) -> list[URLPattern]:
-        pages = [
-            ("hub/", "hub", partial(hub_page, self)),
-            ("models-toml/", "import", partial(import_page, self)),
-            ("models.toml", "export", partial(export_file, self)),
-        ]
-        return [
-            path(at, self.admin_site.admin_view(page), name=f"fleet_cataloguemodel_{name}")
-            for at, name, page in pages
-        ] + super().get_urls()
-
-    def home_context(self, obj: CatalogueModel) -> dict[str, Any]:
-        return page_of_model(obj)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """The name is fixed: clients, neurons and jobs refer to it."""
-        return ("name",) if obj is not None else ()
-
     def formfield_for_dbfield(
         self, db_field: Any, request: HttpRequest, **options: Any
     ) -> forms.Field | None:
-        return setting_field(db_field.name) or super().formfield_for_dbfield(
+        return _setting_field(db_field.name) or super().formfield_for_dbfield(
             db_field, request, **options
         )
 
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("fleet.change_cataloguemodel")
+    def home_context(self, obj: CatalogueModel) -> dict[str, Any]:
+        period = metering_selectors.period_of(None, None, today=timezone.now().date())
+        used = metering_selectors.usage_list(
+            by=UsageGroup.ACCOUNT, period=period, where=UsageFilter(model=obj.name)
+        )
+        return model_context(obj) | {
+            "users": [
+                sums_row(row.name, row.sums, {"model": obj.name, "account": row.name})
+                for row in used[:MAX_USERS]
+            ],
+            "price": price_text(obj.settings(), selectors.catalogue_by_name().get(obj.name)),
+            "failures": recent_errors(model_name=obj.name),
+            "requests_url": requests_url(model=obj.name),
+        }
 
-    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
-        if change:
-            services.catalogue_model_update(
-                actor=actor_of(request), model=obj, changed_fields=form.changed_data
-            )
-            self._remark(request, obj)
-            return
-        created = services.catalogue_model_create(actor=actor_of(request), **form.cleaned_data)
-        obj.pk = created.pk
-        obj.created_at = created.created_at
-        self._remark(request, obj)
+    def save_model(self, request: HttpRequest, obj: Any, form: ui.AnyForm, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        for remark in _remarks(obj):
+            messages.warning(request, remark)
 
-    def get_deleted_objects(
-        self, objs: Any, request: HttpRequest
-    ) -> tuple[list[Any], dict[str, int], set[str], list[str]]:
+    def users_of(self, rows: Any) -> list[str]:
         """A base is not deleted before its adapters."""
-        shown, counts, perms_needed, protected = super().get_deleted_objects(objs, request)
-        leaving = {model.name for model in objs}
-        adapters = [
+        leaving = {model.name for model in rows}
+        return [
             f"{model.name}, base of {adapter}"
-            for model in objs
+            for model in rows
             for adapter in selectors.adapter_names(model.name)
             if adapter not in leaving
         ]
-        return shown, counts, perms_needed, [*protected, *adapters]
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        remark = deleted_remark(obj)
-        services.catalogue_model_delete(actor=actor_of(request), model=obj)
-        if remark is not None:
-            messages.info(request, remark)
+        neurons = [replica.neuron.name for replica in obj.replicas.all()]
+        super().delete_model(request, obj)
+        if neurons:
+            messages.info(request, f"It leaves the memory of {', '.join(neurons)}")
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        for model in queryset.order_by("-base"):
-            self.delete_model(request, model)
-
-    @display(description="Loaded on")
-    def loaded_on(self, model: CatalogueModel) -> SafeString:
-        outdated = outdated_replicas(model)
-        replicas = [
-            (replica.neuron.name, f"{replica.status}{', outdated' * (replica in outdated)}")
-            for replica in model.replicas.all()
-        ]
-        kept_unloaded = [(name, "kept unloaded") for name in model.unloaded_from]
-        return linked_list([*replicas, *kept_unloaded], neuron_url)
-
-    @display(description="Weights", ordering="weight_bytes")
-    def weight_size(self, model: CatalogueModel) -> str:
-        return size_text(model.weight_bytes)
-
-    @display(description="Aliases")
-    def alias_names(self, model: CatalogueModel) -> str:
-        return ", ".join(alias.name for alias in model.aliases.all())
-
-    @action(description="Load where it fits", permissions=["operate"])
-    def load_selected(
-        self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
-    ) -> HttpResponse:
-        for model in queryset:
-            show_outcome(request, load(actor_of(request), model))
-        return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
-
-    @action(description="Load on a neuron of your choice", permissions=["operate"])
-    def load_selected_on_neuron(
-        self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
-    ) -> HttpResponse:
-        """The first POST asks for the neuron, the second one (``chosen``) loads."""
-        form = LoadOnNeuronForm(request.POST if "chosen" in request.POST else None)
-        if not form.is_valid():
-            return self._ask_for_neuron(request, queryset, form)
-        neuron_name = form.cleaned_data["neuron"].name
-        for model in queryset:
-            show_outcome(request, load(actor_of(request), model, neuron_name))
-        return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
-
-    @action(description="Reload outdated models", permissions=["operate"])
-    def reload_outdated(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
-        for model in queryset:
-            replicas = outdated_replicas(model)
-            for replica in replicas:
-                show_outcome(request, on_replica("reload", actor_of(request), replica))
-            if not replicas:
-                messages.info(request, f"Nothing of {model.name} is outdated")
-
-    @action(description="Unload", permissions=["operate"])
-    @asking_first
-    def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
-        for model in queryset:
-            for outcome in on_model("unload", actor_of(request), model.name):
-                show_outcome(request, outcome)
-
-    def _remark(self, request: HttpRequest, model: CatalogueModel) -> None:
-        for remark in saved_remarks(model):
-            messages.warning(request, remark)
-
-    def _ask_for_neuron(
-        self, request: HttpRequest, queryset: QuerySet[CatalogueModel], form: LoadOnNeuronForm
-    ) -> HttpResponse:
-        context = {"opts": self.opts, "models": queryset, "form": form}
-        return render_page(
-            request,
-            "fleet/load_on_neuron.html",
-            title="Load on a neuron",
-            context=context | {"action": "load_selected_on_neuron"},
-        )
+        super().delete_queryset(request, queryset.order_by("-base"))
 
 
 @admin.register(Alias)
-class AliasAdmin(UnfoldAdmin):
-    form = AliasForm
+class AliasAdmin(ui.WrittenAdmin):
+    form = ui.checked_form(lambda alias: services.alias_check(alias=alias))
+    writes = ui.Writes("alias", services.alias_create, services.alias_update, services.alias_delete)
     list_display = ("name", "model_link")
     list_select_related = ("model",)
     search_fields = ("name", "model__name")
 
-    model_link = linked_column("model__name", model_url, "Model")
-
-    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
-        if change:
-            services.alias_update(
-                actor=actor_of(request), alias=obj, changed_fields=form.changed_data
-            )
-            return
-        obj.pk = services.alias_create(actor=actor_of(request), **form.cleaned_data).pk
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        services.alias_delete(actor=actor_of(request), alias=obj)
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        for alias in queryset:
-            services.alias_delete(actor=actor_of(request), alias=alias)
-
-
-def page_of_model(model: CatalogueModel) -> dict[str, Any]:
-    return model_context(model) | {
-        "users": _users(model.name),
-        "price": price_text(model.settings(), selectors.catalogue_by_name().get(model.name)),
-        "failures": recent_errors(model_name=model.name),
-        "requests_url": requests_url(model=model.name),
-    }
-
-
-def _users(name: str) -> list[SumsRow]:
-    period = metering_selectors.period_of(None, None, today=timezone.now().date())
-    rows = metering_selectors.usage_list(
-        by=UsageGroup.ACCOUNT, period=period, where=UsageFilter(model=name)
-    )
-    return [
-        sums_row(row.name, row.sums, {"model": name, "account": row.name})
-        for row in rows[:MAX_USERS]
-    ]
+    model_link = ui.linked_column("model__name", model_url, "Model")

@@ -45,7 +45,7 @@ def load(actor: Actor, model: CatalogueModel, neuron_name: str | None = None) ->
     except FleetError as error:
         return Outcome(messages.ERROR, f"{model.name}: {error}")
     word = "Reloading" if job.kind == LoadJobKind.RELOAD else "Loading"
-    return _started(job, f"{word} {model.name} on {job.neuron.name}. {job.note}".strip())
+    return _started(job, f"{word} {model.name} on {job.neuron.name}")
 
 
 WORDS = {
@@ -58,24 +58,26 @@ WORDS = {
 
 def on_replica(verb: str, actor: Actor, replica: Replica) -> Outcome:
     """``verb``: one of ``WORDS``."""
-    try:
-        job = ON_NEURON[verb](
-            actor=actor, model_name=replica.model_name, neuron_name=replica.neuron.name
-        )
-    except FleetError as error:
-        return Outcome(messages.ERROR, str(error))
-    return _started(job, _words(verb, job))
+    where = {"model_name": replica.model_name, "neuron_name": replica.neuron.name}
+    (outcome,) = _begun(verb, lambda: [ON_NEURON[verb](actor=actor, **where)])
+    return outcome
 
 
 def on_model(verb: str, actor: Actor, model_name: str) -> list[Outcome]:
     """``verb``: one of ``EVERYWHERE``."""
+    begun = _begun(verb, lambda: EVERYWHERE[verb](actor=actor, model_name=model_name))
+    return begun or [Outcome(messages.INFO, f"{model_name} is not loaded anywhere")]
+
+
+def _begun(verb: str, start: Callable[[], list[LoadJob]]) -> list[Outcome]:
     try:
-        jobs = EVERYWHERE[verb](actor=actor, model_name=model_name)
+        jobs = start()
     except FleetError as error:
         return [Outcome(messages.ERROR, str(error))]
-    if not jobs:
-        return [Outcome(messages.INFO, f"{model_name} is not loaded anywhere")]
-    return [_started(job, _words(verb, job)) for job in jobs]
+    words = WORDS[verb]
+    return [
+        _started(job, words.format(model=job.model_name, neuron=job.neuron.name)) for job in jobs
+    ]
 
 
 ON_HOST: dict[str, tuple[Callable[..., object], str]] = {
@@ -102,15 +104,11 @@ def cancel(actor: Actor, job: LoadJob) -> Outcome:
         unload_job = services.load_job_cancel(actor=actor, job=job)
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
-    return _started(unload_job, f"Cancelling the {job.kind} of {job}")
+    return _started(unload_job, f"Cancelling the {job.kind} of {job}", with_note=False)
 
 
-def _words(verb: str, job: LoadJob) -> str:
-    words = WORDS[verb].format(model=job.model_name, neuron=job.neuron.name)
-    return f"{words}. {job.note}" if job.note else words
-
-
-def _started(job: LoadJob, message: str) -> Outcome:
+def _started(job: LoadJob, words: str, *, with_note: bool = True) -> Outcome:
     if job.status == LoadJobStatus.FAILED:
         return Outcome(messages.ERROR, f"{job}: {job.failure_message}")
-    return Outcome(messages.INFO, message, str(job.pk))
+    note = f". {job.note}" if with_note and job.note else ""
+    return Outcome(messages.INFO, f"{words}{note}", str(job.pk))

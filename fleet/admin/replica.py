@@ -1,50 +1,145 @@
-"""Replicas: the loaded models by neuron, with actions to unload and reload them."""
+"""Replicas: the loaded models by neuron, their load reports and recent errors, and the actions on
+them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.urls import reverse
-from django.utils.safestring import SafeString, mark_safe
+from django.utils import timezone
+from django.utils.safestring import mark_safe
 
 from fleet import selectors
-from fleet.admin.loading import actor_of, on_replica, show_outcome
-from fleet.admin.replica_report import recent_errors, report_rows
-from fleet.admin.unfold_types import (
-    ReportedAdmin,
-    action,
-    asking_first,
-    display,
-    linked,
-    linked_column,
-)
+from fleet.admin import unfold_types as ui
+from fleet.admin.loading import on_replica
 from fleet.catalogue.outdated import is_outdated
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
-from fleet.models import Replica
+from fleet.models import LoadJob, Neuron, Replica
 from metering.links import requests_url
+from metering.requests.shown import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
 
-REPLICA_LABELS = {
-    RecordedReplicaStatus.READY.label: "success",
-    RecordedReplicaStatus.LOADING.label: "info",
-    RecordedReplicaStatus.RECOVERING.label: "warning",
-    RecordedReplicaStatus.DRAINING.label: "warning",
-    RecordedReplicaStatus.ASLEEP.label: "default",
-    RecordedReplicaStatus.FAILED.label: "danger",
-    RecordedReplicaStatus.AWAY.label: "danger",
+ROWS = {
+    "Weights": "quantization",
+    "Quality": "quality",
+    "Context": "context_reason",
+    "Memory": "actual_bytes",
+    "Memory that was estimated": "estimated_bytes",
+    "Memory for adapters": "adapter_bytes",
+    "Memory of the engine process beside that": "process_bytes",
+    "Architecture": "architecture",
+    "Parameters": "num_parameters",
+    "Device": "device",
+    "Computes in": "dtype",
+    "Weights take": "weight_bytes",
+    "Keys and values take": "kv_bytes",
+    "Keys and values in": "kv_dtype",
+    "Blocks of keys and values": "num_kv_blocks",
+    "Tokens of a block": "kv_block_tokens",
+    "Tokens of context": "context_tokens",
+    "Dimensions of vectors": "embedding_dimensions",
+    "Ranks": "ranks",
+    "Divided": "stages",
+    "Devices take": "stage_memory",
+    "Tokens per second predicted": "predicted_tokens_per_s",
+    "Decode step": "compiled",
+    "Drafts": "speculation",
+    "Loaded in seconds": "load_seconds",
+    "Sampling defaults": "generation_defaults",
+    "Structured output": "grammar_problem",
+    "Chat template": "template_problem",
+    "Warnings": "warnings",
 }
+"""The fields of a load report that its page shows."""
 
-UP_TO_DATE, OUTDATED, NOT_OFFERED = "up to date", "outdated", "not in the catalogue"
-SPEC_LABELS = {UP_TO_DATE: "success", OUTDATED: "warning", NOT_OFFERED: "danger"}
+
+def report_rows(replica: Replica) -> list[tuple[str, str]]:
+    """The load's results as lines of a name and a text. Missing and empty values are left out."""
+    report = replica.report or {}
+    rows = [(words, _text(name, report.get(name))) for words, name in ROWS.items()]
+    if drafted := replica.num_drafted_tokens:
+        right = replica.num_accepted_drafts
+        words = f"{right:,} of {drafted:,} ({right / drafted:.0%})"
+        rows.append(("Drafts that were right", words))
+    return [(words, text) for words, text in rows if text]
+
+
+def _text(name: str, value: Any) -> str:
+    match value:
+        case list():
+            return "; ".join(_text(name, one) for one in value)
+        case dict():
+            return ", ".join(
+                f"{key.removesuffix('_bytes')} {_text(key, one)}" for key, one in value.items()
+            )
+        case int() if value and name.endswith("_bytes"):
+            return size_text(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.4g}"
+    return str(value or "")
+
+
+def recent_errors(*, model_name: str = "", neuron: Neuron | None = None) -> list[RecentError]:
+    """The errors of requests and loads within a day, newest first: of one model, of one neuron, or
+    of a model on a neuron."""
+    jobs = LoadJob.objects.filter(
+        status=LoadJobStatus.FAILED, finished_at__gte=timezone.now() - ERRORS_FOR
+    )
+    where = {}
+    if model_name:
+        jobs, where["model"] = jobs.filter(model_name=model_name), model_name
+    if neuron is not None:
+        jobs, where["neuron"] = jobs.filter(neuron=neuron), neuron.name
+    found = request_errors(**where)
+    found += [
+        RecentError(at=job.finished_at, what=job.kind, message=job.failure_message)
+        for job in jobs[:MAX_ERRORS]
+        if job.finished_at is not None
+    ]
+    return sorted(found, key=lambda error: error.at, reverse=True)[:MAX_ERRORS]
+
+
+def _spec(replica: Replica) -> str:
+    entry = selectors.catalogue_find(replica.model_name)
+    if entry is None:
+        return "not in the catalogue"
+    return "outdated" if is_outdated(replica.spec_digest, entry) else "up to date"
+
+
+def _live(description: str, figure: Callable[[Replica], str], ordering: str | None = None) -> Any:
+    """A live figure; empty where its neuron is offline."""
+
+    def shown(replica: Replica) -> str:
+        statuses = (replica.status, replica.neuron.status)
+        is_away = RecordedReplicaStatus.AWAY in statuses or NeuronStatus.AWAY in statuses
+        return "" if is_away else figure(replica)
+
+    return ui.column(description, shown, ordering=ordering)
+
+
+def _part(description: str, template: str, context_of: Callable[[Replica], dict[str, Any]]) -> Any:
+    return ui.column(
+        description, lambda one: mark_safe(render_to_string(template, context_of(one)))
+    )
+
+
+def _errors(replica: Replica) -> dict[str, Any]:
+    name, neuron = replica.model_name, replica.neuron
+    return {
+        "errors": recent_errors(model_name=name, neuron=neuron),
+        "requests_url": requests_url(model=name, neuron=neuron.name),
+    }
 
 
 @admin.register(Replica)
-class ReplicaAdmin(ReportedAdmin):
+class ReplicaAdmin(ui.ReportedAdmin):
     list_display = (
         "model_link",
         "neuron_link",
@@ -64,179 +159,50 @@ class ReplicaAdmin(ReportedAdmin):
     list_filter = ("status", "neuron")
     search_fields = ("model_name",)
     actions = ("unload_selected", "reload_selected", "sleep_selected", "wake_selected")
-    fields = (
-        "model_link",
-        "neuron",
-        "status_label",
-        "spec_label",
-        "status_since",
-        "device_names",
-        "adapter_names",
-        "last_used_at",
-        "job_link",
-        "running",
-        "waiting",
-        "kv_use",
-        "tokens_per_s",
-        "restarts",
-        "failure_code",
-        "failure_message",
-        "quantization",
-        "quality",
-        "context",
-        "memory",
-        "load_report",
-        "recent_errors",
-        "engine_log",
+    fieldsets = ui.sections(
+        {
+            "": ("model_link", "neuron", "device_names", "adapter_names", "job_link"),
+            "Status": ("status_label", "spec_label", "status_since", "last_used_at", "restarts"),
+            "Now": ("running", "waiting", "kv_use", "tokens_per_s"),
+            "Failure": ("failure_code", "failure_message"),
+            "Load": ("memory", "host_memory", "load_report"),
+            "Log": ("recent_errors", "engine_log"),
+        }
     )
 
-    model_link = linked_column("model_name", model_url, "Model")
-    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
-
-    @display(description="Replica")
-    def placed_on(self, replica: Replica) -> str:
-        return ", ".join(replica.devices) or "its page"
-
-    @display(description="Load job")
-    def job_link(self, replica: Replica) -> SafeString | str:
-        return linked(str(replica.job_id or ""), _job_url)
-
-    @display(description="Running", ordering="in_flight")
-    def running(self, replica: Replica) -> str:
-        return _live(replica, f"{replica.in_flight:,}")
-
-    @display(description="Waiting", ordering="queue_depth")
-    def waiting(self, replica: Replica) -> str:
-        return _live(replica, f"{replica.queue_depth:,}")
-
-    @display(description="Tokens/s", ordering="decode_tokens_per_s")
-    def tokens_per_s(self, replica: Replica) -> str:
-        return _live(replica, f"{replica.decode_tokens_per_s:.1f}")
-
-    @display(description="Restarts", ordering="num_restarts")
-    def restarts(self, replica: Replica) -> int:
-        return replica.num_restarts
-
-    @display(description="Status", ordering="status", label=REPLICA_LABELS)
-    def status_label(self, replica: Replica) -> str:
-        return replica.get_status_display()
-
-    @display(description="Spec", label=SPEC_LABELS)
-    def spec_label(self, replica: Replica) -> str:
-        entry = selectors.catalogue_find(replica.model_name)
-        if entry is None:
-            return NOT_OFFERED
-        return OUTDATED if is_outdated(replica.spec_digest, entry) else UP_TO_DATE
-
-    @display(description="Devices")
-    def device_names(self, replica: Replica) -> str:
-        return ", ".join(replica.devices)
-
-    @display(description="Adapters")
-    def adapter_names(self, replica: Replica) -> str:
-        """The least recently used first."""
-        return ", ".join(replica.adapters)
-
-    @display(description="KV blocks")
-    def kv_use(self, replica: Replica) -> str:
-        return _live(replica, f"{replica.kv_blocks_used:,} of {replica.kv_blocks_total:,}")
-
-    @display(description="Weights")
-    def quantization(self, replica: Replica) -> str:
-        return _reported(replica, "quantization")
-
-    @display(description="Quality")
-    def quality(self, replica: Replica) -> str:
-        """The loss by quantising while loading; empty where the weights are as in their file."""
-        return _reported(replica, "quality")
-
-    @display(description="Context")
-    def context(self, replica: Replica) -> str:
-        """The limit in force, and the other limits."""
-        return _reported(replica, "context_reason")
-
-    @display(description="Memory")
-    def memory(self, replica: Replica) -> str:
-        words = "" if replica.report is None else _memory_in_words(replica.report)
-        if replica.status != RecordedReplicaStatus.ASLEEP:
-            return words
-        held = f"Asleep: {size_text(replica.memory_bytes or 0)} of its devices"
-        away = f", {size_text(replica.host_memory_bytes)} of the host's memory beside that"
-        return f"{held}{away if replica.host_memory_bytes else ''}. Awake: {words}"
-
-    @display(description="Load report")
-    def load_report(self, replica: Replica) -> SafeString | str:
-        if replica.report is None:
-            return "Not loaded yet"
-        return mark_safe(render_to_string("fleet/load_report.html", {"rows": report_rows(replica)}))
-
-    @display(description="Engine's log")
-    def engine_log(self, replica: Replica) -> SafeString:
-        return mark_safe(render_to_string("fleet/engine_log_wanted.html", {"replica": replica}))
-
-    @display(description="Recent errors")
-    def recent_errors(self, replica: Replica) -> SafeString:
-        return mark_safe(
-            render_to_string(
-                "fleet/recent_errors.html",
-                {
-                    "errors": recent_errors(model_name=replica.model_name, neuron=replica.neuron),
-                    "requests_url": requests_url(
-                        model=replica.model_name, neuron=replica.neuron.name
-                    ),
-                },
-            )
-        )
-
-    @action(description="Unload", permissions=["operate"])
-    @asking_first
-    def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each("unload", request, queryset)
-
-    @action(description="Reload by the catalogue", permissions=["operate"])
-    def reload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each("reload", request, queryset)
-
-    @action(description="Sleep", permissions=["operate"])
-    def sleep_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each("sleep", request, queryset)
-
-    @action(description="Wake", permissions=["operate"])
-    def wake_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each("wake", request, queryset)
-
-
-def _job_url(job_id: str) -> str:
-    return reverse("admin:fleet_loadjob_change", args=[job_id])
-
-
-def _live(replica: Replica, figure: str) -> str:
-    """A live figure; empty where its neuron is offline."""
-    is_away = replica.neuron.status == NeuronStatus.AWAY
-    return "" if is_away or replica.status == RecordedReplicaStatus.AWAY else figure
-
-
-def _with_each(verb: str, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-    for replica in queryset.select_related("neuron"):
-        show_outcome(request, on_replica(verb, actor_of(request), replica))
-
-
-def _reported(replica: Replica, field: str) -> str:
-    """A field of the load report; empty before the load has ended, and where the report lacks
-    it."""
-    return "" if replica.report is None else str(replica.report.get(field, ""))
-
-
-def _memory_in_words(report: dict[str, Any]) -> str:
-    actual_bytes, estimated_bytes = report.get("actual_bytes", 0), report.get("estimated_bytes", 0)
-    if not actual_bytes:
-        return ""
-    kv = f"{report.get('kv_dtype', '')} KV".strip()
-    adapter_bytes = report.get("adapter_bytes", 0)
-    room = f" and {size_text(adapter_bytes)} for adapters" if adapter_bytes else ""
-    return (
-        f"{size_text(actual_bytes)}, of them {size_text(report['kv_bytes'])} {kv}{room}; "
-        f"{size_text(estimated_bytes)} were estimated "
-        f"({estimated_bytes / actual_bytes - 1:+.1%}). The engine process itself takes "
-        f"{size_text(report.get('process_bytes', 0))} more"
+    model_link = ui.linked_column("model_name", model_url, "Model")
+    neuron_link = ui.linked_column("neuron__name", neuron_url, "Neuron")
+    placed_on = ui.column("Replica", lambda replica: ", ".join(replica.devices) or "its page")
+    job_link = ui.column(
+        "Load job",
+        lambda replica: ui.linked(
+            replica.job_id, lambda job_id: reverse("admin:fleet_loadjob_change", args=[job_id])
+        ),
     )
+    status_label = ui.status_column()
+    spec_label = ui.column("Spec", _spec, label=ui.STATUS_LABELS)
+    running = _live("Running", lambda replica: f"{replica.in_flight:,}", "in_flight")
+    waiting = _live("Waiting", lambda replica: f"{replica.queue_depth:,}", "queue_depth")
+    tokens_per_s = _live(
+        "Tokens/s", lambda replica: f"{replica.decode_tokens_per_s:.1f}", "decode_tokens_per_s"
+    )
+    kv_use = _live(
+        "KV blocks", lambda replica: f"{replica.kv_blocks_used:,} of {replica.kv_blocks_total:,}"
+    )
+    restarts = ui.column("Restarts", lambda replica: replica.num_restarts, ordering="num_restarts")
+    device_names = ui.column("Devices", lambda replica: ", ".join(replica.devices))
+    adapter_names = ui.column("Adapters", lambda replica: ", ".join(replica.adapters))
+    memory = ui.column("Memory on its devices", lambda one: size_text(one.memory_bytes or 0))
+    host_memory = ui.column("Memory beside them", lambda one: size_text(one.host_memory_bytes))
+    load_report = _part(
+        "Load report", "fleet/load_report.html", lambda replica: {"rows": report_rows(replica)}
+    )
+    engine_log = _part(
+        "Engine's log", "fleet/engine_log_wanted.html", lambda replica: {"replica": replica}
+    )
+    recent_errors = _part("Recent errors", "fleet/recent_errors.html", _errors)
+
+    unload_selected = ui.each_row("Unload", partial(on_replica, "unload"), asks=True)
+    reload_selected = ui.each_row("Reload by the catalogue", partial(on_replica, "reload"))
+    sleep_selected = ui.each_row("Sleep", partial(on_replica, "sleep"))
+    wake_selected = ui.each_row("Wake", partial(on_replica, "wake"))

@@ -1,64 +1,137 @@
-"""Shared by the admin's pages: unfold's classes and decorators with their types, bases of pages and
-forms, actions that ask first, and links to other pages."""
+"""What the pages of all nouns have in common: unfold's classes with their types, the declarations
+that a page consists of (columns, actions, sections, services), and links to other pages.
+
+    WrittenAdmin    rows that operators write: each write is a service's, a refusal is a message
+    ReportedAdmin   rows that neurons report: nothing to add, change or delete
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
-from django.contrib.admin.utils import unquote
+from django.contrib import admin, messages
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from unfold.widgets import UnfoldAdminTextInputWidget
 
-from fleet.errors import CatalogueValueError
-from helexa_site.web.pages import render_page
-from metering.errors import MeteringValueError
+from fleet.admin.loading import Outcome, actor_of, show_outcome
+from fleet.errors import CatalogueValueError, FleetError
+from helexa_site.web.pages import SHOWN_ONCE, render_page
+from metering.actor import Actor
+from metering.errors import MeteringError, MeteringValueError
 
 if TYPE_CHECKING:
-    from django.contrib import admin
-
-    Function = TypeVar("Function", bound=Callable[..., Any])
     AnyForm = forms.ModelForm[Any]
     UnfoldAdmin = admin.ModelAdmin[Any]
-
-    def display(
-        *, description: str, ordering: str | None = None, label: dict[Any, str] | None = None
-    ) -> Callable[[Function], Function]: ...
-    def action(*, description: str, permissions: list[str]) -> Callable[[Function], Function]: ...
+    TabularInline = admin.TabularInline[Any, Any]
 else:
     from unfold.admin import ModelAdmin as UnfoldAdmin
-    from unfold.decorators import action, display
+    from unfold.admin import TabularInline
 
     AnyForm = forms.ModelForm
 
 
-__all__ = ["AnyForm", "UnfoldAdmin", "action", "display"]
+__all__ = ["AnyForm", "TabularInline", "UnfoldAdmin"]
+
+Fieldsets = tuple[tuple[str | None, Any], ...]
 
 
-class HomePageAdmin(UnfoldAdmin):
-    """An object's page, with everything else about it above the form."""
+def sections(fields_by_title: Mapping[str, Sequence[str]]) -> Fieldsets:
+    return tuple((title or None, {"fields": names}) for title, names in fields_by_title.items())
+
+
+class OperatedAdmin(UnfoldAdmin):
+    operating: ClassVar[str] = "fleet.change_cataloguemodel"
+    """The permission for actions: who may change the catalogue may also load and unload."""
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(self.operating)
 
     def home_context(self, obj: Any) -> dict[str, Any]:
-        raise NotImplementedError
+        """Everything else about an object, for the template above its form."""
+        return {}
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        shown = self.get_object(request, unquote(object_id))
-        context = {} if shown is None else self.home_context(shown)
-        return super().change_view(request, object_id, form_url, context | (extra_context or {}))
+        if context["original"] is not None:
+            context.update(self.home_context(context["original"]))
+        return super().render_change_form(request, context, *args, **kwargs)
 
 
-class ReadOnlyAdmin(UnfoldAdmin):
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """The services of a noun. ``row`` is the argument by which they take an existing one."""
+
+    row: str
+    create: Callable[..., Any]
+    update: Callable[..., object]
+    delete: Callable[..., object]
+
+
+class WrittenAdmin(OperatedAdmin):
+    writes: ClassVar[Writes]
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Fields of new rows alone: other rows refer to them."""
+    recorded: ClassVar[tuple[str, ...]] = ()
+    """Read-only fields of existing rows."""
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return () if obj is None else (*self.fixed, *self.recorded)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        shown = super().get_fieldsets(request, obj)
+        has_more = obj is not None and self.recorded
+        return (*shown, *sections({"Recorded": self.recorded})) if has_more else shown
+
+    def created(self, actor: Actor, form: AnyForm) -> Any:
+        return self.writes.create(actor=actor, **form.cleaned_data)
+
+    def updated(self, actor: Actor, row: Any, form: AnyForm) -> None:
+        changed = form.changed_data
+        self.writes.update(actor=actor, changed_fields=changed, **{self.writes.row: row})
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        if change:
+            self.updated(actor_of(request), obj, form)
+        else:
+            vars(obj).update(vars(self.created(actor_of(request), form)))
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        self.writes.delete(actor=actor_of(request), **{self.writes.row: obj})
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        for row in queryset:
+            self.delete_model(request, row)
+
+    def users_of(self, rows: Sequence[Any]) -> Iterable[str]:
+        """Names what uses the rows, which are not deleted before."""
+        return ()
+
+    def get_deleted_objects(
+        self, objs: Any, request: HttpRequest
+    ) -> tuple[list[Any], dict[str, int], set[str], list[str]]:
+        shown, counts, perms_needed, protected = super().get_deleted_objects(objs, request)
+        return shown, counts, perms_needed, [*protected, *self.users_of(objs)]
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """A refusal that the form's check has not foreseen is shown above the form."""
+        try:
+            return super().changeform_view(request, *args, **kwargs)
+        except (FleetError, MeteringError) as error:
+            messages.error(request, str(error))
+            return HttpResponseRedirect(request.get_full_path())
+
+
+class ReadOnlyAdmin(OperatedAdmin):
     list_per_page = 50
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -72,13 +145,7 @@ class ReadOnlyAdmin(UnfoldAdmin):
 
 
 class ReportedAdmin(ReadOnlyAdmin):
-    """Reports of neurons: nothing to add, change or delete here."""
-
     list_before_template = "fleet/refreshing_list.html"
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Users who may change the catalogue may also load and unload."""
-        return request.user.has_perm("fleet.change_cataloguemodel")
 
 
 class CheckedForm(AnyForm):
@@ -97,6 +164,22 @@ class CheckedForm(AnyForm):
             self.add_error(error.field if error.field in self.fields else None, str(error))
 
 
+def checked_form(check: Callable[[Any], object]) -> type[CheckedForm]:
+    return type("RowForm", (CheckedForm,), {"check_row": lambda form: check(form.instance)})
+
+
+def text_field(
+    help_text: Any, *, max_length: int | None = None, required: bool = False, label: str = ""
+) -> forms.CharField:
+    return forms.CharField(
+        max_length=max_length,
+        required=required,
+        label=label or None,
+        widget=UnfoldAdminTextInputWidget,
+        help_text=help_text,
+    )
+
+
 SURE = "sure"
 
 
@@ -104,21 +187,87 @@ def ask(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
     return render_page(request, "fleet/ask_first.html", title="Are you sure?", context=context)
 
 
-Action = Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]
+def show_once(
+    page: UnfoldAdmin, request: HttpRequest, template: str, title: str, **context: Any
+) -> HttpResponse:
+    """The page with a secret that is stored nowhere: not in the session, a cache or the history."""
+    shown = {"opts": page.opts, **context}
+    return render_page(request, template, title=title, context=shown, headers=SHOWN_ONCE)
 
 
-def asking_first(action: Action) -> Action:
+def asking_first(action: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(action)
-    def asking(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+    def asking(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
         if SURE in request.POST:
             return action(page, request, queryset)
-        name = request.POST.get("action", "")
-        _, _, description = page.get_actions(request)[name]
-        hidden = [("action", name), *(("_selected_action", one.pk) for one in queryset)]
-        context = {"description": description, "objects": queryset, "hidden": hidden}
-        return ask(request, context | {"opts": page.opts})
+        return ask(request, asked_of(page, request, queryset))
 
     return asking
+
+
+def asked_of(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> dict[str, Any]:
+    """The context in which a list's action asks about the selected rows."""
+    name = request.POST.get("action", "")
+    _, _, description = page.get_actions(request)[name]
+    hidden = [("action", name), *(("_selected_action", one.pk) for one in queryset)]
+    return {"description": description, "objects": queryset, "hidden": hidden, "opts": page.opts}
+
+
+def each_row(
+    description: str,
+    act: Callable[[Actor, Any], Outcome | Iterable[Outcome]],
+    *,
+    permission: str = "operate",
+    asks: bool = False,
+    leads_to: str = "",
+) -> Any:
+    """An action of a list that shows what came of each selected row. ``leads_to``: a URL's name."""
+
+    def on_rows(_page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        for row in list(queryset):
+            outcomes = act(actor_of(request), row)
+            for outcome in [outcomes] if isinstance(outcomes, Outcome) else outcomes:
+                show_outcome(request, outcome)
+        return HttpResponseRedirect(reverse(leads_to)) if leads_to else None
+
+    asked = asking_first(on_rows) if asks else on_rows
+    return admin.action(description=description, permissions=[permission])(asked)
+
+
+def column(
+    description: str,
+    value_of: Callable[[Any], Any],
+    *,
+    ordering: str | None = None,
+    label: dict[Any, str] | None = None,
+) -> Any:
+    """A column of a list, or a read-only field of a page."""
+
+    def shown(_page: Any, row: Any) -> Any:
+        return value_of(row)
+
+    vars(shown).update(short_description=description, admin_order_field=ordering, label=label)
+    return shown
+
+
+STATUS_LABELS = {
+    status: label
+    for label, statuses in {
+        "success": ("Online", "Ready", "Succeeded", "active", "up to date"),
+        "info": ("Loading", "Running"),
+        "warning": ("Draining", "Recovering", "Pending", "expired", "disabled", "outdated"),
+        "danger": ("Away", "Failed", "revoked", "not in the catalogue"),
+        "default": ("Refused", "Asleep", "Cancelled"),
+    }.items()
+    for status in statuses
+}
+"""unfold's colours of the statuses of all nouns."""
+
+
+def status_column() -> Any:
+    return column(
+        "Status", lambda row: row.get_status_display(), ordering="status", label=STATUS_LABELS
+    )
 
 
 Address = Callable[[str], str]
@@ -139,11 +288,6 @@ def linked_list(names: Iterable[tuple[str, str]], address: Address) -> SafeStrin
 
 
 def linked_column(field: str, address: Address, description: str) -> Any:
-    """A column of an admin's list. ``field`` is the column's name, with ``__`` for related rows."""
-    value_of = attrgetter(field.replace("__", "."))
-
-    @display(description=description, ordering=field)
-    def column(_page: Any, row: Any) -> SafeString | str:
-        return linked(value_of(row) or "", address)
-
-    return column
+    """``field`` is the column's name, with ``__`` for related rows."""
+    name_of = attrgetter(field.replace("__", "."))
+    return column(description, lambda row: linked(name_of(row) or "", address), ordering=field)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
@@ -19,32 +20,24 @@ VERDICTS = {
     Support.NEUTRAL: "only a value that changes nothing",
     Support.REFUSED: "refused",
 }
+BODY = "Fields"
 
 
-@dataclass(frozen=True, slots=True)
-class FieldRow:
+class FieldRow(NamedTuple):
     name: str
     types: str
     verdict: str
-    is_refused: bool
     note: str
 
 
 @dataclass(frozen=True, slots=True)
-class FieldTable:
-    title: str
-    rows: tuple[FieldRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
-    """One path; ``nested`` are the objects inside its body."""
+    """One path, with a table for its body and for each object inside."""
 
     method: str
     path: str
     summary: str
-    body: FieldTable | None = None
-    nested: tuple[FieldTable, ...] = ()
+    tables: list[tuple[str, list[FieldRow]]] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
@@ -60,25 +53,19 @@ def api_reference(request: HttpRequest) -> HttpResponse:
 
 @cache
 def calls() -> tuple[Call, ...]:
-    """Endpoints with a body, in the order of the declarations."""
+    """Endpoints with a body, or of a socket, in the order of the declarations."""
     found: dict[str, Call] = {}
     for title, fields in DIALECTS.items():
-        head, nested, what = title.partition(": ")
+        head, _, nested = title.partition(": ")
         method, _, where = head.partition(" ")
         for path in where.split(" and "):
-            if nested:
-                call = found.get(path) or Call(method, path, what)  # a socket has no body
-                table = FieldTable(what, _rows(fields))
-                found[path] = replace(call, nested=(*call.nested, table))
-            else:
-                found[path] = Call(method, path, CALLS[path], FieldTable("body", _rows(fields)))
+            call = found.setdefault(path, Call(method, path, CALLS.get(path, nested)))
+            call.tables.append((nested or BODY, _rows(fields)))
     for endpoint in ENDPOINTS:
-        rows = tuple(
-            FieldRow(name, "", VERDICTS[Support.HONOURED], is_refused=False, note=note)
-            for name, note in passed_fields(endpoint)
-        )
-        body = FieldTable("read of the body; all other fields are the upstream's", rows)
-        found[endpoint.path] = Call("POST", endpoint.path, passed_summary(endpoint), body)
+        honoured = VERDICTS[Support.HONOURED]
+        rows = [FieldRow(name, "", honoured, note) for name, note in passed_fields(endpoint)]
+        summary = passed_summary(endpoint)
+        found[endpoint.path] = Call("POST", endpoint.path, summary, [(BODY, rows)])
     return tuple(found.values())
 
 
@@ -87,16 +74,11 @@ def reads() -> tuple[Call, ...]:
     return tuple(Call("GET", path, summary) for path, summary in READS.items())
 
 
-def _rows(fields: Mapping[str, Field]) -> tuple[FieldRow, ...]:
+def _rows(fields: Mapping[str, Field]) -> list[FieldRow]:
     order = list(Support)
-    rows = sorted(fields.values(), key=lambda field: (order.index(field.support), field.name))
-    return tuple(
-        FieldRow(
-            name=row.name,
-            types="" if row.support is Support.REFUSED else " or ".join(types_of(row)),
-            verdict=VERDICTS[row.support],
-            is_refused=row.support is Support.REFUSED,
-            note=row.note,
-        )
-        for row in rows
-    )
+    rows = sorted(fields.values(), key=lambda row: (order.index(row.support), row.name))
+    return [FieldRow(row.name, _types(row), VERDICTS[row.support], row.note) for row in rows]
+
+
+def _types(row: Field) -> str:
+    return "" if row.support is Support.REFUSED else " or ".join(types_of(row))

@@ -23,6 +23,8 @@ from inference.wire.openai import errors as openai_errors
 logger = logging.getLogger(__name__)
 
 BAD_REQUEST = "This request cannot be read: go back, reload the page, and try again."
+NOT_FOUND = "There is nothing at this address, or it is not yours to see."
+FORBIDDEN = "This page is for people with other permissions. An operator gives them."
 FAILED = "The server failed. Its log has the cause, under this number: {}."
 WITHOUT_SHELL = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>
@@ -32,34 +34,34 @@ WITHOUT_SHELL = """<!doctype html>
 
 
 def page_bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if _wants_page(request):
-        return _page(request, "Bad request", BAD_REQUEST, status=400)
-    return _json(request, InvalidRequestError(BAD_REQUEST, param=None))
+    error = InvalidRequestError(BAD_REQUEST, param=None)
+    return _answer(request, "Bad request", BAD_REQUEST, error)
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if _wants_page(request):
-        reason = "There is nothing at this address, or it is not yours to see."
-        return _page(request, "Not found", reason, status=404)
-    return _json(request, UnknownUrlError(unknown_url(str(request.method), request.path)))
+    error = UnknownUrlError(unknown_url(str(request.method), request.path))
+    return _answer(request, "Not found", NOT_FOUND, error)
 
 
 def page_forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    reason = "This page is for people with other permissions. An operator gives them."
-    return _page(request, "Not allowed", reason, status=403)
+    return _page(request, "Not allowed", FORBIDDEN, status=403)
 
 
 def page_failed(request: HttpRequest) -> HttpResponse:
     """Django has logged the exception; this line has the number on the reader's page."""
-    number = _scope(request).setdefault(REQUEST_ID, new_request_id())
+    number = getattr(request, "scope", {}).setdefault(REQUEST_ID, new_request_id())
     logger.error("%s %s failed: %s", request.method, request.path, number)
-    if _wants_page(request):
-        return _page(request, "Server error", FAILED.format(number), status=500)
-    return _json(request, InternalError())
+    return _answer(request, "Server error", FAILED.format(number), InternalError())
 
 
-def _wants_page(request: HttpRequest) -> bool:
-    return "text/html" in request.headers.get("accept", "")
+def _answer(request: HttpRequest, title: str, reason: str, error: ApiError) -> HttpResponse:
+    if "text/html" in request.headers.get("accept", ""):
+        return _page(request, title, reason, status=error.status)
+    scope: dict[str, Any] = getattr(request, "scope", {})  # of requests by ASGI
+    scope[REFUSED] = NotedRefusal(code=error.code, message=error.message)
+    request_id = scope.setdefault(REQUEST_ID, new_request_id())
+    body = openai_errors.error_body(error, request_id=request_id)
+    return HttpResponse(body, status=error.status, content_type="application/json")
 
 
 def _page(request: HttpRequest, title: str, reason: str, *, status: int) -> HttpResponse:
@@ -70,16 +72,3 @@ def _page(request: HttpRequest, title: str, reason: str, *, status: int) -> Http
         )
     except DatabaseError:
         return HttpResponse(WITHOUT_SHELL.format(title=title, reason=reason), status=status)
-
-
-def _json(request: HttpRequest, error: ApiError) -> HttpResponse:
-    scope = _scope(request)
-    scope[REFUSED] = NotedRefusal(code=error.code, message=error.message)
-    request_id = scope.setdefault(REQUEST_ID, new_request_id())
-    body = openai_errors.error_body(error, request_id=request_id)
-    return HttpResponse(body, status=error.status, content_type="application/json")
-
-
-def _scope(request: HttpRequest) -> dict[str, Any]:
-    scope: dict[str, Any] = getattr(request, "scope", {})
-    return scope

@@ -35,9 +35,6 @@ django_request.host_validation_re = re.compile(
 
 LOOPBACK_NAMES = frozenset({"localhost", ".localhost", "127.0.0.1", "[::1]"})
 """A leading dot stands for all names under it, as in Django's ALLOWED_HOSTS."""
-REFUSAL = "a request for the host %r is refused; where that is a name of this server, add it to %s"
-SETTING = "HELEXA_ALLOWED_HOSTS"
-REFUSED_TEXT = "This server has no such name.\n"
 
 
 def host_is_allowed(config: Config, host_header: str) -> bool:
@@ -50,7 +47,8 @@ def host_is_allowed(config: Config, host_header: str) -> bool:
 
 
 def log_refused_host(host_header: str) -> None:
-    logger.warning(REFUSAL, host_header, SETTING)
+    words = "a request for the host %r is refused; where it is this server's, add it to %s"
+    logger.warning(words, host_header, "HELEXA_ALLOWED_HOSTS")
 
 
 @lru_cache(maxsize=8)
@@ -96,5 +94,7 @@ class HostMiddleware(MiddlewareMixin):
             request.get_host()
         except DisallowedHost:
             log_refused_host(request.META.get("HTTP_HOST", ""))
-            return HttpResponseBadRequest(REFUSED_TEXT, content_type="text/plain")
+            return HttpResponseBadRequest(
+                "This server has no such name.\n", content_type="text/plain"
+            )
         return None

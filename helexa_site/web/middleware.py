@@ -15,7 +15,6 @@ from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 from django.utils.deprecation import MiddlewareMixin
 
-from helexa_site.config import Config
 from helexa_site.settings import CONFIG
 from helexa_site.web.client_address import parse_address
 
@@ -74,15 +73,11 @@ FORWARDED_PROTO = "HTTP_X_FORWARDED_PROTO"
 
 class HttpsMiddleware(MiddlewareMixin):
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
-        if not _is_of_a_trusted_proxy(request, CONFIG):
+        peer = parse_address(request.META.get("REMOTE_ADDR", ""))  # a Unix socket's peer has none
+        if peer is None or not any(peer in network for network in CONFIG.trusted_proxies):
             request.META.pop(FORWARDED_PROTO, None)
         was_http = FORWARDED_PROTO in request.META and not request.is_secure()
         if not was_http or not CONFIG.redirects_to_https:
             return None
         url = f"https://{request.get_host()}{request.get_full_path()}"
         return HttpResponsePermanentRedirect(url, preserve_request=True)
-
-
-def _is_of_a_trusted_proxy(request: HttpRequest, config: Config) -> bool:
-    peer = parse_address(request.META.get("REMOTE_ADDR", ""))  # a Unix socket's peer has none
-    return peer is not None and any(peer in network for network in config.trusted_proxies)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -14,19 +13,25 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from unfold.dataclasses import SearchResult
 
+STAFF, SUPERUSERS = "staff", "superusers"
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """``permission`` is needed to see it; empty: any login will do. ``also``: it is current at
-    pages whose names begin like that, too."""
+    """``needs``: ``STAFF``, ``SUPERUSERS``, or a permission beside being staff; empty: any login
+    will do. ``also``: it is current at pages whose names begin like that, too."""
 
     title: str
     icon: str
     url_name: str
-    permission: str = ""
+    needs: str = ""
     also: str = ""
-    for_staff: bool = False
-    for_superusers: bool = False
+
+    def is_for(self, user: Any) -> bool:
+        if self.needs == SUPERUSERS:
+            return bool(user.is_superuser)
+        has_permission = self.needs in ("", STAFF) or user.has_perm(self.needs)
+        return has_permission and (not self.needs or bool(user.is_staff))
 
 
 def _rows(title: str, icon: str, app_and_model: str) -> Item:
@@ -35,67 +40,49 @@ def _rows(title: str, icon: str, app_and_model: str) -> Item:
     return Item(title, icon, f"{name}changelist", f"{app}.view_{model}", also=name)
 
 
-GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
-    (
-        "",
-        (
-            Item("Dashboard", "dashboard", "admin:index", for_staff=True),
-            Item("Playground", "chat", "playground"),
-            Item("Requests", "list_alt", "requests", also="request"),
-            Item("Usage", "bar_chart", "usage"),
-            Item("My keys", "key", "usage-keys", also="usage-key"),
-        ),
+GROUPS: dict[str, tuple[Item, ...]] = {
+    "": (
+        Item("Dashboard", "dashboard", "admin:index", STAFF),
+        Item("Playground", "chat", "playground"),
+        Item("Requests", "list_alt", "requests", also="request"),
+        Item("Usage", "bar_chart", "usage"),
+        Item("My keys", "key", "usage-keys", also="usage-key"),
     ),
-    (
-        "Models",
-        (
-            _rows("Catalogue", "menu_book", "fleet_cataloguemodel"),
-            _rows("Aliases", "label", "fleet_alias"),
-            _rows("Load jobs", "downloading", "fleet_loadjob"),
-            _rows("Downloads", "cloud_download", "fleet_download"),
-            _rows("Replicas", "deployed_code", "fleet_replica"),
-        ),
+    "Models": (
+        _rows("Catalogue", "menu_book", "fleet_cataloguemodel"),
+        _rows("Aliases", "label", "fleet_alias"),
+        _rows("Load jobs", "downloading", "fleet_loadjob"),
+        _rows("Downloads", "cloud_download", "fleet_download"),
+        _rows("Replicas", "deployed_code", "fleet_replica"),
     ),
-    (
-        "Fleet",
-        (
-            _rows("Neurons", "dns", "fleet_neuron"),
-            _rows("Devices", "memory", "fleet_device"),
-            _rows("Upstreams", "cloud", "fleet_upstream"),
-            _rows("Invitations", "mail", "fleet_invitation"),
-            _rows("Policy", "policy", "fleet_fleetpolicy"),
-        ),
+    "Fleet": (
+        _rows("Neurons", "dns", "fleet_neuron"),
+        _rows("Devices", "memory", "fleet_device"),
+        _rows("Upstreams", "cloud", "fleet_upstream"),
+        _rows("Invitations", "mail", "fleet_invitation"),
+        _rows("Policy", "policy", "fleet_fleetpolicy"),
     ),
-    (
-        "Bench",
-        (
-            Item("Results", "speed", "bench-results", for_staff=True, also="bench-"),
-            _rows("Targets", "target", "bench_benchtarget"),
-            _rows("Sweep", "tune", "bench_sweepplan"),
-        ),
+    "Bench": (
+        Item("Results", "speed", "bench-results", STAFF, also="bench-"),
+        _rows("Targets", "target", "bench_benchtarget"),
+        _rows("Sweep", "tune", "bench_sweepplan"),
     ),
-    (
-        "People",
-        (
-            _rows("Accounts", "account_balance_wallet", "metering_account"),
-            _rows("API keys", "vpn_key", "metering_apikey"),
-            _rows("Budgets", "savings", "metering_budget"),
-            _rows("Users", "person", "auth_user"),
-            _rows("Groups", "group", "auth_group"),
-            Item("Spending", "payments", "usage-accounts", for_staff=True),
-        ),
+    "People": (
+        _rows("Accounts", "account_balance_wallet", "metering_account"),
+        _rows("API keys", "vpn_key", "metering_apikey"),
+        _rows("Budgets", "savings", "metering_budget"),
+        _rows("Users", "person", "auth_user"),
+        _rows("Groups", "group", "auth_group"),
+        Item("Spending", "payments", "usage-accounts", STAFF),
     ),
-    (
-        "System",
-        (
-            _rows("Ledger", "receipt_long", "metering_ledgerentry"),
-            _rows("Hours of usage", "schedule", "metering_usagehour"),
-            Item("Audit", "history", "usage-audit", "metering.view_auditentry", for_staff=True),
-            Item("Settings", "settings", "settings", for_superusers=True),
-            Item("API reference", "api", "api-reference", also="api-docs"),
-        ),
+    "System": (
+        _rows("Ledger", "receipt_long", "metering_ledgerentry"),
+        _rows("Hours of usage", "schedule", "metering_usagehour"),
+        Item("Audit", "history", "usage-audit", "metering.view_auditentry"),
+        Item("Settings", "settings", "settings", SUPERUSERS),
+        Item("API reference", "api", "api-reference", also="api-docs"),
     ),
-)
+}
 
 
 SEARCHED = (
@@ -116,43 +103,35 @@ def searched_pages(request: HttpRequest, words: str) -> list[SearchResult]:
     the admin, which it finds by itself."""
     from unfold.dataclasses import SearchResult  # every process reads the settings, few have pages
 
-    found = []
+    found = [
+        SearchResult(item["title"], group["title"], item["link"], item["icon"])
+        for group in navigation_of(request)
+        for item in group["items"]
+        if words in item["title"].lower() and not item["is_list"]
+    ]
     if REQUEST_ID_PREFIX.fullmatch(words):
         link = f"{reverse('requests')}?{urlencode({'id': words})}"
-        found.append(SearchResult("Requests", f"Id begins with {words}", link, "list_alt"))
-    for group in navigation_of(request):
-        for item in group["items"]:
-            if words in item["title"].lower() and not item["is_list"]:
-                found.append(
-                    SearchResult(item["title"], group["title"], item["link"], item["icon"])
-                )
+        found.insert(0, SearchResult("Requests", f"Id begins with {words}", link, "list_alt"))
     return found
 
 
 def navigation_of(request: HttpRequest) -> list[dict[str, Any]]:
     match = request.resolver_match
     here = "" if match is None else match.view_name
-    groups = ((title, list(_items(items, request.user, here))) for title, items in GROUPS)
-    return [{"title": title, "items": items} for title, items in groups if items]
-
-
-def _items(items: tuple[Item, ...], user: Any, here: str) -> Iterator[dict[str, Any]]:
-    for item in items:
-        if _may_see(item, user):
-            is_current = here == item.url_name or bool(item.also and here.startswith(item.also))
-            yield {
+    groups = []
+    for title, items in GROUPS.items():
+        shown = [
+            {
                 "title": item.title,
                 "icon": item.icon,
                 "link": reverse(item.url_name),
-                "active": is_current,
+                "active": here == item.url_name or bool(item.also and here.startswith(item.also)),
                 "has_permission": True,
                 "is_list": item.url_name.endswith("changelist"),
             }
-
-
-def _may_see(item: Item, user: Any) -> bool:
-    if item.for_superusers:
-        return bool(user.is_superuser)
-    if (item.for_staff or item.url_name.startswith("admin:")) and not user.is_staff:
-        return False
-    return not item.permission or bool(user.has_perm(item.permission))
+            for item in items
+            if item.is_for(request.user)
+        ]
+        if shown:
+            groups.append({"title": title, "items": shown})
+    return groups

@@ -12,10 +12,9 @@ from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.templatetags.static import static
-from django.urls import reverse
-from django.utils.cache import add_never_cache_headers
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
 from helexa_site.web.navigation import navigation_of
@@ -23,12 +22,14 @@ from inference.gateway.request.identify import allows_anonymous
 from inference.settings.setting import Setting
 from inference.settings.table import SETTINGS
 
-OPEN_ACCESS = ("No API key needed", "warning")
-
 
 def open_access_label(_request: HttpRequest) -> tuple[str, str] | None:
     """The label of every page's header, text and tone, while callers without a key are served."""
-    return OPEN_ACCESS if allows_anonymous(settings.CONFIG) else None
+    return ("No API key needed", "warning") if allows_anonymous(settings.CONFIG) else None
+
+
+SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+"""The headers of a page with a secret that is stored nowhere."""
 
 
 def shell_of(request: HttpRequest) -> dict[str, Any]:
@@ -39,10 +40,6 @@ def shell_of(request: HttpRequest) -> dict[str, Any]:
         "is_nav_sidebar_enabled": has_login,
         "sidebar_navigation": navigation_of(request) if has_login else [],
     }
-
-
-SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-"""The headers of a page with a secret that is stored nowhere."""
 
 
 def render_page(
@@ -61,24 +58,18 @@ def render_page(
     return response
 
 
+@never_cache
 def front(request: HttpRequest) -> HttpResponse:
     """Redirects operators to the dashboard, members to the playground, strangers to the log-in."""
     if not request.user.is_authenticated:
-        found = reverse("login")
-    elif request.user.is_staff:
-        found = reverse("admin:index")
-    else:
-        found = reverse("playground")
-    response = HttpResponseRedirect(found)
-    add_never_cache_headers(response)
-    return response
+        return redirect("login")
+    return redirect("admin:index" if request.user.is_staff else "playground")
 
 
 def favicon(_request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(static("helexa/favicon.svg"))
 
 
-HIDDEN = "set, and not shown"
 ENVIRONMENT: Mapping[str, str] = os.environ
 
 
@@ -94,7 +85,7 @@ def rows_of(environment: Mapping[str, str]) -> list[Row]:
     for setting in SETTINGS:
         word = environment.get(setting.name, "").strip()
         if not setting.is_internal:
-            rows.append(Row(setting, HIDDEN if word and setting.is_secret else word))
+            rows.append(Row(setting, "set, and not shown" if word and setting.is_secret else word))
     return rows
 
 

@@ -1,6 +1,5 @@
-"""The operator's console for people, accounts, keys, budgets and the ledger. Every write but
-Django's own of people calls a service."""
+"""The operator's console for people, accounts, keys, budgets and the ledger."""
 
-from metering.admin import account, budget, key, records, user
+from metering.admin import account, inlines, key, records, user
 
-__all__ = ["account", "budget", "key", "records", "user"]
+__all__ = ["account", "inlines", "key", "records", "user"]

@@ -8,43 +8,22 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.safestring import SafeString
-from unfold.widgets import (
-    UnfoldAdminCheckboxSelectMultipleWidget,
-    UnfoldAdminSelect2MultipleWidget,
-)
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelect2MultipleWidget
 
-from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import (
-    AnyForm,
-    CheckedForm,
-    UnfoldAdmin,
-    action,
-    asking_first,
-    display,
-    linked_column,
-    linked_list,
-)
+from fleet.admin import unfold_types as ui
+from fleet.admin.loading import Outcome
 from fleet.dashboard.links import model_url
 from fleet.selectors import nameable_models
-from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
-from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
+from metering.actor import Actor
+from metering.admin.inlines import BudgetInline, caps_left, save_inline
 from metering.keys.store import key_status
 from metering.links import account_url
-from metering.models import ApiKey, Budget
+from metering.models import ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope
 
-STATUS_LABELS = {
-    "active": "success",
-    "expired": "warning",
-    "disabled": "warning",
-    "revoked": "danger",
-}
-RECORDED = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
 
-
-class ApiKeyForm(CheckedForm):
+class ApiKeyForm(ui.CheckedForm):
     scopes = forms.MultipleChoiceField(
         choices=[(scope.value, scope.value) for scope in Scope],
         initial=[scope.value for scope in services.DEFAULT_SCOPES],
@@ -57,20 +36,6 @@ class ApiKeyForm(CheckedForm):
         help_text="What it may use; none means all.",
     )
 
-    class Meta:
-        model = ApiKey
-        fields = (
-            "account",
-            "name",
-            "scopes",
-            "model_names",
-            "names_end_user",
-            "may_leave_network",
-            "expires_at",
-            "capture_until",
-            *LIMIT_FIELDS,
-        )
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """A key keeps models that have left the catalogue until an admin removes them."""
         super().__init__(*args, **kwargs)
@@ -81,9 +46,19 @@ class ApiKeyForm(CheckedForm):
         services.key_check(key=self.instance)
 
 
+def _revoke(actor: Actor, key: ApiKey) -> Outcome:
+    if services.key_revoke(actor=actor, key=key):
+        return Outcome(messages.SUCCESS, f"Revoked {key}")
+    return Outcome(messages.INFO, f"{key} was revoked already")
+
+
 @admin.register(ApiKey)
-class ApiKeyAdmin(UnfoldAdmin):
+class ApiKeyAdmin(ui.WrittenAdmin):
+    operating = "metering.change_apikey"
     form = ApiKeyForm
+    writes = ui.Writes("key", services.key_create, services.key_update, services.key_revoke)
+    fixed = ("account",)
+    recorded = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
     list_display = (
         "prefix",
         "name",
@@ -99,88 +74,54 @@ class ApiKeyAdmin(UnfoldAdmin):
     list_filter = ("account", ("revoked_at", admin.EmptyFieldListFilter))
     search_fields = ("prefix", "name", "account__name")
     actions = ("revoke_selected",)
-    fieldsets = (
-        (None, {"fields": ("account", "name", "scopes", "model_names", "expires_at")}),
-        ("Requests", {"fields": ("names_end_user", "may_leave_network", "capture_until")}),
-        ("Limits", {"fields": LIMIT_FIELDS}),
+    fieldsets = ui.sections(
+        {
+            "": ("account", "name", "scopes", "model_names", "expires_at"),
+            "Requests": ("names_end_user", "may_leave_network", "capture_until"),
+            "Limits": LIMIT_FIELDS,
+        }
     )
-    recorded = ("Recorded", {"fields": RECORDED})
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.fieldsets if obj is None else (*self.fieldsets, self.recorded)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """The account is fixed: the ledger bills by it."""
-        return RECORDED if obj is None else ("account", *RECORDED)
-
-    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
-        return [] if obj is None else [BudgetInline]
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        if obj is not None and obj.revoked_at is not None:
-            return False
-        return super().has_change_permission(request, obj)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_revoke_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("metering.change_apikey")
-
-    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
-        if change:
-            services.key_update(actor=actor_of(request), key=obj, changed_fields=form.changed_data)
-            return
-        values = form.cleaned_data
-        own = {name: value for name, value in values.items() if name not in LIMIT_FIELDS}
-        created = services.key_create(actor=actor_of(request), limits=RateLimits.of(values), **own)
-        obj.pk = created.row.pk
-        obj.shown_once = created.key
-
-    def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
-        if formset.model is Budget:
-            budgets_save(actor_of(request), formset)
-
-    def response_add(
-        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
-    ) -> HttpResponse:
-        """The page with the key, which is stored nowhere: not in the session, a cache or the
-        history."""
-        return render_page(
-            request,
-            "metering/key_created.html",
-            title="A new API key",
-            context={"opts": self.opts, "key": obj, "shown_once": obj.shown_once},
-            headers=SHOWN_ONCE,
-        )
-
-    account_link = linked_column("account_id", account_url, "Account")
-
-    @display(description="Status", label=STATUS_LABELS)
-    def status_label(self, key: ApiKey) -> str:
-        return key_status(key)
-
-    @display(description="Scopes")
-    def scope_names(self, key: ApiKey) -> str:
-        return ", ".join(key.scopes)
+    account_link = ui.linked_column("account_id", account_url, "Account")
+    status_label = ui.column("Status", key_status, label=ui.STATUS_LABELS)
+    scope_names = ui.column("Scopes", lambda key: ", ".join(key.scopes))
+    model_list = ui.column(
+        "Models",
+        lambda key: ui.linked_list(((name, "") for name in key.model_names), model_url) or "all",
+    )
+    caps_left = ui.column("Left of its caps", caps_left)
+    revoke_selected = ui.each_row("Revoke, for good", _revoke, asks=True)
+    save_formset = save_inline
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: QuerySet[Any] = super().get_queryset(request).prefetch_related("budgets")
         return rows
 
-    @display(description="Left of its caps")
-    def caps_left(self, key: ApiKey) -> str:
-        return caps_left_words(key.budgets.all())
+    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
+        return [] if obj is None else [BudgetInline]
 
-    @display(description="Models")
-    def model_list(self, key: ApiKey) -> SafeString | str:
-        return linked_list(((name, "") for name in key.model_names), model_url) or "all"
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        is_over = obj is not None and obj.revoked_at is not None
+        return not is_over and super().has_change_permission(request, obj)
 
-    @action(description="Revoke, for good", permissions=["revoke"])
-    @asking_first
-    def revoke_selected(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        for key in queryset:
-            if services.key_revoke(actor=actor_of(request), key=key):
-                messages.success(request, f"Revoked {key}")
-            else:
-                messages.info(request, f"{key} was revoked already")
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def created(self, actor: Actor, form: ui.AnyForm) -> ApiKey:
+        given = dict(form.cleaned_data)
+        limits = RateLimits.of({name: given.pop(name) for name in LIMIT_FIELDS})
+        created = services.key_create(actor=actor, limits=limits, **given)
+        vars(created.row)["shown_once"] = created.key
+        return created.row
+
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        return ui.show_once(
+            self,
+            request,
+            "metering/key_created.html",
+            "A new API key",
+            key=obj,
+            shown_once=obj.shown_once,
+        )

@@ -2,7 +2,7 @@
 find what stops people with a screen reader, without a mouse, or with poor sight.
 
 axe-core comes with a package. The page is still meanwhile: a part that htmx replaces would be
-looked at after it has gone. It reads no canvas: ``faint_charts`` measures their words.
+looked at after it has gone.
 """
 
 from __future__ import annotations
@@ -87,38 +87,3 @@ def violations(browser: Browser) -> list[str]:
     found = browser.run(VIOLATIONS, NOT_OURS, MAX_HTML_CHARS)
     browser.run(MOVE_AGAIN)
     return [f"{browser.path}: {one}" for one in found]
-
-
-CHARTS_CONTRASTS = """
-    const {Color, getContrast, getOwnBackgroundColor} = axe.commons.color;
-    const behind = (element) => {
-        const color = getOwnBackgroundColor(getComputedStyle(element));
-        return color.alpha === 1 || !element.parentElement ? color : behind(element.parentElement);
-    };
-    const contrast = (canvas, written) => {
-        const color = new Color();
-        color.parseString(written);
-        return getContrast(behind(canvas), color);
-    };
-    return [...document.querySelectorAll("canvas[data-drawn]")].flatMap((canvas) => {
-        const chart = window.Chart?.getChart(canvas);
-        if (!chart) return [];
-        const colors = Object.values(chart.scales).map((scale) => scale.options.ticks.color);
-        colors.push(chart.legend.options.labels.color);
-        const name = canvas.dataset.series ?? canvas.dataset.chart;
-        return colors.map((color) => [name, contrast(canvas, color)]);
-    });
-"""
-"""A script that returns, for the ticks and the legend of each chart, how they contrast with what is
-behind it. It asks the axe-core that ``violations`` has loaded."""
-MIN_CONTRAST = 4.5
-"""WCAG's AA of small text; large text is held to it as well."""
-
-
-def faint_charts(browser: Browser) -> list[str]:
-    """The charts whose words are hard to read."""
-    return [
-        f"{browser.path}: contrast {contrast:.2f} in chart {name}"
-        for name, contrast in browser.run(CHARTS_CONTRASTS)
-        if contrast < MIN_CONTRAST
-    ]

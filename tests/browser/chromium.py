@@ -19,7 +19,6 @@ from selenium.common.exceptions import (
     ElementNotInteractableException,
     InvalidSelectorException,
     InvalidSessionIdException,
-    NoAlertPresentException,
     NoSuchWindowException,
     StaleElementReferenceException,
     TimeoutException,
@@ -30,10 +29,10 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+from selenium.webdriver.common.alert import Alert
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
 
 WAIT_S = 90.0
 POLL_INTERVAL_S = 0.5
@@ -267,17 +266,16 @@ class Browser:
 
     def dismiss(self) -> str:
         """Answers No to what the page asks; its words."""
-        return self._answered(is_yes=False)
+        return self._answered(lambda alert: alert.dismiss())
 
     def accept(self) -> str:
         """Answers Yes to what the page asks; its words."""
-        return self._answered(is_yes=True)
+        return self._answered(lambda alert: alert.accept())
 
-    def _answered(self, *, is_yes: bool) -> str:
-        waiting = WebDriverWait(self._driver, WAIT_S, ignored_exceptions=[NoAlertPresentException])
-        alert = waiting.until(lambda driver: driver.switch_to.alert, "the page asks")
+    def _answered(self, answer: Callable[[Alert], None]) -> str:
+        alert = self.wait(lambda: self._driver.switch_to.alert, "the page asks")
         words = str(alert.text)
-        alert.accept() if is_yes else alert.dismiss()
+        answer(alert)
         return words
 
     def follow(self, words: str) -> None:

@@ -45,6 +45,7 @@ class Page:
         return self.path if self.model is None else self.path.format(key=first_key(self.model))
 
 
+PASSWORD = "what-people-type-here"
 BENCH = "/bench/"
 REQUEST_ID = "5eed" * 8
 """The id of a request that failed."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from tests.browser.appearance import look_at
 from tests.browser.chromium import WIDE, Browser, running_chromium
-from tests.browser.pages import ACCOUNT_IN_USE, BENCH, REQUEST_ID
-from tests.browser.seed import OPERATOR, PASSWORD
+from tests.browser.pages import ACCOUNT_IN_USE, BENCH, PASSWORD, REQUEST_ID, Who
 from tests.browser.server import running_pages
 from tests.live.serving import REPOSITORY_DIR
 
@@ -80,7 +79,7 @@ def main() -> None:
 
 def take(browser: Browser) -> None:
     browser.start_anew(WIDE)
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     for name, path in PICTURES.items():
         browser.open(path)
         if path == PLAYGROUND:

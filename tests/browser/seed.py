@@ -1,4 +1,4 @@
-"""Fills the database and the Redis of the pages' server: ``python -m tests.browser.seed``.
+"""Fills the database and the Redis of the pages' server, in a process of its own.
 
 An operator (olga) and a member (mia), a fleet of one neuron that is here and one that is away, a
 month of usage, and a bench whose last build got slower. There is a row of every kind that the admin
@@ -9,57 +9,55 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-import django
+from django.contrib.auth.models import Group, User
+from django.core.management import call_command
+from django.utils import timezone
 
+from fleet import services
+from fleet.live import reading as live
+from fleet.live.desired_state import AdmissionPolicy
+from fleet.models import CatalogueModel, Download, LoadJob, Neuron
+from fleet.services.hosts.invitations import share_record
+from inference.protocol import keys
+from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
+from inference.protocol.heartbeat import encode_heartbeat
+from inference.protocol.keys import downloads_key
+from inference.protocol.refusals import Refused, encode_field, refusals_key
+from inference.version import VERSION
+from metering import services as of_metering
+from metering.actor import COMMAND, user_actor
+from metering.bench import store
+from metering.bench.models import BenchTarget, SweepPlan
+from metering.models import Account, LedgerEntry, UsageHour
+from metering.request_records import rows
+from tests.browser.pages import PASSWORD, REQUEST_ID, Who
+from tests.fleet.conftest import device, heartbeat, replica, report
 from tests.fleet.ordered import ordered
+from tests.inference.reports import engine_stats
+from tests.metering.bench import results
+from tests.metering.request_records.records import ended
 
-if TYPE_CHECKING:
-    from metering.models import Account
-
-PASSWORD = "what-people-type-here"
-OPERATOR, MEMBER = "olga", "mia"
 GIB = 1024**3
 
 
 def main() -> None:
-    django.setup()
-    from django.contrib.auth.models import User
-    from django.core.management import call_command
-
-    from metering import services
-    from metering.actor import COMMAND
-
     call_command("migrate", verbosity=0)
-    User.objects.create_superuser(OPERATOR, password=PASSWORD)
-    member = User.objects.create_user(MEMBER, password=PASSWORD)
-    account = services.account_create(actor=COMMAND, name="research")
-    services.membership_set(actor=COMMAND, account=account, user=member, role="member")
-    cap = services.Cap(unit="micro_usd", cap=10_000_000, window="month")
-    services.budget_create(actor=COMMAND, account=account, cap=cap)
+    User.objects.create_superuser(Who.OPERATOR, password=PASSWORD)
+    member = User.objects.create_user(Who.MEMBER, password=PASSWORD)
+    account = of_metering.account_create(actor=COMMAND, name="research")
+    of_metering.membership_set(actor=COMMAND, account=account, user=member, role="member")
+    cap = of_metering.Cap(unit="micro_usd", cap=10_000_000, window="month")
+    of_metering.budget_create(actor=COMMAND, account=account, cap=cap)
     _fleet()
     _operations()
     _people(account)
     _usage()
     _requests()
-    _bench()
+    results.a_regression()
 
 
 def _fleet() -> None:
-    from django.utils import timezone
-
-    from fleet import services
-    from fleet.live import reading as live
-    from fleet.models import Neuron
-    from inference.protocol import keys
-    from inference.protocol.heartbeat import encode_heartbeat
-    from inference.protocol.refusals import Refused, encode_field, refusals_key
-    from inference.version import VERSION
-    from metering.actor import COMMAND
-    from tests.fleet.conftest import device, heartbeat, replica, report
-    from tests.inference.reports import engine_stats
-
     for name in ("tiny", "big"):
         services.catalogue_model_create(
             actor=COMMAND,
@@ -102,16 +100,6 @@ def _fleet() -> None:
 
 def _operations() -> None:
     """What an operator has done, and what came of it."""
-    from django.utils import timezone
-
-    from fleet import services
-    from fleet.live import reading as live
-    from fleet.live.desired_state import AdmissionPolicy
-    from fleet.models import CatalogueModel, Download, LoadJob, Neuron
-    from fleet.services.hosts.invitations import share_record
-    from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
-    from inference.protocol.keys import downloads_key
-    from metering.actor import COMMAND
 
     services.alias_create(
         actor=COMMAND, name="smart", model=CatalogueModel.objects.get(name="tiny")
@@ -164,25 +152,14 @@ def _operations() -> None:
 
 
 def _people(account: Account) -> None:
-    from django.contrib.auth.models import Group
-
-    from metering import services
-    from metering.actor import user_actor
-    from metering.bench import store
-    from metering.bench.models import BenchTarget, SweepPlan
-
     Group.objects.create(name="watchers")
-    services.key_create(actor=user_actor(MEMBER), account=account, name="mia's editor")
+    of_metering.key_create(actor=user_actor(Who.MEMBER), account=account, name="mia's editor")
     peer = BenchTarget(name="peer", kind="openai", endpoint="http://peer.example.org:8080/v1")
-    store.row_save(actor=user_actor(OPERATOR), row=peer)
-    store.row_save(actor=user_actor(OPERATOR), row=SweepPlan())
+    store.row_save(actor=user_actor(Who.OPERATOR), row=peer)
+    store.row_save(actor=user_actor(Who.OPERATOR), row=SweepPlan())
 
 
 def _usage() -> None:
-    from django.utils import timezone
-
-    from metering.models import LedgerEntry, UsageHour
-
     now = timezone.now()
     hour = now.replace(minute=0, second=0, microsecond=0)
     for day in range(20):
@@ -215,10 +192,6 @@ def _usage() -> None:
 
 
 def _requests() -> None:
-    from metering.request_records import rows
-    from tests.browser.pages import REQUEST_ID
-    from tests.metering.request_records.records import ended
-
     own = {"account": "research", "key": "hx-0123456789", "end_user": "ann@example.org"}
     now_s = time.time()
     rows.insert(
@@ -235,13 +208,3 @@ def _requests() -> None:
             *(ended(**own, ended_unix_s=now_s - 90 * number) for number in range(1, 60)),
         ]
     )
-
-
-def _bench() -> None:
-    from tests.metering.bench import results
-
-    results.a_regression()
-
-
-if __name__ == "__main__":
-    main()

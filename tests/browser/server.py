@@ -109,7 +109,7 @@ class PagesServer:
             connection.close()
 
     def _seed(self) -> None:
-        self._run("-m", "tests.browser.seed")
+        self.command("shell", "--no-imports", "-c", "from tests.browser import seed; seed.main()")
 
     def _run(self, *arguments: str) -> str:
         done = subprocess.run(

@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 
 from inference.request_ids import new_request_id
 from tests.browser.chromium import WIDE, Browser
-from tests.browser.seed import OPERATOR, PASSWORD
+from tests.browser.pages import PASSWORD, Who
 from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
@@ -59,7 +59,7 @@ def test_a_search_stays_while_the_board_is_asked_for_again(browser: Browser) -> 
     """It leads to an address of its own. How long a large fleet's board is, and its pages, are in
     ``tests/fleet/dashboard/test_at_scale.py``."""
     browser.start_anew(WIDE)
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/")
     browser.run(COUNT_REFRESHES)
     browser.add("#search-models", "big")
@@ -76,7 +76,7 @@ def test_a_job_moves_no_button_and_an_unload_asks(
     browser: Browser, pages_server: PagesServer
 ) -> None:
     browser.start_anew(WIDE)
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/")
     browser.run(COUNT_REFRESHES)
     before = [browser.run(TOP_OF, css) for css in ("#load-big", "#unload-tiny", "#drain-beast")]
@@ -110,7 +110,7 @@ def test_a_button_pressed_right_after_a_refresh_loads_no_page(
     browser: Browser, pages_server: PagesServer
 ) -> None:
     browser.start_anew(WIDE)
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/")
     browser.run(COUNT_REFRESHES)
     browser.run(PRESS_ONCE_REFRESHED, "#fold-beast")
@@ -121,7 +121,7 @@ def test_a_button_pressed_right_after_a_refresh_loads_no_page(
 
 
 def test_a_row_ticked_while_the_list_is_requested_stays_ticked(browser: Browser) -> None:
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/fleet/neuron/")
     browser.run(TICK_ONCE_REQUESTED, ROW)
     browser.wait(lambda: browser.run(ANSWERS) >= 1, "the list was answered")
@@ -137,7 +137,7 @@ def test_a_buttons_request_outlasts_the_refreshes(
     browser: Browser, pages_server: PagesServer
 ) -> None:
     """The server answers the button after another refresh was due."""
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/dashboard/model?name=big")
     browser.find("#pin-big")
     browser.run(COUNT_DUE_ONCE_POSTED)
@@ -165,7 +165,7 @@ def end_a_request(server: PagesServer) -> str:
 
 
 def test_the_newest_appear_by_themselves(browser: Browser, pages_server: PagesServer) -> None:
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.wait_for_path("/admin/")
     browser.open("/requests/")
     browser.run("window.isSamePage = true")

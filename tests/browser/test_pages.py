@@ -3,13 +3,14 @@ by the rules of axe-core. This is the one place where all pages are walked."""
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.appearance import drawn, faint_charts, is_dark, look_at, violations
+from tests.browser.appearance import drawn, is_dark, look_at, violations
 from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser, View
-from tests.browser.pages import Who, pages_of
-from tests.browser.seed import OPERATOR, PASSWORD
+from tests.browser.pages import PASSWORD, Who, pages_of
 from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1800)]
@@ -93,7 +94,7 @@ def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
     """Photographs the page that is open and returns its problems."""
     look_at(browser, view)
     browser.photograph(f"{name}-{view.name}")
-    problems = browser.check() + violations(browser) + faint_charts(browser)
+    problems = browser.check() + violations(browser)
     browser.run(FOCUS_THE_FIRST)
     browser.press(Keys.TAB)  # from now on the browser shows where the focus is
     unseen = browser.run(FOCUSED_UNSEEN)
@@ -106,7 +107,7 @@ def test_a_model_is_loaded_by_keyboard_and_shows_its_progress(
     browser.open("/")
     browser.wait_for_path("/login/")
     browser.tab_to("id_username")
-    browser.press(OPERATOR, Keys.TAB, PASSWORD, Keys.ENTER)
+    browser.press(Who.OPERATOR, Keys.TAB, PASSWORD, Keys.ENTER)
     browser.wait_for_path("/admin/")
     browser.wait_for_text("attic is away")
     browser.tab_to("load-big")
@@ -126,7 +127,7 @@ def test_a_model_is_loaded_by_keyboard_and_shows_its_progress(
 
 
 def test_the_navigation_is_skipped_and_the_own_menu_opened_by_keyboard(browser: Browser) -> None:
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.wait_for_path("/admin/")
     browser.press(Keys.TAB)
     assert browser.run("return document.activeElement.className") == "hx-skip"
@@ -170,7 +171,7 @@ POINTS = {"30m": 30, "24h": 96, "7d": 168, "30d": 120}
 
 def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
     """All pages draw them by the same script."""
-    browser.log_in(OPERATOR, PASSWORD)
+    browser.log_in(Who.OPERATOR, PASSWORD)
     browser.wait_for_path("/admin/")
     for path, ranges in (("/admin/", ["30d"]), ("/admin/dashboard/model?name=tiny", POINTS)):
         browser.open(path)
@@ -188,4 +189,88 @@ def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
     browser.wait(lambda: drawn(browser), "cost and tokens are drawn")
     found = [(one["lines"], one["scales"]) for one in browser.run(CHARTS)]
     assert found == [(["USD"], ["x", "y"]), (["tokens"], ["x", "y"])]
+    assert browser.check() == []
+
+
+INJECTED = """
+    const script = document.createElement("script");
+    script.textContent = "window.wasRun = true";
+    const image = document.createElement("div");
+    image.innerHTML = '<img src="/nowhere.png" onerror="window.wasRun = true">';
+    const frame = document.createElement("iframe");
+    frame.src = arguments[0];
+    document.body.append(script, image, frame);
+    return fetch(arguments[0], {mode: "no-cors"}).then(() => "sent", () => "stopped");
+"""
+ATTEMPTS = ("inline script", "inline event handler", "connect-src", "frame-src")
+ELSEWHERE = "http://127.0.0.1:9/"
+
+
+def test_what_is_injected_does_not_run(browser: Browser) -> None:
+    """By the Content-Security-Policy. Pages of other origins are refused in
+    ``tests/inference/gateway/server/test_paths.py``."""
+    browser.log_in(Who.OPERATOR, PASSWORD)
+    browser.open("/playground/")
+    assert browser.run(INJECTED, ELSEWHERE) == "stopped"
+    stopped: list[str] = []
+
+    def are_all_stopped() -> bool:
+        stopped.extend(one for one in browser.check() if "Content Security Policy" in one)
+        return all(any(what in line for line in stopped) for what in ATTEMPTS)
+
+    browser.wait(are_all_stopped, "each attempt is in the console")
+    assert browser.run("return window.wasRun === undefined")
+
+
+SECTIONS = """
+    return [...document.querySelectorAll("section[id] h2")]
+        .filter((one) => one.checkVisibility()).map((one) => one.innerText);
+"""
+HAVE_IT = {"POST /v1/chat/completions"}
+"""Of ``EVERY``, those with the field that is searched for."""
+EVERY = HAVE_IT | {"POST /v1/embeddings"}
+
+
+def test_the_inference_api_is_searched(browser: Browser) -> None:
+    browser.open("/docs")
+    browser.wait(lambda: set(browser.run(SECTIONS)) >= EVERY, "all of them")
+    browser.add("#search-paths", "parallel_tool_calls")
+    # The sections are shown and hidden one by one, some frames after each letter.
+    browser.wait(lambda: EVERY & set(browser.run(SECTIONS)) == HAVE_IT, "those that have it")
+    browser.add("#search-paths", " of nobody")
+    browser.wait_for_text("No path and no field has these words.")
+    browser.wait(lambda: browser.run(SECTIONS) == [], "none is shown")
+    assert browser.check() == []
+
+
+def test_an_operator_makes_an_account_with_a_budget_a_person_and_a_key(browser: Browser) -> None:
+    browser.log_in(Who.OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    browser.open("/admin/metering/account/add/")
+    browser.type("#id_name", "printers")
+    browser.press_button("#budgets-group a.add-row")
+    browser.type("#id_budgets-0-cap", "0.002")
+    browser.choose("#id_budgets-0-unit", "micro_usd")
+    browser.choose("#id_budgets-0-window", "balance")
+    browser.press_button('[name="_save"]')
+    browser.wait_for_path("/admin/metering/account/")
+    browser.open("/admin/metering/apikey/add/")
+    browser.choose("#id_account", "printers")
+    browser.press_button('[name="_save"]')
+    assert browser.find("#api-key").text.startswith("hx-")
+    browser.open("/admin/auth/user/add/")
+    browser.type("#id_username", "lena")
+    browser.choose("#id_memberships-0-account", "printers")
+    browser.press_button('[name="_save"]')
+    invitation = browser.find('[id^="invitation-"]').text
+    assert browser.check() == []
+
+    browser.start_anew(PHONE)
+    browser.open(urlsplit(invitation).path)
+    browser.type("#id_new_password1", PASSWORD)
+    browser.type("#id_new_password2", PASSWORD, Keys.ENTER)
+    browser.wait_for_path("/playground/")
+    browser.open("/usage/?by=model")
+    browser.wait_for_text("Budgets left")
+    browser.wait_for_text("$0.002")
     assert browser.check() == []

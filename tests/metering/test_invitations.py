@@ -15,7 +15,9 @@ from tests.metering.callers import newest, person, staff
 pytestmark = pytest.mark.django_db
 
 ADD = "/admin/auth/user/add/"
-FORM = {"username": "mia", "email": "mia@example.org", "account": "research", "role": "owner"}
+COUNTS = {"memberships-TOTAL_FORMS": "1", "memberships-INITIAL_FORMS": "0"}
+MEMBER = COUNTS | {"memberships-0-account": "research", "memberships-0-role": "owner"}
+FORM = {"username": "mia", "email": "mia@example.org"} | MEMBER
 LINK = re.compile(r"http://testserver(/welcome/[^<\s]+)")
 NEW = {"new_password1": "a long password", "new_password2": "a long password"}
 
@@ -41,7 +43,10 @@ def choose(path: str, form: dict[str, str] = NEW) -> tuple[Client, str]:
 
 def test_who_is_added_chooses_the_password(operator: Client, account: Account) -> None:
     asked = operator.get(ADD).text
-    assert 'name="account"' in asked and "password" not in asked.lower().partition("<form")[2]
+    assert (
+        'name="memberships-0-account"' in asked
+        and "password" not in asked.lower().partition("<form")[2]
+    )
     assert "user_permissions" not in asked
     link = invited(operator)
     mia = User.objects.get(username="mia")
@@ -74,7 +79,7 @@ def test_a_link_works_once_and_stays_good_for_a_better_password(operator: Client
 
 
 def test_without_an_account_and_by_a_name_that_is_taken(operator: Client) -> None:
-    invited(operator, account="")
+    invited(operator, **{"memberships-0-account": "", "memberships-0-role": "member"})
     assert not Membership.objects.exists()
     response = operator.post(ADD, FORM)
     assert "already exists" in response.text and User.objects.count() == 2
@@ -95,7 +100,7 @@ def test_an_invitation_is_made_again(operator: Client, account: Account) -> None
 
 def test_who_may_give_no_memberships_gives_none(account: Account) -> None:
     client = staff("dave", "add_user", "change_user")
-    assert 'name="account"' not in client.get(ADD).text
+    assert '-0-account"' not in client.get(ADD).text
     invited(client)
     assert not Membership.objects.exists()
     client = staff("looks", "view_user")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import Browser
-from tests.browser.test_first_hour import has_ended
 
 MODEL, SEEING = "hermes", "seeing"
 
@@ -72,3 +71,9 @@ def titles(browser: Browser) -> list[str]:
 def choose(browser: Browser, model: str) -> None:
     """The conversation has no turns."""
     browser.choose('[name="model"]', model)
+
+
+def has_ended(browser: Browser, num_answers: int) -> bool:
+    answers = browser.run("return document.querySelectorAll('.pg-answer').length")
+    running = browser.run("return Alpine.$data(document.querySelector('.pg-page')).isRunning")
+    return bool(answers == num_answers and not running)

@@ -18,11 +18,11 @@ from tests.browser.playground.steps import (
     MODEL,
     SEEING,
     ask,
+    has_ended,
     open_all,
     press,
     talk,
 )
-from tests.browser.test_first_hour import has_ended
 from tests.inference.image_files import png
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe

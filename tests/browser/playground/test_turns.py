@@ -14,10 +14,10 @@ from tests.browser.playground.steps import (
     LAST_STATS,
     MODEL,
     ask,
+    has_ended,
     open_all,
     press,
 )
-from tests.browser.test_first_hour import has_ended
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
 from tests.live.sdk.asking import OSLO_CALL, SCHEMA

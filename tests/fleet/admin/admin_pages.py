@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 from django.test import Client
@@ -10,36 +11,39 @@ from django.urls import reverse
 FORM = {
     "name": "tiny",
     "source": "pypi:tiny",
-    "dtype": "auto",
-    "quantization": "auto",
-    "kv_dtype": "auto",
+    **dict.fromkeys(("dtype", "quantization", "kv_dtype", "device"), "auto"),
     "speculation": "off",
-    "device": "auto",
     "idle_action": "unload",
     "task": "text",
-    "min_devices": "1",
-    "tensor_parallel": "1",
     "spread": "host",
+    **dict.fromkeys(("min_devices", "tensor_parallel", "max_replicas"), "1"),
     "min_replicas": "0",
-    "max_replicas": "1",
     "adapter_slots": "8",
     "enabled": "on",
 }
 """The form of a model, as a browser sends it."""
 
 
-def page(client: Client, noun: str, view: str = "changelist", *args: Any) -> str:
-    response = client.get(reverse(f"admin:fleet_{noun}_{view}", args=args))
+def url(noun: str, view: str = "changelist", *args: Any) -> str:
+    return reverse(f"admin:fleet_{noun}_{view}", args=args)
+
+
+def text_of(response: Any) -> str:
     assert response.status_code == 200
-    return response.content.decode()
+    return html.unescape(response.content.decode()).replace("\xa0", " ")
+
+
+def page(client: Client, noun: str, view: str = "changelist", *args: Any, **query: str) -> str:
+    return text_of(client.get(url(noun, view, *args), query))
+
+
+def sent(client: Client, noun: str, view: str, *args: Any, **form: Any) -> str:
+    """Posts a form; returns the page that follows, or the form with its errors."""
+    return text_of(client.post(url(noun, view, *args), form, follow=True))
 
 
 def act(client: Client, noun: str, action: str, *rows: Any, **data: str) -> str:
     """Posts a list action, confirms it where that is asked, follows to the page it ends on."""
     form = {"action": action, "_selected_action": [str(row.pk) for row in rows], **data}
-    where = reverse(f"admin:fleet_{noun}_changelist")
-    response = client.post(where, form, follow=True)
-    if b'name="sure"' in response.content:
-        response = client.post(where, {**form, "sure": "1"}, follow=True)
-    assert response.status_code == 200
-    return response.content.decode()
+    answer = sent(client, noun, "changelist", **form)
+    return sent(client, noun, "changelist", **form, sure="1") if 'name="sure"' in answer else answer

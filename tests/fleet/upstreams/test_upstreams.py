@@ -178,7 +178,7 @@ def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: 
     assert admin_client.post(at, kept).status_code == 302
     row.refresh_from_db()
     assert (row.concurrency, row.has_key) == (5, True)
-    moved = admin_client.post(at, kept | {"url": "http://evil/v1"})
+    moved = admin_client.post(at, kept | {"url": "http://evil/v1"}, follow=True)
     assert "needs the key again" in moved.content.decode()
     assert admin_client.post(at, kept | {"removes_key": "on"}).status_code == 302
     row.refresh_from_db()

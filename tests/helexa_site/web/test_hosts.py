@@ -7,6 +7,7 @@ import socket
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,13 +21,8 @@ from inference.settings.gateway import ALLOWED_HOSTS
 from tests.cases import each_case
 
 LOOPBACK = ("localhost", "localhost:31313", "chat.localhost", "127.0.0.1:1", "[::1]:31313", "[::1]")
-ELSEWHERE = (
-    "evil.example",
-    "evil.example:31313",
-    "localhost.evil.example",
-    "127.0.0.1.evil",
-    "a b",
-)
+ELSEWHERE = ("evil.example:31313", "localhost.evil.example", "127.0.0.1.evil", "a b", "a/b", ":80")
+OWN_NAME = socket.gethostname()
 
 
 @pytest.fixture
@@ -40,27 +36,36 @@ def test_loopback_names_always_and_others_never(config: Config, listen_host: str
     assert all(host_is_allowed(config, host) for host in LOOPBACK)
     assert not any(host_is_allowed(config, host) for host in ELSEWHERE)
     assert host_is_allowed(config, ""), "a request without a host comes from no browser"
-    assert not host_is_allowed(config, ":80")
 
 
 @each_case(
-    ("field", "value", "asked"),
+    ("given", "asked"),
     [
-        ("listen_host", "192.0.2.7", "192.0.2.7:31313"),
-        ("listen_host", "2001:db8:0::7", "[2001:db8::7]:31313"),
-        ("listen_host", "Box.example.org", "box.EXAMPLE.org"),
-        ("listen_host", "0.0.0.0", f"{socket.gethostname()}:31313"),
-        ("public_url", "http://helexa_gateway:8000", "helexa_gateway:8000"),
-        ("allowed_hosts", (".example.net",), "a.example.net:8080"),
-        ("allowed_hosts", ("*",), "evil.example"),
+        ({"listen_host": "192.0.2.7"}, "192.0.2.7:31313"),
+        ({"listen_host": "2001:db8:0::7"}, "[2001:db8::7]:31313"),
+        ({"listen_host": "Box.example.org"}, "box.EXAMPLE.org"),
+        ({"listen_host": "0.0.0.0"}, f"{OWN_NAME}:31313"),
+        ({"public_url": "http://helexa_gateway:8000"}, "helexa_gateway:8000"),
+        ({"allowed_hosts": "Helexa_Gateway"}, "helexa_gateway."),
+        ({"allowed_hosts": "chat.example.org."}, "chat.example.org.:80"),
+        ({"allowed_hosts": ".my_net"}, "a_b.my_net"),
+        ({"allowed_hosts": "-a-"}, "-a-:1"),
+        ({"allowed_hosts": "[2001:DB8::7]"}, "[2001:db8::7]:31313"),
+        ({"allowed_hosts": "*"}, "any_name:1"),
     ],
 )
 def test_what_it_listens_on_and_what_the_operator_names(
-    config: Config, field: str, value: object, asked: str
+    config: Config, given: dict[str, Any], asked: str
 ) -> None:
-    assert not host_is_allowed(config, asked) or socket.gethostname() == "localhost"
-    assert host_is_allowed(replace(config, **{field: value}), asked)
-    assert value == ("*",) or not host_is_allowed(replace(config, **{field: value}), "example.org")
+    assert not host_is_allowed(config, asked) or OWN_NAME == "localhost"
+    if named := given.get("allowed_hosts"):
+        given = {"allowed_hosts": ALLOWED_HOSTS.read({"HELEXA_ALLOWED_HOSTS": named})}
+    config = replace(config, **given)
+    assert host_is_allowed(config, asked)
+    with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
+        assert Client(headers={"host": asked}).get("/").status_code == 302
+    for other in ("other_name", "example.org", "helexa_gateway.evil.example", "é"):
+        assert named == "*" or not host_is_allowed(config, other)
 
 
 def test_the_machines_own_addresses_on_a_wildcard(
@@ -83,47 +88,26 @@ def test_the_machines_own_addresses_on_a_wildcard(
         allowed_hosts.cache_clear()
 
 
-@each_case(
-    ("named", "asked"),
-    [
-        ("helexa_gateway", "helexa_gateway"),
-        ("helexa_gateway", "Helexa_GATEWAY:31313"),
-        ("Helexa_Gateway", "helexa_gateway."),
-        ("chat.example.org.", "chat.example.org"),
-        ("chat.example.org.", "chat.example.org.:80"),
-        (".my_net", "a_b.my_net"),
-        ("-a-", "-a-:1"),
-        ("_", "_"),
-        ("[2001:DB8::7]", "[2001:db8::7]:31313"),
-        ("*", "any_name:1"),
-    ],
-)
-def test_what_the_setting_takes_is_served(config: Config, named: str, asked: str) -> None:
-    names = ALLOWED_HOSTS.read({"HELEXA_ALLOWED_HOSTS": named})
-    config = replace(config, allowed_hosts=names)
-    assert host_is_allowed(config, asked)
-    with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
-        assert Client(headers={"host": asked}).get("/").status_code == 302
-    for other in ("other_name", "helexa_gateway.evil.example", "_evil.example", "a b", "a/b", "é"):
-        assert named == "*" or not host_is_allowed(config, other)
-        assert not host_is_allowed(replace(config, allowed_hosts=()), other)
-
-
 def test_djangos_pages_refuse_and_the_log_names_the_setting(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
         assert Client(headers={"host": "evil.example:31313"}).get("/").status_code == 400
-        assert "HELEXA_ALLOWED_HOSTS" in caplog.text and "evil.example:31313" in caplog.text
-        assert Client(headers={"host": "localhost:31313"}).get("/").status_code == 302
+    assert "HELEXA_ALLOWED_HOSTS" in caplog.text and "evil.example:31313" in caplog.text
 
 
-def test_the_flag_is_read_before_django_reads_it() -> None:
-    assert gateway_host(["--port", "1", "--host", "0.0.0.0"]) == "0.0.0.0"
-    assert gateway_host(["--host=::"]) == "::"
-    assert gateway_host([]) == "127.0.0.1"
-    assert gateway_host(["--host"]) == "127.0.0.1"
+@each_case(
+    ("arguments", "host"),
+    [
+        (["--port", "1", "--host", "0.0.0.0"], "0.0.0.0"),
+        (["--host=::"], "::"),
+        ([], "127.0.0.1"),
+        (["--host"], "127.0.0.1"),
+    ],
+)
+def test_the_flag_is_read_before_django_reads_it(arguments: list[str], host: str) -> None:
+    assert gateway_host(arguments) == host
 
 
 PROXIES = tuple(ip_network(word) for word in ("10.0.0.0/8", "127.0.0.1", "fd00::/8"))
@@ -132,22 +116,17 @@ PROXIES = tuple(ip_network(word) for word in ("10.0.0.0/8", "127.0.0.1", "fd00::
 @each_case(
     ("peer", "forwarded_for", "address"),
     [
-        ("192.0.2.1", "", "192.0.2.1"),
         ("192.0.2.1", "198.51.100.7", "192.0.2.1"),
         ("10.0.0.1", "", "10.0.0.1"),
-        ("10.0.0.1", "198.51.100.7", "198.51.100.7"),
         ("10.0.0.1", "203.0.113.5, 198.51.100.7", "198.51.100.7"),
         ("10.0.0.1", "10.1.1.1, 198.51.100.7 , 10.2.2.2", "198.51.100.7"),
         ("127.0.0.1", "10.1.1.1,10.2.2.2", "10.1.1.1"),
-        ("10.0.0.1", "198.51.100.7, unknown", "10.0.0.1"),
         ("10.0.0.1", "198.51.100.7, unknown, 10.2.2.2", "10.2.2.2"),
         ("10.0.0.1", ",,", "10.0.0.1"),
         ("10.0.0.1", "198.51.100.7:4711", "198.51.100.7"),
         ("10.0.0.1", "[2001:db8::7]:4711", "2001:db8::7"),
-        ("10.0.0.1", "2001:db8::7", "2001:db8::7"),
         ("::ffff:10.0.0.1", "::ffff:198.51.100.7", "198.51.100.7"),
         ("fd00::1", "2001:db8::7", "2001:db8::7"),
-        ("2001:db8::1", "198.51.100.7", "2001:db8::1"),
         ("", "198.51.100.7", "::"),
     ],
 )
@@ -162,11 +141,9 @@ def test_the_first_from_the_right_that_is_no_proxy(
     ("address", "counted"),
     [
         ("192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
         ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
         ("2001:db8:1:3::1", "2001:db8:1:3::"),
         ("fe80::1%eth0", "fe80::"),
-        ("::1", "::"),
     ],
 )
 def test_a_client_has_one_address_or_one_ipv6_network(address: str, counted: str) -> None:

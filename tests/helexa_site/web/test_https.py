@@ -10,7 +10,7 @@ import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from helexa_site.config import Config, read_config
+from helexa_site.config import read_config
 from helexa_site.doctor.examine import settings_findings
 from helexa_site.web import middleware
 from helexa_site.web.hosts import allowed_hosts
@@ -23,79 +23,62 @@ PUBLIC = "https://chat.example.org"
 PROXY = "10.1.0.7"
 
 
-@pytest.fixture
-def behind_tls(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Config:
-    settings.ALLOWED_HOSTS = ["chat.example.org"]
-    config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
-    monkeypatch.setattr(middleware, "CONFIG", config)
-    return config
-
-
-def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET") -> Any:
-    """The request after the middleware, or its answer where it gives one."""
-    headers = {} if forwarded is None else {"x-forwarded-proto": forwarded}
-    request = RequestFactory(headers={"host": "chat.example.org", **headers}).generic(
-        method, "/admin/?a=b", REMOTE_ADDR=peer
-    )
-    answer = middleware.HttpsMiddleware(lambda _: HttpResponse()).process_request(request)
-    return request if answer is None else answer
-
-
 @each_case(
-    ("peer", "forwarded", "is_secure"),
+    ("peer", "forwarded", "came_of_it"),
     [
-        (PROXY, "https", True),
-        (PROXY, "https, http", True),
-        (PROXY, None, False),
-        ("192.0.2.1", "https", False),
-        ("127.0.0.1", "https", False),
-        ("", "https", False),
+        (PROXY, "https", "secure"),
+        (PROXY, "https, http", "secure"),
+        (PROXY, "http", "redirected"),
+        (PROXY, None, "plain"),
+        ("192.0.2.1", "https", "plain"),
+        ("127.0.0.1", "http", "plain"),  # commands speak HTTP
+        ("", "https", "plain"),
     ],
 )
-def test_only_a_trusted_proxys_https_header_counts(
-    behind_tls: Config, peer: str, forwarded: str | None, is_secure: bool
+def test_only_a_trusted_proxys_header_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
+    peer: str,
+    forwarded: str | None,
+    came_of_it: str,
 ) -> None:
-    assert asked(behind_tls, peer, forwarded).is_secure() is is_secure
+    settings.ALLOWED_HOSTS = ["chat.example.org"]
+    config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
+    headers = {} if forwarded is None else {"x-forwarded-proto": forwarded}
+    factory = RequestFactory(headers={"host": "chat.example.org", **headers})
+
+    def asked(method: str = "POST", *, redirects: bool = True) -> Any:
+        """The request after the middleware, or its answer where it gives one."""
+        monkeypatch.setattr(middleware, "CONFIG", replace(config, redirects_to_https=redirects))
+        request = factory.generic(method, "/admin/?a=b", REMOTE_ADDR=peer)
+        answer = middleware.HttpsMiddleware(lambda _: HttpResponse()).process_request(request)
+        return request if answer is None else answer
+
+    if came_of_it == "redirected":
+        answer = asked()
+        assert (answer.status_code, answer.headers["location"]) == (308, f"{PUBLIC}/admin/?a=b")
+        assert not hasattr(asked(redirects=False), "status_code"), "it is turned off"
+    else:
+        assert asked("GET").is_secure() is (came_of_it == "secure")
 
 
-@each_case("method", ["GET", "POST"])
-def test_what_came_by_http_through_the_proxy_is_sent_to_https(
-    behind_tls: Config, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    answer = asked(behind_tls, PROXY, "http", method)
-    assert (answer.status_code, answer.headers["location"]) == (308, f"{PUBLIC}/admin/?a=b")
-    for peer in ("127.0.0.1", "192.0.2.1"):
-        assert not hasattr(asked(behind_tls, peer, "http"), "status_code"), "commands speak HTTP"
-    monkeypatch.setattr(middleware, "CONFIG", replace(behind_tls, redirects_to_https=False))
-    assert not hasattr(asked(behind_tls, PROXY, "http"), "status_code"), "it is turned off"
+OFF = {"HELEXA_SECURE_COOKIES": "0", "HELEXA_HTTPS_REDIRECT": "0", "HELEXA_HSTS_S": "0"}
 
 
 @each_case(
-    ("variables", "secure", "redirects", "hsts_s"),
+    ("variables", "expected"),
     [
-        ({}, False, False, 0),
-        ({"HELEXA_PUBLIC_URL": "http://box.lan:31313"}, False, False, 0),
-        ({"HELEXA_PUBLIC_URL": PUBLIC}, True, True, 30 * 24 * 3600),
-        (
-            {
-                "HELEXA_PUBLIC_URL": PUBLIC,
-                "HELEXA_SECURE_COOKIES": "0",
-                "HELEXA_HTTPS_REDIRECT": "0",
-                "HELEXA_HSTS_S": "0",
-            },
-            False,
-            False,
-            0,
-        ),
-        ({"HELEXA_SECURE_COOKIES": "1", "HELEXA_HSTS_S": "60"}, True, False, 60),
+        ({"HELEXA_PUBLIC_URL": "http://box.lan:31313"}, (False, False, 0)),
+        ({"HELEXA_PUBLIC_URL": PUBLIC}, (True, True, 30 * 24 * 3600)),
+        ({"HELEXA_PUBLIC_URL": PUBLIC, **OFF}, (False, False, 0)),
+        ({"HELEXA_SECURE_COOKIES": "1", "HELEXA_HSTS_S": "60"}, (True, False, 60)),
     ],
 )
 def test_defaults_follow_from_the_public_address(
-    variables: dict[str, str], secure: bool, redirects: bool, hsts_s: int
+    variables: dict[str, str], expected: tuple[bool, bool, int]
 ) -> None:
     config = read_config(variables)
-    assert (config.has_secure_cookies, config.redirects_to_https) == (secure, redirects)
-    assert config.hsts_s == hsts_s
+    assert (config.has_secure_cookies, config.redirects_to_https, config.hsts_s) == expected
 
 
 def test_the_public_address_is_a_name_of_this_server_and_its_forms_are_accepted() -> None:

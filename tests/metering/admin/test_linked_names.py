@@ -62,13 +62,6 @@ def rows(key: ApiKey) -> None:
     recorded(key=key.prefix, request_id=REQUEST, neuron="beast")
 
 
-def home(client: Client, address: str) -> str:
-    """Returns the page that an address of a name leads to."""
-    response = client.get(address, follow=True)
-    assert response.status_code == 200
-    return response.content.decode()
-
-
 @pytest.mark.usefixtures("rows")
 @each_case(
     ("path", "links"),
@@ -133,33 +126,26 @@ def test_objects_of_the_audit(action: str, object_id: str, url: str) -> None:
 
 @pytest.mark.usefixtures("rows")
 def test_a_request_leads_to_where_it_ran_and_back(operator: Client) -> None:
-    """The pages of its model, its neuron and its replica lead to the requests of theirs alone."""
-    elsewhere = recorded(neuron="attic", model="small")
-    (replica,) = Replica.objects.all()
-    request = text_of(operator, f"/requests/{REQUEST.hex}")
-    assert MODEL in request and NEURON in request
-    at_replica = f"/admin/fleet/replica/{replica.pk}/change/"
-    neuron = home(operator, NEURON.removeprefix('href="').removesuffix('"'))
-    assert f'href="{at_replica}"' in neuron
-    for address, back in (
-        ("/admin/dashboard/model?name=tiny", "model=tiny"),
-        ("/admin/dashboard/neuron?name=beast", "neuron=beast"),
-        (at_replica, "model=tiny&neuron=beast"),
-    ):
-        assert f'href="/requests/?{escape(back)}"' in home(operator, address)
-        found = text_of(operator, f"/requests/?{back}")
-        assert f'href="/requests/{REQUEST.hex}"' in found and elsewhere not in found
-    gone = operator.get("/admin/dashboard/neuron?name=gone")
-    assert gone["Location"] == "/admin/fleet/neuron/?q=gone", "one that has left is looked for"
-
-
-def test_a_request_leads_to_its_upstream_and_back(operator: Client) -> None:
+    """The pages of its model, neuron, replica and upstream lead to the requests of theirs alone."""
     made = services_of_fleet.upstream_create(actor=COMMAND, name="cloud", url="http://box/v1")
-    request_id = recorded(neuron="upstream:cloud", model="large")
-    address = "/admin/dashboard/neuron?name=upstream%3Acloud"
-    assert f'href="{address}"' in text_of(operator, f"/requests/{request_id}")
-    back = "/requests/?neuron=upstream%3Acloud"
-    assert f'href="{back}"' in home(operator, address)
-    assert f'href="/requests/{request_id}"' in text_of(operator, back)
+    passed = recorded(neuron="upstream:cloud", model="large")
+    at_replica = f"/admin/fleet/replica/{Replica.objects.get().pk}/change/"
+    upstream = "/admin/dashboard/neuron?name=upstream%3Acloud"
+    assert f'href="{upstream}"' in text_of(operator, f"/requests/{passed}")
+    for address, back, ids in (
+        ("/admin/dashboard/model?name=tiny", "model=tiny", {REQUEST.hex}),
+        ("/admin/dashboard/neuron?name=beast", "neuron=beast", {REQUEST.hex}),
+        (at_replica, "model=tiny&neuron=beast", {REQUEST.hex}),
+        (upstream, "neuron=upstream%3Acloud", {passed}),
+    ):
+        home = operator.get(address, follow=True).text
+        assert f'href="/requests/?{escape(back)}"' in home
+        assert ("beast" in address) <= (f'href="{at_replica}"' in home)
+        found = text_of(operator, f"/requests/?{back}")
+        assert {one for one in (REQUEST.hex, passed) if f'href="/requests/{one}"' in found} == ids
     services_of_fleet.upstream_delete(actor=COMMAND, upstream=made)
-    assert operator.get(address)["Location"] == "/admin/fleet/upstream/?q=cloud"
+    for address, listed in (
+        (upstream, "/admin/fleet/upstream/?q=cloud"),
+        ("/admin/dashboard/neuron?name=gone", "/admin/fleet/neuron/?q=gone"),
+    ):
+        assert operator.get(address)["Location"] == listed, "what has left is looked for"

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet import services
-from fleet.admin.replica_report import report_rows
+from fleet.admin.replica import report_rows
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import Device, Neuron, Replica

@@ -9,7 +9,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 from fleet import redis_users, services
-from fleet.admin.invitation import InvitationForm
+from fleet.admin.hosts import InvitationForm
 from fleet.errors import InvitationError, UnknownNeuronError
 from fleet.live.desired_state import decode_desired_states
 from fleet.models import Invitation, NeuronWish
