@@ -21,24 +21,18 @@ from inference.models.config import Activation, ModelConfig, NormKind
 from inference.models.layers.attention_mixer import query_scale
 from inference.models.layers.rope import RopeTable
 from inference.models.native.adapters import adapter_pointers
-from inference.models.native.checked_weights import WeightCheck
-from inference.models.native.layers import (
-    NativeJoin,
-    NativeLayer,
-    NativeNorm,
-    layer_structs,
-    struct_of,
-)
+from inference.models.native.checked_weights import CheckedWeights
+from inference.models.native.headers import INT, POINTER
+from inference.models.native.layers import NativeJoin, NativeLayer, NativeNorm
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
-    INT,
-    POINTER,
     CBatch,
     CImages,
     CModel,
     Draw,
     address,
     pointer,
+    struct_of,
 )
 from inference.models.step_input import StepImages, StepInput
 
@@ -61,7 +55,7 @@ class NativeImages:
     deepstack: torch.Tensor | None
     """(num_deepstack, num_image_rows, hidden_size)"""
 
-    def struct(self) -> CImages:
+    def struct(self) -> ctypes.Structure:
         """Returns a struct that points into tensors which this object keeps alive."""
         rows, added = self.embeddings, self.deepstack
         return CImages(
@@ -135,7 +129,9 @@ class NativeKV:
 
 
 @contextmanager
-def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iterator[CBatch]:
+def batch_of(
+    step: StepInput, kv: NativeKV, images: NativeImages | None
+) -> Iterator[ctypes.Structure]:
     """The struct of a step, valid within the context."""
     table = step.block_table
     pointers, inner_width = None, 0
@@ -200,7 +196,7 @@ class NativeDecoder:
         tables are ``None`` where other layers come before these and after. With a ``join`` steps
         have tokens and hidden rows. Raises ``UnfitWeightsError``."""
         assert query_growth is not None or not any(layer.grows_queries for layer in layers)
-        WeightCheck(library, config).check(layers, final_norm, embedding, head, join)
+        weights = CheckedWeights(library, config)
         self._library = _declare(library)
         self.kv_format = kv_format
         region_bytes = library.helexa_kv_region_bytes
@@ -224,12 +220,12 @@ class NativeDecoder:
             query_scale=query_scale(config),
             score_cap=config.attention_soft_cap,
             logit_cap=config.logit_soft_cap,
-            query_growth=query_growth,
-            layers=layer_structs(layers),
-            final_norm=final_norm,
-            embedding=embedding,
-            head=head,
-            join=join,
+            query_growth=pointer(query_growth, torch.float32),
+            layers=weights.layers(layers),
+            final_norm=weights.norm("the final norm: final", final_norm),
+            embedding=weights.table("the embedding", embedding, config.vocab_size),
+            head=weights.table("the head", head),
+            join=weights.join(join),
         )
         self._num_threads = num_threads
         self._logits = np.empty(0, dtype=np.float32)
@@ -309,7 +305,7 @@ class NativeDecoder:
         assert hidden is None or hidden.shape == (num_rows, self._hidden_size)
         return pointer(hidden, torch.float32)
 
-    def _run(self, batch: CBatch) -> None:
+    def _run(self, batch: ctypes.Structure) -> None:
         _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

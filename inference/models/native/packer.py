@@ -22,6 +22,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from inference.models.native.headers import STRUCTS
 from inference.models.native.packing import (
     LANES,
     PackedLinear,
@@ -66,12 +67,6 @@ class BlockType(IntEnum):
 BLOCK_TYPES = frozenset(int(type) for type in BlockType)
 
 
-class _BlockRows(ctypes.Structure):
-    """``BlockRows`` of ggml_blocks.h."""
-
-    _fields_ = [("rows", ctypes.c_void_p), ("types", ctypes.c_void_p)]
-
-
 def write_block_panels(
     sample: StoredWeight, pieces: Sequence[BlockRows], panels: torch.Tensor, library: ctypes.CDLL
 ) -> None:
@@ -83,7 +78,9 @@ def write_block_panels(
         [piece.num_rows for piece in pieces],
     )
     assert panels.is_contiguous() and len(panels) == -(-len(rows) // LANES)
-    source = _BlockRows(rows.__array_interface__["data"][0], types.__array_interface__["data"][0])
+    source = STRUCTS["BlockRows"](
+        rows.__array_interface__["data"][0], types.__array_interface__["data"][0]
+    )
     shape = taken_apart_like(sample, len(rows))
     library.helexa_pack_blocks(
         ctypes.byref(source), ctypes.byref(shape), ctypes.c_void_p(panels.data_ptr())

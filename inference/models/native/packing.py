@@ -9,6 +9,7 @@ from enum import IntEnum
 import torch
 from torch.nn.functional import pad
 
+from inference.models.native.headers import STRUCTS
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     HALF_GROUP_FEATURES,
@@ -95,23 +96,7 @@ class PackedLinear:
         return self.panels.numel() * self.panels.element_size()
 
 
-class TakenApart(ctypes.Structure):
-    """``TakenApart`` of pack.h."""
-
-    _fields_ = [
-        ("out_features", ctypes.c_int64),
-        ("in_features", ctypes.c_int64),
-        ("codes", ctypes.c_void_p),
-        ("heads", ctypes.c_void_p * 2),
-        ("smalls", ctypes.c_void_p * 2),
-        ("num_heads", ctypes.c_int32),
-        ("num_smalls", ctypes.c_int32),
-        ("block_groups", ctypes.c_int32),
-        ("parts", ctypes.c_int32),
-        ("added", ctypes.c_int32),
-        ("num_planes", ctypes.c_int32),
-        ("plane_bits", ctypes.c_int32 * 2),
-    ]
+TakenApart = STRUCTS["TakenApart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +120,7 @@ class _Parts:
         group_bytes = LANES * shape.parts * len(self.smalls) + 64 * self.bits
         return int(2 * LANES * len(self.heads) + shape.block_groups * group_bytes)
 
-    def shape(self, out_features: int) -> TakenApart:
+    def shape(self, out_features: int) -> ctypes.Structure:
         """The struct of ``out_features`` rows like these, without pointers."""
         num_groups, planes = self.codes.shape[1] // GROUP_FEATURES, PLANE_BITS[self.bits]
         return TakenApart(
@@ -248,7 +233,7 @@ def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def taken_apart_like(sample: StoredWeight, out_features: int) -> TakenApart:
+def taken_apart_like(sample: StoredWeight, out_features: int) -> ctypes.Structure:
     """The struct of ``out_features`` rows like those of the quantised ``sample``."""
     sample = _as_packed(sample)
     assert not isinstance(sample, DenseWeight)

@@ -111,7 +111,7 @@ HELEXA_INLINE void softmax_step(QueryTile& tile, int q, const BlockView& block, 
   const float maximum = tile.maxima[q];
   for (int half = 0; half < 2; half++) {
     const f32x16 power = scores[half] - maximum;
-    weights[half] = Coarse ? exp2_coarse(power) : exp2(power);
+    weights[half] = exp2<Coarse>(power);
   }
   store(tile.totals[q], load(tile.totals[q]) + (weights[0] + weights[1]));
 }

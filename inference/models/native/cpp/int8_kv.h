@@ -253,7 +253,7 @@ struct Int8KV {
         float scale;
         std::memcpy(&scale, block + width + begin / kValueGroup * sizeof scale, sizeof scale);
         const int end = begin + features_left(width, kValueGroup, begin);
-        for (int i = begin; i < end; i += kLanes) store(room + i, load_weights(block + i) * scale);
+        for (int i = begin; i < end; i += kLanes) store(room + i, load_i8(block + i) * scale);
       }
     return room - int64_t(num_tokens) * width;
   }

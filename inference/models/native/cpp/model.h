@@ -1,5 +1,5 @@
-// A model's weights and shape, and one batch of rows, as the caller describes them. Mirrored field by
-// field in structs.py.
+// A model's weights and shape, and one batch of rows, as the caller describes them. Python reads
+// the structs here (headers.py).
 #pragma once
 
 #include <cstdint>
@@ -110,7 +110,7 @@ struct Mamba {
   const float* conv_weight;  // (conv_kernel, conv_channels())
   const float* conv_bias;    // (conv_channels(),); null: none
   const float* decay_rate;   // (num_heads,)
-  const float* dt_bias;      // (num_heads,)
+  const float* step_bias;    // (num_heads,)
   const float* skip;         // (num_heads,)
   const float* norm;         // (features(),)
 
@@ -260,7 +260,7 @@ struct Batch {
   int64_t num_state_slots;
   float* logits;               // (num_logit_rows, vocab_size)
   const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: none has
-  int32_t inner_width;         // the most of any of them
+  int32_t inner_width;         // the most that a projection of any of them has between down and up
   const Images* images;    // null: no sequence has any
   const float* hidden_rows;  // (num_rows, hidden_size) what earlier layers gave; null: token_ids are embedded; with a Join both are read
   float* hidden_out;         // (num_logit_rows, hidden_size) in place of logits; null: logits are computed

@@ -18,7 +18,7 @@ namespace helexa {
 
 extern "C" {
 
-// A weight as files hold it, taken apart: a byte for each code. Mirrored field by field in packing.py.
+// A weight as files hold it, taken apart: a byte for each code.
 struct TakenApart {
   int64_t out_features, in_features;
   const uint8_t* codes;       // (out_features, in_features)

@@ -286,7 +286,7 @@ class MambaRows {
       const float* own = row(first + r);
       const float* values = own + m_.features() + head * dim;
       const float* key = own + 2 * m_.features() + head / m_.heads_per_group() * size;
-      const float step = softplus(own[m_.row_width() - m_.num_heads + head] + m_.dt_bias[head]);
+      const float step = softplus(own[m_.row_width() - m_.num_heads + head] + m_.step_bias[head]);
       const float decay = std::exp(-m_.decay_rate[head] * step), skip = m_.skip[head];
       float* out = outputs + int64_t(r) * m_.features() + head * dim;
       for (int lane = 0; lane < dim; lane += kStateLanes) {

@@ -230,19 +230,13 @@ class RowPass {
     crew_.barrier();
   }
 
-  // Rows' adapters read the values that the projection reads, also where it reads them quantised.
   void project(int layer, AdaptedKind kind, const Projection& w, float* out, int64_t stride, bool add) {
     const Share panels = crew_.share(w.num_panels());
     helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
                     {out, stride}, add);
-    const AdaptedRows& adapted = place_.adapted;
-    if (batch_.adapters && !adapted.groups().empty()) {
-      const AdaptedPlace at{own_.values.data(), w.in_features(), out, stride, own_.inner.data(),
-                            batch_.inner_width};
-      adapt_down(adapted, layer, kind, w.in_features(), crew_, at);
-      crew_.barrier();
-      adapt_up(adapted, layer, kind, crew_, at);
-    }
+    if (batch_.adapters && !place_.adapted.empty())
+      place_.adapted.adapt(layer, kind, own_.activations(w.in_features()), own_.inner.data(),
+                           batch_.inner_width, crew_, out, stride);
     crew_.barrier();
   }
 

@@ -1,4 +1,4 @@
-"""What an adapter's panels are kept in on the native decoder."""
+"""An adapter beside floats and beside codes, on the native decoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
+from inference.models.native.adapters import AdaptedStack, NativeAdapter, native_adapter
 from inference.models.native.decoder import NativeKV
 from inference.models.native.packing import Format
 from tests.cases import each_case
@@ -54,16 +54,20 @@ def weights(seed: int = 3) -> AdapterWeights:
     return AdapterWeights(modules)
 
 
-def adapter(format: LowRankFormat, seed: int = 3) -> NativeAdapter:
-    return native_adapter(weights(seed), LAYERS, format=format)
+def adapter(library: ctypes.CDLL, is_packed: bool, seed: int = 3) -> NativeAdapter:
+    stacks = [[AdaptedStack(names, is_packed) for names in layer] for layer in LAYERS]
+    return native_adapter(weights(seed), stacks, library)
 
 
 def logits(
-    library: ctypes.CDLL, adapters: Sequence[NativeAdapter | None], numbers: Sequence[int]
+    library: ctypes.CDLL,
+    is_packed: bool,
+    adapters: Sequence[NativeAdapter | None],
+    numbers: Sequence[int],
 ) -> torch.Tensor:
     """(sequences, rows, vocabulary) of prompts of five tokens by their numbers, each with its
-    adapter. Weights are floats, for codes of activations would round what adapters add."""
-    native = decoder(library, Format.Q4, dequantized=True)
+    adapter."""
+    native = decoder(library, Format.Q8, dequantized=not is_packed)
     count = len(numbers)
     queries = [
         ([(number * 11 + position * 7) % VOCAB_SIZE for position in range(5)], 0, [block])
@@ -82,23 +86,21 @@ def logits(
     return found.view(count, 5, VOCAB_SIZE)
 
 
-def test_narrower_panels_are_near_floats(library: ctypes.CDLL) -> None:
-    base = logits(library, [None, None], [0, 1])
-    found = {format: logits(library, [None, adapter(format)], [0, 1]) for format in LowRankFormat}
-    exact = found[LowRankFormat.FLOAT][1]
-    changed = (exact - base[1]).norm()
-    assert changed > 1, "the adapter does something"
-    for format, most in ((LowRankFormat.BFLOAT16, 0.02), (LowRankFormat.INT8, 0.05)):
-        assert (found[format][1] - exact).norm() < most * changed, format
-        assert torch.equal(found[format][0], base[0]), "rows without it are as they were"
+def test_codes_are_near_floats(library: ctypes.CDLL) -> None:
+    def two(is_packed: bool, own: NativeAdapter | None) -> torch.Tensor:
+        return logits(library, is_packed, [None, own], [0, 1])
+
+    floats, codes = (two(is_packed, adapter(library, is_packed)) for is_packed in (False, True))
+    base = two(True, None)
+    assert torch.equal(codes[0], base[0]), "rows without it are as they were"
+    assert (codes[1] - base[1]).norm() > 0.3 * base[1].norm(), "the adapter does something"
+    assert (codes[1] - floats[1]).norm() < 0.03 * floats[1].norm()
 
 
-@each_case("format", LowRankFormat)
-def test_rows_are_the_same_whoever_is_beside_them(
-    library: ctypes.CDLL, format: LowRankFormat
-) -> None:
-    first, second = adapter(format), adapter(format, seed=4)
+@each_case("is_packed", [False, True])
+def test_rows_are_the_same_whoever_is_beside_them(library: ctypes.CDLL, is_packed: bool) -> None:
+    first, second = adapter(library, is_packed), adapter(library, is_packed, seed=4)
     adapters = [first, second, None, first, first, second]
-    together = logits(library, adapters, range(6))
+    together = logits(library, is_packed, adapters, range(6))
     for number, own in enumerate(adapters):
-        assert torch.equal(together[number], logits(library, [own], [number])[0])
+        assert torch.equal(together[number], logits(library, is_packed, [own], [number])[0])
