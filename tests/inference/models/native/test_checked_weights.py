@@ -12,15 +12,13 @@ import torch
 
 from inference.models.errors import UnfitWeightsError
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import (
     Angles,
     NativeExperts,
     NativeJoin,
     NativeLayer,
-    NativeNorm,
 )
-from inference.models.native.packing import Format, PackedLinear, pack, unwritten
+from inference.models.native.packing import Format, PackedLinear, unwritten
 from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
@@ -28,20 +26,18 @@ from tests.inference.models.native.packed_decoder import (
     HEAD_DIM,
     HIDDEN,
     INTERMEDIATE,
+    build,
+    norm,
+    pack_dense,
 )
 from tests.inference.models.stored_weights import stored_as
 
-ONE = replace(CONFIG, num_layers=1)
 EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=64)
 Change = Callable[[NativeLayer], NativeLayer]
 
 
 def packed(out_features: int, in_features: int, format: Format = Format.Q8) -> PackedLinear:
     return unwritten(stored_as(format, out_features, in_features, seed=1), out_features, None)
-
-
-def norm(size: int = HIDDEN) -> NativeNorm:
-    return NativeNorm(torch.ones(size))
 
 
 def layer() -> NativeLayer:
@@ -58,7 +54,7 @@ def layer() -> NativeLayer:
 
 
 def sparse(**changes: Any) -> NativeLayer:
-    router = pack(DenseWeight(weight=torch.zeros(2, HIDDEN)))
+    router = pack_dense(torch.zeros(2, HIDDEN))
     gate_up, down = [[packed(128, HIDDEN)]] * 2, [[packed(HIDDEN, 64)]] * 2
     experts = NativeExperts(config=EXPERTS, router=router, gate_up=gate_up, down=down)
     return replace(layer(), experts=replace(experts, **changes))
@@ -68,22 +64,21 @@ def join(product: PackedLinear, width: int = HIDDEN) -> NativeJoin:
     return NativeJoin(embedding_norm=norm(), hidden_norm=norm(width), product=product)
 
 
-def build(library: ctypes.CDLL, of: NativeLayer, **changes: Any) -> None:
+def check(library: ctypes.CDLL, of: NativeLayer, **changes: Any) -> None:
     table = packed(CONFIG.vocab_size, HIDDEN)
-    config = ONE if of.experts is None else replace(ONE, experts=EXPERTS, mlps=("sparse",))
-    given = {"final_norm": norm(), "embedding": table, "head": table} | changes
-    config = given.pop("config", config)
-    NativeDecoder(library, config, layers=[of], kv_format="fp32", num_threads=1, **given).close()
+    config = {} if of.experts is None else {"experts": EXPERTS, "mlps": ("sparse",)}
+    config |= changes.pop("config", {})
+    build(library, table, table, of, given=changes, **config).close()
 
 
 def test_what_fits_passes(library: ctypes.CDLL) -> None:
-    build(library, layer(), join=join(packed(HIDDEN, 2 * HIDDEN)))
-    build(library, sparse())
+    check(library, layer(), join=join(packed(HIDDEN, 2 * HIDDEN)))
+    check(library, sparse())
     for format in Format:
         weight = stored_as(format or Format.Q8, 40, 256, seed=1)
         part = unwritten(weight if format else DenseWeight(weight=weight.dequantize()), 40, None)
         of = replace(layer(), gate_up=[packed(512, HIDDEN)], down=[part, packed(HIDDEN - 40, 256)])
-        build(library, of, config=replace(ONE, intermediate_size=256))
+        check(library, of, config={"intermediate_size": 256})
 
 
 def cut_panels(of: NativeLayer) -> NativeLayer:
@@ -116,7 +111,7 @@ LAYERS: list[tuple[Change, str]] = [
 ]
 EXPERT_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"down": [[packed(HIDDEN, 64)]]}, "1 experts for 2"),
-    ({"router": pack(DenseWeight(weight=torch.zeros(3, HIDDEN)))}, "router is 3 x 256; 2 x 256"),
+    ({"router": pack_dense(torch.zeros(3, HIDDEN))}, "router is 3 x 256; 2 x 256"),
     ({"router": packed(2, HIDDEN)}, "the router is of Q8"),
     ({"choice_bias": torch.zeros(1)}, r"choice_bias is \(1,\)"),
     (
@@ -137,8 +132,8 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
         {"join": join(packed(HIDDEN, 2 * HIDDEN), 255)},
         r"hidden norm is \(255,\); \(256,\)",
     ),
-    ({"config": replace(ONE, num_layers=2)}, "1 layers for 2"),
-    ({"config": replace(ONE, num_kv_heads=3)}, "4 heads for 3 of keys and values"),
+    ({"config": {"num_layers": 2}}, "1 layers for 2"),
+    ({"config": {"num_kv_heads": 3}}, "4 heads for 3 of keys and values"),
 ]
 
 
@@ -154,4 +149,4 @@ def test_a_part_of_another_size_is_named(
     library: ctypes.CDLL, of: NativeLayer, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UnfitWeightsError, match=words):
-        build(library, of, **changes)
+        check(library, of, **changes)
