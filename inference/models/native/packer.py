@@ -26,12 +26,11 @@ from inference.models.native.headers import STRUCTS
 from inference.models.native.packing import (
     LANES,
     PackedLinear,
-    taken_apart_like,
+    TakenApart,
     unwritten,
     write_panels,
 )
 from inference.models.weights.lazy import BlockRows, LazyWeight
-from inference.models.weights.stored import StoredWeight
 from inference.supervised_threads import SupervisedPool
 
 CHUNK_WEIGHTS = 2**19
@@ -68,10 +67,10 @@ BLOCK_TYPES = frozenset(int(type) for type in BlockType)
 
 
 def write_block_panels(
-    sample: StoredWeight, pieces: Sequence[BlockRows], panels: torch.Tensor, library: ctypes.CDLL
+    packed: PackedLinear, pieces: Sequence[BlockRows], panels: torch.Tensor, library: ctypes.CDLL
 ) -> None:
-    """Rows of ``BLOCK_TYPES``, one piece after the other, into as many ``panels`` as they fill.
-    ``sample``: one of the rows, taken apart."""
+    """Rows of ``BLOCK_TYPES``, one piece after the other, into as many ``panels`` of ``packed`` as
+    they fill."""
     rows = np.concatenate([piece.addresses() for piece in pieces])
     types = np.repeat(
         np.array([piece.blocks.type for piece in pieces], np.int32),
@@ -81,7 +80,7 @@ def write_block_panels(
     source = STRUCTS["BlockRows"](
         rows.__array_interface__["data"][0], types.__array_interface__["data"][0]
     )
-    shape = taken_apart_like(sample, len(rows))
+    shape = TakenApart(format=packed.format, out_features=len(rows), in_features=packed.in_features)
     library.helexa_pack_blocks(
         ctypes.byref(source), ctypes.byref(shape), ctypes.c_void_p(panels.data_ptr())
     )
@@ -115,7 +114,7 @@ class Packer:
                 panels = packed.panels[first // LANES : -(-last // LANES)]
                 if are_blocks:
                     blocks = weight.block_rows(first, last)
-                    write_block_panels(weight.sample, blocks, panels, self._library)
+                    write_block_panels(packed, blocks, panels, self._library)
                 else:
                     write_panels(weight.rows(first, last), panels, self._library)
 

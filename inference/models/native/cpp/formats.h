@@ -94,7 +94,7 @@ template <int Bits, int Parts, bool IsSuper, bool HasMinimum, int Zero = 1 << (B
 struct Packed {
   static constexpr bool kHasTable = Largest != 0, kMinimum = HasMinimum;
   static constexpr bool kShortScales = IsSuper && Parts == 2 && !HasMinimum && !kHasTable;
-  static constexpr int kParts = Parts, kBlockGroups = IsSuper ? 8 : 1;
+  static constexpr int kBits = Bits, kParts = Parts, kBlockGroups = IsSuper ? 8 : 1;
   static constexpr int kZero = Zero, kLargest = kHasTable ? Largest : (1 << Bits) - 1;
   static constexpr int kHeads = (IsSuper ? 1 : Parts) + HasMinimum, kHeadBytes = 32 * kHeads;
   static constexpr int kScaleBytes = IsSuper ? kLanes * Parts * (1 + HasMinimum) : 0;

@@ -205,7 +205,7 @@ inline void take_apart(int32_t type, const uint8_t* from, const BlockParts& to) 
 class BlockPacker {
  public:
   BlockPacker(const BlockRows& source, const TakenApart& shape, uint8_t* panels)
-      : source_(source), shape_(shape), to_(panels) {}
+      : source_(source), shape_(shape), layout_(shape.format), to_(panels) {}
 
   void write() {
     for (int64_t row = 0; row < shape_.out_features; row += kLanes) {
@@ -222,8 +222,8 @@ class BlockPacker {
   static constexpr int kTileFeatures = 256, kGroupCodes = 32, kTileGroups = kTileFeatures / kGroupCodes;
   static constexpr int kMaxParts = 2;
 
-  int heads_of(int width) const { return width / (kGroupCodes * shape_.block_groups); }
-  int smalls_of(int width) const { return width / kGroupCodes * shape_.parts; }
+  int heads_of(int width) const { return width / (kGroupCodes * layout_.block_groups); }
+  int smalls_of(int width) const { return width / kGroupCodes * layout_.parts; }
 
   void fill(int64_t row, int r, int64_t first, int width) {
     const int32_t type = source_.types[row];
@@ -262,6 +262,7 @@ class BlockPacker {
 
   const BlockRows& source_;
   const TakenApart& shape_;
+  const Layout layout_;
   uint8_t* to_;
   uint8_t codes_[kLanes * kTileFeatures];
   uint16_t heads_[2][kLanes * kTileGroups];
