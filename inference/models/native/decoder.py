@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,49 +39,27 @@ MOST_KEPT_LOGITS = 1 << 24
 """Most numbers of a step's logits that are kept for the next: 64 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeImages:
-    """Floats are float32."""
-
-    cosines: torch.Tensor | None
-    sines: torch.Tensor | None
-    """(num_rows, rotary_dim / 2) each; ``None``: rows are rotated by their positions or not at
-    all."""
-    image_rows: torch.Tensor
-    """(num_rows,) int64: which of the embeddings each row is, or -1."""
-    embeddings: torch.Tensor | None
-    """(num_image_rows, hidden_size)"""
-    deepstack: torch.Tensor | None
-    """(num_deepstack, num_image_rows, hidden_size)"""
-
-    def struct(self) -> ctypes.Structure:
-        """Returns a struct that points into tensors which this object keeps alive."""
-        rows, added = self.embeddings, self.deepstack
-        return CImages(
-            cosines=pointer(self.cosines, torch.float32),
-            sines=pointer(self.sines, torch.float32),
-            image_rows=pointer(self.image_rows, torch.int64),
-            embeddings=pointer(rows, torch.float32),
-            deepstack=pointer(added, torch.float32),
-            num_image_rows=0 if rows is None else len(rows),
-            num_deepstack=0 if added is None else len(added),
-        )
-
-
-def native_images(images: StepImages, num_rows: int, rope: RopeTable | None) -> NativeImages:
-    """``num_rows``: of the step. ``rope``: what the layers rotate by, ``None`` where none does."""
+def native_images(images: StepImages, num_rows: int, rope: RopeTable | None) -> ctypes.Structure:
+    """``num_rows``: of the step. ``rope``: what the layers rotate by, ``None`` where none does.
+    Returns the struct, which keeps its tensors alive."""
     cosines, sines = (None, None) if rope is None else _angles(images, rope)
     image_rows = torch.full((num_rows,), -1)
-    rows = images.rows
-    if rows is not None:
+    embeddings, deepstack = None, None
+    if (rows := images.rows) is not None:
         image_rows[images.row_ids] = torch.arange(len(images.row_ids))
-    return NativeImages(
-        cosines=cosines,
-        sines=sines,
-        image_rows=image_rows,
-        embeddings=None if rows is None else rows.embeddings.float().contiguous(),
-        deepstack=torch.stack(rows.deepstack).float() if rows and rows.deepstack else None,
+        embeddings = rows.embeddings.float().contiguous()
+        deepstack = torch.stack(rows.deepstack).float() if rows.deepstack else None
+    struct = CImages(
+        cosines=pointer(cosines, torch.float32),
+        sines=pointer(sines, torch.float32),
+        image_rows=pointer(image_rows, torch.int64),
+        embeddings=pointer(embeddings, torch.float32),
+        deepstack=pointer(deepstack, torch.float32),
+        num_image_rows=0 if embeddings is None else len(embeddings),
+        num_deepstack=0 if deepstack is None else len(deepstack),
     )
+    struct.alive = cosines, sines, image_rows, embeddings, deepstack
+    return struct
 
 
 def _angles(
@@ -128,11 +105,8 @@ class NativeKV:
         return {name: view for name, view in views.items() if view.numel()}
 
 
-@contextmanager
-def batch_of(
-    step: StepInput, kv: NativeKV, images: NativeImages | None
-) -> Iterator[ctypes.Structure]:
-    """The struct of a step, valid within the context."""
+def batch_of(step: StepInput, kv: NativeKV, images: ctypes.Structure | None) -> ctypes.Structure:
+    """The struct of a step, valid as long as the step and the cache are."""
     table = step.block_table
     pointers, inner_width = None, 0
     if step.adapters is not None:
@@ -162,8 +136,9 @@ def batch_of(
         batch.states = pointer(states.recurrent, torch.float32)
         batch.num_state_slots = states.recurrent.shape[1]
     if images is not None:
-        batch.images = ctypes.pointer(images.struct())
-    yield batch
+        batch.images = ctypes.pointer(images)
+    batch.alive = pointers
+    return batch
 
 
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
@@ -239,7 +214,7 @@ class NativeDecoder:
         return decoder
 
     def forward(
-        self, step: StepInput, kv: NativeKV, images: NativeImages | None = None
+        self, step: StepInput, kv: NativeKV, images: ctypes.Structure | None = None
     ) -> torch.Tensor:
         """Runs a step's rows through the model, writes their keys, values and states to ``kv``,
         returns float32 logits (num_logits, vocab_size). ``images``: what ``step.images`` are here.
@@ -247,9 +222,9 @@ class NativeDecoder:
         written nothing."""
         step = step.with_all_ids()
         logits = self._new_logits(step.num_logits)
-        with batch_of(step, kv, images) as batch:
-            batch.logits = logits.data_ptr()
-            self._run(batch)
+        batch = batch_of(step, kv, images)
+        batch.logits = logits.data_ptr()
+        self._run(batch)
         return logits
 
     def forward_rows(
@@ -257,7 +232,7 @@ class NativeDecoder:
         step: StepInput,
         hidden: torch.Tensor | None,
         kv: NativeKV,
-        images: NativeImages | None = None,
+        images: ctypes.Structure | None = None,
     ) -> torch.Tensor:
         """``forward`` as far as the last layer: what it gives for ``step.logit_rows``, float32
         (num_logits, hidden_size). ``hidden`` (num_rows, hidden_size) float32: what the layers
@@ -265,10 +240,10 @@ class NativeDecoder:
         if hidden is None or self._has_join:
             step = step.with_all_ids()
         rows = torch.empty(step.num_logits, self._hidden_size)
-        with batch_of(step, kv, images) as batch:
-            batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
-            batch.hidden_out = rows.data_ptr()
-            self._run(batch)
+        batch = batch_of(step, kv, images)
+        batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
+        batch.hidden_out = rows.data_ptr()
+        self._run(batch)
         return rows
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

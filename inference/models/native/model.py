@@ -30,7 +30,6 @@ from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import NativeAdapter, native_adapter
 from inference.models.native.decoder import (
     NativeDecoder,
-    NativeImages,
     NativeKV,
     States,
     native_images,
@@ -180,7 +179,7 @@ class NativeModel(PlainBackend):
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(hidden)
 
-    def _images(self, step: StepInput) -> NativeImages | None:
+    def _images(self, step: StepInput) -> ctypes.Structure | None:
         if step.images is None:
             return None
         return native_images(step.images, len(step.positions), self._rope)

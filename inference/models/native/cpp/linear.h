@@ -3,11 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "activations.h"
 #include "formats.h"
 #include "products.h"
 #include "simd.h"
+#include "thread_team.h"
 
 namespace helexa {
 
@@ -266,6 +268,22 @@ inline void project(const Projection& projection, const Activations& x, int num_
     last -= w.num_panels();
     out.first += w.out_features;
   }
+}
+
+// A member's share of the same. `w`: a Linear or a Projection.
+template <typename Weights>
+inline void share(const Weights& w, const Activations& x, int num_rows, const Crew& crew,
+                  const OutRows& out, bool add = false) {
+  const Share panels = crew.share(w.num_panels());
+  if constexpr (std::is_same_v<Weights, Linear>)
+    linear(w, x, num_rows, panels.begin, panels.end, out, add);
+  else project(w, x, num_rows, panels.begin, panels.end, out, add);
+}
+
+// Quantises a row for the weights that read it next, if they read codes.
+template <typename Next>
+inline void quantize_for(const Next& next, const Activations& x, int row) {
+  if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
 }
 
 }  // namespace helexa

@@ -112,9 +112,8 @@ class AdaptedRows {
       for_parts(group, layer, kind, [&](const LowRank& part, int at) {
         if (at == 0 && part.up.reads_codes()) quantize(between, group.count, width);
         const Activations own{between.values + at, between.groups + at / kGroup, inner_width};
-        const Share panels = crew.share(part.up.num_panels());
-        linear(part.up, own, group.count, panels.begin, panels.end,
-               {out + part.first_output, stride, rows_.data() + group.first}, true);
+        share(part.up, own, group.count, crew,
+              {out + part.first_output, stride, rows_.data() + group.first}, true);
       });
     }
   }

@@ -276,6 +276,13 @@ struct Batch {
     const int64_t to = state_writes[sequences[first]];
     return {continues ? to : state_reads[sequences[first]], to};
   }
+  // A layer's states, of whose slots each has so many floats.
+  float* layer_conv_states(const Layer& layer, int64_t slot_floats) const {
+    return conv_states + layer.cache_index * num_state_slots * slot_floats;
+  }
+  float* layer_states(const Layer& layer, int64_t slot_floats) const {
+    return states + layer.cache_index * num_state_slots * slot_floats;
+  }
   // Whether the last layer is done for all rows together with the layers before it.
   bool ends_in_layers(const Model& m) const {
     return m.ends_with_state() || (hidden_out && !logit_rows);
@@ -286,5 +293,16 @@ struct Batch {
 };
 
 }  // extern "C"
+
+// The rows of a batch as a layer's `qkv` gave them.
+struct LayerRows {
+  const Model& m_;
+  const Batch& batch_;
+  const Layer& layer_;
+  float* const rows_;  // of the whole batch, `stride_` apart
+  const int stride_;
+
+  float* row(int row) const { return rows_ + int64_t(row) * stride_; }
+};
 
 }  // namespace helexa
