@@ -130,7 +130,9 @@ def write_panels(stored: StoredWeight, panels: torch.Tensor, library: ctypes.CDL
     part. ``library`` as of ``pack``."""
     stored = _as_packed(stored)
     if isinstance(stored, DenseWeight):
-        panels.copy_(_by_lane(stored.weight))
+        num_rows, in_features = stored.shape
+        padded = pad(stored.weight.float().contiguous(), (0, 0, 0, -num_rows % LANES))
+        panels.copy_(padded.view(-1, LANES, in_features).permute(0, 2, 1))
     else:
         assert library is not None, "only dense weights are packed without"
         _write(stored, panels, library)
@@ -200,15 +202,3 @@ def _scales(stored: PackedWeight) -> tuple[list[torch.Tensor], list[torch.Tensor
 
 def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
-
-
-def pack_f32(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` (out, in) of any float dtype. Returns float32 (panels, in, 16)."""
-    return _by_lane(weight).contiguous()
-
-
-def _by_lane(weight: torch.Tensor) -> torch.Tensor:
-    """Float32 (panels, in, 16), not contiguous."""
-    out_features, in_features = weight.shape
-    padded = pad(weight.float().contiguous(), (0, 0, 0, -out_features % LANES))
-    return padded.view(-1, LANES, in_features).permute(0, 2, 1)

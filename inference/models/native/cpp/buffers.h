@@ -105,7 +105,7 @@ struct Workplace {
   Buffers& all;
   Scratch& own;
   OwnPlace& member;
-  Turns* turns = nullptr;  // of blocks of rows, where each has a pass of its own
+  Progress* turns = nullptr;  // blocks done in each layer, where each has a pass of its own
   int block = 0;
 };
 

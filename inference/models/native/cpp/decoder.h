@@ -242,7 +242,7 @@ class Decoder {
   Buffers buffers_;
   int block_rows_ = 0;  // none: all rows by all members together
   Wavefront wavefront_;
-  Turns turns_;
+  Progress turns_;
   Batch wanted_{};
   std::vector<int32_t> sequences_, wanted_positions_, wanted_last_seen_, wanted_sequences_;
   std::vector<float> picked_;

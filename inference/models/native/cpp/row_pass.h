@@ -328,7 +328,7 @@ class RowPass {
     if (turns_) turns_->wait(layer, block_);
   }
   void pass_turn_on(int layer) {
-    if (turns_) turns_->pass_on(layer, block_);
+    if (turns_) turns_->set(layer, block_ + 1);
   }
 
   // Calls do_part(rows, part) for each part of the work on each sequence's rows, which are done one after
@@ -380,7 +380,7 @@ class RowPass {
   const int stride_;        // of rows that are projected
   Scratch& own_;
   OwnPlace& place_;
-  Turns* const turns_;
+  Progress* const turns_;
   const int block_;
 };
 

@@ -155,6 +155,29 @@ class Crew {
   int member_ = 0;
 };
 
+// Counts of what is done, which only grow and which members wait for.
+class Progress {
+ public:
+  // All are zero again. Called before any member works.
+  void reset(int size) {
+    if (int(counts_.size()) < size) counts_ = std::vector<std::atomic<int>>(size);
+    for (auto& count : counts_) count = 0;
+  }
+
+  void wait(int index, int least) {
+    patience_.wait(counts_[index], [&](int count) { return count >= least; });
+  }
+
+  void set(int index, int count) {
+    counts_[index].store(count, std::memory_order_release);
+    counts_[index].notify_all();
+  }
+
+ private:
+  std::vector<std::atomic<int>> counts_;
+  Patience patience_;
+};
+
 // A stage of a block begins when the stage before is done for it and for every block in front of it,
 // or for all blocks where rows see ahead: those may hold what it reads. Members take stage by stage,
 // block by block, so one that is slow, or whose core another process holds, keeps the others waiting
@@ -167,8 +190,7 @@ class Wavefront {
     num_blocks_ = num_blocks;
     sees_ahead_ = sees_ahead;
     next_ = 0;
-    if (int(done_.size()) < num_blocks) done_ = std::vector<std::atomic<int>>(num_blocks);
-    for (auto& stages : done_) stages = 0;
+    stages_done_.reset(num_blocks);
   }
 
   // Calls do_stage(stage, block) until every stage has been begun. Called by every member.
@@ -177,11 +199,9 @@ class Wavefront {
     for (int task; (task = next_.fetch_add(1)) < num_stages_ * num_blocks_;) {
       const int stage = task / num_blocks_, block = task % num_blocks_;
       const int last = sees_ahead_ ? num_blocks_ - 1 : block;
-      for (int i = 0; i <= last; i++)
-        patience_.wait(done_[i], [&](int stages) { return stages >= stage; });
+      for (int i = 0; i <= last; i++) stages_done_.wait(i, stage);
       do_stage(stage, block);
-      done_[block].store(stage + 1, std::memory_order_release);
-      done_[block].notify_all();
+      stages_done_.set(block, stage + 1);
     }
   }
 
@@ -189,33 +209,7 @@ class Wavefront {
   int num_stages_ = 0, num_blocks_ = 0;
   bool sees_ahead_ = false;
   std::atomic<int> next_{0};
-  std::vector<std::atomic<int>> done_;  // stages, of each block
-  Patience patience_;
-};
-
-// Whose turn it is to do what blocks of rows must do one after the other, in each layer.
-class Turns {
- public:
-  // Called before any member works.
-  void reset(int num_layers) {
-    if (int(blocks_done_.size()) < num_layers)
-      blocks_done_ = std::vector<std::atomic<int>>(num_layers);
-    for (auto& blocks : blocks_done_) blocks = 0;
-  }
-
-  // Waits until all blocks in front have had their turn. They were taken earlier, so a member works on each.
-  void wait(int layer, int block) {
-    patience_.wait(blocks_done_[layer], [&](int blocks) { return blocks >= block; });
-  }
-
-  void pass_on(int layer, int block) {
-    blocks_done_[layer].store(block + 1, std::memory_order_release);
-    blocks_done_[layer].notify_all();
-  }
-
- private:
-  std::vector<std::atomic<int>> blocks_done_;
-  Patience patience_;
+  Progress stages_done_;  // of each block
 };
 
 }  // namespace helexa

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +24,6 @@ from inference.models.native.build import load_library
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import Draw
-from inference.models.step_input import StepInput
 from tests.inference.models.native.packed_decoder import (
     BLOCK_TOKENS,
     CONFIG,
@@ -34,6 +32,7 @@ from tests.inference.models.native.packed_decoder import (
     decoder,
     run,
 )
+from tests.inference.models.steps import step_of
 
 pytestmark = pytest.mark.slow
 
@@ -73,27 +72,13 @@ def drawing_decoder(
     return build(library, head, head, threads=threads, hidden_size=1)
 
 
-def many_rows_of_one_block() -> StepInput:
-    zeros = np.zeros(MANY_ROWS, dtype=np.int32)
-    return StepInput(
-        token_ids=zeros,
-        positions=zeros,
-        slots=zeros,
-        query_start=np.array([0, MANY_ROWS], dtype=np.int32),
-        context_lens=np.array([1], dtype=np.int32),
-        block_table=zeros[:1, None],
-        block_tokens=BLOCK_TOKENS,
-        num_decodes=0,
-        logit_rows=zeros[:1],
-    )
-
-
 def a_step_has_not_happened(library: ctypes.CDLL, threads: int) -> None:
     rows = [[3, 1, 4, 1, 5], [0, 0, 1, 1, 1]]
     wanted = run(decoder(library, Format.Q8), *rows)
     native = decoder(library, Format.Q8, threads=threads)
     sequences = Sequences(native, 2)
-    step = many_rows_of_one_block()
+    blocks = range(MANY_ROWS // BLOCK_TOKENS)
+    step = step_of(([0] * MANY_ROWS, 0, blocks), block_tokens=BLOCK_TOKENS, logit_rows=[0])
     with room_for(64 * MB):
         native.forward(step, sequences.kv)
     assert not bool(sequences.kv.keys.any())
