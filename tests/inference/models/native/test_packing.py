@@ -182,16 +182,21 @@ def test_groups_with_a_far_value_are_finer(library: ctypes.CDLL, format: Format)
 
 
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again where the source is another, or what it is compiled with."""
     if compilation.find_compiler() is None:
         pytest.skip("no C++ compiler")
     source_dir, cache_dir = tmp_path / "source", tmp_path / "cache"
     source_dir.mkdir()
-    (source_dir / compilation.SOURCE_NAME).write_text('extern "C" int forty_two() { return 42; }')
     monkeypatch.setattr(compilation, "SOURCE_DIR", source_dir)
-    assert load_library(cache_dir).forty_two() == 42
+    flags, numbers = compilation.FLAGS, []
+    for added, flag in ((1, "-DN=41"), (2, "-DN=41"), (2, "-DN=42")):
+        monkeypatch.setattr(compilation, "FLAGS", (*flags, flag))
+        source = f'extern "C" int number() {{ return N + {added}; }}'
+        (source_dir / compilation.SOURCE_NAME).write_text(source)
+        numbers.append(load_library(cache_dir).number())
     monkeypatch.setattr(compilation, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert load_library(cache_dir).forty_two() == 42
-    assert [path.suffix for path in cache_dir.iterdir()] == [".so"]
+    assert [*numbers, load_library(cache_dir).number()] == [42, 43, 44, 44]
+    assert [path.suffix for path in cache_dir.iterdir()] == [".so"] * 3
 
 
 def test_no_compiler_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
