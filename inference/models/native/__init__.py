@@ -3,7 +3,8 @@
     cpp/         the source: library.cpp includes all of it
     build.py     finds a compiler, compiles once per source and CPU, keeps the library on disk
     packing.py   weights into the panels that formats.h documents
-    decoder.py   the C structs' mirror and one call per forward pass
+    headers.py   the structs that both sides share, read from the headers
+    decoder.py   one call per forward pass
 
 Without a C++ compiler the torch path runs instead; the load report names the path.
 """

@@ -5,127 +5,105 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
+from torch.nn.functional import pad
 
 from inference.models.adapter import AdapterWeights, LowRank, check_known
-from inference.models.native.packing import LANES, pack_f32
-from inference.models.native.structs import INT, POINTER, fields, pointer
+from inference.models.native.headers import STRUCTS
+from inference.models.native.packing import LANES, PackedLinear, pack
+from inference.models.native.structs import linear_struct
+from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, GroupedWeight
 
-MAX_ADAPTED_PARTS = 4
-"""``kMaxAdaptedParts`` of low_rank.h."""
+CLowRank, CAdaptedProjection, CAdapter = (
+    STRUCTS[name] for name in ("LowRank", "AdaptedProjection", "Adapter")
+)
 LARGEST_CODE = 127
 PROJECTIONS_OF_LAYER = 5
-"""``kNumAdaptedKinds``: qkv, output, gate_up, down."""
+"""``kNumAdaptedKinds``: qkv, output, gate_up, down, queries."""
 
 
-class LowRankFormat(IntEnum):
-    """``LowRankFormat`` of low_rank.h."""
+@dataclass(frozen=True, slots=True)
+class AdaptedStack:
+    """The weights that one of a layer's projections stacks."""
 
-    FLOAT = 0
-    BFLOAT16 = 1
-    INT8 = 2
-
-
-DTYPES = {
-    LowRankFormat.FLOAT: torch.float32,
-    LowRankFormat.BFLOAT16: torch.bfloat16,
-    LowRankFormat.INT8: torch.int8,
-}
-
-
-class CLowRank(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "rank first_output out_features format"),
-        *fields(POINTER, "down up down_scales up_scales"),
-    ]
-
-
-class CAdaptedProjection(ctypes.Structure):
-    _fields_ = [("num_parts", INT), ("parts", CLowRank * MAX_ADAPTED_PARTS)]
-
-
-class CAdapter(ctypes.Structure):
-    _fields_ = [
-        ("inner_width", INT),
-        ("projections", ctypes.POINTER(CAdaptedProjection)),
-    ]
+    names: Sequence[tuple[str, int]]
+    """With their numbers of outputs."""
+    is_packed: bool
+    """Whether any of them is read as codes, and what it reads is quantised."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeAdapter:
-    struct: CAdapter
+    struct: ctypes.Structure
     inner_width: int
-    """Numbers of a row between down and up, of the widest projection."""
+    """Numbers of a row between down and up, of the widest projection, in whole groups."""
     alive: Sequence[object]
-    """The tensors and arrays that the struct points at."""
+    """The weights that the struct points at."""
 
 
 def native_adapter(
-    weights: AdapterWeights,
-    layers: Sequence[Sequence[Sequence[tuple[str, int]]]],
-    *,
-    format: LowRankFormat,
+    weights: AdapterWeights, layers: Sequence[Sequence[AdaptedStack]], library: ctypes.CDLL
 ) -> NativeAdapter:
-    """``layers``: of each layer's five projections the names and numbers of outputs of the weights
-    that it stacks."""
-    check_known(weights, (name for layer in layers for names in layer for name, _ in names))
-    alive: list[torch.Tensor] = []
+    """``layers``: of each layer's five projections the weights."""
+    stacks = [stack for layer in layers for stack in layer]
+    check_known(weights, (name for stack in stacks for name, _ in stack.names))
+    alive: list[object] = []
     projections = (CAdaptedProjection * (len(layers) * PROJECTIONS_OF_LAYER))()
     inner_width = 0
-    stacked = [names for layer in layers for names in layer]
-    for at, names in enumerate(stacked):
-        parts = _parts(weights.modules, names, alive, format)
+    for at, stack in enumerate(stacks):
+        parts = _parts(weights.modules, stack, alive, library)
         projections[at] = CAdaptedProjection(num_parts=len(parts), parts=tuple(parts))
-        inner_width = max(inner_width, sum(-(-part.rank // LANES) * LANES for part in parts))
-    struct = CAdapter(
-        inner_width=inner_width,
-        projections=ctypes.cast(projections, ctypes.POINTER(CAdaptedProjection)),
-    )
-    return NativeAdapter(struct, inner_width, [*alive, projections])
+        inner_width = max(inner_width, sum(part.up.in_features for part in parts))
+    width = _whole(inner_width, GROUP_FEATURES)
+    return NativeAdapter(CAdapter(projections), width, alive)
 
 
 def _parts(
     modules: Mapping[str, LowRank],
-    names: Sequence[tuple[str, int]],
-    alive: list[torch.Tensor],
-    format: LowRankFormat,
-) -> list[CLowRank]:
+    stack: AdaptedStack,
+    alive: list[object],
+    library: ctypes.CDLL,
+) -> list[ctypes.Structure]:
     parts = []
     first_output = 0
-    for name, out_features in names:
+    for name, out_features in stack.names:
         if (module := modules.get(name)) is not None:
-            down, down_scales = _panels(module.down, 1.0, format)
-            up, up_scales = _panels(module.up, module.scale, format)
-            alive += down, up, down_scales, up_scales
-            parts.append(
-                CLowRank(
-                    rank=len(module.down),
-                    first_output=first_output,
-                    out_features=out_features,
-                    format=format,
-                    down=down.data_ptr(),
-                    up=up.data_ptr(),
-                    down_scales=pointer(down_scales, torch.float32),
-                    up_scales=pointer(up_scales, torch.float32),
-                )
-            )
+            rank, scale = len(module.down), module.scale
+            packed: list[PackedLinear] = []
+            # Outputs of one are whole panels, inputs of the other whole groups.
+            features = _whole(rank, GROUP_FEATURES if stack.is_packed else LANES)
+            for matrix, padding in (
+                (module.down.float(), (0, 0, 0, -rank % LANES)),
+                (module.up.float(), (0, features - rank)),
+            ):
+                if stack.is_packed and (largest := float(matrix.abs().max())) > 0:
+                    # A number under 6e-5 is no good scale of a group: it is a float16.
+                    matrix, scale = matrix / largest, scale * largest
+                stored = _in_codes if stack.is_packed else _dense
+                packed.append(pack(stored(pad(matrix, padding)), library))
+            alive += packed
+            down, up = map(linear_struct, packed)
+            parts.append(CLowRank(first_output=first_output, scale=scale, down=down, up=up))
         first_output += out_features
     return parts
 
 
-def _panels(
-    matrix: torch.Tensor, scale: float, format: LowRankFormat
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, in) -> its panels, and float32 factors, one an output."""
-    values, scales = matrix.float(), torch.full((len(matrix),), scale)
-    if format is LowRankFormat.INT8:
-        largest = values.abs().amax(dim=1)
-        steps = torch.where(largest == 0, 1.0, largest / LARGEST_CODE)
-        values, scales = (values / steps.unsqueeze(1)).round(), scales * steps
-    panels = pack_f32(values).to(DTYPES[format])
-    return panels, torch.nn.functional.pad(scales, (0, -len(scales) % LANES))
+def _whole(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _dense(matrix: torch.Tensor) -> DenseWeight:
+    return DenseWeight(weight=matrix)
+
+
+def _in_codes(matrix: torch.Tensor) -> GroupedWeight:
+    """Rounded to 8 bits, in groups of 32 inputs."""
+    groups = matrix.view(len(matrix), -1, GROUP_FEATURES)
+    scales = (groups.abs().amax(dim=2) / LARGEST_CODE).half()
+    steps = torch.where(scales == 0, 1.0, scales.float())
+    codes = (groups / steps.unsqueeze(2)).round().clamp(-LARGEST_CODE, LARGEST_CODE)
+    return GroupedWeight(bits=8, codes=codes.flatten(1).to(torch.int8), scales=scales)
 
 
 def adapter_pointers(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,24 +20,18 @@ from inference.models.config import Activation, ModelConfig, NormKind
 from inference.models.layers.attention_mixer import query_scale
 from inference.models.layers.rope import RopeTable
 from inference.models.native.adapters import adapter_pointers
-from inference.models.native.checked_weights import WeightCheck
-from inference.models.native.layers import (
-    NativeJoin,
-    NativeLayer,
-    NativeNorm,
-    layer_structs,
-    struct_of,
-)
+from inference.models.native.checked_weights import CheckedWeights
+from inference.models.native.headers import INT, POINTER
+from inference.models.native.layers import NativeJoin, NativeLayer, NativeNorm
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
-    INT,
-    POINTER,
     CBatch,
     CImages,
     CModel,
     Draw,
     address,
     pointer,
+    struct_of,
 )
 from inference.models.step_input import StepImages, StepInput
 
@@ -46,49 +39,27 @@ MOST_KEPT_LOGITS = 1 << 24
 """Most numbers of a step's logits that are kept for the next: 64 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeImages:
-    """Floats are float32."""
-
-    cosines: torch.Tensor | None
-    sines: torch.Tensor | None
-    """(num_rows, rotary_dim / 2) each; ``None``: rows are rotated by their positions or not at
-    all."""
-    image_rows: torch.Tensor
-    """(num_rows,) int64: which of the embeddings each row is, or -1."""
-    embeddings: torch.Tensor | None
-    """(num_image_rows, hidden_size)"""
-    deepstack: torch.Tensor | None
-    """(num_deepstack, num_image_rows, hidden_size)"""
-
-    def struct(self) -> CImages:
-        """Returns a struct that points into tensors which this object keeps alive."""
-        rows, added = self.embeddings, self.deepstack
-        return CImages(
-            cosines=pointer(self.cosines, torch.float32),
-            sines=pointer(self.sines, torch.float32),
-            image_rows=pointer(self.image_rows, torch.int64),
-            embeddings=pointer(rows, torch.float32),
-            deepstack=pointer(added, torch.float32),
-            num_image_rows=0 if rows is None else len(rows),
-            num_deepstack=0 if added is None else len(added),
-        )
-
-
-def native_images(images: StepImages, num_rows: int, rope: RopeTable | None) -> NativeImages:
-    """``num_rows``: of the step. ``rope``: what the layers rotate by, ``None`` where none does."""
+def native_images(images: StepImages, num_rows: int, rope: RopeTable | None) -> ctypes.Structure:
+    """``num_rows``: of the step. ``rope``: what the layers rotate by, ``None`` where none does.
+    Returns the struct, which keeps its tensors alive."""
     cosines, sines = (None, None) if rope is None else _angles(images, rope)
     image_rows = torch.full((num_rows,), -1)
-    rows = images.rows
-    if rows is not None:
+    embeddings, deepstack = None, None
+    if (rows := images.rows) is not None:
         image_rows[images.row_ids] = torch.arange(len(images.row_ids))
-    return NativeImages(
-        cosines=cosines,
-        sines=sines,
-        image_rows=image_rows,
-        embeddings=None if rows is None else rows.embeddings.float().contiguous(),
-        deepstack=torch.stack(rows.deepstack).float() if rows and rows.deepstack else None,
+        embeddings = rows.embeddings.float().contiguous()
+        deepstack = torch.stack(rows.deepstack).float() if rows.deepstack else None
+    struct = CImages(
+        cosines=pointer(cosines, torch.float32),
+        sines=pointer(sines, torch.float32),
+        image_rows=pointer(image_rows, torch.int64),
+        embeddings=pointer(embeddings, torch.float32),
+        deepstack=pointer(deepstack, torch.float32),
+        num_image_rows=0 if embeddings is None else len(embeddings),
+        num_deepstack=0 if deepstack is None else len(deepstack),
     )
+    struct.alive = cosines, sines, image_rows, embeddings, deepstack
+    return struct
 
 
 def _angles(
@@ -134,9 +105,8 @@ class NativeKV:
         return {name: view for name, view in views.items() if view.numel()}
 
 
-@contextmanager
-def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iterator[CBatch]:
-    """The struct of a step, valid within the context."""
+def batch_of(step: StepInput, kv: NativeKV, images: ctypes.Structure | None) -> ctypes.Structure:
+    """The struct of a step, valid as long as the step and the cache are."""
     table = step.block_table
     pointers, inner_width = None, 0
     if step.adapters is not None:
@@ -166,8 +136,9 @@ def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iter
         batch.states = pointer(states.recurrent, torch.float32)
         batch.num_state_slots = states.recurrent.shape[1]
     if images is not None:
-        batch.images = ctypes.pointer(images.struct())
-    yield batch
+        batch.images = ctypes.pointer(images)
+    batch.alive = pointers
+    return batch
 
 
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
@@ -200,7 +171,7 @@ class NativeDecoder:
         tables are ``None`` where other layers come before these and after. With a ``join`` steps
         have tokens and hidden rows. Raises ``UnfitWeightsError``."""
         assert query_growth is not None or not any(layer.grows_queries for layer in layers)
-        WeightCheck(library, config).check(layers, final_norm, embedding, head, join)
+        weights = CheckedWeights(library, config)
         self._library = _declare(library)
         self.kv_format = kv_format
         region_bytes = library.helexa_kv_region_bytes
@@ -224,12 +195,12 @@ class NativeDecoder:
             query_scale=query_scale(config),
             score_cap=config.attention_soft_cap,
             logit_cap=config.logit_soft_cap,
-            query_growth=query_growth,
-            layers=layer_structs(layers),
-            final_norm=final_norm,
-            embedding=embedding,
-            head=head,
-            join=join,
+            query_growth=pointer(query_growth, torch.float32),
+            layers=weights.layers(layers),
+            final_norm=weights.norm("the final norm: final", final_norm),
+            embedding=weights.table("the embedding", embedding, config.vocab_size),
+            head=weights.table("the head", head),
+            join=weights.join(join),
         )
         self._num_threads = num_threads
         self._logits = np.empty(0, dtype=np.float32)
@@ -243,7 +214,7 @@ class NativeDecoder:
         return decoder
 
     def forward(
-        self, step: StepInput, kv: NativeKV, images: NativeImages | None = None
+        self, step: StepInput, kv: NativeKV, images: ctypes.Structure | None = None
     ) -> torch.Tensor:
         """Runs a step's rows through the model, writes their keys, values and states to ``kv``,
         returns float32 logits (num_logits, vocab_size). ``images``: what ``step.images`` are here.
@@ -251,9 +222,9 @@ class NativeDecoder:
         written nothing."""
         step = step.with_all_ids()
         logits = self._new_logits(step.num_logits)
-        with batch_of(step, kv, images) as batch:
-            batch.logits = logits.data_ptr()
-            self._run(batch)
+        batch = batch_of(step, kv, images)
+        batch.logits = logits.data_ptr()
+        self._run(batch)
         return logits
 
     def forward_rows(
@@ -261,7 +232,7 @@ class NativeDecoder:
         step: StepInput,
         hidden: torch.Tensor | None,
         kv: NativeKV,
-        images: NativeImages | None = None,
+        images: ctypes.Structure | None = None,
     ) -> torch.Tensor:
         """``forward`` as far as the last layer: what it gives for ``step.logit_rows``, float32
         (num_logits, hidden_size). ``hidden`` (num_rows, hidden_size) float32: what the layers
@@ -269,10 +240,10 @@ class NativeDecoder:
         if hidden is None or self._has_join:
             step = step.with_all_ids()
         rows = torch.empty(step.num_logits, self._hidden_size)
-        with batch_of(step, kv, images) as batch:
-            batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
-            batch.hidden_out = rows.data_ptr()
-            self._run(batch)
+        batch = batch_of(step, kv, images)
+        batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
+        batch.hidden_out = rows.data_ptr()
+        self._run(batch)
         return rows
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -309,7 +280,7 @@ class NativeDecoder:
         assert hidden is None or hidden.shape == (num_rows, self._hidden_size)
         return pointer(hidden, torch.float32)
 
-    def _run(self, batch: CBatch) -> None:
+    def _run(self, batch: ctypes.Structure) -> None:
         _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,11 +1,9 @@
-"""A layer's packed weights, and the struct that the native decoder reads them by."""
+"""A layer's packed weights, of whose tensors ``checked_weights`` makes structs."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
@@ -13,31 +11,11 @@ from inference.models.layer_configs import (
     DeltaConfig,
     ExpertsConfig,
     LatentConfig,
-    Scoring,
     ShortConvConfig,
 )
 from inference.models.layers.mamba import MambaVectors
 from inference.models.native.packing import PackedLinear
-from inference.models.native.structs import (
-    CDeltaNet,
-    CExperts,
-    CJoin,
-    CLatent,
-    CLayer,
-    CMamba,
-    CNorm,
-    CProjection,
-    CShortConv,
-    Projection,
-    linear_struct,
-    pointer,
-    projection_struct,
-)
-
-SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
-"""``Scoring`` of model.h."""
-
-Struct = TypeVar("Struct", bound=ctypes.Structure)
+from inference.models.native.structs import Projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,79 +138,3 @@ class NativeLayer:
     @property
     def has_state(self) -> bool:
         return any(kind is not None for kind in (self.delta, self.conv, self.mamba))
-
-
-def layer_structs(layers: Sequence[NativeLayer]) -> ctypes.Array[CLayer]:
-    """Each layer's keys and values, or states, follow those of the layer of its kind before."""
-    structs = (CLayer * len(layers))()
-    num_cached = {False: 0, True: 0}
-    for index, layer in enumerate(layers):
-        angles, has_state = layer.angles, layer.has_state
-        structs[index] = struct_of(
-            CLayer,
-            layer,
-            cosines=None if angles is None else angles.cosines,
-            sines=None if angles is None else angles.sines,
-            rotary_dim=0 if angles is None else 2 * angles.cosines.shape[1],
-            cache_index=num_cached[has_state],
-        )
-        num_cached[has_state] += 1
-    return structs
-
-
-def struct_of(kind: type[Struct], *sources: object, **given: object) -> Struct:
-    """A struct whose fields are ``given``, or the attributes of their names that the first source
-    with one has. ``None`` is null or zero. It points at tensors, and keeps none alive."""
-    struct = kind()
-    for name, *_ in kind._fields_:
-        if name in given:
-            value = given[name]
-        else:
-            value = getattr(next(each for each in sources if hasattr(each, name)), name)
-        if value is not None:
-            setattr(struct, name, _as_field(value))
-    return struct
-
-
-def _as_field(value: object) -> object:
-    match value:
-        case torch.Tensor():
-            return pointer(value, torch.float32)
-        case PackedLinear():
-            return linear_struct(value)
-        case list() | tuple():
-            return projection_struct(value)
-        case NativeNorm():
-            return struct_of(CNorm, value)
-        case NativeExperts():
-            return ctypes.pointer(_experts_struct(value))
-        case NativeDelta():
-            return ctypes.pointer(struct_of(CDeltaNet, value, value.shape))
-        case NativeConv():
-            return ctypes.pointer(struct_of(CShortConv, value, value.shape))
-        case MambaVectors():
-            own = struct_of(CMamba, value, value.shape, dt_bias=value.step_bias)
-            return ctypes.pointer(own)
-        case NativeLatent():
-            return ctypes.pointer(struct_of(CLatent, value, value.shape))
-        case NativeJoin():
-            norms = {"embedding": value.embedding_norm, "hidden": value.hidden_norm}
-            return ctypes.pointer(struct_of(CJoin, value, **norms))
-    return value
-
-
-def _experts_struct(experts: NativeExperts) -> CExperts:
-    config = experts.config
-    has_shared = config.shared_intermediate_size is not None
-    projections = CProjection * (config.num_experts + has_shared)
-    return struct_of(
-        CExperts,
-        experts,
-        config,
-        per_token=config.experts_per_token,
-        intermediate_size=max(config.intermediate_size, config.shared_intermediate_size or 0),
-        scoring=SCORINGS[config.scoring],
-        has_shared=has_shared,
-        gate_up=projections(*map(projection_struct, experts.gate_up)),
-        down=projections(*map(projection_struct, experts.down)),
-    )

@@ -17,6 +17,7 @@ from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.state_rows import conv_weight, decay_rate
+from inference.models.native.adapters import AdaptedStack
 from inference.models.native.layers import (
     Angles,
     NativeConv,
@@ -27,7 +28,7 @@ from inference.models.native.layers import (
     NativeNorm,
 )
 from inference.models.native.packer import Packer
-from inference.models.native.packing import PackedLinear, pack
+from inference.models.native.packing import Format, PackedLinear, pack
 from inference.models.native.structs import Projection
 from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import DenseWeight
@@ -115,18 +116,27 @@ def native_angles(table: RopeTable) -> Angles:
     return Angles(table.cosines[:, pairs].contiguous(), sines.contiguous())
 
 
-def stacked_names(config: ModelConfig) -> list[list[list[tuple[str, int]]]]:
-    """The weights that each layer's qkv, output, gate_up, down and queries stack, with their
-    numbers of outputs; only those that adapters may change."""
+def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[list[AdaptedStack]]:
+    """The weights that each layer's qkv, output, gate_up, down and queries stack; only those that
+    adapters may change."""
     names, shapes = family_of(config).layer_names, adaptable_shapes(config)
     found = []
-    for index in range(config.num_layers):
+    for index, layer in enumerate(layers):
         prefix = f"model.layers.{index}."
         mixer, output = _mixer_weights(config, index)
         qkv = [name for inner_names, _ in mixer for name in inner_names]
         stacks = (qkv, (output,), names.gate_up, (names.down,), (QUERIES,))
-        own = [[prefix + name for name in inner] for inner in stacks]
-        found.append([[(n, shapes[n][0]) for n in stack if n in shapes] for stack in own])
+        queries = () if layer.latent is None else layer.latent.queries
+        projections = layer.qkv, layer.output, layer.gate_up, layer.down, queries
+        found.append(
+            [
+                AdaptedStack(
+                    names=[(n, shapes[n][0]) for n in (prefix + s for s in stack) if n in shapes],
+                    is_packed=any(part.format is not Format.F32 for part in projection),
+                )
+                for stack, projection in zip(stacks, projections, strict=True)
+            ]
+        )
     return found
 
 

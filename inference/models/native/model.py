@@ -27,24 +27,23 @@ from inference.models.families.predictor import (
     with_layer,
 )
 from inference.models.layers.rope import growth_table, rope_table
-from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
+from inference.models.native.adapters import NativeAdapter, native_adapter
 from inference.models.native.decoder import (
     NativeDecoder,
-    NativeImages,
     NativeKV,
     States,
     native_images,
 )
 from inference.models.native.layers import NativeJoin
 from inference.models.native.load_layer import (
+    adapted_stacks,
     in_order_of_layers,
     load_layer,
     load_norm,
     native_angles,
-    stacked_names,
 )
 from inference.models.native.packer import Packer, packing
-from inference.models.native.packing import Format, PackedLinear
+from inference.models.native.packing import PackedLinear
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision.tower import build_tower
 from inference.models.weights.weight_source import WeightSource
@@ -124,8 +123,7 @@ class NativeModel(PlainBackend):
             if not config.tie_embeddings:
                 self.head = table("lm_head")
         self._final_norm = load_norm(config, weights, "model.norm") if has_outer else None
-        self._is_packed = any(part.format is not Format.F32 for part in layers[0].qkv)
-        self._stacked = stacked_names(config)
+        self._adapted_stacks = adapted_stacks(config, layers)
         self.decoder = NativeDecoder(
             library,
             config,
@@ -181,22 +179,15 @@ class NativeModel(PlainBackend):
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(hidden)
 
-    def _images(self, step: StepInput) -> NativeImages | None:
+    def _images(self, step: StepInput) -> ctypes.Structure | None:
         if step.images is None:
             return None
         return native_images(step.images, len(step.positions), self._rope)
 
     def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
-        """Exactly as its files hold it beside dense weights, in 8 bits beside packed ones: what it
-        takes a step is reading it."""
-        dtypes = {t.dtype for m in weights.modules.values() for t in (m.down, m.up)}
-        format = LowRankFormat.FLOAT
-        if self._is_packed:
-            format = LowRankFormat.INT8
-        elif dtypes == {torch.bfloat16}:
-            format = LowRankFormat.BFLOAT16
+        """As its files hold it beside dense weights, in 8 bits beside packed ones."""
         ordered = in_order_of_layers(self.config, weights)
-        return native_adapter(ordered, self._stacked, format=format)
+        return native_adapter(ordered, self._adapted_stacks, self.library)
 
 
 class NativePredictor:

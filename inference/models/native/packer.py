@@ -22,15 +22,15 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from inference.models.native.headers import STRUCTS
 from inference.models.native.packing import (
     LANES,
     PackedLinear,
-    taken_apart_like,
+    TakenApart,
     unwritten,
     write_panels,
 )
 from inference.models.weights.lazy import BlockRows, LazyWeight
-from inference.models.weights.stored import StoredWeight
 from inference.supervised_threads import SupervisedPool
 
 CHUNK_WEIGHTS = 2**19
@@ -66,25 +66,21 @@ class BlockType(IntEnum):
 BLOCK_TYPES = frozenset(int(type) for type in BlockType)
 
 
-class _BlockRows(ctypes.Structure):
-    """``BlockRows`` of ggml_blocks.h."""
-
-    _fields_ = [("rows", ctypes.c_void_p), ("types", ctypes.c_void_p)]
-
-
 def write_block_panels(
-    sample: StoredWeight, pieces: Sequence[BlockRows], panels: torch.Tensor, library: ctypes.CDLL
+    packed: PackedLinear, pieces: Sequence[BlockRows], panels: torch.Tensor, library: ctypes.CDLL
 ) -> None:
-    """Rows of ``BLOCK_TYPES``, one piece after the other, into as many ``panels`` as they fill.
-    ``sample``: one of the rows, taken apart."""
+    """Rows of ``BLOCK_TYPES``, one piece after the other, into as many ``panels`` of ``packed`` as
+    they fill."""
     rows = np.concatenate([piece.addresses() for piece in pieces])
     types = np.repeat(
         np.array([piece.blocks.type for piece in pieces], np.int32),
         [piece.num_rows for piece in pieces],
     )
     assert panels.is_contiguous() and len(panels) == -(-len(rows) // LANES)
-    source = _BlockRows(rows.__array_interface__["data"][0], types.__array_interface__["data"][0])
-    shape = taken_apart_like(sample, len(rows))
+    source = STRUCTS["BlockRows"](
+        rows.__array_interface__["data"][0], types.__array_interface__["data"][0]
+    )
+    shape = TakenApart(format=packed.format, out_features=len(rows), in_features=packed.in_features)
     library.helexa_pack_blocks(
         ctypes.byref(source), ctypes.byref(shape), ctypes.c_void_p(panels.data_ptr())
     )
@@ -118,7 +114,7 @@ class Packer:
                 panels = packed.panels[first // LANES : -(-last // LANES)]
                 if are_blocks:
                     blocks = weight.block_rows(first, last)
-                    write_block_panels(weight.sample, blocks, panels, self._library)
+                    write_block_panels(packed, blocks, panels, self._library)
                 else:
                     write_panels(weight.rows(first, last), panels, self._library)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
 from torch.nn.functional import pad
 
+from inference.models.native.headers import STRUCTS
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     HALF_GROUP_FEATURES,
@@ -75,9 +76,6 @@ CODEBOOK_FORMATS = {
 VALUE_RANGES = {Format.T2: (-8, 7), Format.T4H: (-16, 15), Format.T3K: (-48, 48)}
 """The values' range of a codebook; of other formats it is that of all codebooks."""
 
-PLANE_BITS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""Bits of each plane of a code, low bits first."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLinear:
@@ -95,60 +93,7 @@ class PackedLinear:
         return self.panels.numel() * self.panels.element_size()
 
 
-class TakenApart(ctypes.Structure):
-    """``TakenApart`` of pack.h."""
-
-    _fields_ = [
-        ("out_features", ctypes.c_int64),
-        ("in_features", ctypes.c_int64),
-        ("codes", ctypes.c_void_p),
-        ("heads", ctypes.c_void_p * 2),
-        ("smalls", ctypes.c_void_p * 2),
-        ("num_heads", ctypes.c_int32),
-        ("num_smalls", ctypes.c_int32),
-        ("block_groups", ctypes.c_int32),
-        ("parts", ctypes.c_int32),
-        ("added", ctypes.c_int32),
-        ("num_planes", ctypes.c_int32),
-        ("plane_bits", ctypes.c_int32 * 2),
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """A weight's codes and scales, before they are interleaved into panels. ``heads``
-    (out, blocks) float16; ``smalls`` (out, parts of groups) int8."""
-
-    bits: int
-    codes: torch.Tensor
-    added: int
-    heads: list[torch.Tensor]
-    smalls: list[torch.Tensor]
-
-    @property
-    def num_blocks(self) -> int:
-        return self.heads[0].shape[1]
-
-    @property
-    def block_bytes(self) -> int:
-        shape = self.shape(0)
-        group_bytes = LANES * shape.parts * len(self.smalls) + 64 * self.bits
-        return int(2 * LANES * len(self.heads) + shape.block_groups * group_bytes)
-
-    def shape(self, out_features: int) -> TakenApart:
-        """The struct of ``out_features`` rows like these, without pointers."""
-        num_groups, planes = self.codes.shape[1] // GROUP_FEATURES, PLANE_BITS[self.bits]
-        return TakenApart(
-            out_features=out_features,
-            in_features=self.codes.shape[1],
-            num_heads=len(self.heads),
-            num_smalls=len(self.smalls),
-            block_groups=num_groups // self.num_blocks,
-            parts=self.smalls[0].shape[1] // num_groups if self.smalls else 0,
-            added=self.added,
-            num_planes=len(planes),
-            plane_bits=planes,
-        )
+TakenApart = STRUCTS["TakenApart"]
 
 
 def pack(stored: StoredWeight, library: ctypes.CDLL | None = None) -> PackedLinear:
@@ -163,12 +108,13 @@ def unwritten(sample: StoredWeight, out_features: int, bias: torch.Tensor | None
     """A weight of ``out_features`` rows like those of ``sample``, whose panels are still to be
     written: sixteen rows each, along the first axis."""
     sample = _as_packed(sample)
-    in_features, num_panels = sample.shape[1], -(-out_features // LANES)
+    num_rows, in_features = sample.shape
+    num_panels = -(-out_features // LANES)
     if isinstance(sample, DenseWeight):
         panels = torch.empty(num_panels, in_features, LANES)
     else:
-        parts = _parts(sample)
-        panels = torch.empty(num_panels, parts.num_blocks, parts.block_bytes, dtype=torch.uint8)
+        row_bytes = sample.packed_bytes // num_rows
+        panels = torch.empty(num_panels, LANES * row_bytes, dtype=torch.uint8)
     return PackedLinear(
         format=_format(sample),
         in_features=in_features,
@@ -184,16 +130,19 @@ def write_panels(stored: StoredWeight, panels: torch.Tensor, library: ctypes.CDL
     part. ``library`` as of ``pack``."""
     stored = _as_packed(stored)
     if isinstance(stored, DenseWeight):
-        panels.copy_(_by_lane(stored.weight))
+        num_rows, in_features = stored.shape
+        padded = pad(stored.weight.float().contiguous(), (0, 0, 0, -num_rows % LANES))
+        panels.copy_(padded.view(-1, LANES, in_features).permute(0, 2, 1))
     else:
         assert library is not None, "only dense weights are packed without"
-        _write(_parts(stored), panels, library)
+        _write(stored, panels, library)
 
 
 def _as_packed(stored: StoredWeight) -> StoredWeight:
     """The form that a format here has."""
     if isinstance(stored, GroupedWeight) and stored.is_mxfp4:
-        return in_four_bits(stored)
+        coded = in_four_bits(stored)
+        return replace(coded, scales=coded.scales.half())
     return stored
 
 
@@ -215,29 +164,36 @@ def _codebook_format(stored: CodebookWeight) -> Format:
     return format
 
 
-def _parts(stored: PackedWeight) -> _Parts:
+def _write(stored: PackedWeight, panels: torch.Tensor, library: ctypes.CDLL) -> None:
     """Scales of groups become float16. A negative number wraps around to its unsigned code."""
+    codes = stored.codes.view(torch.uint8).contiguous()
+    heads, smalls = _scales(stored)
+    heads = [head.to(torch.float16).contiguous() for head in heads]
+    smalls = [small.contiguous() for small in smalls]
+    are_signed = isinstance(stored, GroupedWeight) and stored.minimums is None
+    taken_apart = TakenApart(
+        format=_format(stored),
+        out_features=len(codes),
+        in_features=codes.shape[1],
+        codes=codes.data_ptr(),
+        heads=tuple(head.data_ptr() for head in heads),
+        smalls=tuple(small.data_ptr() for small in smalls),
+        added=2 ** (stored.bits - 1) if are_signed else 0,
+    )
+    assert panels.is_contiguous() and len(panels) == -(-len(codes) // LANES)
+    library.helexa_pack(ctypes.byref(taken_apart), ctypes.c_void_p(panels.data_ptr()))
+
+
+def _scales(stored: PackedWeight) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns the scales and minimums of a block's head (out, blocks each) and its groups' small
+    ones (out, parts of groups each). Where a group has two scales and no small ones, its head has
+    the first ones and then the second ones."""
+    minimums = stored.minimums
+    if isinstance(stored, GroupedWeight):
+        return _given(stored.scales, minimums), []
     if isinstance(stored, SuperBlockWeight):
         heads = _given(stored.super_scales, stored.super_minimums)
-        smalls, added = _given(stored.scales, stored.minimums), 0
-    elif isinstance(stored, CodebookWeight):
-        heads, smalls = _codebook_scales(stored)
-        added = 0
-    else:
-        heads, smalls = _given(stored.scales, stored.minimums), []
-        added = 0 if stored.minimums is not None else 2 ** (stored.bits - 1)
-    return _Parts(
-        stored.bits,
-        stored.codes.view(torch.uint8).contiguous(),
-        added,
-        [head.to(torch.float16).contiguous() for head in heads],
-        [small.contiguous() for small in smalls],
-    )
-
-
-def _codebook_scales(stored: CodebookWeight) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns the scales of a block's heads and its small ones. Where a group has two scales, its
-    head has the first ones and then the second ones."""
+        return heads, _given(stored.scales, minimums)
     if stored.super_scales is not None:
         return [stored.super_scales], [stored.scales]
     per_group = GROUP_FEATURES // stored.group_features
@@ -246,33 +202,3 @@ def _codebook_scales(stored: CodebookWeight) -> tuple[list[torch.Tensor], list[t
 
 def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
-
-
-def taken_apart_like(sample: StoredWeight, out_features: int) -> TakenApart:
-    """The struct of ``out_features`` rows like those of the quantised ``sample``."""
-    sample = _as_packed(sample)
-    assert not isinstance(sample, DenseWeight)
-    return _parts(sample).shape(out_features)
-
-
-def _write(parts: _Parts, panels: torch.Tensor, library: ctypes.CDLL) -> None:
-    out_features = len(parts.codes)
-    assert panels.is_contiguous()
-    assert panels.shape == (-(-out_features // LANES), parts.num_blocks, parts.block_bytes)
-    taken_apart = parts.shape(out_features)
-    taken_apart.codes = parts.codes.data_ptr()
-    taken_apart.heads = tuple(head.data_ptr() for head in parts.heads)
-    taken_apart.smalls = tuple(small.data_ptr() for small in parts.smalls)
-    library.helexa_pack(ctypes.byref(taken_apart), ctypes.c_void_p(panels.data_ptr()))
-
-
-def pack_f32(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` (out, in) of any float dtype. Returns float32 (panels, in, 16)."""
-    return _by_lane(weight).contiguous()
-
-
-def _by_lane(weight: torch.Tensor) -> torch.Tensor:
-    """Float32 (panels, in, 16), not contiguous."""
-    out_features, in_features = weight.shape
-    padded = pad(weight.float().contiguous(), (0, 0, 0, -out_features % LANES))
-    return padded.view(-1, LANES, in_features).permute(0, 2, 1)

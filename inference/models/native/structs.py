@@ -1,4 +1,4 @@
-"""The structs of model.h, linear.h and draw.h, field by field, and what fills them.
+"""What fills the C++ headers' structs.
 
 They point at tensors, and keep none alive.
 """
@@ -7,155 +7,31 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from inference.models.native.headers import CONSTANTS, STRUCTS
 from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
 from inference.models.step_input import Ints
 from inference.models.weights.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
-MAX_PARTS = 4
-"""``kMaxParts`` of linear.h."""
-
-INT, FLOAT, POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
-
-
-def fields(kind: type, names: str) -> list[tuple[str, Any]]:
-    """Neighbours of one type, by their names."""
-    return [(name, kind) for name in names.split()]
-
-
-class CLinear(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "format in_features out_features"),
-        *fields(POINTER, "panels bias"),
-        ("values", ctypes.c_int8 * 16),
-        ("unit", FLOAT),
-    ]
-
-
-class CProjection(ctypes.Structure):
-    _fields_ = [
-        ("num_parts", INT),
-        ("parts", CLinear * MAX_PARTS),
-    ]
-
-
-class CExperts(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "num_experts per_token intermediate_size scoring normalizes has_shared"),
-        *fields(INT, "weighs_inputs num_groups groups_per_token group_experts"),
-        ("weight_scale", FLOAT),
-        ("choice_bias", POINTER),
-        ("router", CLinear),
-        *fields(ctypes.POINTER(CProjection), "gate_up down"),
-    ]
-
-
-class CNorm(ctypes.Structure):
-    _fields_ = fields(POINTER, "weight bias")
-
-
-class CDeltaNet(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "num_key_heads num_value_heads key_head_dim value_head_dim conv_kernel"),
-        *fields(INT, "are_value_heads_tiled"),
-        *fields(POINTER, "conv_weight decay_rate dt_bias norm"),
-    ]
-
-
-class CShortConv(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "channels kernel"),
-        *fields(POINTER, "weight bias"),
-    ]
-
-
-class CMamba(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "num_heads head_dim num_groups state_size conv_kernel"),
-        *fields(POINTER, "conv_weight conv_bias decay_rate dt_bias skip norm"),
-    ]
-
-
-class CLatent(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "kv_rank rotary_dim plain_dim value_dim query_rank"),
-        *fields(POINTER, "query_norm latent_norm"),
-        ("queries", CProjection),
-        *fields(CLinear, "to_keys to_values"),
-    ]
-
-
-class CLayer(ctypes.Structure):
-    _fields_ = [
-        *fields(CProjection, "qkv output gate_up down"),
-        *fields(CNorm, "input_norm mixed_norm mlp_norm mlp_added_norm"),
-        *fields(POINTER, "query_norm key_norm cosines sines"),
-        ("experts", ctypes.POINTER(CExperts)),
-        ("delta", ctypes.POINTER(CDeltaNet)),
-        ("conv", ctypes.POINTER(CShortConv)),
-        ("mamba", ctypes.POINTER(CMamba)),
-        ("latent", ctypes.POINTER(CLatent)),
-        *fields(INT, "rotary_dim window is_chunked grows_queries cache_index"),
-    ]
-
-
-class CJoin(ctypes.Structure):
-    _fields_ = [
-        *fields(CNorm, "embedding hidden"),
-        ("product", CLinear),
-    ]
-
-
-class CModel(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim"),
-        *fields(INT, "kv_format norm_kind activation is_gated is_parallel is_qk_norm_wide"),
-        *fields(INT, "is_qk_norm_after_rotation is_rope_interleaved has_output_gate"),
-        *fields(FLOAT, "norm_eps query_scale score_cap logit_cap embedding_multiplier"),
-        *fields(FLOAT, "residual_multiplier logit_multiplier"),
-        ("query_growth", POINTER),
-        ("layers", ctypes.POINTER(CLayer)),
-        ("final_norm", CNorm),
-        *fields(CLinear, "embedding head"),
-        ("join", ctypes.POINTER(CJoin)),
-    ]
-
-
-class CImages(ctypes.Structure):
-    _fields_ = [
-        *fields(POINTER, "cosines sines image_rows embeddings deepstack"),
-        *fields(INT, "num_image_rows num_deepstack"),
-    ]
-
-
-class CBatch(ctypes.Structure):
-    _fields_ = [
-        *fields(INT, "num_rows num_sequences num_logit_rows table_stride"),
-        *fields(POINTER, "token_ids positions query_start block_table logit_rows keys values"),
-        ("num_blocks", ctypes.c_int64),
-        *fields(POINTER, "state_reads state_writes conv_states states"),
-        ("num_state_slots", ctypes.c_int64),
-        *fields(POINTER, "logits adapters"),
-        ("inner_width", INT),
-        ("images", ctypes.POINTER(CImages)),
-        *fields(POINTER, "hidden_rows hidden_out"),
-        ("skips_layers", INT),
-        *fields(POINTER, "last_seen sequences"),
-    ]
+Struct = TypeVar("Struct", bound=ctypes.Structure)
+MAX_PARTS = CONSTANTS["kMaxParts"]
+"""Weights of a projection."""
+CLinear, CProjection, CExperts = STRUCTS["Linear"], STRUCTS["Projection"], STRUCTS["Experts"]
+CNorm, CJoin, CLayer, CModel = (STRUCTS[name] for name in ("Norm", "Join", "Layer", "Model"))
+CDeltaNet, CShortConv, CMamba, CLatent = (
+    STRUCTS[name] for name in ("DeltaNet", "ShortConv", "Mamba", "Latent")
+)
+CImages, CBatch = STRUCTS["Images"], STRUCTS["Batch"]
 
 
 class Draw(ctypes.Structure):
-    """``Draw`` of draw.h: a row of scores, and how its token is drawn. ``top_k`` 0: of all."""
+    """How a row of scores' token is drawn. ``top_k`` 0: of all."""
 
-    _fields_ = [
-        ("row", ctypes.c_int64),
-        ("top_k", INT),
-        *fields(FLOAT, "temperature top_p min_p uniform"),
-    ]
+    _fields_ = STRUCTS["Draw"]._fields_
 
 
 Projection = Sequence[PackedLinear]
@@ -163,23 +39,32 @@ Projection = Sequence[PackedLinear]
 after the other."""
 
 
-def projection_struct(parts: Projection) -> CProjection:
-    assert len({part.in_features for part in parts}) <= 1
-    return CProjection(num_parts=len(parts), parts=tuple(linear_struct(part) for part in parts))
+def struct_of(kind: type[Struct], *sources: object, **given: object) -> Struct:
+    """A struct whose fields are ``given``, or the attributes of their names that the first source
+    with one has. ``None`` is null or zero."""
+    struct = kind()
+    for name, *_ in kind._fields_:
+        if name in given:
+            value = given[name]
+        else:
+            value = getattr(next(each for each in sources if hasattr(each, name)), name)
+        if value is not None:
+            setattr(struct, name, value)
+    return struct
 
 
-def linear_struct(packed: PackedLinear | None) -> CLinear:
+def linear_struct(packed: PackedLinear | None) -> ctypes.Structure:
     if packed is None:
         return CLinear()
     assert packed.in_features % _features_multiple(packed.format) == 0
+    book = packed.codebook
     return CLinear(
         format=packed.format,
         in_features=packed.in_features,
         out_features=packed.out_features,
         panels=packed.panels.data_ptr(),
         bias=pointer(packed.bias, torch.float32),
-        values=() if packed.codebook is None else packed.codebook.values,
-        unit=0.0 if packed.codebook is None else packed.codebook.unit,
+        codebook=() if book is None else (book.values, book.unit),
     )
 
 

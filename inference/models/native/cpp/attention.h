@@ -111,7 +111,7 @@ HELEXA_INLINE void softmax_step(QueryTile& tile, int q, const BlockView& block, 
   const float maximum = tile.maxima[q];
   for (int half = 0; half < 2; half++) {
     const f32x16 power = scores[half] - maximum;
-    weights[half] = Coarse ? exp2_coarse(power) : exp2(power);
+    weights[half] = exp2<Coarse>(power);
   }
   store(tile.totals[q], load(tile.totals[q]) + (weights[0] + weights[1]));
 }
@@ -149,15 +149,13 @@ inline void rotate_neighbours(float* head, const float* cosine, const float* sin
 
 // One layer's keys and values, and the rows that write and read them.
 template <typename KV>
-class RowAttention {
+class RowAttention : LayerRows {
  public:
-  // `rows` of the whole batch, `stride` apart: gates, queries, keys and values of each.
-  RowAttention(const Model& model, const Batch& batch, const Layer& layer, float* rows, int stride)
-      : m_(model), batch_(batch), layer_(layer), rows_(rows), stride_(stride) {
-    const int64_t offset =
-        layer.cache_index * batch.num_blocks * m_.num_kv_heads * region_bytes();
-    keys_ = batch.keys + offset;
-    values_ = batch.values + offset;
+  // Rows have gates, queries, keys and values.
+  explicit RowAttention(const LayerRows& rows) : LayerRows(rows) {
+    const int64_t offset = layer_.cache_index * batch_.num_blocks * m_.num_kv_heads * region_bytes();
+    keys_ = batch_.keys + offset;
+    values_ = batch_.values + offset;
   }
 
   // Rotates the row's queries and keys, and keeps its keys and values.
@@ -207,8 +205,7 @@ class RowAttention {
   }
 
  private:
-  float* gates(int row) const { return rows_ + int64_t(row) * stride_; }
-  float* queries(int row) const { return gates(row) + m_.gate_width(); }
+  float* queries(int index) const { return row(index) + m_.gate_width(); }
 
   int64_t region_bytes() const { return KV::region_bytes(m_.head_dim); }
 
@@ -261,18 +258,13 @@ class RowAttention {
   void gate_outputs(RowTile rows, int kv_head, float* outputs) const {
     const int width = m_.heads_per_kv_head() * m_.head_dim;
     for (int row = 0; row < rows.count; row++) {
-      const float* gate = gates(rows.first_row + row) + kv_head * width;
+      const float* gate = LayerRows::row(rows.first_row + row) + kv_head * width;
       float* out = outputs + int64_t(row) * m_.query_width() + kv_head * width;
       for (int i = 0; i < width; i += kLanes)
         store(out + i, load(out + i) / (1.0f + exp(-load(gate + i))));
     }
   }
 
-  const Model& m_;
-  const Batch& batch_;
-  const Layer& layer_;
-  float* const rows_;
-  const int stride_;
   uint8_t *keys_, *values_;
 };
 

@@ -39,8 +39,8 @@ struct Scratch {
   std::atomic<int> next_task{0};
   int gate_up_stride = 0;
 
-  // `expert_tiles`: how many at a time, where there are that many. `inner_width`: of adapters.
-  void reserve(const Model& m, int rows, int expert_tiles, int inner_width) {
+  // `expert_tiles`: how many at a time, where there are that many. `inner_floats`: of adapters.
+  void reserve(const Model& m, int rows, int expert_tiles, size_t inner_floats) {
     const size_t n = rows, num_tiles = (n + kTileRows - 1) / kTileRows;
     // Rows whole pages apart would share their cache lines.
     gate_up_stride = 2 * m.intermediate_size + 2 * kLanes;
@@ -65,7 +65,7 @@ struct Scratch {
     grow(gate_up, n * gate_up_stride);
     grow(values, num_tiles * kTileRows * widest);
     grow(groups, num_tiles * (widest / kGroup + 1));
-    grow(inner, n * inner_width);
+    grow(inner, inner_floats);
     for (int i = 0; i < m.num_layers; i++)
       if (const Experts* of_layer = m.layers[i].experts)
         experts.reserve(*of_layer, m.hidden_size, rows, expert_tiles);
@@ -105,7 +105,7 @@ struct Workplace {
   Buffers& all;
   Scratch& own;
   OwnPlace& member;
-  Turns* turns = nullptr;  // of blocks of rows, where each has a pass of its own
+  Progress* turns = nullptr;  // blocks done in each layer, where each has a pass of its own
   int block = 0;
 };
 

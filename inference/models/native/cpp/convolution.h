@@ -54,12 +54,10 @@ void convolve(const CausalConv& conv, int channel, int count, Read read, Write w
 }
 
 // One layer's rows and states.
-class ShortConvRows {
+class ShortConvRows : LayerRows {
  public:
-  // `rows` of the whole batch, `stride` apart, as the layer's `qkv` gave them.
-  ShortConvRows(const ShortConv& conv, const Batch& batch, int layer, const float* rows, int stride)
-      : c_(conv), batch_(batch), rows_(rows), stride_(stride),
-        states_(batch.conv_states + layer * batch.num_state_slots * conv.conv_floats()) {}
+  explicit ShortConvRows(const LayerRows& rows)
+      : LayerRows(rows), c_(*layer_.conv), states_(batch_.layer_conv_states(layer_, c_.conv_floats())) {}
 
   int num_tasks() const { return (c_.channels + kConvTaskLanes - 1) / kConvTaskLanes; }
 
@@ -71,7 +69,7 @@ class ShortConvRows {
                           states_ + slots.to * c_.conv_floats()};
     const int end = std::min(c_.channels, (task + 1) * kConvTaskLanes);
     for (int i = task * kConvTaskLanes; i < end; i += kLanes) {
-      const float* rows = rows_ + int64_t(first) * stride_ + i;
+      const float* rows = row(first) + i;
       const f32x16 bias = c_.bias ? load(c_.bias + i) : f32x16{};
       const auto read = [&](int r) {
         const float* row = rows + int64_t(r) * stride_;
@@ -87,9 +85,6 @@ class ShortConvRows {
 
  private:
   const ShortConv& c_;
-  const Batch& batch_;
-  const float* const rows_;
-  const int stride_;
   float* const states_;
 };
 

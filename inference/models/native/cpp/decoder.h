@@ -6,9 +6,7 @@
 #pragma once
 
 #include <algorithm>
-#include <exception>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -52,6 +50,7 @@ class Decoder {
   // `scores` (rows, vocab_size); one token id per draw. Throws std::bad_alloc.
   void draw(const float* scores, const Draw* draws, int count, int64_t* token_ids) {
     const int vocab_size = m_.head.out_features;
+    for (Member& member : members_) member.drawer.reserve(vocab_size);
     for_rows(count, [&](int i, int member) {
       const float* row = scores + draws[i].row * vocab_size;
       token_ids[i] = members_[member].drawer.draw(row, vocab_size, draws[i]);
@@ -73,7 +72,6 @@ class Decoder {
     Scratch scratch;
     OwnPlace place;
     Drawer drawer;
-    std::exception_ptr problem;
   };
 
   // A row of the embedding is read at each.
@@ -102,19 +100,24 @@ class Decoder {
     block_rows_ = rows_of_block(num_rows);
     const int most_rows = block_rows_ > 0 ? std::max(block_rows_, num_logit_rows) : num_rows;
     const int last_rows = gives_all ? 0 : num_logit_rows;
-    const int inner_width = batch.adapters ? batch.inner_width : 0;
-    members_[0].scratch.reserve(m_, block_rows_ > 0 ? last_rows : num_rows, kSharedTiles,
-                                inner_width);
+    const auto inner_floats = [&](int rows) {
+      const size_t places = AdaptedRows::most_places(rows, batch.num_sequences);
+      return batch.adapters ? places * batch.inner_width : 0;
+    };
+    const int shared_rows = block_rows_ > 0 ? last_rows : num_rows;
+    members_[0].scratch.reserve(m_, shared_rows, kSharedTiles, inner_floats(shared_rows));
     for (Member& member : members_) {
       member.place.row_tiles.reserve(most_rows);
       member.place.runs.reserve(most_rows);
-      if (batch.adapters) member.place.adapted.reserve(most_rows);
+      if (batch.adapters)
+        member.place.adapted.reserve(most_rows, batch.num_sequences, batch.inner_width);
       for (const Layer& layer : layers_) {
         if (layer.experts) member.place.routes.reserve(*layer.experts, most_rows);
         if (layer.delta) member.place.delta.reserve(*layer.delta);
         if (layer.latent) member.place.latent.reserve(*layer.latent);
       }
-      if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_, kOwnTiles, inner_width);
+      if (block_rows_ > 0)
+        member.scratch.reserve(m_, block_rows_, kOwnTiles, inner_floats(block_rows_));
     }
     if (block_rows_ > 0) {
       wavefront_.reset(num_stages(batch), (num_rows + block_rows_ - 1) / block_rows_,
@@ -127,26 +130,17 @@ class Decoder {
     picked_.reserve(size_t(num_logit_rows) * std::max(m_.hidden_size, buffers_.row_width));
   }
 
-  // Work of some microseconds for each row: one member does a few before others would be awake. Throws a
-  // member's exception once all are done.
+  // Work of some microseconds for each row: one member does a few before others would be awake.
   template <typename Use>
   void for_rows(int count, Use use) {
     constexpr int kFew = 4;
     const int num_members = count <= kFew ? 1 : team_.size();
     const auto do_share = [&](int member) {
       const Share mine(count, member, num_members);
-      try {
-        for (int i = mine.begin; i < mine.end; i++) use(i, member);
-      } catch (...) {
-        members_[member].problem = std::current_exception();
-      }
+      for (int i = mine.begin; i < mine.end; i++) use(i, member);
     };
     if (num_members == 1) do_share(0);
     else team_.run(do_share);
-    std::exception_ptr first;
-    for (Member& member : members_)
-      if (auto problem = std::exchange(member.problem, nullptr)) first = problem;
-    if (first) std::rethrow_exception(first);
   }
 
   // Tiles of experts' rows that are done at once: by a team, which meets between the steps, and by one
@@ -248,7 +242,7 @@ class Decoder {
   Buffers buffers_;
   int block_rows_ = 0;  // none: all rows by all members together
   Wavefront wavefront_;
-  Turns turns_;
+  Progress turns_;
   Batch wanted_{};
   std::vector<int32_t> sequences_, wanted_positions_, wanted_last_seen_, wanted_sequences_;
   std::vector<float> picked_;

@@ -30,30 +30,32 @@ struct Likeliest {
   bool is_finite;    // whether all scores are numbers and the largest is finite
 };
 
-inline Likeliest likeliest(const float* scores, int vocab_size) {
+// Calls use(i, the scores from i on) for vectors of scores, the last one filled up with minus infinity.
+template <typename Use>
+HELEXA_INLINE void for_scores(const float* scores, int vocab_size, Use use) {
   const int whole = vocab_size / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) use(i, load(scores + i));
+  if (whole == vocab_size) return;
+  float last[kLanes];
+  std::fill_n(last, kLanes, -INFINITY);
+  std::copy(scores + whole, scores + vocab_size, last);
+  use(whole, load(last));
+}
+
+inline Likeliest likeliest(const float* scores, int vocab_size) {
   f32x16 largest = splat(-INFINITY);
   i32x16 places{}, are_not_numbers{};
-  for (int i = 0; i < whole; i += kLanes) {
-    const f32x16 here = load(scores + i);
+  for_scores(scores, vocab_size, [&](int i, f32x16 here) {
     const i32x16 is_larger = here > largest;
     largest = select(is_larger, here, largest);
     places = select(is_larger, i32x16{} + i, places);
     are_not_numbers |= here != here;
-  }
-  float best = max(largest);
-  int64_t token_id = vocab_size - 1;
-  for (int lane = 0; lane < kLanes && whole > 0; lane++)
+  });
+  const float best = max(largest);
+  int64_t token_id = vocab_size;
+  for (int lane = 0; lane < kLanes; lane++)
     if (largest[lane] == best) token_id = std::min(token_id, int64_t(places[lane] + lane));
-  bool is_finite = !any(are_not_numbers);
-  for (int i = whole; i < vocab_size; i++) {
-    is_finite = is_finite && scores[i] == scores[i];
-    if (scores[i] > best) {
-      best = scores[i];
-      token_id = i;
-    }
-  }
-  return {token_id, is_finite && std::isfinite(best)};
+  return {token_id, !any(are_not_numbers) && std::isfinite(best)};
 }
 
 // Minus infinity where a token's bit is not set, least significant first.
@@ -71,6 +73,14 @@ inline void forbid(float* scores, int vocab_size, const uint8_t* bits) {
 
 class Drawer {
  public:
+  // Nothing allocates while it draws.
+  void reserve(int vocab_size) {
+    const int num_runs = runs_of(vocab_size);
+    weights_.reserve(size_t(num_runs) * kRun);
+    run_sums_.reserve(num_runs);
+    candidates_.reserve(size_t(num_runs) * kRun + kLanes);
+  }
+
   // A token id under `vocab_size`; 0 where the scores are not numbers.
   int64_t draw(const float* scores, int vocab_size, const Draw& wanted) {
     weigh(scores, vocab_size, wanted.temperature);
@@ -84,20 +94,20 @@ class Drawer {
   static constexpr int kRun = 32 * kLanes;  // weights with one sum
   static constexpr int kFew = 64;           // values that are sorted
 
+  static int runs_of(int vocab_size) { return (vocab_size + kRun - 1) / kRun; }
+
   // e ** ((score - largest) / temperature): the likeliest token's weight is 1.
   void weigh(const float* scores, int vocab_size, float temperature) {
-    const int whole = vocab_size / kLanes * kLanes;
-    const int num_runs = (vocab_size + kRun - 1) / kRun;
-    weights_.assign(int64_t(num_runs) * kRun, 0.0f);
+    const int num_runs = runs_of(vocab_size);
+    weights_.resize(size_t(num_runs) * kRun);
     run_sums_.resize(num_runs);
+    std::fill(weights_.begin() + vocab_size, weights_.end(), 0.0f);
     f32x16 maxima = splat(-INFINITY);
-    for (int i = 0; i < whole; i += kLanes) maxima = vmax(maxima, load(scores + i));
-    float largest = max(maxima);
-    for (int i = whole; i < vocab_size; i++) largest = std::max(largest, scores[i]);
-    for (int i = 0; i < whole; i += kLanes)
-      store(&weights_[i], exp((load(scores + i) - largest) / temperature));
-    for (int i = whole; i < vocab_size; i++)
-      weights_[i] = exp(splat((scores[i] - largest) / temperature))[0];
+    for_scores(scores, vocab_size, [&](int, f32x16 here) { maxima = vmax(maxima, here); });
+    const float largest = max(maxima);
+    for_scores(scores, vocab_size, [&](int i, f32x16 here) {
+      store(&weights_[i], exp((here - largest) / temperature));
+    });
     for (int run = 0; run < num_runs; run++) {
       f32x16 sums{};
       for (int i = 0; i < kRun; i += kLanes) sums += load(&weights_[run * kRun + i]);

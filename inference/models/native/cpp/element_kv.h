@@ -17,52 +17,37 @@
 
 namespace helexa {
 
-// Where one element of a key or value lies within its (block, kv head).
+// Elements of T that one step along the summed dimension takes per lane.
 template <typename T>
-inline int key_index(int feature, int token) {
-  if (sizeof(T) == sizeof(float)) return feature * kBlockTokens + token;
-  return (feature / 2 * kBlockTokens + token) * 2 + feature % 2;
+constexpr int kPerStep = sizeof(float) / sizeof(T);
+
+// Where an element lies within its (block, kv head): `summed` is its place along the dimension that is summed
+// over, features of keys and tokens of values, `other` along the other one, which is `width` long.
+template <typename T>
+inline int element_index(int summed, int other, int width) {
+  return (summed / kPerStep<T> * width + other) * kPerStep<T> + summed % kPerStep<T>;
 }
 
-template <typename T>
-inline int value_index(int token, int feature, int head_dim) {
-  if (sizeof(T) == sizeof(float)) return token * head_dim + feature;
-  return (token / 2 * head_dim + feature) * 2 + token % 2;
-}
-
-// One step along the summed dimension, for sixteen sums: a float each, or a pair of bfloat16.
-inline f32x16 multiply_add(f32x16 total, const float* from, float factor) {
+// One step for sixteen sums: a float each, or a pair of bfloat16. `First`: with the first of a pair.
+template <bool First = false>
+HELEXA_INLINE f32x16 multiply_add(f32x16 total, const float* from, float factor) {
   return total + load(from) * factor;
 }
 
-inline f32x16 multiply_add(f32x16 total, const uint16_t* from, PairFactors factors) {
-  return add_pair_products(total, load_words(from), factors);
+template <bool First = false>
+HELEXA_INLINE f32x16 multiply_add(f32x16 total, const uint16_t* from, PairFactors factors) {
+  return add_pair_products(total, First ? load_words(from) & 0xffff : load_words(from), factors);
 }
 
-inline const PairFactors* pair_factors(const float* floats, const uint32_t* pairs) {
+// What elements of the last argument's type are multiplied by, of floats that may be there as pairs as well.
+inline const float* factors_of(const float* floats, const uint32_t*, const float*) { return floats; }
+inline const PairFactors* factors_of(const float* floats, const uint32_t* pairs, const uint16_t*) {
 #if defined(HELEXA_MULTIPLIES_PAIRS)
   return pairs;
 #else
   return reinterpret_cast<const PairFactors*>(floats);
 #endif
 }
-
-inline const float* score_factors(const QueryTile& tile, int q, const float*) {
-  return tile.queries[q];
-}
-inline const PairFactors* score_factors(const QueryTile& tile, int q, const uint16_t*) {
-  return pair_factors(tile.queries[q], tile.query_pairs[q]);
-}
-inline const float* gather_factors(const QueryTile& tile, int q, const float*) {
-  return tile.scores[q];
-}
-inline const PairFactors* gather_factors(const QueryTile& tile, int q, const uint16_t*) {
-  return pair_factors(tile.scores[q], tile.weight_pairs[q]);
-}
-
-// Elements of T that one summed step takes per lane.
-template <typename T>
-constexpr int kPerStep = sizeof(float) / sizeof(T);
 
 template <typename T, int Queries>
 inline void score_stripe(QueryTile& tile, int first, const T* keys, int head_dim) {
@@ -71,7 +56,7 @@ inline void score_stripe(QueryTile& tile, int first, const T* keys, int head_dim
   for (int step = 0; step < head_dim / kPerStep<T>; step++) {
     const T* key = keys + step * kBlockTokens * kPerStep<T>;
     for (int q = 0; q < Queries; q++) {
-      const auto factor = score_factors(tile, first + q, keys)[step];
+      const auto factor = factors_of(tile.queries[first + q], tile.query_pairs[first + q], keys)[step];
       left[q] = multiply_add(left[q], key, factor);
       right[q] = multiply_add(right[q], key + kLanes * kPerStep<T>, factor);
     }
@@ -80,14 +65,6 @@ inline void score_stripe(QueryTile& tile, int first, const T* keys, int head_dim
     store(tile.scores[first + q], left[q]);
     store(tile.scores[first + q] + kLanes, right[q]);
   }
-}
-
-// The same with the first of a pair of bfloat16, or with a float.
-inline f32x16 multiply_add_first(f32x16 total, const uint16_t* from, PairFactors factors) {
-  return add_pair_products(total, load_words(from) & 0xffff, factors);
-}
-inline f32x16 multiply_add_first(f32x16 total, const float* from, float factor) {
-  return multiply_add(total, from, factor);
 }
 
 // The first `num_tokens` of the block; Full: all of them, known to the compiler.
@@ -104,22 +81,16 @@ inline void gather_stripe(QueryTile& tile, int first, const T* values, int num_t
     }
     // A lone last vector is summed twice rather than branched on; the copy is dropped.
     const int other = pair ? kLanes : 0;
-    for (int step = 0; step < num_steps; step++) {
+    const auto add_step = [&]<bool First>(int step) {
       const T* value = values + (step * head_dim + d) * kPerStep<T>;
       for (int q = 0; q < Queries; q++) {
-        const auto factor = gather_factors(tile, first + q, values)[step];
-        left[q] = multiply_add(left[q], value, factor);
-        right[q] = multiply_add(right[q], value + other * kPerStep<T>, factor);
+        const auto factor = factors_of(tile.scores[first + q], tile.weight_pairs[first + q], values)[step];
+        left[q] = multiply_add<First>(left[q], value, factor);
+        right[q] = multiply_add<First>(right[q], value + other * kPerStep<T>, factor);
       }
-    }
-    if (is_odd) {
-      const T* value = values + (num_steps * head_dim + d) * kPerStep<T>;
-      for (int q = 0; q < Queries; q++) {
-        const auto factor = gather_factors(tile, first + q, values)[num_steps];
-        left[q] = multiply_add_first(left[q], value, factor);
-        right[q] = multiply_add_first(right[q], value + other * kPerStep<T>, factor);
-      }
-    }
+    };
+    for (int step = 0; step < num_steps; step++) add_step.template operator()<false>(step);
+    if (is_odd) add_step.template operator()<true>(num_steps);
     for (int q = 0; q < Queries; q++) {
       store(tile.outputs[first + q] + d, left[q]);
       if (pair) store(tile.outputs[first + q] + d + kLanes, right[q]);
@@ -153,8 +124,8 @@ struct ElementKV {
     T* to_keys = reinterpret_cast<T*>(keys);
     T* to_values = reinterpret_cast<T*>(values);
     for (int d = 0; d < head_dim; d++) {
-      store_element(to_keys + key_index<T>(d, token), key[d]);
-      store_element(to_values + value_index<T>(token, d, head_dim), value[d]);
+      store_element(to_keys + element_index<T>(d, token, kBlockTokens), key[d]);
+      store_element(to_values + element_index<T>(token, d, head_dim), value[d]);
     }
   }
 
@@ -191,7 +162,7 @@ struct ElementKV {
     const T* from = reinterpret_cast<const T*>(block);
     if constexpr (kIsFloat) return from;
     else {
-      for (int i = 0; i < num_tokens * width; i += kLanes) store(room + i, load_weights(from + i));
+      for (int i = 0; i < num_tokens * width; i += kLanes) store(room + i, load_bf16(from + i));
       return room;
     }
   }

@@ -201,9 +201,7 @@ class SparseMlp {
 
   // Adds the experts' outputs to the rows at `hidden`, (num_rows, x.width).
   void add_to(float* hidden) {
-    const Share panels = crew_.share(e_.router.num_panels());
-    linear(e_.router, x_, num_rows_, panels.begin, panels.end, {own_.scores.data(), e_.num_scores()},
-           false);
+    share(e_.router, x_, num_rows_, crew_, {own_.scores.data(), e_.num_scores()});
     crew_.barrier();
     routes_.sort(e_, own_.scores.data(), num_rows_);
     for (At at{0, 0}; at.entry < routes_.num_entries();) at = add_batch(at, hidden);
@@ -240,19 +238,15 @@ class SparseMlp {
   At add_batch(At at, float* hidden) {
     gather(at);
     for_pieces(at, [&](const Piece& piece) {
-      const Projection& w = e_.gate_up[piece.expert];
-      const Share panels = crew_.share(w.num_panels());
       float* out = own_.gate_up.data() + int64_t(piece.tile) * kTileRows * own_.gate_up_stride;
-      project(w, inputs(piece), piece.count, panels.begin, panels.end, {out, own_.gate_up_stride}, false);
+      share(e_.gate_up[piece.expert], inputs(piece), piece.count, crew_, {out, own_.gate_up_stride});
     });
     crew_.barrier();
     gate(at);
     crew_.barrier();
     const At next = for_pieces(at, [&](const Piece& piece) {
-      const Projection& w = e_.down[piece.expert];
-      const Share panels = crew_.share(w.num_panels());
-      project(w, inner(piece), piece.count, panels.begin, panels.end,
-              {hidden, x_.width, routes_.rows() + piece.first}, true);
+      const OutRows out{hidden, x_.width, routes_.rows() + piece.first};
+      share(e_.down[piece.expert], inner(piece), piece.count, crew_, out, true);
     });
     crew_.barrier();
     return next;
@@ -316,12 +310,11 @@ class SparseMlp {
     for_pieces(at, [&](const Piece& piece) { total += piece.count; });
     const Share mine = crew_.share(total);
     for_pieces(at, [&](const Piece& piece) {
-      const Projection& next = e_.down[piece.expert];
       const Activations x = inner(piece);
       for (int row = 0; row < piece.count; row++, entry++) {
         if (entry < mine.begin || entry >= mine.end) continue;
         gate_row(x, piece, row);
-        if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
+        quantize_for(e_.down[piece.expert], x, row);
       }
     });
   }

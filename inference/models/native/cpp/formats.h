@@ -74,40 +74,10 @@ HELEXA_INLINE void unpack_codes(const uint8_t* from, i32x16* codes) {
   }
 }
 
-// The beginning of a block. `minimum` is zero in formats without.
+// The beginning of a block. `minimum` is zero in formats without; where a group's two scales are in its
+// head the second is in its place.
 struct Head {
   f32x16 scale, minimum;
-};
-
-// Reads a format's codes and heads: as they lie, or through a table (TableCodes).
-template <int Bits>
-struct PlainCodes {
-  explicit PlainCodes(const Codebook&) {}
-  HELEXA_INLINE void unpack(const uint8_t* from, i32x16* codes) const {
-    unpack_codes<Bits>(from, codes);
-  }
-  HELEXA_INLINE Head scaled(const Head& head) const { return head; }
-};
-
-// Values come out with `Zero` added to them.
-template <int Bits, int Zero>
-class TableCodes {
- public:
-  explicit TableCodes(const Codebook& book) : unit_(book.unit) {
-    uint8_t bytes[64];
-    for (int i = 0; i < 64; i++) bytes[i] = uint8_t(book.values[i % 16] + Zero);
-    table_ = load_words(bytes);
-  }
-  HELEXA_INLINE void unpack(const uint8_t* from, i32x16* codes) const {
-    unpack_codes<Bits>(from, codes);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) codes[j] = look_up(table_, codes[j]);
-  }
-  HELEXA_INLINE Head scaled(const Head& head) const { return {head.scale * unit_, head.minimum * unit_}; }
-
- private:
-  i32x16 table_;
-  float unit_;
 };
 
 // For values of any size: unsigned bytes for where an instruction multiplies them.
@@ -117,92 +87,88 @@ constexpr int kTableZero = 0, kTableLargest = kSignedBytes;
 constexpr int kTableZero = 128, kTableLargest = 255;
 #endif
 
-template <bool HasMinimum>
-HELEXA_INLINE Head load_head(const uint8_t* block) {
-  if constexpr (HasMinimum) return {load_f16(block), load_f16(block + 32)};
-  else return {load_f16(block), f32x16{}};
-}
+// A format: `Parts` equal parts of a group have scales, and minimums, of their own. `IsSuper`: whole
+// numbers that the super-scales of eight groups multiply. `Largest`, if not zero: codes go through a
+// table whose values, with `Zero` added, are at most that.
+template <int Bits, int Parts, bool IsSuper, bool HasMinimum, int Zero = 1 << (Bits - 1), int Largest = 0>
+struct Packed {
+  static constexpr bool kHasTable = Largest != 0, kMinimum = HasMinimum;
+  static constexpr bool kShortScales = IsSuper && Parts == 2 && !HasMinimum && !kHasTable;
+  static constexpr int kBits = Bits, kParts = Parts, kBlockGroups = IsSuper ? 8 : 1;
+  static constexpr int kZero = Zero, kLargest = kHasTable ? Largest : (1 << Bits) - 1;
+  static constexpr int kHeads = (IsSuper ? 1 : Parts) + HasMinimum, kHeadBytes = 32 * kHeads;
+  static constexpr int kScaleBytes = IsSuper ? kLanes * Parts * (1 + HasMinimum) : 0;
+  static constexpr int kGroupBytes = kScaleBytes + 64 * Bits;
 
-// q4, q5_0, q5_1, q6, q8: the head has the scales of its one group.
-template <int Bits, bool HasMinimum>
-struct GroupFormat {
-  using Codes = PlainCodes<Bits>;
-  static constexpr int kParts = 1, kBlockGroups = 1;
-  static constexpr bool kMinimum = HasMinimum, kShortScales = false, kHasTable = false;
-  static constexpr int kZero = 1 << (Bits - 1), kLargest = (1 << Bits) - 1;
-  static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = 64 * Bits;
-  static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
-  static const uint8_t* codes(const uint8_t* group) { return group; }
-  HELEXA_INLINE static Head part(const Head& head, const uint8_t*, int) { return head; }
-};
+  // Reads codes and heads.
+  class Reader {
+   public:
+    explicit Reader([[maybe_unused]] const Codebook& book) {
+      if constexpr (kHasTable) {
+        uint8_t bytes[64];
+        for (int i = 0; i < 64; i++) bytes[i] = uint8_t(book.values[i % 16] + Zero);
+        table_ = load_words(bytes);
+        unit_ = book.unit;
+      }
+    }
 
-// The k formats: one scale for each of `Parts` equal parts of a group.
-template <int Bits, int Parts, bool HasMinimum>
-struct SuperFormat {
-  using Codes = PlainCodes<Bits>;
-  static constexpr int kParts = Parts, kBlockGroups = 8;
-  static constexpr bool kMinimum = HasMinimum, kShortScales = Parts == 2 && !HasMinimum;
-  static constexpr bool kHasTable = false;
-  static constexpr int kZero = 1 << (Bits - 1), kLargest = (1 << Bits) - 1;
-  static constexpr int kScaleBytes = kLanes * Parts * (HasMinimum ? 2 : 1);
-  static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = kScaleBytes + 64 * Bits;
-  static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
-  static const uint8_t* codes(const uint8_t* group) { return group + kScaleBytes; }
+    HELEXA_INLINE void unpack(const uint8_t* group, i32x16* codes) const {
+      unpack_codes<Bits>(group + kScaleBytes, codes);
+      if constexpr (kHasTable) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) codes[j] = look_up(table_, codes[j]);
+      }
+    }
+
+    HELEXA_INLINE Head head(const uint8_t* block) const {
+      Head head{load_f16(block), f32x16{}};
+      if constexpr (kHeads == 2) head.minimum = load_f16(block + 32);
+      if constexpr (!kHasTable) return head;
+      else return {head.scale * unit_, head.minimum * unit_};
+    }
+
+   private:
+    i32x16 table_;
+    float unit_;
+  };
+
+  HELEXA_INLINE static Head part(const Head& head, [[maybe_unused]] const uint8_t* group, int part) {
+    if constexpr (!IsSuper) {
+      if constexpr (Parts == 1) return head;
+      else return {part ? head.minimum : head.scale, f32x16{}};
+    } else {
+      const f32x16 scale = head.scale * load_i8(group + kLanes * part);
+      if constexpr (!HasMinimum) return {scale, f32x16{}};
+      else return {scale, head.minimum * load_i8(group + kLanes * (Parts + part))};
+    }
+  }
+
   // The scales of a part as whole numbers, in both halves of each word.
   HELEXA_INLINE static i32x16 short_scales(const uint8_t* group, int part) {
     const i32x16 scales = load_i8_words(group + kLanes * part);
     return (scales & 0xffff) | (scales << 16);
   }
-  HELEXA_INLINE static Head part(const Head& head, const uint8_t* group, int part) {
-    const f32x16 scale = head.scale * load_i8(group + kLanes * part);
-    if constexpr (!HasMinimum) return {scale, f32x16{}};
-    else return {scale, head.minimum * load_i8(group + kLanes * (Parts + part))};
-  }
-};
-
-// t2, t4, t4h: `Parts` scales for the group, at the block's beginning.
-template <int Bits, int Parts, int Zero, int Largest>
-struct TableFormat {
-  using Codes = TableCodes<Bits, Zero>;
-  static constexpr int kParts = Parts, kBlockGroups = 1;
-  static constexpr bool kMinimum = false, kShortScales = false, kHasTable = true;
-  static constexpr int kZero = Zero, kLargest = Largest;
-  static constexpr int kHeadBytes = 32 * Parts, kGroupBytes = 64 * Bits;
-  // Where there are two scales the second is in place of a minimum.
-  static Head head(const uint8_t* block) { return load_head<Parts == 2>(block); }
-  static const uint8_t* codes(const uint8_t* group) { return group; }
-  HELEXA_INLINE static Head part(const Head& head, const uint8_t*, int part) {
-    return {part ? head.minimum : head.scale, f32x16{}};
-  }
-};
-
-// t3k, t4k: scales as those of the k formats.
-template <int Bits, int Parts, int Zero, int Largest>
-struct SuperTableFormat : SuperFormat<Bits, Parts, false> {
-  using Codes = TableCodes<Bits, Zero>;
-  static constexpr bool kShortScales = false, kHasTable = true;
-  static constexpr int kZero = Zero, kLargest = Largest;
 };
 
 // Calls `use` with the format's type. Inlined: a call would pass what `use` holds through memory.
 template <typename Use>
 HELEXA_INLINE void with_format(Format format, const Use& use) {
   switch (format) {
-    case kQ4: return use(GroupFormat<4, true>{});
-    case kQ5_0: return use(GroupFormat<5, false>{});
-    case kQ5_1: return use(GroupFormat<5, true>{});
-    case kQ6: return use(GroupFormat<6, false>{});
-    case kQ8: return use(GroupFormat<8, false>{});
-    case kQ2K: return use(SuperFormat<2, 2, true>{});
-    case kQ3K: return use(SuperFormat<3, 2, false>{});
-    case kQ4K: return use(SuperFormat<4, 1, true>{});
-    case kQ5K: return use(SuperFormat<5, 1, true>{});
-    case kQ6K: return use(SuperFormat<6, 2, false>{});
-    case kT2: return use(TableFormat<2, 1, 8, 15>{});
-    case kT4: return use(TableFormat<4, 1, kTableZero, kTableLargest>{});
-    case kT4H: return use(TableFormat<4, 2, 16, 31>{});
-    case kT3K: return use(SuperTableFormat<3, 2, 48, 96>{});
-    case kT4K: return use(SuperTableFormat<4, 1, kTableZero, kTableLargest>{});
+    case kQ4: return use(Packed<4, 1, false, true>{});
+    case kQ5_0: return use(Packed<5, 1, false, false>{});
+    case kQ5_1: return use(Packed<5, 1, false, true>{});
+    case kQ6: return use(Packed<6, 1, false, false>{});
+    case kQ8: return use(Packed<8, 1, false, false>{});
+    case kQ2K: return use(Packed<2, 2, true, true>{});
+    case kQ3K: return use(Packed<3, 2, true, false>{});
+    case kQ4K: return use(Packed<4, 1, true, true>{});
+    case kQ5K: return use(Packed<5, 1, true, true>{});
+    case kQ6K: return use(Packed<6, 2, true, false>{});
+    case kT2: return use(Packed<2, 1, false, false, 8, 15>{});
+    case kT4: return use(Packed<4, 1, false, false, kTableZero, kTableLargest>{});
+    case kT4H: return use(Packed<4, 2, false, false, 16, 31>{});
+    case kT3K: return use(Packed<3, 2, true, false, 48, 96>{});
+    case kT4K: return use(Packed<4, 1, true, false, kTableZero, kTableLargest>{});
     case kF32: break;
   }
 }
@@ -215,13 +181,13 @@ constexpr int64_t panel_bytes(int num_groups) {
 // Weights of one output feature, `lane` of the panel at `block`.
 template <typename F>
 inline void read_row(const uint8_t* block, const Codebook& book, int num_groups, int lane, float* out) {
-  const typename F::Codes reader(book);
+  const typename F::Reader reader(book);
   for (int first = 0; first < num_groups; first += F::kBlockGroups) {
-    const Head head = reader.scaled(F::head(block));
+    const Head head = reader.head(block);
     block += F::kHeadBytes;
     for (int g = 0; g < F::kBlockGroups; g++, block += F::kGroupBytes, out += kGroup) {
       i32x16 codes[8];
-      reader.unpack(F::codes(block), codes);
+      reader.unpack(block, codes);
       for (int k = 0; k < kGroup; k++) {
         const Head part = F::part(head, block, k * F::kParts / kGroup);
         const int byte = codes[k / 4][lane] >> (8 * (k % 4)) & 255;

@@ -23,8 +23,7 @@ enum BlockType : int32_t {
 
 extern "C" {
 
-// Rows of blocks, in any order and of several tensors whose panels are alike. Mirrored field by field
-// in packer.py.
+// Rows of blocks, in any order and of several tensors whose panels are alike.
 struct BlockRows {
   const uint8_t* const* rows;  // (out_features): where each begins
   const int32_t* types;        // (out_features): its BlockType
@@ -40,6 +39,7 @@ struct BlockParts {
 };
 
 inline uint16_t half_at(const uint8_t* from) { return uint16_t(from[0] | from[1] << 8); }
+inline uint16_t negated(uint16_t half) { return half ^ 0x8000; }
 
 // Takes all lowest `Width` bits of each `Span` bytes, then all next ones: a byte each, moved up by `Shift`
 // and joined with what is there where that is not zero.
@@ -97,178 +97,115 @@ inline void k_scales(const uint8_t* from, uint8_t* scales, uint8_t* minimums) {
   }
 }
 
-template <BlockType>
-struct Block;
-
-template <>
-struct Block<kBlockQ4_0> {
-  static constexpr int kFeatures = 32, kBytes = 18;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    to.heads[1][0] = times_minus_8(half_at(from));
-    spread<4, 16>(from + 2, 16, to.codes);
-  }
+struct BlockSize {
+  int features, bytes;
 };
 
-template <>
-struct Block<kBlockQ4_1> {
-  static constexpr int kFeatures = 32, kBytes = 20;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    to.heads[1][0] = half_at(from + 2);
-    spread<4, 16>(from + 4, 16, to.codes);
+inline BlockSize block_size(int32_t type) {
+  switch (type) {
+    case kBlockQ4_0: case kBlockIQ4NL: return {32, 18};
+    case kBlockQ4_1: return {32, 20};
+    case kBlockQ5_0: return {32, 22};
+    case kBlockQ5_1: return {32, 24};
+    case kBlockQ8_0: return {32, 34};
+    case kBlockMXFP4: return {32, 17};
+    case kBlockQ2K: return {256, 84};
+    case kBlockQ3K: return {256, 110};
+    case kBlockQ4K: return {256, 144};
+    case kBlockQ5K: return {256, 176};
+    case kBlockQ6K: return {256, 210};
+    case kBlockIQ4XS: return {256, 136};
+    case kBlockTQ2_0: return {256, 66};
+    default: return {128, 18};  // kBlockQ1_0
   }
-};
+}
 
-template <>
-struct Block<kBlockQ5_0> {
-  static constexpr int kFeatures = 32, kBytes = 22;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    spread<4, 16>(from + 6, 16, to.codes);
-    spread_bits<4>(from + 2, 32, to.codes);
+inline void take_apart(int32_t type, const uint8_t* from, const BlockParts& to) {
+  uint8_t *codes = to.codes, *const *smalls = to.smalls;
+  uint16_t *scale = to.heads[0], *minimum = to.heads[1];
+  switch (type) {
+    case kBlockQ4_0:
+      *scale = half_at(from);
+      *minimum = times_minus_8(*scale);
+      return spread<4, 16>(from + 2, 16, codes);
+    case kBlockQ4_1:
+      *scale = half_at(from);
+      *minimum = half_at(from + 2);
+      return spread<4, 16>(from + 4, 16, codes);
+    case kBlockQ5_0:
+      *scale = half_at(from);
+      spread<4, 16>(from + 6, 16, codes);
+      return spread_bits<4>(from + 2, 32, codes);
+    case kBlockQ5_1:
+      *scale = half_at(from);
+      *minimum = half_at(from + 2);
+      spread<4, 16>(from + 8, 16, codes);
+      return spread_bits<4>(from + 4, 32, codes);
+    case kBlockQ8_0:
+      *scale = half_at(from);
+      for (int i = 0; i < 32; i++) codes[i] = uint8_t(from[2 + i] ^ 0x80);
+      return;
+    case kBlockQ2K:
+      *scale = half_at(from + 80);
+      *minimum = negated(half_at(from + 82));
+      for (int i = 0; i < 16; i++) {
+        smalls[0][i] = from[i] & 0x0f;
+        smalls[1][i] = from[i] >> 4;
+      }
+      return spread<2, 32>(from + 16, 64, codes);
+    case kBlockQ3K:
+      *scale = half_at(from + 108);
+      for (int i = 0; i < 16; i++) {
+        const int low = from[96 + i % 8] >> (i / 8 * 4) & 0x0f, high = from[104 + i % 4] >> (i / 4 * 2) & 3;
+        smalls[0][i] = uint8_t((low | high << 4) - 32);
+      }
+      spread<2, 32>(from + 32, 64, codes);
+      return spread<1, 32, 2>(from, 32, codes);
+    case kBlockQ4K:
+      *scale = half_at(from);
+      *minimum = negated(half_at(from + 2));
+      k_scales(from + 4, smalls[0], smalls[1]);
+      return spread<4, 32>(from + 16, 128, codes);
+    case kBlockQ5K:
+      *scale = half_at(from);
+      *minimum = negated(half_at(from + 2));
+      k_scales(from + 4, smalls[0], smalls[1]);
+      spread<4, 32>(from + 48, 128, codes);
+      return spread<1, 32, 4>(from + 16, 32, codes);
+    case kBlockQ6K:
+      *scale = half_at(from + 208);
+      std::memcpy(smalls[0], from + 192, 16);
+      spread<4, 64>(from, 128, codes);
+      return spread<2, 32, 4>(from + 128, 64, codes);
+    case kBlockIQ4NL:
+      *scale = half_at(from);
+      return spread<4, 16>(from + 2, 16, codes);
+    case kBlockIQ4XS:
+      *scale = half_at(from);
+      for (int i = 0; i < 8; i++) {
+        const int low = from[4 + i / 2] >> (i % 2 * 4) & 0x0f, high = half_at(from + 2) >> 2 * i & 3;
+        smalls[0][i] = uint8_t((low | high << 4) - 32);
+      }
+      return spread<4, 16>(from + 8, 128, codes);
+    case kBlockTQ2_0:
+      std::fill_n(scale, 8, half_at(from + 64));
+      return spread<2, 32>(from, 64, codes);
+    case kBlockMXFP4:
+      *scale = power_of_two(from[0]);
+      spread<4, 16>(from + 1, 16, codes);
+      for (int i = 0; i < 32; i++) codes[i] = codes[i] == 8 ? 0 : codes[i];  // nothing is 0
+      return;
+    case kBlockQ1_0:
+      std::fill_n(scale, 4, half_at(from));
+      return spread_bits<0>(from + 2, 128, codes);
   }
-};
-
-template <>
-struct Block<kBlockQ5_1> {
-  static constexpr int kFeatures = 32, kBytes = 24;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    to.heads[1][0] = half_at(from + 2);
-    spread<4, 16>(from + 8, 16, to.codes);
-    spread_bits<4>(from + 4, 32, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockQ8_0> {
-  static constexpr int kFeatures = 32, kBytes = 34;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    for (int i = 0; i < 32; i++) to.codes[i] = uint8_t(from[2 + i] ^ 0x80);
-  }
-};
-
-template <>
-struct Block<kBlockQ2K> {
-  static constexpr int kFeatures = 256, kBytes = 84;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from + 80);
-    to.heads[1][0] = uint16_t(half_at(from + 82) ^ 0x8000);
-    for (int i = 0; i < 16; i++) {
-      to.smalls[0][i] = from[i] & 0x0f;
-      to.smalls[1][i] = from[i] >> 4;
-    }
-    spread<2, 32>(from + 16, 64, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockQ3K> {
-  static constexpr int kFeatures = 256, kBytes = 110;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from + 108);
-    const uint8_t* scales = from + 96;
-    for (int i = 0; i < 16; i++) {
-      const int low = scales[i % 8] >> (i / 8 * 4) & 0x0f, high = scales[8 + i % 4] >> (i / 4 * 2) & 3;
-      to.smalls[0][i] = uint8_t((low | high << 4) - 32);
-    }
-    spread<2, 32>(from + 32, 64, to.codes);
-    spread<1, 32, 2>(from, 32, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockQ4K> {
-  static constexpr int kFeatures = 256, kBytes = 144;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    to.heads[1][0] = uint16_t(half_at(from + 2) ^ 0x8000);
-    k_scales(from + 4, to.smalls[0], to.smalls[1]);
-    spread<4, 32>(from + 16, 128, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockQ5K> {
-  static constexpr int kFeatures = 256, kBytes = 176;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    to.heads[1][0] = uint16_t(half_at(from + 2) ^ 0x8000);
-    k_scales(from + 4, to.smalls[0], to.smalls[1]);
-    spread<4, 32>(from + 48, 128, to.codes);
-    spread<1, 32, 4>(from + 16, 32, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockQ6K> {
-  static constexpr int kFeatures = 256, kBytes = 210;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from + 208);
-    std::memcpy(to.smalls[0], from + 192, 16);
-    spread<4, 64>(from, 128, to.codes);
-    spread<2, 32, 4>(from + 128, 64, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockIQ4NL> {
-  static constexpr int kFeatures = 32, kBytes = 18;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    spread<4, 16>(from + 2, 16, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockIQ4XS> {
-  static constexpr int kFeatures = 256, kBytes = 136;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = half_at(from);
-    const int upper = half_at(from + 2);
-    for (int i = 0; i < 8; i++) {
-      const int low = from[4 + i / 2] >> (i % 2 * 4) & 0x0f;
-      to.smalls[0][i] = uint8_t((low | (upper >> 2 * i & 3) << 4) - 32);
-    }
-    spread<4, 16>(from + 8, 128, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockTQ2_0> {
-  static constexpr int kFeatures = 256, kBytes = 66;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    std::fill_n(to.heads[0], 8, half_at(from + 64));
-    spread<2, 32>(from, 64, to.codes);
-  }
-};
-
-template <>
-struct Block<kBlockMXFP4> {
-  static constexpr int kFeatures = 32, kBytes = 17;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    to.heads[0][0] = power_of_two(from[0]);
-    spread<4, 16>(from + 1, 16, to.codes);
-    for (int i = 0; i < 32; i++) to.codes[i] = to.codes[i] == 8 ? 0 : to.codes[i];  // nothing is 0
-  }
-};
-
-template <>
-struct Block<kBlockQ1_0> {
-  static constexpr int kFeatures = 128, kBytes = 18;
-  static void take_apart(const uint8_t* from, const BlockParts& to) {
-    std::fill_n(to.heads[0], 4, half_at(from));
-    spread_bits<0>(from + 2, 128, to.codes);
-  }
-};
+}
 
 // Panels of rows of blocks. `shape` is a weight taken apart, of which no pointer is read.
 class BlockPacker {
  public:
   BlockPacker(const BlockRows& source, const TakenApart& shape, uint8_t* panels)
-      : source_(source), shape_(shape), to_(panels) {}
+      : source_(source), shape_(shape), layout_(shape.format), to_(panels) {}
 
   void write() {
     for (int64_t row = 0; row < shape_.out_features; row += kLanes) {
@@ -285,44 +222,25 @@ class BlockPacker {
   static constexpr int kTileFeatures = 256, kGroupCodes = 32, kTileGroups = kTileFeatures / kGroupCodes;
   static constexpr int kMaxParts = 2;
 
-  int heads_of(int width) const { return width / (kGroupCodes * shape_.block_groups); }
-  int smalls_of(int width) const { return width / kGroupCodes * shape_.parts; }
+  int heads_of(int width) const { return width / (kGroupCodes * layout_.block_groups); }
+  int smalls_of(int width) const { return width / kGroupCodes * layout_.parts; }
 
   void fill(int64_t row, int r, int64_t first, int width) {
-    switch (source_.types[row]) {
-      case kBlockQ4_0: return fill_as<kBlockQ4_0>(row, r, first, width);
-      case kBlockQ4_1: return fill_as<kBlockQ4_1>(row, r, first, width);
-      case kBlockQ5_0: return fill_as<kBlockQ5_0>(row, r, first, width);
-      case kBlockQ5_1: return fill_as<kBlockQ5_1>(row, r, first, width);
-      case kBlockQ8_0: return fill_as<kBlockQ8_0>(row, r, first, width);
-      case kBlockQ2K: return fill_as<kBlockQ2K>(row, r, first, width);
-      case kBlockQ3K: return fill_as<kBlockQ3K>(row, r, first, width);
-      case kBlockQ4K: return fill_as<kBlockQ4K>(row, r, first, width);
-      case kBlockQ5K: return fill_as<kBlockQ5K>(row, r, first, width);
-      case kBlockQ6K: return fill_as<kBlockQ6K>(row, r, first, width);
-      case kBlockIQ4NL: return fill_as<kBlockIQ4NL>(row, r, first, width);
-      case kBlockIQ4XS: return fill_as<kBlockIQ4XS>(row, r, first, width);
-      case kBlockTQ2_0: return fill_as<kBlockTQ2_0>(row, r, first, width);
-      case kBlockMXFP4: return fill_as<kBlockMXFP4>(row, r, first, width);
-      default: return fill_as<kBlockQ1_0>(row, r, first, width);
-    }
-  }
-
-  template <BlockType Type>
-  void fill_as(int64_t row, int r, int64_t first, int width) {
-    using B = Block<Type>;
-    const uint8_t* from = source_.rows[row] + first / B::kFeatures * B::kBytes;
+    const int32_t type = source_.types[row];
+    const BlockSize size = block_size(type);
+    const uint8_t* from = source_.rows[row] + first / size.features * size.bytes;
     BlockParts to{codes_ + r * width, {}, {}};
     for (int i = 0; i < 2; i++) {
       to.heads[i] = heads_[i] + r * heads_of(width);
       to.smalls[i] = smalls_[i] + r * smalls_of(width);
     }
-    for (int done = 0; done < width; done += B::kFeatures, from += B::kBytes) {
-      B::take_apart(from, to);
-      to.codes += B::kFeatures;
+    const int num_heads = heads_of(size.features), num_smalls = smalls_of(size.features);
+    for (int done = 0; done < width; done += size.features, from += size.bytes) {
+      take_apart(type, from, to);
+      to.codes += size.features;
       for (int i = 0; i < 2; i++) {
-        to.heads[i] += heads_of(B::kFeatures);
-        to.smalls[i] += smalls_of(B::kFeatures);
+        to.heads[i] += num_heads;
+        to.smalls[i] += num_smalls;
       }
     }
   }
@@ -344,6 +262,7 @@ class BlockPacker {
 
   const BlockRows& source_;
   const TakenApart& shape_;
+  const Layout layout_;
   uint8_t* to_;
   uint8_t codes_[kLanes * kTileFeatures];
   uint16_t heads_[2][kLanes * kTileGroups];

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "attention.h"
 #include "products.h"
@@ -186,6 +187,15 @@ template <int Queries, int Vectors>
   }
 }
 
+// Calls use(first feature, features, scale) for each group of `width` values.
+template <int Group, typename Use>
+HELEXA_INLINE void for_groups(const float* values, int width, Use use) {
+  for (int begin = 0; begin < width; begin += Group) {
+    const int features = features_left(width, Group, begin);
+    use(begin, features, largest_magnitude(values + begin, features) / kLargestCode);
+  }
+}
+
 struct Int8KV {
   static int64_t region_bytes(int head_dim) {
     const int scale_bytes = num_groups(head_dim, kValueGroup) * int(sizeof(float));
@@ -203,17 +213,13 @@ struct Int8KV {
   static void prepare_query(QueryTile& tile, int q, int head_dim) {
     float* query = tile.queries[q];
     spread(query, head_dim);
-    for (int begin = 0; begin < head_dim; begin += kKeyGroup) {
-      const int group = begin / kKeyGroup;
-      const int features = features_left(head_dim, kKeyGroup, begin);
+    for_groups<kKeyGroup>(query, head_dim, [&](int begin, int features, float scale) {
       int8_t* codes = tile.query_codes[q] + begin;
-      const float scale = largest_magnitude(query + begin, features) / kLargestCode;
       quantize_bytes(query + begin, features, scale, codes);
-      tile.query_scales[q][group] = scale / float(spread_features(head_dim));
-      int32_t total = 0;
-      for (int i = 0; i < features; i++) total += codes[i];
-      tile.query_offsets[q][group] = -kCodeOffset * total;
-    }
+      tile.query_scales[q][begin / kKeyGroup] = scale / float(spread_features(head_dim));
+      const int32_t total = std::accumulate(codes, codes + features, 0);
+      tile.query_offsets[q][begin / kKeyGroup] = -kCodeOffset * total;
+    });
   }
 
   static void attend_block(QueryTile& tile, const uint8_t* keys, const uint8_t* values,
@@ -238,12 +244,10 @@ struct Int8KV {
 
   static void write_latent(uint8_t* to, const float* from, int width) {
     uint8_t* scales = to + width;
-    for (int begin = 0; begin < width; begin += kValueGroup, scales += sizeof(float)) {
-      const int features = features_left(width, kValueGroup, begin);
-      const float scale = largest_magnitude(from + begin, features) / kLargestCode;
-      std::memcpy(scales, &scale, sizeof scale);
+    for_groups<kValueGroup>(from, width, [&](int begin, int features, float scale) {
+      std::memcpy(scales + begin / kValueGroup * sizeof scale, &scale, sizeof scale);
       quantize_bytes(from + begin, features, scale, reinterpret_cast<int8_t*>(to) + begin);
-    }
+    });
   }
 
   // A block's first tokens as floats, in `room`.
@@ -253,7 +257,7 @@ struct Int8KV {
         float scale;
         std::memcpy(&scale, block + width + begin / kValueGroup * sizeof scale, sizeof scale);
         const int end = begin + features_left(width, kValueGroup, begin);
-        for (int i = begin; i < end; i += kLanes) store(room + i, load_weights(block + i) * scale);
+        for (int i = begin; i < end; i += kLanes) store(room + i, load_i8(block + i) * scale);
       }
     return room - int64_t(num_tokens) * width;
   }
@@ -261,28 +265,24 @@ struct Int8KV {
  private:
   static void write_key(uint8_t* keys, int token, const float* key, int head_dim) {
     uint8_t* scales = keys + head_dim * kBlockTokens;
-    for (int begin = 0; begin < head_dim; begin += kKeyGroup, scales += 2 * kBlockTokens) {
-      const int features = features_left(head_dim, kKeyGroup, begin);
-      const _Float16 scale = _Float16(largest_magnitude(key + begin, features) / kLargestCode);
-      std::memcpy(scales + 2 * token, &scale, sizeof scale);
+    for_groups<kKeyGroup>(key, head_dim, [&](int begin, int features, float exact) {
+      const _Float16 scale = _Float16(exact);
+      std::memcpy(scales + 2 * (begin / kKeyGroup * kBlockTokens + token), &scale, sizeof scale);
       int8_t codes[kKeyGroup];
       quantize_bytes(key + begin, features, float(scale), codes);
       for (int i = 0; i < features; i++)
         keys[((begin + i) / 4 * kBlockTokens + token) * 4 + i % 4] = uint8_t(codes[i] + kCodeOffset);
-    }
+    });
   }
 
   static void write_value(uint8_t* values, int token, const float* value, int head_dim) {
-    for (int begin = 0; begin < head_dim; begin += kValueGroup) {
-      const int features = features_left(head_dim, kValueGroup, begin);
-      const float scale = largest_magnitude(value + begin, features) / kLargestCode;
-      std::memcpy(values + value_scales(begin, head_dim) + token * sizeof scale, &scale,
-                  sizeof scale);
+    for_groups<kValueGroup>(value, head_dim, [&](int begin, int features, float scale) {
+      std::memcpy(values + value_scales(begin, head_dim) + token * sizeof scale, &scale, sizeof scale);
       int8_t codes[kValueGroup];
       quantize_bytes(value + begin, features, scale, codes);
       for (int i = 0; i < features; i++)
         values[(token / 4 * head_dim + begin + i) * 4 + token % 4] = uint8_t(codes[i]);
-    }
+    });
   }
 
   // Where the scales lie of the values' features from `begin` on, a token each.

@@ -83,27 +83,26 @@ inline void gather_latents(const float* weights, const float* context, int num_t
     for (int v = 0; v < Vectors; v++) store(outputs + q * output_width + v * kLanes, totals[q][v]);
 }
 
-// One layer's latents, and the rows that write and read them. Of each row of the batch, `stride` apart:
+// One layer's latents, and the rows that write and read them. Of each row:
 //   queries, or what they are compressed to | latent | rotary key | queries of what is compressed
 template <typename KV>
-class LatentRows {
+class LatentRows : LayerRows {
  public:
-  LatentRows(const Model& model, const Batch& batch, const Layer& layer, float* rows, int stride)
-      : m_(model), batch_(batch), layer_(layer), shape_(*layer.latent), rows_(rows), stride_(stride),
-        width_(shape_.width()),
-        blocks_(batch.keys + layer.cache_index * batch.num_blocks * block_bytes()) {}
+  explicit LatentRows(const LayerRows& rows)
+      : LayerRows(rows), shape_(*layer_.latent), width_(shape_.width()),
+        blocks_(batch_.keys + layer_.cache_index * batch_.num_blocks * block_bytes()) {}
 
   // Rotates the row's queries and its key, norms its latent, and keeps both.
-  void rotate_and_keep(int row) const {
-    const int position = int(batch_.positions[row]), rotary = shape_.rotary_dim;
+  void rotate_and_keep(int index) const {
+    const int position = int(batch_.positions[index]), rotary = shape_.rotary_dim;
     const int64_t at = int64_t(position) * (rotary / 2);
     const float *cosine = layer_.cosines + at, *sine = layer_.sines + at;
     for (int head = 0; head < m_.num_heads; head++)
-      rotate(query(row, head) + shape_.plain_dim, cosine, sine);
-    float* latent = rows_ + int64_t(row) * stride_ + shape_.first_width(m_.num_heads);
+      rotate(query(index, head) + shape_.plain_dim, cosine, sine);
+    float* latent = row(index) + shape_.first_width(m_.num_heads);
     rms_norm_row(latent, shape_.latent_norm, shape_.kv_rank, m_.norm_eps, latent);
     rotate(latent + shape_.kv_rank, cosine, sine);
-    uint8_t* block = block_of(row, position);
+    uint8_t* block = block_of(index, position);
     KV::write_latent(block + position % kBlockTokens * KV::latent_bytes(width_), latent, width_);
   }
 
@@ -165,9 +164,9 @@ class LatentRows {
   uint8_t* block_of(int row, int position) const {
     return blocks_ + batch_.block_of(row, position) * block_bytes();
   }
-  float* query(int row, int head) const {
+  float* query(int index, int head) const {
     const int first = shape_.query_rank ? shape_.query_rank + width_ : 0;
-    return rows_ + int64_t(row) * stride_ + first + head * shape_.query_dim();
+    return row(index) + first + head * shape_.query_dim();
   }
   float* at(float* absorbed, int query) const { return absorbed + int64_t(query) * width_; }
 
@@ -179,7 +178,7 @@ class LatentRows {
 
   static void fill(const Activations& x, int row, const float* from, const Linear& next) {
     std::copy_n(from, x.width, x.values + int64_t(row) * x.width);
-    if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
+    quantize_for(next, x, row);
   }
 
   // The `features` outputs of `w` that are the head's.
@@ -243,12 +242,8 @@ class LatentRows {
     }
   }
 
-  const Model& m_;
-  const Batch& batch_;
-  const Layer& layer_;
   const Latent& shape_;
-  float* const rows_;
-  const int stride_, width_;
+  const int width_;
   uint8_t* const blocks_;
 };
 

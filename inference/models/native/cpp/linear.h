@@ -3,11 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "activations.h"
 #include "formats.h"
 #include "products.h"
 #include "simd.h"
+#include "thread_team.h"
 
 namespace helexa {
 
@@ -105,19 +107,19 @@ template <typename F, int First, int Rows, bool Fetches>
                                     const TileGroup* group, f32x16* result) {
   constexpr int kVectors = 8 / F::kParts, kDotZero = F::kParts == 1 ? F::kZero : 0;
   constexpr int kLargest = F::kLargest;
-  const typename F::Codes reader(book);
+  const typename F::Reader reader(book);
   f32x16 totals[Rows];
   [[maybe_unused]] f32x16 even_minimum{};  // where two groups are multiplied at once
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) totals[r] = f32x16{};
   for (int at = 0; at < num_groups;) {
-    const Head head = reader.scaled(F::head(block));
+    const Head head = reader.head(block);
     block += F::kHeadBytes;
     for (int g = 0; g < F::kBlockGroups; g++, at++, block += F::kGroupBytes, group++) {
       if constexpr (Fetches)
         prefetch<F::kGroupBytes + F::kHeadBytes / F::kBlockGroups>(block + kPrefetchBytes);
       i32x16 codes[8];
-      reader.unpack(F::codes(block), codes);
+      reader.unpack(block, codes);
 #if defined(HELEXA_SHORT_SUMS)
       if constexpr (F::kShortScales) {
         const i32x16 scales[] = {F::short_scales(block, 0), F::short_scales(block, 1)};
@@ -266,6 +268,22 @@ inline void project(const Projection& projection, const Activations& x, int num_
     last -= w.num_panels();
     out.first += w.out_features;
   }
+}
+
+// A member's share of the same. `w`: a Linear or a Projection.
+template <typename Weights>
+inline void share(const Weights& w, const Activations& x, int num_rows, const Crew& crew,
+                  const OutRows& out, bool add = false) {
+  const Share panels = crew.share(w.num_panels());
+  if constexpr (std::is_same_v<Weights, Linear>)
+    linear(w, x, num_rows, panels.begin, panels.end, out, add);
+  else project(w, x, num_rows, panels.begin, panels.end, out, add);
+}
+
+// Quantises a row for the weights that read it next, if they read codes.
+template <typename Next>
+inline void quantize_for(const Next& next, const Activations& x, int row) {
+  if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
 }
 
 }  // namespace helexa

@@ -1,5 +1,5 @@
-// A model's weights and shape, and one batch of rows, as the caller describes them. Mirrored field by
-// field in structs.py.
+// A model's weights and shape, and one batch of rows, as the caller describes them. Python reads
+// the structs here (headers.py).
 #pragma once
 
 #include <cstdint>
@@ -110,7 +110,7 @@ struct Mamba {
   const float* conv_weight;  // (conv_kernel, conv_channels())
   const float* conv_bias;    // (conv_channels(),); null: none
   const float* decay_rate;   // (num_heads,)
-  const float* dt_bias;      // (num_heads,)
+  const float* step_bias;    // (num_heads,)
   const float* skip;         // (num_heads,)
   const float* norm;         // (features(),)
 
@@ -260,7 +260,7 @@ struct Batch {
   int64_t num_state_slots;
   float* logits;               // (num_logit_rows, vocab_size)
   const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: none has
-  int32_t inner_width;         // the most of any of them
+  int32_t inner_width;         // the most that a projection of any of them has between down and up
   const Images* images;    // null: no sequence has any
   const float* hidden_rows;  // (num_rows, hidden_size) what earlier layers gave; null: token_ids are embedded; with a Join both are read
   float* hidden_out;         // (num_logit_rows, hidden_size) in place of logits; null: logits are computed
@@ -276,6 +276,13 @@ struct Batch {
     const int64_t to = state_writes[sequences[first]];
     return {continues ? to : state_reads[sequences[first]], to};
   }
+  // A layer's states, of whose slots each has so many floats.
+  float* layer_conv_states(const Layer& layer, int64_t slot_floats) const {
+    return conv_states + layer.cache_index * num_state_slots * slot_floats;
+  }
+  float* layer_states(const Layer& layer, int64_t slot_floats) const {
+    return states + layer.cache_index * num_state_slots * slot_floats;
+  }
   // Whether the last layer is done for all rows together with the layers before it.
   bool ends_in_layers(const Model& m) const {
     return m.ends_with_state() || (hidden_out && !logit_rows);
@@ -286,5 +293,16 @@ struct Batch {
 };
 
 }  // extern "C"
+
+// The rows of a batch as a layer's `qkv` gave them.
+struct LayerRows {
+  const Model& m_;
+  const Batch& batch_;
+  const Layer& layer_;
+  float* const rows_;  // of the whole batch, `stride_` apart
+  const int stride_;
+
+  float* row(int row) const { return rows_ + int64_t(row) * stride_; }
+};
 
 }  // namespace helexa

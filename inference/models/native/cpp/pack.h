@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "formats.h"
 #include "simd.h"
 
 // GCC has Clang's name for it from version 12 on.
@@ -18,34 +19,43 @@ namespace helexa {
 
 extern "C" {
 
-// A weight as files hold it, taken apart: a byte for each code. Mirrored field by field in packing.py.
+// A weight as files hold it, taken apart: a byte for each code.
 struct TakenApart {
+  Format format;
   int64_t out_features, in_features;
   const uint8_t* codes;       // (out_features, in_features)
   const uint16_t* heads[2];   // (out_features, blocks) float16 each: what a block begins with
   const uint8_t* smalls[2];   // (out_features, groups * parts) each: what a group begins with
-  int32_t num_heads, num_smalls;
-  int32_t block_groups;       // groups of a block
-  int32_t parts;              // scales, or minimums, of a group
   int32_t added;              // to each code, modulo 256
-  int32_t num_planes;
-  int32_t plane_bits[2];      // low bits first
 };
 
 }  // extern "C"
 
+// How many numbers a block and its groups begin with, for each lane.
+struct Layout {
+  int num_heads, num_smalls, block_groups, parts, bits;
+
+  explicit Layout(Format format) {
+    with_format(format, [&]<typename F>(F) {
+      num_heads = F::kHeads, num_smalls = F::kScaleBytes / (kLanes * F::kParts);
+      block_groups = F::kBlockGroups, parts = F::kParts, bits = F::kBits;
+    });
+  }
+};
+
 // Panels one after the other, lanes that only fill up the last one being zero.
 class PanelWriter {
  public:
-  PanelWriter(const TakenApart& weight, uint8_t* panels) : w_(weight), to_(panels) {}
+  PanelWriter(const TakenApart& weight, uint8_t* panels)
+      : w_(weight), layout_(weight.format), to_(panels) {}
 
   void write() {
-    const int64_t num_blocks = w_.in_features / (kGroupCodes * w_.block_groups);
+    const int64_t num_blocks = w_.in_features / (kGroupCodes * layout_.block_groups);
     for (int64_t row = 0; row < w_.out_features; row += kLanes) {
       num_rows_ = int(std::min<int64_t>(kLanes, w_.out_features - row));
       for (int64_t block = 0; block < num_blocks; block++) {
-        for (int i = 0; i < w_.num_heads; i++) put_lanes(w_.heads[i], row, num_blocks, block);
-        for (int g = 0; g < w_.block_groups; g++) put_group(row, block * w_.block_groups + g);
+        for (int i = 0; i < layout_.num_heads; i++) put_lanes(w_.heads[i], row, num_blocks, block);
+        for (int g = 0; g < layout_.block_groups; g++) put_group(row, block * layout_.block_groups + g);
       }
     }
   }
@@ -68,19 +78,19 @@ class PanelWriter {
   }
 
   void put_group(int64_t row, int64_t group) {
-    const int64_t num_parts = w_.in_features / kGroupCodes * w_.parts;
-    for (int i = 0; i < w_.num_smalls; i++)
-      for (int part = 0; part < w_.parts; part++)
-        put_lanes(w_.smalls[i], row, num_parts, group * w_.parts + part);
+    const int64_t num_parts = w_.in_features / kGroupCodes * layout_.parts;
+    for (int i = 0; i < layout_.num_smalls; i++)
+      for (int part = 0; part < layout_.parts; part++)
+        put_lanes(w_.smalls[i], row, num_parts, group * layout_.parts + part);
     uint32x8 words[2][kWords];
     load_words_of_lanes(row, group, words);
-    for (int i = 0, shift = 0; i < w_.num_planes; shift += w_.plane_bits[i++]) {
-      switch (w_.plane_bits[i]) {
-        case 1: put_plane<1>(words, shift); break;
-        case 2: put_plane<2>(words, shift); break;
-        case 4: put_plane<4>(words, shift); break;
-        default: put_plane<8>(words, shift);
-      }
+    switch (layout_.bits) {
+      case 2: return put_plane<2>(words, 0);
+      case 3: return put_plane<2>(words, 0), put_plane<1>(words, 2);
+      case 4: return put_plane<4>(words, 0);
+      case 5: return put_plane<4>(words, 0), put_plane<1>(words, 4);
+      case 6: return put_plane<4>(words, 0), put_plane<2>(words, 4);
+      default: return put_plane<8>(words, 0);
     }
   }
 
@@ -135,6 +145,7 @@ class PanelWriter {
   }
 
   const TakenApart& w_;
+  const Layout layout_;
   uint8_t* to_;
   int num_rows_ = 0;
 };

@@ -95,26 +95,32 @@ HELEXA_INLINE i32x16 repeat_bytes(const void* from) {
   return i32x16{} + word;
 }
 
+#if defined(HELEXA_HAS_INTRINSICS)
+// Thirty-two sums of two products, in 16 bits.
+HELEXA_INLINE i32x16 multiply_pairs(i32x16 unsigned_bytes, i32x16 signed_bytes) {
+  return HELEXA_INTEGERS(maddubs_epi16, unsigned_bytes, signed_bytes);
+}
+
+HELEXA_INLINE i32x16 add_shorts(i32x16 a, i32x16 b) { return HELEXA_INTEGERS(add_epi16, a, b); }
+
+// The two halves of each word, times the same of `b`, as one sum.
+HELEXA_INLINE i32x16 multiply_shorts(i32x16 a, i32x16 b) { return HELEXA_INTEGERS(madd_epi16, a, b); }
+
+// Each of thirty-two by a power of two that divides it.
+template <int Divisor>
+HELEXA_INLINE i32x16 divide_shorts(i32x16 value) {
+  constexpr int kBits = std::countr_zero(unsigned(Divisor));
+  if constexpr (kBits == 0) return value;
+  else return HELEXA_INTEGER(srai_epi16, value, kBits);
+}
+
+// Bytes with the signs of `signs`; those where it is zero may be anything.
+HELEXA_INLINE i32x16 move_signs(i32x16 bytes, i32x16 signs) {
 #if defined(HELEXA_TWO_HALVES)
-// Eight of the dot products below.
-template <int Largest>
-HELEXA_INLINE __m256i add_byte_products(__m256i total, __m256i factors, __m256i codes) {
-#if defined(__AVXVNNI__)
-  return _mm256_dpbusd_avx_epi32(total, factors, codes);
+  return HELEXA_INTEGERS(sign_epi8, bytes, signs);
 #else
-  if constexpr (Largest == kSignedBytes) {
-    const __m256i signed_codes = _mm256_sign_epi8(codes, factors);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(factors), signed_codes);
-    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  if constexpr (Largest < 128) {
-    const __m256i pairs = _mm256_maddubs_epi16(factors, codes);
-    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(factors, _mm256_set1_epi16(255)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(factors, 8), _mm256_srai_epi16(codes, 8));
-  return _mm256_add_epi32(total, _mm256_add_epi32(even, odd));
+  const __mmask64 is_negative = _mm512_movepi8_mask((__m512i)signs);
+  return (i32x16)_mm512_mask_sub_epi8((__m512i)bytes, is_negative, __m512i{}, (__m512i)bytes);
 #endif
 }
 #endif
@@ -126,28 +132,25 @@ template <int Largest>
 HELEXA_INLINE i32x16 add_byte_products(i32x16 total, i32x16 unsigned_bytes, i32x16 signed_bytes) {
 #if defined(__AVX512VNNI__)
   return (i32x16)_mm512_dpbusd_epi32((__m512i)total, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
-#elif defined(__AVX512BW__)
-  const __m512i sum = (__m512i)total, factors = (__m512i)unsigned_bytes, codes = (__m512i)signed_bytes;
-  if constexpr (Largest == kSignedBytes) {
-    const __mmask64 is_negative = _mm512_movepi8_mask(factors);
-    const __m512i moved = _mm512_mask_sub_epi8(codes, is_negative, _mm512_setzero_si512(), codes);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(factors), moved);
-    return (i32x16)_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-  }
-  if constexpr (Largest < 128) {
-    const __m512i pairs = _mm512_maddubs_epi16(factors, codes);
-    return (i32x16)_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-  }
-  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(factors, _mm512_set1_epi16(255)),
-                                         _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8));
-  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(factors, 8), _mm512_srai_epi16(codes, 8));
-  return (i32x16)_mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
-#elif defined(HELEXA_TWO_HALVES)
+#elif defined(HELEXA_TWO_HALVES) && defined(__AVXVNNI__)
   const auto add = [](i32x16::Half sum, i32x16::Half factors, i32x16::Half codes) {
-    return (i32x16::Half)add_byte_products<Largest>((__m256i)sum, (__m256i)factors, (__m256i)codes);
+    return (i32x16::Half)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)factors, (__m256i)codes);
   };
   return {add(total.low, unsigned_bytes.low, signed_bytes.low),
           add(total.high, unsigned_bytes.high, signed_bytes.high)};
+#elif defined(HELEXA_HAS_INTRINSICS)
+  const i32x16 ones = i32x16{} + 0x00010001;
+  if constexpr (Largest == kSignedBytes) {
+    const i32x16 moved = move_signs(signed_bytes, unsigned_bytes);
+    return total + multiply_shorts(multiply_pairs(HELEXA_INTEGER(abs_epi8, unsigned_bytes), moved), ones);
+  }
+  if constexpr (Largest < 128)
+    return total + multiply_shorts(multiply_pairs(unsigned_bytes, signed_bytes), ones);
+  const i32x16 low = HELEXA_INTEGER(srai_epi16, HELEXA_INTEGER(slli_epi16, signed_bytes, 8), 8);
+  const i32x16 even = multiply_shorts(unsigned_bytes & 0x00ff00ff, low);
+  const i32x16 odd = multiply_shorts(HELEXA_INTEGER(srli_epi16, unsigned_bytes, 8),
+                                     HELEXA_INTEGER(srai_epi16, signed_bytes, 8));
+  return total + (even + odd);
 #else
   for (int i = 0; i < 4; i++)
     total += ((unsigned_bytes >> (8 * i)) & 255) * ((signed_bytes << (24 - 8 * i)) >> 24);
@@ -156,52 +159,6 @@ HELEXA_INLINE i32x16 add_byte_products(i32x16 total, i32x16 unsigned_bytes, i32x
 }
 
 #if defined(HELEXA_SHORT_SUMS)
-// Thirty-two sums of two products, in 16 bits.
-HELEXA_INLINE i32x16 multiply_pairs(i32x16 unsigned_bytes, i32x16 signed_bytes) {
-#if defined(HELEXA_TWO_HALVES)
-  using Half = i32x16::Half;
-  return {(Half)_mm256_maddubs_epi16((__m256i)unsigned_bytes.low, (__m256i)signed_bytes.low),
-          (Half)_mm256_maddubs_epi16((__m256i)unsigned_bytes.high, (__m256i)signed_bytes.high)};
-#else
-  return (i32x16)_mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
-#endif
-}
-
-HELEXA_INLINE i32x16 add_shorts(i32x16 a, i32x16 b) {
-#if defined(HELEXA_TWO_HALVES)
-  using Half = i32x16::Half;
-  return {(Half)_mm256_add_epi16((__m256i)a.low, (__m256i)b.low),
-          (Half)_mm256_add_epi16((__m256i)a.high, (__m256i)b.high)};
-#else
-  return (i32x16)_mm512_add_epi16((__m512i)a, (__m512i)b);
-#endif
-}
-
-// The two halves of each word, times the same of `b`, as one sum.
-HELEXA_INLINE i32x16 multiply_shorts(i32x16 a, i32x16 b) {
-#if defined(HELEXA_TWO_HALVES)
-  using Half = i32x16::Half;
-  return {(Half)_mm256_madd_epi16((__m256i)a.low, (__m256i)b.low),
-          (Half)_mm256_madd_epi16((__m256i)a.high, (__m256i)b.high)};
-#else
-  return (i32x16)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#endif
-}
-
-// Each of thirty-two by a power of two that divides it.
-template <int Divisor>
-HELEXA_INLINE i32x16 divide_shorts(i32x16 value) {
-  constexpr int kBits = std::countr_zero(unsigned(Divisor));
-  if constexpr (kBits == 0) return value;
-#if defined(HELEXA_TWO_HALVES)
-  using Half = i32x16::Half;
-  return {(Half)_mm256_srai_epi16((__m256i)value.low, kBits),
-          (Half)_mm256_srai_epi16((__m256i)value.high, kBits)};
-#else
-  return (i32x16)_mm512_srai_epi16((__m512i)value, kBits);
-#endif
-}
-
 // Number of sums of two products that fit 16 bits together, of `Largest` and 127 each.
 template <int Largest>
 constexpr int kShortSums = 32767 / (2 * 127 * Largest);

@@ -111,14 +111,12 @@ template <bool HasNext>
 }
 
 // One layer's rows and states.
-class DeltaRows {
+class DeltaRows : LayerRows {
  public:
-  // `rows` of the whole batch, `stride` apart, as the layer's `qkv` gave them.
-  DeltaRows(const DeltaNet& delta, const Batch& batch, int layer, float norm_eps, const float* rows,
-            int stride)
-      : d_(delta), batch_(batch), norm_eps_(norm_eps), rows_(rows), stride_(stride),
-        conv_(batch.conv_states + layer * batch.num_state_slots * delta.conv_floats()),
-        states_(batch.states + layer * batch.num_state_slots * state_floats()) {}
+  explicit DeltaRows(const LayerRows& rows)
+      : LayerRows(rows), d_(*layer_.delta),
+        conv_(batch_.layer_conv_states(layer_, d_.conv_floats())),
+        states_(batch_.layer_states(layer_, state_floats())) {}
 
   // The outputs of the value heads of `key_head` for `count` rows of one sequence from `first` on:
   // `outputs` (count, value_features), of which others are left alone.
@@ -138,8 +136,6 @@ class DeltaRows {
   };
 
   int64_t state_floats() const { return d_.num_value_heads * d_.head_floats(); }
-  const float* row(int row) const { return rows_ + int64_t(row) * stride_; }
-
   void mix_piece(const Piece& piece, int key_head, DeltaScratch& at, float* outputs) const {
     const int key_dim = d_.key_head_dim, first_key = d_.key_features();
     mix_channels(piece, key_head * key_dim, key_dim, at.queries.data());
@@ -206,7 +202,7 @@ class DeltaRows {
   void finish(float* out, const float* gate) const {
     const int dim = d_.value_head_dim;
     const float mean = sum_of_squares(out, dim) / float(dim);
-    const float factor = 1.0f / std::sqrt(mean + norm_eps_);
+    const float factor = 1.0f / std::sqrt(mean + m_.norm_eps);
     for (int i = 0; i < dim; i += kLanes)
       store(out + i, load(out + i) * factor * load(d_.norm + i) * silu(load(gate + i)));
   }
@@ -223,10 +219,6 @@ class DeltaRows {
   }
 
   const DeltaNet& d_;
-  const Batch& batch_;
-  const float norm_eps_;
-  const float* const rows_;
-  const int stride_;
   float *const conv_, *const states_;
 };
 
@@ -251,25 +243,24 @@ class DeltaRows {
 }
 
 // One layer's rows and states.
-class MambaRows {
+class MambaRows : LayerRows {
  public:
-  // `rows` of the whole batch, `stride` apart, as the layer's `qkv` gave them.
-  MambaRows(const Mamba& mamba, const Batch& batch, int layer, float norm_eps, float* rows, int stride)
-      : m_(mamba), batch_(batch), norm_eps_(norm_eps), rows_(rows), stride_(stride),
-        conv_(batch.conv_states + layer * batch.num_state_slots * mamba.conv_floats()),
-        states_(batch.states + layer * batch.num_state_slots * mamba.state_floats()) {}
+  explicit MambaRows(const LayerRows& rows)
+      : LayerRows(rows), own_(*layer_.mamba),
+        conv_(batch_.layer_conv_states(layer_, own_.conv_floats())),
+        states_(batch_.layer_states(layer_, own_.state_floats())) {}
 
-  int num_conv_tasks() const { return (m_.conv_channels() + kConvTaskLanes - 1) / kConvTaskLanes; }
+  int num_conv_tasks() const { return (own_.conv_channels() + kConvTaskLanes - 1) / kConvTaskLanes; }
 
   // The channels of `task`, of `count` rows of one sequence from `first` on, where they are.
   void mix_channels(int first, int count, int task) const {
     const StateSlots slots = batch_.state_slots(first);
-    const CausalConv conv{m_.conv_kernel, m_.conv_channels(), m_.conv_weight,
-                          conv_ + slots.from * m_.conv_floats(), conv_ + slots.to * m_.conv_floats()};
-    const int end = std::min(m_.conv_channels(), (task + 1) * kConvTaskLanes);
+    const CausalConv conv{own_.conv_kernel, own_.conv_channels(), own_.conv_weight,
+                          conv_ + slots.from * own_.conv_floats(), conv_ + slots.to * own_.conv_floats()};
+    const int end = std::min(own_.conv_channels(), (task + 1) * kConvTaskLanes);
     for (int i = task * kConvTaskLanes; i < end; i += kLanes) {
-      float* rows = row(first) + m_.features() + i;
-      const f32x16 bias = m_.conv_bias ? load(m_.conv_bias + i) : f32x16{};
+      float* rows = row(first) + own_.features() + i;
+      const f32x16 bias = own_.conv_bias ? load(own_.conv_bias + i) : f32x16{};
       convolve(conv, i, count, [&](int r) { return load(rows + int64_t(r) * stride_); },
                [&](int r, f32x16 total) { store(rows + int64_t(r) * stride_, silu(total + bias)); });
     }
@@ -279,16 +270,16 @@ class MambaRows {
   // left alone.
   void scan(int first, int count, int head, float* outputs) const {
     const StateSlots slots = batch_.state_slots(first);
-    const int dim = m_.head_dim, size = m_.state_size;
-    const float* from = states_ + slots.from * m_.state_floats() + head * m_.head_floats();
-    float* to = states_ + slots.to * m_.state_floats() + head * m_.head_floats();
+    const int dim = own_.head_dim, size = own_.state_size;
+    const float* from = states_ + slots.from * own_.state_floats() + head * own_.head_floats();
+    float* to = states_ + slots.to * own_.state_floats() + head * own_.head_floats();
     for (int r = 0; r < count; r++, from = to) {
       const float* own = row(first + r);
-      const float* values = own + m_.features() + head * dim;
-      const float* key = own + 2 * m_.features() + head / m_.heads_per_group() * size;
-      const float step = softplus(own[m_.row_width() - m_.num_heads + head] + m_.dt_bias[head]);
-      const float decay = std::exp(-m_.decay_rate[head] * step), skip = m_.skip[head];
-      float* out = outputs + int64_t(r) * m_.features() + head * dim;
+      const float* values = own + own_.features() + head * dim;
+      const float* key = own + 2 * own_.features() + head / own_.heads_per_group() * size;
+      const float step = softplus(own[own_.row_width() - own_.num_heads + head] + own_.step_bias[head]);
+      const float decay = std::exp(-own_.decay_rate[head] * step), skip = own_.skip[head];
+      float* out = outputs + int64_t(r) * own_.features() + head * dim;
       for (int lane = 0; lane < dim; lane += kStateLanes) {
         f32x16 given[kStateVectors], stepped[kStateVectors], found[kStateVectors];
         for (int v = 0; v < kStateVectors; v++) {
@@ -296,7 +287,7 @@ class MambaRows {
           stepped[v] = given[v] * step;
         }
         const int64_t panel = int64_t(lane) * size;
-        scan_panel(from + panel, to + panel, size, decay, stepped, key, key + m_.group_features(), found);
+        scan_panel(from + panel, to + panel, size, decay, stepped, key, key + own_.group_features(), found);
         for (int v = 0; v < kStateVectors; v++)
           store(out + lane + v * kLanes, found[v] + given[v] * skip);
       }
@@ -305,24 +296,18 @@ class MambaRows {
 
   // Gates and norms the outputs of all heads of a group for a row, in place.
   void finish(int index, int group, float* outputs) const {
-    const int width = m_.features() / m_.num_groups, first = group * width;
+    const int width = own_.features() / own_.num_groups, first = group * width;
     const float* gates = row(index) + first;
     float* out = outputs + first;
     for (int i = 0; i < width; i += kLanes) store(out + i, load(out + i) * silu(load(gates + i)));
     const float mean = sum_of_squares(out, width) / float(width);
-    const float factor = 1.0f / std::sqrt(mean + norm_eps_);
+    const float factor = 1.0f / std::sqrt(mean + m_.norm_eps);
     for (int i = 0; i < width; i += kLanes)
-      store(out + i, load(out + i) * factor * load(m_.norm + first + i));
+      store(out + i, load(out + i) * factor * load(own_.norm + first + i));
   }
 
  private:
-  float* row(int row) const { return rows_ + int64_t(row) * stride_; }
-
-  const Mamba& m_;
-  const Batch& batch_;
-  const float norm_eps_;
-  float* const rows_;
-  const int stride_;
+  const Mamba& own_;
   float *const conv_, *const states_;
 };
 

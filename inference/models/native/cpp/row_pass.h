@@ -51,15 +51,14 @@ class RowPass {
     if (m_.num_layers > 0 && !batch_.ends_in_layers(m_)) finish_layer(m_.num_layers - 1);
     if (batch_.hidden_out) return give_rows();
     normalize(m_.final_norm, Projection{1, {m_.head}});
-    const Share panels = crew_.share(m_.head.num_panels());
-    linear(m_.head, own_.activations(m_.hidden_size), num_rows_, panels.begin, panels.end,
-           {batch_.logits, m_.head.out_features}, false);
-    if (m_.logit_multiplier != 1.0f || m_.logit_cap > 0) {
-      finish_logits(m_, batch_.logits, num_rows_, panels);
-    }
+    share(m_.head, own_.activations(m_.hidden_size), num_rows_, crew_,
+          {batch_.logits, m_.head.out_features});
+    if (m_.logit_multiplier != 1.0f || m_.logit_cap > 0)
+      finish_logits(m_, batch_.logits, num_rows_, crew_.share(m_.head.num_panels()));
   }
 
  private:
+  LayerRows rows_of(const Layer& layer) const { return {m_, batch_, layer, projected_, stride_}; }
   float* hidden(int row) const { return hidden_ + int64_t(row) * m_.hidden_size; }
 
   // Calls use(row) for the member's share of the rows, and waits for the others.
@@ -102,10 +101,9 @@ class RowPass {
       norm_row(m_, join.embedding, both, both);
       norm_row(m_, join.hidden, batch_.hidden_rows + int64_t(first_ + row) * m_.hidden_size,
                both + m_.hidden_size);
-      if (join.product.reads_codes()) quantize_row(x, row, join.product.reads_half_sums());
+      quantize_for(join.product, x, row);
     });
-    const Share panels = crew_.share(join.product.num_panels());
-    linear(join.product, x, num_rows_, panels.begin, panels.end, {hidden_, m_.hidden_size}, false);
+    share(join.product, x, num_rows_, crew_, {hidden_, m_.hidden_size});
     crew_.barrier();
   }
 
@@ -121,7 +119,7 @@ class RowPass {
     project(index, kQkv, layer.qkv, projected_ + int64_t(first_) * stride_, stride_, false);
     if (layer.has_state()) return;
     if (layer.latent) return keep_latents(layer, index);
-    const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
+    const RowAttention<KV> attention(rows_of(layer));
     for_rows([&](int row) { attention.rotate_and_cache(first_ + row); });
   }
 
@@ -134,11 +132,11 @@ class RowPass {
       for_rows([&](int row) {
         float* values = x.values + int64_t(row) * x.width;
         rms_norm_row(first + int64_t(row) * stride_, l.query_norm, x.width, m_.norm_eps, values);
-        if (l.queries.reads_codes()) quantize_row(x, row, l.queries.reads_half_sums());
+        quantize_for(l.queries, x, row);
       });
       project(index, kQueries, l.queries, first + l.query_rank + l.width(), stride_, false);
     }
-    const LatentRows<KV> latents(m_, batch_, layer, projected_, stride_);
+    const LatentRows<KV> latents(rows_of(layer));
     for_rows([&](int row) { latents.rotate_and_keep(first_ + row); });
   }
 
@@ -211,7 +209,7 @@ class RowPass {
     const Activations x = own_.activations(m_.hidden_size);
     for_rows([&](int row) {
       norm_row(m_, norm, hidden(row), x.values + int64_t(row) * m_.hidden_size);
-      if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
+      quantize_for(next, x, row);
     });
   }
 
@@ -230,24 +228,16 @@ class RowPass {
     crew_.barrier();
   }
 
-  // Rows' adapters read the values that the projection reads, also where it reads them quantised.
   void project(int layer, AdaptedKind kind, const Projection& w, float* out, int64_t stride, bool add) {
-    const Share panels = crew_.share(w.num_panels());
-    helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
-                    {out, stride}, add);
-    const AdaptedRows& adapted = place_.adapted;
-    if (batch_.adapters && !adapted.groups().empty()) {
-      const AdaptedPlace at{own_.values.data(), w.in_features(), out, stride, own_.inner.data(),
-                            batch_.inner_width};
-      adapt_down(adapted, layer, kind, w.in_features(), crew_, at);
-      crew_.barrier();
-      adapt_up(adapted, layer, kind, crew_, at);
-    }
+    share(w, own_.activations(w.in_features()), num_rows_, crew_, {out, stride}, add);
+    if (batch_.adapters && !place_.adapted.empty())
+      place_.adapted.adapt(layer, kind, own_.activations(w.in_features()), own_.inner.data(),
+                           batch_.inner_width, crew_, out, stride);
     crew_.barrier();
   }
 
   void attend(const Layer& layer) {
-    const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
+    const RowAttention<KV> attention(rows_of(layer));
     const std::vector<RowTile>& tiles = place_.row_tiles;
     const int num_tiles = int(tiles.size());
     share_tasks(num_tiles * m_.num_kv_heads, [&](int task) {
@@ -259,7 +249,7 @@ class RowPass {
 
   // Each head's queries become as wide as latents, sum up latents, and make the head's values of them.
   void attend_to_latents(const Layer& layer) {
-    const LatentRows<KV> latents(m_, batch_, layer, projected_, stride_);
+    const LatentRows<KV> latents(rows_of(layer));
     const int num_heads = m_.num_heads, num_pieces = (num_rows_ + kTileRows - 1) / kTileRows;
     const auto absorbed = [&](int row) {
       return own_.absorbed.data() + int64_t(row) * m_.query_width();
@@ -289,7 +279,7 @@ class RowPass {
   // Each key head of a sequence's rows by itself.
   void update_states(const Layer& layer, int index) {
     const DeltaNet& d = *layer.delta;
-    const DeltaRows delta(d, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
+    const DeltaRows delta(rows_of(layer));
     wait_for_turn(index);
     share_sequences(d.num_key_heads, [&](RowTile rows, int head) {
       float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * d.value_features();
@@ -300,7 +290,7 @@ class RowPass {
 
   // Some channels of a sequence's rows by themselves.
   void convolve_rows(const Layer& layer, int index) {
-    const ShortConvRows conv(*layer.conv, batch_, layer.cache_index, projected_, stride_);
+    const ShortConvRows conv(rows_of(layer));
     wait_for_turn(index);
     share_sequences(conv.num_tasks(), [&](RowTile rows, int channels) {
       float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * layer.conv->channels;
@@ -312,7 +302,7 @@ class RowPass {
   // Some channels of a sequence's rows by themselves, and then each head.
   void scan(const Layer& layer, int index) {
     const Mamba& m = *layer.mamba;
-    const MambaRows mamba(m, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
+    const MambaRows mamba(rows_of(layer));
     const auto outputs = [&](int row) {
       return own_.values.data() + int64_t(row - first_) * m.features();
     };
@@ -338,7 +328,7 @@ class RowPass {
     if (turns_) turns_->wait(layer, block_);
   }
   void pass_turn_on(int layer) {
-    if (turns_) turns_->pass_on(layer, block_);
+    if (turns_) turns_->set(layer, block_ + 1);
   }
 
   // Calls do_part(rows, part) for each part of the work on each sequence's rows, which are done one after
@@ -372,7 +362,7 @@ class RowPass {
     }
     for_rows([&](int row) {
       gate_row(row, 0, m_.intermediate_size / kLanes, x);
-      if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
+      quantize_for(next, x, row);
     });
   }
 
@@ -390,7 +380,7 @@ class RowPass {
   const int stride_;        // of rows that are projected
   Scratch& own_;
   OwnPlace& place_;
-  Turns* const turns_;
+  Progress* const turns_;
   const int block_;
 };
 

@@ -131,6 +131,23 @@ HELEXA_INLINE void store_vector(void* to, V value) {
 
 #endif
 
+// An instruction on whole vectors, by its intrinsic's name without the size.
+#if defined(HELEXA_TWO_HALVES)
+#define HELEXA_HAS_INTRINSICS
+#define HELEXA_FLOATS(name, a, b) f32x16(_mm256_##name(a.low, b.low), _mm256_##name(a.high, b.high))
+#define HELEXA_INTEGERS(name, a, b)                                       \
+  i32x16((i32x16::Half)_mm256_##name((__m256i)(a).low, (__m256i)(b).low), \
+         (i32x16::Half)_mm256_##name((__m256i)(a).high, (__m256i)(b).high))
+#define HELEXA_INTEGER(name, a, ...)                                                 \
+  i32x16((i32x16::Half)_mm256_##name((__m256i)(a).low __VA_OPT__(, ) __VA_ARGS__),   \
+         (i32x16::Half)_mm256_##name((__m256i)(a).high __VA_OPT__(, ) __VA_ARGS__))
+#elif defined(__AVX512BW__)
+#define HELEXA_HAS_INTRINSICS
+#define HELEXA_FLOATS(name, a, b) (f32x16)_mm512_##name((__m512)(a), (__m512)(b))
+#define HELEXA_INTEGERS(name, a, b) (i32x16)_mm512_##name((__m512i)(a), (__m512i)(b))
+#define HELEXA_INTEGER(name, a, ...) (i32x16)_mm512_##name((__m512i)(a)__VA_OPT__(, ) __VA_ARGS__)
+#endif
+
 HELEXA_INLINE f32x16 load(const float* from) { return load_vector<f32x16>(from); }
 HELEXA_INLINE void store(float* to, f32x16 value) { store_vector(to, value); }
 HELEXA_INLINE i32x16 load_words(const void* from) { return load_vector<i32x16>(from); }
@@ -148,11 +165,8 @@ HELEXA_INLINE f32x16 to_float(i32x16 value) {
 // Each byte of `places`, under 16, becomes the byte of `table` at that place; every sixteen bytes of
 // `table` are the same.
 HELEXA_INLINE i32x16 look_up(i32x16 table, i32x16 places) {
-#if defined(__AVX512BW__)
-  return (i32x16)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
-#elif defined(HELEXA_TWO_HALVES)
-  return {(i32x16::Half)_mm256_shuffle_epi8((__m256i)table.low, (__m256i)places.low),
-          (i32x16::Half)_mm256_shuffle_epi8((__m256i)table.high, (__m256i)places.high)};
+#if defined(HELEXA_HAS_INTRINSICS)
+  return HELEXA_INTEGERS(shuffle_epi8, table, places);
 #else
   uint8_t values[64], bytes[64];
   store_vector(values, table);
@@ -202,6 +216,17 @@ HELEXA_INLINE f32x16 load_f16(const uint8_t* from) {
 #endif
 }
 
+HELEXA_INLINE f32x16 load_bf16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#else
+  uint32_t words[kLanes];
+  for (int i = 0; i < kLanes; i++) words[i] = uint32_t(from[i]) << 16;
+  return (f32x16)load_words(words);
+#endif
+}
+
 // Sixteen signed bytes. GCC would convert them one by one.
 HELEXA_INLINE i32x16 load_i8_words(const uint8_t* from) {
 #if defined(__AVX512F__)
@@ -221,10 +246,15 @@ HELEXA_INLINE i32x16 load_i8_words(const uint8_t* from) {
 }
 HELEXA_INLINE f32x16 load_i8(const uint8_t* from) { return to_float(load_i8_words(from)); }
 
-#if defined(__AVX512F__)
-HELEXA_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }
-HELEXA_INLINE f32x16 vmin(f32x16 a, f32x16 b) { return (f32x16)_mm512_min_ps((__m512)a, (__m512)b); }
+#if defined(HELEXA_HAS_INTRINSICS)
+HELEXA_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return HELEXA_FLOATS(max_ps, a, b); }
+HELEXA_INLINE f32x16 vmin(f32x16 a, f32x16 b) { return HELEXA_FLOATS(min_ps, a, b); }
+#else
+HELEXA_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+HELEXA_INLINE f32x16 vmin(f32x16 a, f32x16 b) { return select(a < b, a, b); }
+#endif
 
+#if defined(__AVX512F__)
 HELEXA_INLINE f32x16 round_to_whole(f32x16 x) {
   return (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -233,18 +263,6 @@ HELEXA_INLINE f32x16 times_power_of_two(f32x16 x, f32x16 power) {
   return (f32x16)_mm512_scalef_ps((__m512)x, (__m512)power);
 }
 #else
-#if defined(HELEXA_TWO_HALVES)
-HELEXA_INLINE f32x16 vmax(f32x16 a, f32x16 b) {
-  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
-}
-HELEXA_INLINE f32x16 vmin(f32x16 a, f32x16 b) {
-  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
-}
-#else
-HELEXA_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return select(a > b, a, b); }
-HELEXA_INLINE f32x16 vmin(f32x16 a, f32x16 b) { return select(a < b, a, b); }
-#endif
-
 HELEXA_INLINE f32x16 round_to_whole(f32x16 x) { return to_float(round_to_int(x)); }
 
 // In two steps, because the power itself may be under the smallest normal float.
@@ -284,10 +302,16 @@ HELEXA_INLINE int store_from(float* to, f32x16 value, f32x16 least) {
 #endif
 }
 
-HELEXA_INLINE bool any(i32x16 condition) {
 #if defined(__AVX512F__)
+HELEXA_INLINE bool any(i32x16 condition) {
   return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition) != 0;
-#elif defined(HELEXA_TWO_HALVES)
+}
+HELEXA_INLINE float sum(f32x16 value) { return _mm512_reduce_add_ps((__m512)value); }
+HELEXA_INLINE int32_t sum(i32x16 value) { return _mm512_reduce_add_epi32((__m512i)value); }
+HELEXA_INLINE float max(f32x16 value) { return _mm512_reduce_max_ps((__m512)value); }
+#else
+HELEXA_INLINE bool any(i32x16 condition) {
+#if defined(HELEXA_TWO_HALVES)
   const __m256i found = (__m256i)(condition.low | condition.high);
   return !_mm256_testz_si256(found, found);
 #else
@@ -297,32 +321,19 @@ HELEXA_INLINE bool any(i32x16 condition) {
 #endif
 }
 
-HELEXA_INLINE float sum(f32x16 value) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)value);
-#endif
-  float total = 0;
-  for (int i = 0; i < kLanes; i++) total += value[i];
-  return total;
-}
-
-HELEXA_INLINE int32_t sum(i32x16 value) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32((__m512i)value);
-#endif
-  int32_t total = 0;
+template <typename V>
+HELEXA_INLINE auto sum(V value) {
+  decltype(value[0] + 0) total = 0;
   for (int i = 0; i < kLanes; i++) total += value[i];
   return total;
 }
 
 HELEXA_INLINE float max(f32x16 value) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)value);
-#endif
   float best = value[0];
   for (int i = 1; i < kLanes; i++) best = value[i] > best ? value[i] : best;
   return best;
 }
+#endif
 
 // The sum of squares of `count` floats; in four sums, because each addition waits for the one before.
 HELEXA_INLINE float sum_of_squares(const float* values, int count) {
@@ -339,30 +350,27 @@ HELEXA_INLINE float sum_of_squares(const float* values, int count) {
   return total;
 }
 
+// A polynomial by its coefficients, the highest power's first.
+template <typename... Rest>
+HELEXA_INLINE f32x16 polynomial(f32x16 x, float highest, Rest... rest) {
+  f32x16 p = splat(highest);
+  ((p = p * x + rest), ...);
+  return p;
+}
+
 // Under any float's exponent: what exp2 makes zero of.
 constexpr float kNoPower = -160.0f;
 
-// 2**x to about two ulps, and zero for a masked score; x under 128.
+// 2**x, and zero for a masked score; x under 128. To about two ulps, or `Coarse`: to 8e-5 (a minimax
+// cubic), for weights that are rounded to eight bits next.
+template <bool Coarse = false>
 HELEXA_INLINE f32x16 exp2(f32x16 x) {
   x = vmax(splat(kNoPower), x);
   const f32x16 whole = round_to_whole(x), r = x - whole;
-  f32x16 p = splat(1.5345809e-4f);
-  p = p * r + 1.3399931e-3f;
-  p = p * r + 9.6184889e-3f;
-  p = p * r + 5.5503287e-2f;
-  p = p * r + 2.4022646e-1f;
-  p = p * r + 6.9314720e-1f;
-  return times_power_of_two(p * r + 1.0f, whole);
-}
-
-// The same to 8e-5 (a minimax cubic): for weights that are rounded to eight bits next.
-HELEXA_INLINE f32x16 exp2_coarse(f32x16 x) {
-  x = vmax(splat(kNoPower), x);
-  const f32x16 whole = round_to_whole(x), r = x - whole;
-  f32x16 p = splat(5.5171644e-2f);
-  p = p * r + 2.4261112e-1f;
-  p = p * r + 6.9326099e-1f;
-  return times_power_of_two(p * r + 9.9992807e-1f, whole);
+  const f32x16 p = Coarse ? polynomial(r, 5.5171644e-2f, 2.4261112e-1f, 6.9326099e-1f, 9.9992807e-1f)
+                          : polynomial(r, 1.5345809e-4f, 1.3399931e-3f, 9.6184889e-3f, 5.5503287e-2f,
+                                       2.4022646e-1f, 6.9314720e-1f, 1.0f);
+  return times_power_of_two(p, whole);
 }
 
 // e**x to about two ulps (range reduction by ln 2 and the Cephes polynomial, as expf uses); zero for
@@ -371,12 +379,8 @@ HELEXA_INLINE f32x16 exp(f32x16 x) {
   x = vmax(splat(-104.0f), vmin(splat(88.7f), x));
   const f32x16 whole = round_to_whole(x * 1.44269504088896341f);
   const f32x16 r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  f32x16 p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  const f32x16 p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                              1.6666665459e-1f, 5.0000001201e-1f);
   return times_power_of_two(p * r * r + r + 1.0f, whole);
 }
 

@@ -22,24 +22,6 @@ inline void relax() {
 #endif
 }
 
-// The number of polls of a value, with a pause before each, that fill `time`. A pause takes 5 to 60
-// nanoseconds: processors of one instruction set, and their hypervisors, differ that much.
-inline int polls_in(std::chrono::nanoseconds time) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kTried = 500, kTurns = 3;  // another process may hold the core in one of them
-  const std::atomic<int> value{0};
-  auto least = Clock::duration::max();
-  for (int turn = 0; turn < kTurns; turn++) {
-    const auto began = Clock::now();
-    for (int i = 0; i < kTried; i++) {
-      relax();
-      value.load(std::memory_order_acquire);
-    }
-    least = std::min(least, Clock::now() - began);
-  }
-  return int(time * kTried / std::max<std::chrono::nanoseconds>(least, std::chrono::nanoseconds(1)));
-}
-
 // Decides how long a waiter spins before it sleeps. A partner that runs comes within microseconds, one that
 // was woken a little later within some twenty: that is worth spinning for. Where another process
 // holds the partner's core, a sleeping waiter's core is where the partner continues, and spinning keeps
@@ -50,47 +32,34 @@ class Patience {
   template <typename T, typename IsEnough>
   void wait(const std::atomic<T>& value, IsEnough is_enough) {
     if (is_enough(value.load(std::memory_order_acquire))) return;
-    const int most = spins();
-    for (int i = 0; i < most; i++) {
-      relax();
-      if (!is_enough(value.load(std::memory_order_acquire))) continue;
-      came(most);
-      return;
-    }
-    gave_up(most);
+    const int in_vain = in_vain_.load(std::memory_order_relaxed);
+    const bool is_hurried = in_vain < 0;
+    if (is_hurried) in_vain_.store(in_vain + 1, std::memory_order_relaxed);
+    const auto end = Clock::now() + (is_hurried ? kShortSpin : kSpin);
+    do {
+      for (int i = 0; i < kPolls; i++) {  // looking at the clock takes as long as one or two
+        relax();
+        if (!is_enough(value.load(std::memory_order_acquire))) continue;
+        if (in_vain > 0) in_vain_.store(0, std::memory_order_relaxed);
+        return;
+      }
+    } while (Clock::now() < end);
+    if (!is_hurried)
+      in_vain_.store(in_vain + 1 < kMostInVain ? in_vain + 1 : -kHurried, std::memory_order_relaxed);
     for (T seen; !is_enough(seen = value.load(std::memory_order_acquire));)
       value.wait(seen, std::memory_order_acquire);
   }
 
  private:
-  int spins() {
-    const int hurried = hurried_.load(std::memory_order_relaxed);
-    if (hurried == 0) return many_;
-    hurried_.store(hurried - 1, std::memory_order_relaxed);
-    return kFew;
-  }
-
-  void came(int spins) {
-    if (spins == many_ && in_vain_.load(std::memory_order_relaxed) > 0)
-      in_vain_.store(0, std::memory_order_relaxed);
-  }
-
-  void gave_up(int spins) {
-    if (spins == kFew) return;
-    const int in_vain = in_vain_.load(std::memory_order_relaxed) + 1;
-    in_vain_.store(in_vain, std::memory_order_relaxed);
-    if (in_vain >= kInVain) hurried_.store(kHurried, std::memory_order_relaxed);
-  }
-
+  using Clock = std::chrono::steady_clock;
   // Longer than a sleeping partner takes to wake, also in a virtual machine: where it is shorter, each
   // sleeps because the other slept.
-  static constexpr std::chrono::microseconds kSpin{40};
-  static constexpr int kFew = 20;                   // polls
-  static constexpr int kInVain = 3, kHurried = 16;  // waits
-  const int many_ = std::max(kFew + 1, polls_in(kSpin));
+  static constexpr std::chrono::nanoseconds kSpin{40'000}, kShortSpin{500};
+  static constexpr int kPolls = 8, kMostInVain = 3, kHurried = 16;
 
-  // Shared by all members: a count that another one's store loses is no harm.
-  std::atomic<int> in_vain_{0}, hurried_{0};
+  // Long waits in vain, one after the other; below zero: so many short ones are still to come. Shared by
+  // all members: a count that another one's store loses is no harm.
+  std::atomic<int> in_vain_{0};
 };
 
 class ThreadTeam {
@@ -174,6 +143,7 @@ class Crew {
   Crew(ThreadTeam& team, int member) : team_(&team), member_(member) {}
 
   int size() const { return team_ ? team_->size() : 1; }
+  int member() const { return member_; }
   bool leads() const { return member_ == 0; }
   Share share(int count) const { return Share(count, member_, size()); }
   void barrier() const {
@@ -183,6 +153,29 @@ class Crew {
  private:
   ThreadTeam* team_ = nullptr;  // null: alone
   int member_ = 0;
+};
+
+// Counts of what is done, which only grow and which members wait for.
+class Progress {
+ public:
+  // All are zero again. Called before any member works.
+  void reset(int size) {
+    if (int(counts_.size()) < size) counts_ = std::vector<std::atomic<int>>(size);
+    for (auto& count : counts_) count = 0;
+  }
+
+  void wait(int index, int least) {
+    patience_.wait(counts_[index], [&](int count) { return count >= least; });
+  }
+
+  void set(int index, int count) {
+    counts_[index].store(count, std::memory_order_release);
+    counts_[index].notify_all();
+  }
+
+ private:
+  std::vector<std::atomic<int>> counts_;
+  Patience patience_;
 };
 
 // A stage of a block begins when the stage before is done for it and for every block in front of it,
@@ -197,8 +190,7 @@ class Wavefront {
     num_blocks_ = num_blocks;
     sees_ahead_ = sees_ahead;
     next_ = 0;
-    if (int(done_.size()) < num_blocks) done_ = std::vector<std::atomic<int>>(num_blocks);
-    for (auto& stages : done_) stages = 0;
+    stages_done_.reset(num_blocks);
   }
 
   // Calls do_stage(stage, block) until every stage has been begun. Called by every member.
@@ -207,11 +199,9 @@ class Wavefront {
     for (int task; (task = next_.fetch_add(1)) < num_stages_ * num_blocks_;) {
       const int stage = task / num_blocks_, block = task % num_blocks_;
       const int last = sees_ahead_ ? num_blocks_ - 1 : block;
-      for (int i = 0; i <= last; i++)
-        patience_.wait(done_[i], [&](int stages) { return stages >= stage; });
+      for (int i = 0; i <= last; i++) stages_done_.wait(i, stage);
       do_stage(stage, block);
-      done_[block].store(stage + 1, std::memory_order_release);
-      done_[block].notify_all();
+      stages_done_.set(block, stage + 1);
     }
   }
 
@@ -219,33 +209,7 @@ class Wavefront {
   int num_stages_ = 0, num_blocks_ = 0;
   bool sees_ahead_ = false;
   std::atomic<int> next_{0};
-  std::vector<std::atomic<int>> done_;  // stages, of each block
-  Patience patience_;
-};
-
-// Whose turn it is to do what blocks of rows must do one after the other, in each layer.
-class Turns {
- public:
-  // Called before any member works.
-  void reset(int num_layers) {
-    if (int(blocks_done_.size()) < num_layers)
-      blocks_done_ = std::vector<std::atomic<int>>(num_layers);
-    for (auto& blocks : blocks_done_) blocks = 0;
-  }
-
-  // Waits until all blocks in front have had their turn. They were taken earlier, so a member works on each.
-  void wait(int layer, int block) {
-    patience_.wait(blocks_done_[layer], [&](int blocks) { return blocks >= block; });
-  }
-
-  void pass_on(int layer, int block) {
-    blocks_done_[layer].store(block + 1, std::memory_order_release);
-    blocks_done_[layer].notify_all();
-  }
-
- private:
-  std::vector<std::atomic<int>> blocks_done_;
-  Patience patience_;
+  Progress stages_done_;  // of each block
 };
 
 }  // namespace helexa

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
+import numpy as np
 import torch
 
 from inference.models.layer_configs import ExpertsConfig
+from inference.models.native.adapters import NativeAdapter
 from inference.models.native.decoder import NativeDecoder, NativeKV
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import Format, PackedLinear, pack
@@ -20,6 +24,7 @@ from tests.inference.models.stored_weights import stored_as
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
 NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
+QUERIES, KEYS = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
 CONFIG = replace(
     TINY,
     vocab_size=VOCAB_SIZE,
@@ -27,6 +32,14 @@ CONFIG = replace(
     intermediate_size=INTERMEDIATE,
     head_dim=HEAD_DIM,
 )
+TOLERANCE = 0.03
+"""Relative error of the logits after two layers of evenly spread activations, nearly all of whose
+groups are coarse: rounded to 2**-8 of their largest."""
+FORMATS = [format for format in Format if format is not Format.F32]
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 def dense(stored: StoredWeight) -> DenseWeight:
@@ -34,10 +47,40 @@ def dense(stored: StoredWeight) -> DenseWeight:
     return DenseWeight(weight=stored.dequantize())
 
 
+def pack_dense(weight: torch.Tensor) -> PackedLinear:
+    return pack(DenseWeight(weight=weight))
+
+
+def norm(size: int = HIDDEN) -> NativeNorm:
+    return NativeNorm(torch.ones(size))
+
+
+def build(
+    library: ctypes.CDLL,
+    embedding: PackedLinear,
+    head: PackedLinear,
+    *layers: NativeLayer,
+    threads: int = 2,
+    given: dict[str, Any] | None = None,
+    **changes: Any,
+) -> NativeDecoder:
+    """``changes`` of the config; ``given`` to the decoder."""
+    config = replace(CONFIG, **({"num_layers": len(layers)} | changes))
+    parts = {"final_norm": norm(config.hidden_size), "embedding": embedding, "head": head}
+    return NativeDecoder(
+        library,
+        config,
+        layers=layers,
+        kv_format="fp32",
+        num_threads=threads,
+        **(parts | (given or {})),
+    )
+
+
 def decoder(
     library: ctypes.CDLL,
     *formats: Format,
-    dequantized: bool,
+    dequantized: bool = False,
     threads: int = 2,
     experts: ExpertsConfig | None = None,
 ) -> NativeDecoder:
@@ -51,15 +94,14 @@ def decoder(
 
     def mixture(config: ExpertsConfig) -> NativeExperts:
         sizes = [config.intermediate_size] * config.num_experts
-        num_scores = config.num_experts
         if config.shared_intermediate_size is not None:
             sizes.append(config.shared_intermediate_size)
-            num_scores += config.gates_shared
         generator = torch.Generator().manual_seed(500)
+        num_scores = len(sizes) if config.gates_shared else config.num_experts
         router = torch.randn(num_scores, HIDDEN, generator=generator) * 0.1
         return NativeExperts(
             config=config,
-            router=pack(DenseWeight(weight=router)),
+            router=pack_dense(router),
             gate_up=[
                 [packed(size, HIDDEN, 600 + 2 * i + part, part + 1) for part in (0, 1)]
                 for i, size in enumerate(sizes)
@@ -67,38 +109,25 @@ def decoder(
             down=[[packed(HIDDEN, size, 800 + i, 3)] for i, size in enumerate(sizes)],
         )
 
-    query_width, kv_width = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     turns = torch.outer(
         torch.arange(float(CONFIG.max_positions)), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM))
     )
-    angles = Angles(turns.cos().contiguous(), turns.sin().contiguous())
     layers = [
         NativeLayer(
-            qkv=[
-                packed(width, HIDDEN, 7 * i + part)
-                for part, width in enumerate((query_width, kv_width, kv_width))
-            ],
-            output=[packed(HIDDEN, query_width, 7 * i + 3)],
+            qkv=[packed(width, HIDDEN, 7 * i + n) for n, width in enumerate((QUERIES, KEYS, KEYS))],
+            output=[packed(HIDDEN, QUERIES, 7 * i + 3)],
             gate_up=[packed(INTERMEDIATE, HIDDEN, 7 * i + part) for part in (4, 5)],
             down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
-            input_norm=NativeNorm(torch.ones(HIDDEN)),
-            mlp_norm=NativeNorm(torch.ones(HIDDEN)),
-            angles=angles,
+            input_norm=norm(),
+            mlp_norm=norm(),
+            angles=Angles(turns.cos().contiguous(), turns.sin().contiguous()),
             experts=mixture(experts) if experts is not None and i == 0 else None,
         )
         for i in range(NUM_LAYERS)
     ]
-    embedding = packed(VOCAB_SIZE, HIDDEN, 99)
-    return NativeDecoder(
-        library,
-        replace(CONFIG, experts=experts, mlps=("sparse", "dense") if experts else ()),
-        layers=layers,
-        final_norm=NativeNorm(torch.ones(HIDDEN)),
-        embedding=embedding,
-        head=embedding,
-        kv_format="fp32",
-        num_threads=threads,
-    )
+    table = packed(VOCAB_SIZE, HIDDEN, 99)
+    mlps = ("sparse", "dense") if experts else ()
+    return build(library, table, table, *layers, threads=threads, experts=experts, mlps=mlps)
 
 
 class Sequences:
@@ -113,31 +142,31 @@ class Sequences:
         self.kv = NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS)
 
     def run(
-        self, token_ids: list[int], sequences: list[int], logit_rows: list[int] | None = None
+        self,
+        token_ids: Sequence[int],
+        sequences: Sequence[int],
+        logit_rows: list[int] | None = None,
+        adapters: Sequence[NativeAdapter | None] = (),
+        last_seen: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """All rows at once, each the next token of its sequence; the logits of ``logit_rows``, or
-        of every row."""
-        positions = []
-        for sequence in sequences:
-            positions.append(self._lengths[sequence])
-            self._lengths[sequence] += 1
-        queries = [
-            ([token_ids[row] for row in rows], positions[rows[0]], self._blocks(sequence))
-            for sequence, rows in _rows_of(sequences)
-        ]
-        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows)
+        of every row. ``adapters`` of the sequences, in their order; ``last_seen``: the last
+        positions that rows see."""
+        queries = []
+        for sequence, rows in groupby(zip(sequences, token_ids, strict=True), key=itemgetter(0)):
+            ids, first = [token_id for _, token_id in rows], sequence * self._blocks_each
+            blocks = range(first, first + self._blocks_each)
+            queries.append((ids, self._lengths[sequence], blocks))
+            self._lengths[sequence] += len(ids)
+        given = {"adapters": tuple(adapters)} if any(adapters) else {}
+        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows, **given)
+        if last_seen is not None:
+            step = replace(step, last_seen=np.array(last_seen, dtype=np.int32))
         return self._native.forward(step, self.kv)
 
-    def _blocks(self, sequence: int) -> range:
-        return range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each)
 
-
-def _rows_of(sequences: list[int]) -> list[tuple[int, list[int]]]:
-    """Returns the rows of each sequence, which follow one another."""
-    groups = groupby(enumerate(sequences), key=itemgetter(1))
-    return [(sequence, [row for row, _ in rows]) for sequence, rows in groups]
-
-
-def run(native: NativeDecoder, token_ids: list[int], sequences: list[int]) -> torch.Tensor:
+def run(
+    native: NativeDecoder, token_ids: Sequence[int], sequences: Sequence[int], **given: Any
+) -> torch.Tensor:
     """All rows at once as prompts from position 0; the logits of every row."""
-    return Sequences(native, max(sequences) + 1).run(token_ids, sequences)
+    return Sequences(native, max(sequences) + 1).run(token_ids, sequences, **given)

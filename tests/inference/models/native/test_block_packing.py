@@ -28,6 +28,7 @@ from inference.models.weights.lazy import (
 from inference.models.weights.stored import StoredWeight, stack
 from tests.cases import each_case
 
+IQ2_XS = GGMLQuantizationType.IQ2_XS
 EXTREMES = (0x0000, 0x8000, 0x0001, 0x0080, 0x83FF, 0x0400, 0x63FF, 0x7000, 0x7BFF, 0xFC00, 0x7C01)
 """The extreme values as float16: zeros, numbers below the smallest normal one, the largest,
 infinity, no number."""
@@ -49,16 +50,16 @@ def any_blocks(type: BlockType, num_rows: int, num_features: int, seed: int) -> 
 class Mapped:
     """A reader of blocks as ``GGUFTensorFiles`` makes one; records what it released."""
 
-    def __init__(self, type: BlockType, rows: np.ndarray, order: np.ndarray | None = None) -> None:
-        self.type, self.rows, self.order = type, rows, order
+    def __init__(self, type: int, rows: np.ndarray, order: np.ndarray | None = None) -> None:
+        self.type, self.rows, self.order = GGMLQuantizationType(type), rows, order
         self.released: list[tuple[int, int]] = []
 
     def read(self, rows: Rows) -> StoredWeight:
-        return quants.stored(self.rows[rows], GGMLQuantizationType(self.type))
+        return quants.stored(self.rows[rows], self.type)
 
     def lazy(self) -> LazyWeight:
         blocks = MappedBlocks(
-            type=self.type,
+            type=int(self.type),
             rows=self.rows,
             release=lambda rows: self.released.append(row_range(rows)),
         )
@@ -69,10 +70,12 @@ class Mapped:
         return self.read(slice(0, len(self.rows)) if self.order is None else self.order)
 
 
-def test_types_have_ggufs_numbers() -> None:
-    assert {type.name: int(type) for type in BlockType} == {
-        type.name: int(GGMLQuantizationType[type.name]) for type in BlockType
-    }
+def check_panels(library: ctypes.CDLL, *parts: Mapped) -> None:
+    with packing(library, num_threads=2) as packer:
+        packed = packer.pack(stack_lazy([part.lazy() for part in parts]))
+    expected = pack(stack([part.whole() for part in parts]), library)
+    assert torch.equal(packed.panels, expected.panels)
+    assert (packed.format, packed.codebook) == (expected.format, expected.codebook)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are none
@@ -80,16 +83,13 @@ def test_types_have_ggufs_numbers() -> None:
 def test_blocks_become_the_same_panels(library: ctypes.CDLL, type: BlockType) -> None:
     """Two stacked weights, the first in another order, whose rows do not fill the last panel; a row
     of no whole tiles where the type allows it."""
+    assert GGMLQuantizationType(type).name == type.name
     block_features = GGML_QUANT_SIZES[GGMLQuantizationType(type)][0]
     num_features = 512 + (64 if block_features == 32 else block_features)
     order = np.random.default_rng(1).permutation(45)
     first = Mapped(type, any_blocks(type, 45, num_features, 2), order)
     second = Mapped(type, any_blocks(type, 22, num_features, 3))
-    with packing(library, num_threads=2) as packer:
-        packed = packer.pack(stack_lazy([first.lazy(), second.lazy()]))
-    expected = pack(stack([first.whole(), second.whole()]), library)
-    assert torch.equal(packed.panels, expected.panels)
-    assert (packed.format, packed.codebook) == (expected.format, expected.codebook)
+    check_panels(library, first, second)
     assert first.released == [(0, 45)] and second.released == [(0, 22)]
 
 
@@ -100,34 +100,22 @@ def test_weights_of_two_types_make_one(library: ctypes.CDLL) -> None:
         Mapped(type, random_blocks(generator, GGMLQuantizationType(type), (20, 512), 0.03))
         for type in (BlockType.Q4_1, BlockType.Q4_0)
     )
-    with packing(library, num_threads=2) as packer:
-        packed = packer.pack(stack_lazy([q4_1.lazy(), q4_0.lazy()]))
-    expected = pack(stack([q4_1.whole(), q4_0.whole()]), library)
-    assert torch.equal(packed.panels, expected.panels)
+    check_panels(library, q4_1, q4_0)
 
 
 def test_chunks_are_packed_in_their_places(library: ctypes.CDLL) -> None:
     num_rows = 2 * BLOCK_CHUNK_WEIGHTS // 8192 + 20
     mapped = Mapped(BlockType.Q4_K, any_blocks(BlockType.Q4_K, num_rows, 8192, 4))
-    with packing(library, num_threads=3) as packer:
-        packed = packer.pack(mapped.lazy())
-    assert torch.equal(packed.panels, pack(mapped.whole(), library).panels)
+    check_panels(library, mapped)
     assert len(mapped.released) == 3
 
 
 def test_other_types_are_taken_apart_in_numpy(library: ctypes.CDLL) -> None:
-    iq2, size = GGMLQuantizationType.IQ2_XS, GGML_QUANT_SIZES[GGMLQuantizationType.IQ2_XS]
-    rows = np.random.default_rng(3).integers(0, 256, (20, 2 * size[1]), dtype=np.uint8)
-    assert iq2 not in BLOCK_TYPES
-    stored = quants.stored(rows, iq2)
-    reader = RowReader(
-        num_rows=20,
-        read=lambda rows_: quants.stored(rows[rows_], iq2),
-        blocks=MappedBlocks(type=int(iq2), rows=rows, release=lambda rows_: pytest.fail("native")),
-    )
-    with packing(library, num_threads=2) as packer:
-        packed = packer.pack(LazyWeight(readers=[reader], sample=reader.rows(0, 1)))
-    assert torch.equal(packed.panels, pack(stored, library).panels)
+    block_bytes = GGML_QUANT_SIZES[IQ2_XS][1]
+    rows = np.random.default_rng(3).integers(0, 256, (20, 2 * block_bytes), dtype=np.uint8)
+    mapped = Mapped(IQ2_XS, rows)
+    check_panels(library, mapped)
+    assert not mapped.released
 
 
 def test_a_file_of_blocks_is_packed_from_its_mapping(

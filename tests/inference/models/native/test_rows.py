@@ -1,0 +1,112 @@
+"""Many rows go through the native decoder in blocks, a few by all threads together: to a row it is
+all one, bit for bit, and so is which rows are beside it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from inference.models.layer_configs import ExpertsConfig
+from inference.models.native.packing import Format
+from tests.cases import each_case
+from tests.inference.models.native.packed_decoder import (
+    FORMATS,
+    VOCAB_SIZE,
+    Sequences,
+    decoder,
+    run,
+)
+
+SEQUENCES = [0] * 100 + [1] * 31 + list(range(2, 14)) + [14] * 20
+"""Two long prompts, a few sequences that decode, and one more prompt."""
+TOKEN_IDS = [(7 * i) % VOCAB_SIZE for i in range(len(SEQUENCES))]
+ALL = len(SEQUENCES)
+TWO = (Format.Q4, Format.Q6_K)
+SHARED = ExpertsConfig(
+    num_experts=6, experts_per_token=2, intermediate_size=256, shared_intermediate_size=512
+)
+MANY = ExpertsConfig(num_experts=70, experts_per_token=7, intermediate_size=32)
+KINDS: dict[str, tuple[tuple[Format, ...], dict[str, Any]]] = {
+    "dense": (TWO, {}),
+    "experts": (TWO, {"experts": SHARED}),
+    "floats": (TWO, {"experts": SHARED, "dequantized": True}),
+    "many experts": (TWO[:1], {"experts": MANY}),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def rows_of(library: ctypes.CDLL, kind: str, threads: int) -> Sequences:
+    formats, given = KINDS[kind]
+    native = decoder(library, *formats, threads=threads, **given)
+    return Sequences(native, max(SEQUENCES) + 1)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(library: ctypes.CDLL, kind: str) -> torch.Tensor:
+    rows = rows_of(library, kind, threads=1)
+    return torch.cat([rows.run([t], [s]) for t, s in zip(TOKEN_IDS, SEQUENCES, strict=True)])
+
+
+@each_case(
+    ("threads", "at_once", "times"),
+    [(1, 17, 1), (1, ALL, 1), (2, ALL, 5), (3, 3, 1), (3, 17, 1), (3, ALL, 5), (10, ALL, 5)],
+)
+def test_a_row_is_the_same_in_every_batch(
+    library: ctypes.CDLL,
+    kind: str,
+    one_by_one: torch.Tensor,
+    threads: int,
+    at_once: int,
+    times: int,
+) -> None:
+    for _ in range(times):  # a free thread takes the next block: never the same order twice
+        rows = rows_of(library, kind, threads)
+        pieces = [
+            rows.run(TOKEN_IDS[at : at + at_once], SEQUENCES[at : at + at_once])
+            for at in range(0, ALL, at_once)
+        ]
+        assert torch.equal(torch.cat(pieces), one_by_one)
+
+
+@each_case("logit_rows", [[], [99], [161, 3, 130], list(range(40, 162))])
+def test_rows_without_logits_leave_the_others_as_they_are(
+    library: ctypes.CDLL, kind: str, one_by_one: torch.Tensor, logit_rows: list[int]
+) -> None:
+    rows = rows_of(library, kind, threads=3)
+    logits = rows.run(TOKEN_IDS[:-1], SEQUENCES[:-1], logit_rows)
+    assert torch.equal(logits, one_by_one[logit_rows])
+    assert torch.equal(rows.run(TOKEN_IDS[-1:], SEQUENCES[-1:]), one_by_one[-1:])
+
+
+@each_case("threads", [2, 3, 5])
+def test_rows_that_see_ahead_wait_for_the_blocks_behind(library: ctypes.CDLL, threads: int) -> None:
+    """The rows of an image see each other."""
+    tokens, last_seen = TOKEN_IDS[:100], [*range(10), *[89] * 80, *range(90, 100)]
+
+    def logits(threads: int) -> torch.Tensor:
+        native = decoder(library, Format.Q4, threads=threads)
+        return run(native, tokens, [0] * 100, last_seen=last_seen)
+
+    expected = logits(1)
+    assert not torch.equal(expected, run(decoder(library, Format.Q4), tokens, [0] * 100))
+    for _ in range(5):
+        assert torch.equal(logits(threads), expected)
+
+
+@each_case("format", FORMATS, ids=lambda format: format.name)
+def test_a_row_is_the_same_in_every_format(library: ctypes.CDLL, format: Format) -> None:
+    native = decoder(library, format)
+    mine = [3, 14, 15, 9, 2, 6, 5]
+    alone = run(native, mine, [0] * 7)
+    for mates in (1, 2, 3, 4, 11, 25):
+        tokens = [(7 * i) % VOCAB_SIZE for i in range(mates)] + mine
+        sequences = [0] * mates + [1] * 7
+        assert torch.equal(run(native, tokens, sequences)[mates:], alone)
