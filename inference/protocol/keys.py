@@ -31,7 +31,6 @@ missing marker shows its gateway that Redis has lost its data.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 NEURON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NEURONS = "helexa:neurons"
@@ -113,19 +112,64 @@ def queue_keys(name: str) -> list[str]:
     ]
 
 
-Key = Callable[..., str]
-heartbeat_key: Key = "helexa:neuron:{}:heartbeat".format
-lease_key: Key = "helexa:neuron:{}:lease".format
-inbox_key: Key = "helexa:neuron:{}:frames".format
-held_key: Key = "helexa:neuron:{}:held".format
-preparing_key: Key = "helexa:neuron:{}:preparing".format
-downloads_key: Key = "helexa:neuron:{}:downloads".format
-specs_key: Key = "helexa:neuron:{}:specs".format
-engine_log_key: Key = "helexa:neuron:{}:log:{}".format
-images_key: Key = "helexa:neuron:{}:images:{}".format
-"""A key of one request: its gateway deletes it, and no other request can refer to its images."""
-events_key: Key = "helexa:neuron:{}:events:{}".format
-gateway_alive_key: Key = "helexa:gateway:{}:alive".format
-gateway_marker_key: Key = "helexa:gateway:{}:marker".format
-limit_counts_key: Key = "helexa:limit:{}:{}".format
-limit_open_key: Key = "helexa:limit:{}:{}:open".format
+def heartbeat_key(name: str) -> str:
+    return f"helexa:neuron:{name}:heartbeat"
+
+
+def lease_key(name: str) -> str:
+    return f"helexa:neuron:{name}:lease"
+
+
+def inbox_key(name: str) -> str:
+    return f"helexa:neuron:{name}:frames"
+
+
+def held_key(name: str) -> str:
+    return f"helexa:neuron:{name}:held"
+
+
+def usage_key(name: str) -> str:
+    """Neurons of helexa 0.2.0 write it during an upgrade. Nobody reads it."""
+    return f"helexa:neuron:{name}:usage"
+
+
+def preparing_key(name: str) -> str:
+    return f"helexa:neuron:{name}:preparing"
+
+
+def downloads_key(name: str) -> str:
+    return f"helexa:neuron:{name}:downloads"
+
+
+def engine_log_key(name: str, ask_id: str) -> str:
+    return f"helexa:neuron:{name}:log:{ask_id}"
+
+
+def images_key(name: str, request_id: str) -> str:
+    """A key of one request: its gateway deletes it, and no other request can refer to its
+    images."""
+    return f"helexa:neuron:{name}:images:{request_id}"
+
+
+def specs_key(name: str) -> str:
+    return f"helexa:neuron:{name}:specs"
+
+
+def events_key(neuron: str, gateway_id: str) -> str:
+    return f"helexa:neuron:{neuron}:events:{gateway_id}"
+
+
+def gateway_alive_key(gateway_id: str) -> str:
+    return f"helexa:gateway:{gateway_id}:alive"
+
+
+def gateway_marker_key(gateway_id: str) -> str:
+    return f"helexa:gateway:{gateway_id}:marker"
+
+
+def limit_counts_key(kind: str, name: str) -> str:
+    return f"helexa:limit:{kind}:{name}"
+
+
+def limit_open_key(kind: str, name: str) -> str:
+    return f"helexa:limit:{kind}:{name}:open"
