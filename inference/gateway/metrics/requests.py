@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -50,7 +50,8 @@ REJECTION_REASONS = {
     "budget_reserved": "per_principal",
 }
 
-MODEL, SPEND = ("model", "node"), ("account", "key")
+MODEL, REJECTED = ("model", "node"), ("model", "node", "reason")
+SPEND, HOW = ("account", "key"), ("status", "code")
 COUNTERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": ("cortex_requests", "Requests for a model.", MODEL),
     "errors": ("cortex_request_errors", "Of those, refused or failed ones.", MODEL),
@@ -69,15 +70,14 @@ COUNTERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rejections": (
         "cortex_model_rejections",
         "Requests refused because there was no room for them.",
-        (*MODEL, "reason"),
+        REJECTED,
     ),
     "ended": (
         "helexa_requests_ended",
         "Requests by how they ended and the HTTP status, 0 where none was sent.",
-        ("status", "code"),
+        HOW,
     ),
 }
-OF_A_MODEL = [key for key, (_, _, labels) in COUNTERS.items() if labels == MODEL]
 HISTOGRAMS = {
     "duration_s": (
         "cortex_request_duration_seconds",
@@ -103,15 +103,15 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._counters = {
-            key: Counter(name, words, labels, registry=self.registry)
-            for key, (name, words, labels) in COUNTERS.items()
-        }
-        self._histograms = {
-            key: Histogram(name, words, MODEL, registry=self.registry, buckets=buckets)
-            for key, (name, words, buckets) in HISTOGRAMS.items()
-        }
-        self._seen: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
+        self._families: defaultdict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
+        """By the names of their labels."""
+        for key, (name, words, labels) in COUNTERS.items():
+            self._families[labels][key] = Counter(name, words, labels, registry=self.registry)
+        for key, (name, words, buckets) in HISTOGRAMS.items():
+            self._families[MODEL][key] = Histogram(
+                name, words, MODEL, registry=self.registry, buckets=buckets
+            )
+        self._series: defaultdict[Any, dict[tuple[str, ...], dict[str, Any]]] = defaultdict(dict)
         self._totals: list[tuple[str, str, Callable[[], int]]] = []
         self.registry.register(self)
 
@@ -126,47 +126,47 @@ class Metrics(Collector):
     def observe(self, ended: RequestOutcome) -> None:
         settle = ended.settle
         code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
-        how = self._bounded("ended", MAX_CODES, str(ended.status), code)
-        self._counters["ended"].labels(*how).inc()
+        self._of(HOW, str(ended.status), code)["ended"].inc()
         tokens = settle.prompt_tokens + settle.completion_tokens
         if settle.account and tokens:
-            who = self._bounded("spend", MAX_NAMES, settle.account, settle.key)
-            self._counters["spend"].labels(*who).inc(tokens)
-            self._counters["spend_prompt"].labels(*who).inc(settle.prompt_tokens)
-            self._counters["spend_completion"].labels(*who).inc(settle.completion_tokens)
+            spend = self._of(SPEND, settle.account, settle.key)
+            spend["spend"].inc(tokens)
+            spend["spend_prompt"].inc(settle.prompt_tokens)
+            spend["spend_completion"].inc(settle.completion_tokens)
         if settle.model != NO_MODEL:
-            where = self._bounded("model", MAX_NAMES, settle.model, settle.neuron)
-            self._observe_model(ended, where)
+            self._observe_model(ended)
 
-    def _bounded(self, kind: str, limit: int, *labels: str) -> tuple[str, ...]:
-        seen = self._seen[kind]
-        if labels not in seen:
-            if len(seen) >= limit:
-                return (OTHER,) * len(labels)
-            seen.add(labels)
-        return labels
+    def _of(self, names: tuple[str, ...], *labels: str) -> dict[str, Any]:
+        """The series of these labels, kept since ``labels`` is slower than counting."""
+        kept = self._series[names]
+        if labels not in kept:
+            limit = MAX_CODES if names is HOW else MAX_NAMES
+            labels = labels if len(kept) < limit else (OTHER,) * len(labels)
+            families = self._families[names]
+            kept[labels] = {key: family.labels(*labels) for key, family in families.items()}
+        return kept[labels]
 
-    def _observe_model(self, ended: RequestOutcome, where: tuple[str, ...]) -> None:
+    def _observe_model(self, ended: RequestOutcome) -> None:
         settle = ended.settle
-        counts = {key: self._counters[key].labels(*where) for key in OF_A_MODEL}
-        times = {key: family.labels(*where) for key, family in self._histograms.items()}
-        counts["requests"].inc()
-        times["duration_s"].observe(ended.duration_s)
+        where = settle.model, settle.neuron
+        series = self._of(MODEL, *where)
+        series["requests"].inc()
+        series["duration_s"].observe(ended.duration_s)
         if ended.kind in ERRORS:
-            counts["errors"].inc()
+            series["errors"].inc()
             if reason := REJECTION_REASONS.get(settle.outcome):
-                self._counters["rejections"].labels(*where, reason).inc()
+                self._of(REJECTED, *where, reason)["rejections"].inc()
         if ended.was_cold:
-            counts["cold_starts"].inc()
+            series["cold_starts"].inc()
         for name, number in settle.tokens.items():
-            counts[name].inc(number)
+            series[name].inc(number)
         first_token_s = ended.time_to_first_token_s
         if first_token_s is None:
             return
-        times["first_token_s"].observe(first_token_s)
+        series["first_token_s"].observe(first_token_s)
         decoding_s = ended.duration_s - first_token_s
         if settle.completion_tokens > 1 and decoding_s > 0:
-            times["tokens_per_s"].observe((settle.completion_tokens - 1) / decoding_s)
+            series["tokens_per_s"].observe((settle.completion_tokens - 1) / decoding_s)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape, in its thread; ``read`` must not wait. Where it
