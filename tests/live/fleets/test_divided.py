@@ -94,6 +94,7 @@ def test_two_hosts_answer_what_one_does(
         f"source='path:{default_gguf}', **{settings!r})"
     )
     (url,) = two_hosts.gateway_urls
+    two_hosts.wait(lambda: httpx.get(f"{url}/v1/models/large").is_success, "it is offered")
     expected = helexa.answer(max_tokens=ASKED["max_tokens"])
     assert answer_of(two_hosts) == expected, two_hosts.describe()
     first, second = stages_of(url)

@@ -49,7 +49,7 @@ def test_a_host_that_joined(engine_command: list[str], fake_spec: Any, tmp_path:
         return subprocess.Popen(command, cwd=REPOSITORY_DIR, env=environment)
 
     with Guardian() as guardian, redis.Redis.from_url(server.url) as client:
-        running = MortalRedis(server, guardian)
+        running = MortalRedis(server, guardian, tmp_path / "redis.log")
         neuron = None
         try:
             wait_for_redis(server.url)
