@@ -10,7 +10,8 @@ import enum
 import math
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from dataclasses import is_dataclass, replace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -39,8 +40,9 @@ def sample(kind: Any) -> Any:
         return {sample(get_args(kind)[0]): sample(get_args(kind)[1])}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(**{field.name: sample(field.type) for field in msgspec.structs.fields(kind)})
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
+        fields = get_type_hints(kind, include_extras=True)
+        return kind(**{name: sample(field) for name, field in fields.items()})
     raise TypeError(f"a neuron's message has a field of {kind}, which is not tried")
 
 
@@ -60,10 +62,11 @@ def wrong(value: Any, kind: Any) -> Iterator[Any]:
     if value is None:
         value = sample(_first(kind))
         yield value
-    if isinstance(value, msgspec.Struct):
-        for field in msgspec.structs.fields(value):
-            for other in wrong(getattr(value, field.name), field.type):
-                yield msgspec.structs.replace(value, **{field.name: other})
+    if isinstance(value, msgspec.Struct) or is_dataclass(value):
+        replaced: Any = msgspec.structs.replace if isinstance(value, msgspec.Struct) else replace
+        for name, field in get_type_hints(type(value), include_extras=True).items():
+            for other in wrong(getattr(value, name), field):
+                yield replaced(value, **{name: other})
     elif isinstance(value, list | tuple):
         yield from _wrong_items(value, _member(kind))
     elif isinstance(value, dict):
