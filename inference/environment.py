@@ -43,7 +43,7 @@ class Role(Enum):
     """A kind of process, and the secrets that it gets."""
 
     GATEWAY = DATABASE | REDIS | SIGNING | API_KEY | COLLECTOR
-    CONTROL = DATABASE | REDIS | SIGNING
+    SERVE = DATABASE | REDIS | SIGNING | {"HELEXA_SERVE_KEY"}  # for its control
     NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
     ENGINE = HUGGINGFACE
     OTHER = frozenset[str]()
@@ -58,10 +58,10 @@ def is_secret(name: str, value: str) -> bool:
 
 def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` less the secrets that ``role`` has no use for. Processes that list or
-    download models get the tokens of named sources, and the control the keys of bench targets."""
+    download models get the tokens of named sources, and ``serve`` the keys of bench targets."""
     tokens, bench_keys = named_secrets(environment)
     kept = role.value if role is Role.OTHER else role.value | tokens
-    if role is Role.CONTROL:
+    if role is Role.SERVE:
         kept |= bench_keys
     return {
         name: value
@@ -94,12 +94,7 @@ def named_secrets(environment: Mapping[str, str]) -> tuple[frozenset[str], froze
     return tokens, bench_keys
 
 
-def forget_secrets(environment: MutableMapping[str, str]) -> None:
-    """This process needs none of them any more, and neither do programs that it starts."""
-    tokens, bench_keys = named_secrets(environment)
-    for name in [
-        name
-        for name, value in environment.items()
-        if name in tokens | bench_keys or is_secret(name, value)
-    ]:
+def forget_secrets(environment: MutableMapping[str, str], but_of: Role = Role.OTHER) -> None:
+    """This process needs no other secrets any more, and neither do programs that it starts."""
+    for name in environment.keys() - environment_for(but_of, environment).keys():
         del environment[name]

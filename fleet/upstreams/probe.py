@@ -69,7 +69,7 @@ class Paid:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The request's fields beside its model."""
     file: Callable[[], tuple[str, bytes, str]] | None = None
-    """Its name, content and type, where the request is a form."""
+    """A form's file: name, content and type."""
     is_answer: Callable[[Answer], bool]
     timeout_s: float = 15.0
 

@@ -73,7 +73,7 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
 
 @contextmanager
 def _scratch_beside(target: Path) -> Iterator[Path]:
-    """It has room there, and the same disk."""
+    """A folder on the target's own disk, which has room."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as folder:
         yield Path(folder)
 

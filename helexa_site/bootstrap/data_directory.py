@@ -4,7 +4,7 @@ serve.lock    held (flock) by serve and its guardian; names the holder in plain 
 serve.json    where it answers, and its own key; mode 0600
 secret_key    signs sessions; mode 0600
 redis/        the private Redis's configuration and socket
-logs/         one file per child
+logs/         one file for the control and one for each child
 ledger-spool/ requests whose bills the database has yet to take, a file a gateway
 models/       downloaded and converted model files (the neuron's)
 neurons/      of an invited host: <name>.join has address and password of its Redis, mode 0600,

@@ -25,7 +25,7 @@ from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.database import default_model_entry
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.settings.gateway import API_KEY, SERVE_KEY
+from inference.settings.gateway import SERVE_KEY
 
 POLL_INTERVAL_S = 0.1
 HTTP_TIMEOUT_S = 120.0
@@ -141,8 +141,8 @@ def replica_line(replica: ReplicaView) -> str:
     return f"{progress.stage.value} {10 * (10 * progress.done // progress.total)} %{size}"
 
 
-def curl_line(url: str) -> str:
-    key = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if API_KEY.read(os.environ) else ""
+def curl_line(url: str, *, has_key: bool) -> str:
+    key = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if has_key else ""
     return (
         f"curl {url}/v1/chat/completions {key}"
         f"-H 'Content-Type: application/json' -d '{json.dumps(QUESTION)}'"

@@ -56,7 +56,7 @@ from helexa_site.bootstrap.supervisor import ChildSpec, LogFile, Supervisor
 from helexa_site.config import Config, read_config
 from helexa_site.instance import SecretKeyError, secret_key
 from helexa_site.program import default_data_dir, pasteable_program, program
-from inference.environment import Role, child_environment, environment_for
+from inference.environment import Role, child_environment, environment_for, forget_secrets
 from inference.garbage import uncollected
 from inference.logs.setup import configure_logging, formatter_for
 from inference.settings.gateway import DRAIN_SECONDS, SERVE_KEY
@@ -107,9 +107,11 @@ def _module(
 
 class OwnControl:
     """The control in this process, which has Django anyway: a process of its own would take 60 MiB
-    more."""
+    more. From here on this process has no secrets of other programs: who makes a bench target names
+    the variable with its key."""
 
     def __init__(self) -> None:
+        forget_secrets(os.environ, but_of=Role.SERVE)
         from helexa_site.control import begun
 
         self._ticks = begun()
@@ -122,7 +124,7 @@ class OwnControl:
         stopping.join(CONTROL_GRACE_S)
 
     def kill(self) -> None:
-        """Its threads end with the process."""
+        """Does nothing: threads end with the process."""
 
 
 def _log(logs_dir: Path) -> None:
@@ -229,7 +231,7 @@ def check_ports(options: ServeOptions) -> None:
 
 
 def listening_directives(share: Share | None) -> Sequence[str]:
-    """Of the private Redis. Raises ``BootstrapError`` where it cannot listen with that
+    """Where the private Redis listens. Raises ``BootstrapError`` where it cannot with that
     certificate."""
     if share is None:
         return PRIVATE
@@ -268,8 +270,11 @@ def start(
     ensure_running = supervisor.ensure_running
     try:
         prepare_fleet(with_neuron=options.with_neuron, share=options.share)
+        # Ours alone, for polling the gateway on any address.
+        os.environ.setdefault(SERVE_KEY.name, secrets.token_urlsafe(32))
+        gateway = gateway_spec(options.host, options.port)  # before the control forgets its secrets
         supervisor.add(OwnControl())
-        _start_gateway(options, config, supervisor, url)
+        _start_gateway(options, config, supervisor, url, gateway)
         readiness.wait_for_gateway(
             url, config.data_dir, ensure_running, needs_neuron=options.with_neuron
         )
@@ -283,7 +288,8 @@ def start(
         print_step("admin", f"{shown_url}/admin/")
         if password is not None:
             print_step("login", f"admin, password {password} (shown this once)")
-    _print_next_steps(options, config, readiness.curl_line(shown_url) if has_model else "")
+    curl_line = readiness.curl_line(shown_url, has_key=bool(config.api_key))
+    _print_next_steps(options, config, curl_line if has_model else "")
 
 
 def _start_redis(private_redis: PrivateRedis | None, supervisor: Supervisor) -> None:
@@ -300,10 +306,11 @@ def _start_redis(private_redis: PrivateRedis | None, supervisor: Supervisor) -> 
     os.environ[REDIS_URL.name] = private_redis.url
 
 
-def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor, url: str) -> None:
-    # Ours alone, for polling the gateway on any address.
-    key = os.environ.setdefault(SERVE_KEY.name, secrets.token_urlsafe(32))
-    supervisor.start(gateway_spec(options.host, options.port))
+def _start_gateway(
+    options: ServeOptions, config: Config, supervisor: Supervisor, url: str, gateway: ChildSpec
+) -> None:
+    supervisor.start(gateway)
+    key = os.environ[SERVE_KEY.name]
     write_running(config.data_dir, RunningServe(url=url, key=key, process_id=os.getpid()))
     print_step("gateway", f"starting on {options.host} port {options.port}")
     if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):

@@ -28,7 +28,7 @@ OURS = {name for name in NAMES if name.startswith(PREFIX)} - SET_BY_THE_START
 class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works now, and may not later."""
+    """What is examined works now, and may not later."""
     FAILED = "failed"
 
 

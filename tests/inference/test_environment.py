@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from helexa_site.bootstrap.serve import (
+    OwnControl,
     gateway_spec,
     neuron_spec,
     redis_spec,
@@ -56,7 +58,7 @@ KNOWN = {
         *("DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY", "HELEXA_API_KEY"),
         *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"),
     },
-    Role.CONTROL: {"DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY"},
+    Role.SERVE: {"DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY"},
     Role.NEURON: {"REDIS_URL", "HF_TOKEN"},
     Role.ENGINE: {"HF_TOKEN"},
     Role.OTHER: set[str](),
@@ -97,18 +99,18 @@ def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -
     """Whatever the names of those are."""
     harmless = HARMLESS.keys() | WRONG.keys()
     named = (set() if role is Role.OTHER else TOKENS) | (
-        BENCH_KEYS if role is Role.CONTROL else set()
+        BENCH_KEYS if role is Role.SERVE else set()
     )
     given = environment_for(role, SECRETS | HARMLESS | SOURCES | BENCH)
     assert given.keys() == harmless | KNOWN[role] | named
+    everything = SECRETS | HARMLESS | SOURCES | BENCH
+    forget_secrets(everything, but_of=role)
+    assert everything == given
     forget_secrets(given)
     assert given.keys() == harmless
     assert environment_for(role, SECRETS | HARMLESS).keys() == HARMLESS.keys() | KNOWN[role]
     given = environment_for(role, SECRETS | HARMLESS | WRONG)
     assert given.keys() == harmless | KNOWN[role]
-    everything = SECRETS | HARMLESS | SOURCES | BENCH
-    forget_secrets(everything)
-    assert everything.keys() == harmless
 
 
 def test_no_child_of_serve_knows_more(environment: None) -> None:
@@ -121,6 +123,22 @@ def test_no_child_of_serve_knows_more(environment: None) -> None:
         assert SECRETS.keys() & spec.environment.keys() == KNOWN[role], spec.name
         assert "sesame" not in " ".join(spec.command)
     assert "DATABASE_URL" not in child_environment(Role.NEURON)
+
+
+def test_the_control_in_serve_has_no_secrets_of_other_programs(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in BENCH.items():
+        monkeypatch.setenv(name, value)
+    seen: list[set[str]] = []
+
+    def begun() -> object:
+        seen.append((SECRETS | BENCH).keys() & os.environ.keys())
+        return object()
+
+    monkeypatch.setitem(sys.modules, "helexa_site.control", SimpleNamespace(begun=begun))
+    OwnControl()
+    assert seen == [KNOWN[Role.SERVE] | BENCH.keys() | BENCH_KEYS]
 
 
 def test_an_engine_process_gets_what_loads_need(environment: None, tmp_path: Path) -> None:

@@ -78,11 +78,11 @@ class Endpoint:
     name: str
     """In records and metrics."""
     answers: Mapping[str, Answer]
-    """By their methods; none: there is no such URL."""
+    """The consumer's answers by HTTP method; none: there is no such URL."""
     errors: ErrorDialect = openai_errors
     scope: Scope | None = Scope.INFERENCE
     is_form: bool = False
-    """Its body is read into a file."""
+    """A form's body is read into a file."""
 
 
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]

@@ -104,7 +104,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._families: defaultdict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
-        """By the names of their labels."""
+        """Families by the names of their labels."""
         for key, (name, words, labels) in COUNTERS.items():
             self._families[labels][key] = Counter(name, words, labels, registry=self.registry)
         for key, (name, words, buckets) in HISTOGRAMS.items():
