@@ -151,6 +151,7 @@ def _load(
         engine = build(first_concurrencies(built.model))
         seconds = time.monotonic() - started_s
         report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
+        grammars.forget_tokenizer()
         release_freed_memory()
         if built.ranked is not None:
             return LoadedEngine(engine, report, built.ranked.followers)
