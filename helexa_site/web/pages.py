@@ -19,6 +19,7 @@ from django.views.decorators.http import require_GET
 
 from helexa_site.web.navigation import navigation_of
 from inference.gateway.request.identify import allows_anonymous
+from inference.logs.redaction import Redactor
 from inference.settings.setting import Setting
 from inference.settings.table import SETTINGS
 
@@ -81,11 +82,12 @@ class Row:
 
 
 def rows_of(environment: Mapping[str, str]) -> list[Row]:
-    rows = []
+    rows, hidden_passwords = [], Redactor()
     for setting in SETTINGS:
         word = environment.get(setting.name, "").strip()
         if not setting.is_internal:
-            rows.append(Row(setting, "set, and not shown" if word and setting.is_secret else word))
+            shown = "set, and not shown" if word and setting.is_secret else hidden_passwords(word)
+            rows.append(Row(setting, shown))
     return rows
 
 

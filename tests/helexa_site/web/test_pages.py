@@ -122,6 +122,7 @@ def test_every_setting_is_shown_to_superusers_and_no_secret(
 ) -> None:
     environment = {one.name: "sesame-and-long-enough" for one in SETTINGS if one.is_secret}
     environment["HELEXA_MAX_IMAGES"] = "37"
+    environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = "https://me:sesame@traces.example"
     monkeypatch.setattr(pages, "ENVIRONMENT", environment)
     text = html.unescape(admin_client.get("/admin/settings/").text)
     for setting in SETTINGS:
@@ -129,6 +130,7 @@ def test_every_setting_is_shown_to_superusers_and_no_secret(
         assert setting.is_internal or setting.kind.rule in text
     assert '<td class="hx-words">37</td>' in text
     assert "sesame" not in text and "set, and not shown" in text
+    assert "https://me:***@traces.example" in text
     assert "](" not in text and "`" not in text, "Markdown"
     refused = staff().get("/admin/settings/", headers={"accept": PAGE})
     assert refused.status_code == 403 and "for people with other permissions" in refused.text
