@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from inference.models.cache.kv_format import KVFormat
@@ -18,7 +19,6 @@ from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import TorchAttention
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
-from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +124,7 @@ class Scores:
 
 
 PLAIN = Scores()
+SINKS = torch.tensor([-2.0, 0.0, 3.0, 30.0])
 
 
 def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores = PLAIN) -> torch.Tensor:
@@ -152,23 +153,31 @@ def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None
     check(case, case.step(starts), scores)
 
 
-@pytest.mark.parametrize("window", slow_but([None, 9], 9))
-def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, window: int | None) -> None:
-    case = Case(device, [21, 40, 19, 33])
-    check(case, case.step([20, 36, 0, 17], num_decodes=2), Scores(window))
+SCORES = {
+    "plain": Scores(),
+    "within a window": Scores(9),
+    **{f"within chunks of {n}": Scores(n, is_chunked=True) for n in (8, 13, 64)},
+    "with sinks": Scores(sinks=SINKS),
+    "with sinks in a window": Scores(9, sinks=SINKS),
+    "capped": Scores(soft_cap=2.0),
+    "capped in a window": Scores(9, soft_cap=2.0),
+}
 
 
-@pytest.mark.parametrize("chunk", slow_but([8, 13, 64], 13))
-def test_rows_that_see_their_chunk_alone(device: torch.device, chunk: int) -> None:
+@each_case("name", SCORES)
+def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, name: str) -> None:
+    """Slots that nobody wrote are not read."""
+    scores = SCORES[name]
+    if scores.sinks is not None:
+        scores = replace(scores, sinks=scores.sinks.to(device))
     case = Case(device, [21, 40, 19, 33])
     case.poison_the_rest()
-    scores = Scores(chunk, is_chunked=True)
     check(case, case.step([20, 36, 0, 17], num_decodes=2), scores)
     check_decode(case, scores)
     check_prefill(case, [0, 1, 18, 32], scores)
 
 
-@pytest.mark.parametrize("window", slow_but([None, 9], 9))
+@each_case("window", [None, 9])
 def test_rows_that_see_those_behind_them(device: torch.device, window: int | None) -> None:
     case = Case(device, [21, 40, 33])
     step = case.step([20, 3, 17], num_decodes=1)
@@ -176,48 +185,34 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
     for first_row, start, seen in ((1, 3, range(5, 29)), (38, 17, range(17, 26))):
         rows = slice(first_row + seen.start - start, first_row + seen.stop - start)
         last_seen[rows] = seen.stop - 1
-    step = replace(step, host=replace(step.host, last_seen=last_seen))
-    check(case, step, Scores(window, sees_ahead=True))
-    check(case, case.step([20, 3, 17], num_decodes=1), Scores(window, sees_ahead=True))
+    ahead = replace(step, host=replace(step.host, last_seen=last_seen))
+    for one in (ahead, step):
+        check(case, one, Scores(window, sees_ahead=True))
 
 
-@pytest.mark.parametrize("head_dim", slow_but([64, 80, 96, 128, 256], 80, 128))
-def test_head_dims(device: torch.device, head_dim: int) -> None:
-    case = Case(device, [19, 3], head_dim=head_dim)
-    check_decode(case)
-    check_prefill(case, [0, 1])
-
-
-@pytest.mark.parametrize("window", slow_but([None, 9], 9))
-@pytest.mark.parametrize("kind", ["sinks", "soft cap"])
-def test_sinks_and_soft_caps(device: torch.device, kind: str, window: int | None) -> None:
-    case = Case(device, [19, 3, 40])
-    sinks = torch.tensor([-2.0, 0.0, 3.0, 30.0], device=device)
-    scores = Scores(window, sinks=sinks) if kind == "sinks" else Scores(window, soft_cap=2.0)
-    check_decode(case, scores)
-    check_prefill(case, [0, 1, 20], scores)
-
-
-@pytest.mark.parametrize(
-    "heads", [(4, 4), (6, 2), (7, 1), pytest.param((32, 1), marks=pytest.mark.slow)]
+@each_case(
+    "given",
+    [
+        *({"head_dim": head_dim} for head_dim in (64, 80, 96, 128, 256)),
+        *({"heads": heads} for heads in ((4, 4), (6, 2), (7, 1), (32, 1))),
+        *(
+            {"head_dim": 80, "dtype": dtype, "kv_format": kv_format}
+            for dtype in TOLERANCE
+            for kv_format in get_args(KVFormat)
+            if DTYPE_OF[kv_format].itemsize >= dtype.itemsize or kv_format in ("int8", "fp8")
+        ),
+    ],
+    ids=str,
 )
-def test_heads_that_share_keys(device: torch.device, heads: tuple[int, int]) -> None:
-    case = Case(device, [18, 5], heads=heads)
+def test_heads_and_formats(device: torch.device, given: dict[str, Any]) -> None:
+    case = Case(device, [19, 3], **given)
+    case.poison_the_rest()
     check_decode(case)
-    check_prefill(case, [3, 0])
-
-
-@each_case("kv_format", get_args(KVFormat))
-@each_case("dtype", TOLERANCE)
-def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) -> None:
-    case = Case(device, [21], head_dim=80, dtype=dtype, kv_format=kv_format)
-    if DTYPE_OF[kv_format].itemsize >= dtype.itemsize or kv_format in ("int8", "fp8"):
-        check_decode(case)
-        check_prefill(case, [17])
+    check_prefill(case, [17, 0])
 
 
 @settings(max_examples=20, deadline=None)
-@given(data=st.data())
+@drawn(data=st.data())
 def test_shapes_at_random(data: st.DataObject) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
@@ -238,31 +233,15 @@ def test_shapes_at_random(data: st.DataObject) -> None:
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
     case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
-    among = decoded(case)[0]
-    case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
-    assert torch.equal(decoded(case)[0], among)
-
-
-def test_one_part_or_many_are_the_same_sum(device: torch.device) -> None:
-    case = Case(device, [150, 31])
+    among = decoded(case)
     whole = decoded(case, replace(TUNING, decode_smallest_part=256))
-    assert torch.allclose(decoded(case), whole, atol=1e-6)
-
-
-def test_what_is_no_number_stays_in_its_row(device: torch.device) -> None:
-    case = Case(device, [20, 20])
+    assert torch.allclose(among, whole, atol=1e-6), "one part or many are the same sum"
     case.queries[1, 0, 0] = math.nan
-    found = decoded(case).view(2, case.num_heads, -1)
+    found = decoded(case).view(8, case.num_heads, -1)
     assert bool(found[1, 0].isnan().all())
-    assert not bool(found[0].isnan().any())
-
-
-@pytest.mark.parametrize("kv_format", ["fp32", "int8"])
-def test_slots_that_nobody_wrote_are_not_read(device: torch.device, kv_format: KVFormat) -> None:
-    case = Case(device, [19, 3, 33], kv_format=kv_format)
-    case.poison_the_rest()
-    check_decode(case)
-    check_prefill(case, [0, 1, 20])
+    assert not bool(found[[0, *range(2, 8)]].isnan().any())
+    case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
+    assert torch.equal(decoded(case)[0], among[0])
 
 
 def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:
