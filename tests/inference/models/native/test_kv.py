@@ -72,7 +72,7 @@ def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 @each_case("kv_format", NATIVE_FORMATS)
-@each_case("head_dim", [16, 48, 64, 80, 112, 128])
+@each_case("head_dim", [16, 48, 80, 128])
 def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_dim: int) -> None:
     """And placement counts the memory that it takes."""
     model = build(library, kv_format, head_dim)
@@ -84,8 +84,7 @@ def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_d
 
 
 def test_features_that_stand_out_cost_the_other_features_little(library: ctypes.CDLL) -> None:
-    """The biases of Qwen2's keys are such features: eight of 64 are ten times as large as the
-    rest."""
+    """The biases of Qwen2's keys are such: eight of 64 are ten times as large as the rest."""
     exact = whole(build(library, "fp32", key_outlier=10.0))
     found = cosines(whole(build(library, "int8", key_outlier=10.0)), exact)
     assert found.mean() > 0.999 and found.min() > 0.99
@@ -109,7 +108,7 @@ def test_chunks_and_batch_mates_change_no_bit(
 
 
 @each_case("kv_format", NATIVE_FORMATS)
-@each_case("num_tokens", [1, 4, 5, 31, 32, 33, 50])
+@each_case("num_tokens", [1, 5, 31, 32, 33])
 def test_what_is_no_number_in_a_block_before_is_left_out(
     library: ctypes.CDLL, kv_format: KVFormat, num_tokens: int
 ) -> None:

@@ -17,7 +17,7 @@ from inference.models.layer_configs import ExpertsConfig
 from inference.models.native import build as compilation
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.packer import CHUNK_WEIGHTS, packing
-from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.native.packing import Format, pack
 from inference.models.registry import unsupported_reason
 from inference.models.weights.lazy import LazyWeight, RowReader, Rows, lazy, stack_lazy
 from inference.models.weights.stored import (
@@ -54,8 +54,6 @@ ALL = ExpertsConfig(
 )
 """No rounding sends a row to other experts."""
 TOKENS = range(VOCAB_SIZE)
-
-each_format = each_case("format", FORMATS, ids=lambda format: format.name)
 
 
 def some_logits(library: ctypes.CDLL, *formats: Format, dequantized: bool = False) -> torch.Tensor:
@@ -108,31 +106,25 @@ def test_what_a_thread_cannot_read_is_raised(library: ctypes.CDLL) -> None:
         packer.pack(damaged)
 
 
-def check_is_read_exactly(library: ctypes.CDLL, table: PackedLinear, weight: torch.Tensor) -> None:
+@each_case("format", [*FORMATS, None], ids=lambda format: format.name if format else "MXFP4")
+def test_a_packed_table_is_read_exactly(library: ctypes.CDLL, format: Format | None) -> None:
     """Up to the one rounding that a fused multiplication leaves out; through a head of ones and
-    zeros in float32."""
-    native = build(library, table, pack_dense(torch.eye(HIDDEN)))
+    zeros in float32. Other code paths hold the numbers of MXFP4 in eight bits."""
+    if format is None:
+        numbers = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
+        codes = numbers[torch.randint(0, 16, (VOCAB_SIZE, HIDDEN))]
+        scales = torch.ldexp(torch.ones(VOCAB_SIZE, HIDDEN // 32), torch.randint(-9, -3, ()))
+        table: StoredWeight = GroupedWeight(bits=8, codes=codes, scales=scales, is_mxfp4=True)
+    else:
+        table = stored_as(format, VOCAB_SIZE, HIDDEN, 5)
+    packed, weight = pack(table, library), dense(table).weight
+    if format is None:
+        assert packed.format is Format.T4
+        assert packed.num_bytes == -(-VOCAB_SIZE // 16) * 16 * HIDDEN * 4.5 / 8
+    native = build(library, packed, pack_dense(torch.eye(HIDDEN)))
     expected = weight * torch.rsqrt(weight.square().mean(-1, keepdim=True) + 1e-5)
     actual = run(native, TOKENS, [0] * 25 + [1] * 25)
     assert torch.allclose(actual, expected, atol=1e-6)
-
-
-@each_format
-def test_a_packed_table_is_read_exactly(library: ctypes.CDLL, format: Format) -> None:
-    table = stored_as(format, VOCAB_SIZE, HIDDEN, 5)
-    check_is_read_exactly(library, pack(table, library), dense(table).weight)
-
-
-def test_mxfp4_is_packed_in_four_bits(library: ctypes.CDLL) -> None:
-    """Other code paths hold its numbers in eight bits."""
-    numbers = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
-    codes = numbers[torch.randint(0, 16, (VOCAB_SIZE, HIDDEN))]
-    scales = torch.ldexp(torch.ones(VOCAB_SIZE, HIDDEN // 32), torch.randint(-9, -3, ()))
-    table = GroupedWeight(bits=8, codes=codes, scales=scales, is_mxfp4=True)
-    packed = pack(table, library)
-    assert packed.format is Format.T4
-    assert packed.num_bytes == -(-VOCAB_SIZE // 16) * 16 * HIDDEN * 4.5 / 8
-    check_is_read_exactly(library, packed, table.dequantize())
 
 
 def as_quantized(rows: torch.Tensor) -> torch.Tensor:
@@ -159,7 +151,7 @@ def product(rows: torch.Tensor, head: StoredWeight) -> torch.Tensor:
     return rows @ centred.T + sums.bfloat16().float() @ minimums.bfloat16().float().T
 
 
-@each_format
+@each_case("format", FORMATS, ids=lambda format: format.name)
 def test_groups_with_a_far_value_are_finer(library: ctypes.CDLL, format: Format) -> None:
     """And what is no number stays in its row."""
     embedding = torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(7))
@@ -199,23 +191,19 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.suffix for path in cache_dir.iterdir()] == [".so"] * 3
 
 
-def test_no_compiler_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler"):
-        load_library(tmp_path)
-
-
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compiled_or_run_is_named(
+    library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "broken-c++"
     compiler.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(NativeUnavailableError, match="unknown option"):
         load_library(tmp_path / "cache")
-
-
-def test_shapes_the_decoder_cannot_run_are_named(library: ctypes.CDLL) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX")
+    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler"):
+        load_library(tmp_path)
     assert unsupported_reason(CONFIG, library) is None
     reason = unsupported_reason(replace(CONFIG, head_dim=72), library)
     assert reason is not None and "72" in reason
