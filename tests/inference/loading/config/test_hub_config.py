@@ -1,23 +1,35 @@
 from __future__ import annotations
 
+import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, GPTNeoXConfig, MambaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.engine.load.load_engine import sampling_warnings
-from inference.loading.config.hub_config import parse_config, read_directory_config, with_model_type
+from inference.loading.config.hub_config import (
+    learnt_config,
+    parse_config,
+    read_directory_config,
+    with_model_type,
+)
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_header
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
-from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
+from inference.protocol.load_errors import (
+    BadFileError,
+    LoadError,
+    MissingFileError,
+    UnknownArchitectureError,
+)
 from tests.cases import each_case
 from tests.inference.loading.conftest import SIZES, save_gguf
 
@@ -28,26 +40,16 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
 
 
-def test_old_and_new_spellings_of_rope_agree() -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
+def test_old_and_new_spellings_of_rope_agree(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = parse_config(LLAMA | {"rope_scaling": scaling}, {})
-    new = parse_config(
-        SIZES | {"model_type": "llama", "rope_parameters": scaling | {"rope_theta": 5000.0}}, {}
-    )
+    rope = scaling | {"rope_theta": 5000.0}
+    new = parse_config(SIZES | {"model_type": "llama", "rope_parameters": rope}, {})
     assert old == new
     assert old.rope_theta == 5000.0
     assert old.rope_scaling == RopeScaling(kind="llama3", factor=8.0, original_max_positions=64)
-
-
-def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("qwen3", **SIZES)
-    config.save_pretrained(tmp_path)
+    AutoConfig.for_model("qwen3", **SIZES).save_pretrained(tmp_path)
     ours = read_directory_config(tmp_path)
     assert (ours.architecture, ours.qk_norm, ours.qkv_bias) == ("qwen3", True, False)
     assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
@@ -56,10 +58,7 @@ def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
 @each_case(
     ("written", "read"),
     [
-        (
-            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
-            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
-        ),
+        *(({"temperature": 0.6, "repetition_penalty": 1.1},) * 2,),
         ({"top_k": 50.0}, {"top_k": 50}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"temperature": 0, "top_p": 1}, {"temperature": 0, "top_p": 1}),
@@ -156,14 +155,8 @@ def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
 
 
 def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     hf = AutoConfig.for_model("llama", **(SIZES | {"rope_parameters": rope}))
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](hf, torch.device("cpu"))
     divisors = 10000.0 ** (-torch.arange(0, 16, 2) / 16) / scaled
@@ -261,3 +254,43 @@ def test_an_architecture_that_is_not_known_or_not_named_is_refused(
     error = UnknownArchitectureError if "model_type" in config else BadFileError
     with pytest.raises(error, match=message):
         parse_config(config, {})
+
+
+FEW = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
+MODULES: dict[str, dict[str, Any]] = {
+    config.model_type: json.loads(config.to_json_string(use_diff=False))
+    for config in (
+        GPTNeoXConfig(
+            **FEW, num_attention_heads=4, intermediate_size=96, max_position_embeddings=64
+        ),
+        MambaConfig(**FEW, state_size=8),
+    )
+}
+
+
+@each_case(
+    ("model_type", "path", "values"),
+    [
+        ("mamba", "layer_norm_epsilon", ("x", None, [1], -1.0, float("nan"), float("inf"))),
+        ("mamba", "intermediate_size", ("x", None, [1], -1, True)),
+        ("mamba", "vocab_size", ("x", None, [1], -1, True)),
+        ("mamba", "time_step_rank", ("x", -1)),
+        ("mamba", "bos_token_id", ("x",)),
+        ("gpt_neox", "layer_norm_eps", ("x", None, [1], -1e-5)),
+        ("gpt_neox", "num_key_value_heads", ("x", [1], -1)),
+        ("gpt_neox", "head_dim", ("x", [1], -1)),
+        ("gpt_neox", "rope_parameters.rope_theta", ("x", None, float("nan"))),
+        ("gpt_neox", "rope_parameters.partial_rotary_factor", ("x", -1)),
+        ("gpt_neox", "hidden_dropout", (-1,)),
+    ],
+)
+def test_a_wrong_number_is_refused_by_name(
+    model_type: str, path: str, values: tuple[Any, ...]
+) -> None:
+    learnt_config(parse_config(MODULES[model_type], {}))
+    for value in values:
+        config = deepcopy(MODULES[model_type])
+        outer, _, name = path.rpartition(".")
+        (config[outer] if outer else config)[name] = value
+        with pytest.raises(LoadError, match=name):
+            learnt_config(parse_config(config, {}))
