@@ -1,5 +1,5 @@
-"""Gated DeltaNet, Mamba-2's scan and the causal convolution beside transformers' functions: in parts
-and row by row, at shapes of a few numbers."""
+"""Gated DeltaNet, Mamba-2's scan and the causal convolution beside transformers' functions:
+in parts and row by row, at shapes of a few numbers."""
 
 from __future__ import annotations
 
