@@ -56,6 +56,7 @@ WRONG_GGUF: list[tuple[str, Any, int, str | None]] = [
     ("llama.context_length", LARGEST, 4, "context_length is 2147483647"),
     ("llama.context_length", 0, 4, "lacks llama.context_length"),
     ("llama.embedding_length", 0, 4, "lacks llama.embedding_length"),
+    ("llama.attention.layer_norm_rms_epsilon", math.nan, FLOAT32, "rms_norm_eps is nan"),
     ("llama.rope.freq_base", math.inf, FLOAT32, "rope_theta is inf"),
     *((FACTOR, value, FLOAT32, f"yarn is {value}") for value in (math.nan, math.inf, 0.0)),
     ("tokenizer.ggml.eos_token_id", 64, 4, "end-of-text token 64 is outside"),

@@ -54,13 +54,8 @@ class Case:
         counts = [-(-length // block_tokens) for length in lengths]
         ids = torch.randperm(max(NUM_BLOCKS, sum(counts)), generator=generator).tolist()
         self.blocks = [[ids.pop() for _ in range(count)] for count in counts]
-        self.layer = new_layer(
-            (max(NUM_BLOCKS, sum(counts)) + 1) * block_tokens,
-            num_kv_heads,
-            head_dim,
-            kv_format,
-            device,
-        )
+        num_slots = (max(NUM_BLOCKS, sum(counts)) + 1) * block_tokens
+        self.layer = new_layer(num_slots, num_kv_heads, head_dim, kv_format, device)
         slots = [slot for row in range(len(lengths)) for slot in self._slots(row)]
         pairs = torch.randn(2, len(slots), num_kv_heads, head_dim, generator=generator)
         keys, values = pairs.to(device, dtype)
@@ -71,12 +66,8 @@ class Case:
     def step(self, starts: list[int], *, num_decodes: int = 0) -> DeviceStep:
         """Each sequence from its start on; the first ones decode."""
         lens = [length - start for start, length in zip(starts, self.lengths, strict=True)]
-        table = block_table_of(self.blocks)
-        tokens = [0] * sum(lens)
-        step = StepInput.of_queries(
-            tokens, starts, lens, table, self.block_tokens, num_decodes=num_decodes
-        )
-        return DeviceStep.of(step, self.device)
+        given = [0] * sum(lens), starts, lens, block_table_of(self.blocks), self.block_tokens
+        return DeviceStep.of(StepInput.of_queries(*given, num_decodes=num_decodes), self.device)
 
     def decodes(self) -> DeviceStep:
         """The last row of each sequence."""
@@ -127,30 +118,19 @@ PLAIN = Scores()
 SINKS = torch.tensor([-2.0, 0.0, 3.0, 30.0])
 
 
-def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores = PLAIN) -> torch.Tensor:
+def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores) -> torch.Tensor:
     queries = case.queries[: len(step.positions)]
     return scores.triton(tuning).of_step(step)(queries, None, None, case.layer, scores.sinks)
 
 
-def decoded(case: Case, tuning: Tuning = TUNING, scores: Scores = PLAIN) -> torch.Tensor:
-    return attended(case, case.decodes(), tuning, scores)
-
-
-def check(case: Case, step: DeviceStep, scores: Scores = PLAIN) -> None:
-    queries, layer = case.queries[: len(step.positions)], exact(case.layer)
-    # Of a prompt from its start the reference takes the rows' own; here they are in the blocks.
-    keys, values = layer.gather(step.slots, 1, torch.float32).unbind(1)
-    wanted = scores.torch.of_step(step)(queries.float(), keys, values, layer, scores.sinks)
-    error = (attended(case, step, TUNING, scores).float() - wanted).abs().max()
-    assert float(error) < TOLERANCE[queries.dtype]
-
-
-def check_decode(case: Case, scores: Scores = PLAIN) -> None:
-    check(case, case.decodes(), scores)
-
-
-def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None:
-    check(case, case.step(starts), scores)
+def check(case: Case, scores: Scores, *steps: DeviceStep) -> None:
+    for step in (case.decodes(), *steps):
+        queries, layer = case.queries[: len(step.positions)], exact(case.layer)
+        # Of a prompt from its start the reference takes the rows' own; here they are in the blocks.
+        keys, values = layer.gather(step.slots, 1, torch.float32).unbind(1)
+        wanted = scores.torch.of_step(step)(queries.float(), keys, values, layer, scores.sinks)
+        error = (attended(case, step, TUNING, scores).float() - wanted).abs().max()
+        assert float(error) < TOLERANCE[queries.dtype]
 
 
 SCORES = {
@@ -172,9 +152,7 @@ def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, name: str) -
         scores = replace(scores, sinks=scores.sinks.to(device))
     case = Case(device, [21, 40, 19, 33])
     case.poison_the_rest()
-    check(case, case.step([20, 36, 0, 17], num_decodes=2), scores)
-    check_decode(case, scores)
-    check_prefill(case, [0, 1, 18, 32], scores)
+    check(case, scores, case.step([20, 36, 0, 17], num_decodes=2), case.step([0, 1, 18, 32]))
 
 
 @each_case("window", [None, 9])
@@ -186,8 +164,7 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
         rows = slice(first_row + seen.start - start, first_row + seen.stop - start)
         last_seen[rows] = seen.stop - 1
     ahead = replace(step, host=replace(step.host, last_seen=last_seen))
-    for one in (ahead, step):
-        check(case, one, Scores(window, sees_ahead=True))
+    check(case, Scores(window, sees_ahead=True), ahead, step)
 
 
 @each_case(
@@ -207,8 +184,7 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
 def test_heads_and_formats(device: torch.device, given: dict[str, Any]) -> None:
     case = Case(device, [19, 3], **given)
     case.poison_the_rest()
-    check_decode(case)
-    check_prefill(case, [17, 0])
+    check(case, PLAIN, case.step([17, 0]))
 
 
 @settings(max_examples=20, deadline=None)
@@ -216,32 +192,29 @@ def test_heads_and_formats(device: torch.device, given: dict[str, Any]) -> None:
 def test_shapes_at_random(data: st.DataObject) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
-    case = Case(
-        device,
-        lengths,
-        heads=data.draw(st.sampled_from([(2, 2), (4, 2), (3, 1)])),
-        head_dim=data.draw(st.sampled_from([16, 24, 72])),
-        block_tokens=data.draw(st.sampled_from([4, 8, 32])),
-        kv_format=data.draw(st.sampled_from(["fp32", "int8"])),
-        seed=data.draw(st.integers(0, 99)),
-    )
+    kinds: dict[str, Any] = {"heads": [(2, 2), (4, 2), (3, 1)], "head_dim": [16, 24, 72]}
+    kinds |= {"block_tokens": [4, 8, 32], "kv_format": ["fp32", "int8"], "seed": range(100)}
+    given = {name: data.draw(st.sampled_from(values)) for name, values in kinds.items()}
+    case = Case(device, lengths, **given)
     window = data.draw(st.none() | st.integers(1, 40))
     scores = Scores(window, soft_cap=data.draw(st.sampled_from([None, 5.0])))
-    check_decode(case, scores)
-    check_prefill(case, [data.draw(st.integers(0, length - 1)) for length in lengths], scores)
+    check(case, scores, case.step([data.draw(st.integers(0, n - 1)) for n in lengths]))
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
     case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
-    among = decoded(case)
-    whole = decoded(case, replace(TUNING, decode_smallest_part=256))
+
+    def decoded(tuning: Tuning = TUNING) -> torch.Tensor:
+        return attended(case, case.decodes(), tuning, PLAIN)
+
+    among, whole = decoded(), decoded(replace(TUNING, decode_smallest_part=256))
     assert torch.allclose(among, whole, atol=1e-6), "one part or many are the same sum"
     case.queries[1, 0, 0] = math.nan
-    found = decoded(case).view(8, case.num_heads, -1)
+    found = decoded().view(8, case.num_heads, -1)
     assert bool(found[1, 0].isnan().all())
     assert not bool(found[[0, *range(2, 8)]].isnan().any())
     case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
-    assert torch.equal(decoded(case)[0], among[0])
+    assert torch.equal(decoded()[0], among[0])
 
 
 def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:

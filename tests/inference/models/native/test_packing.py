@@ -77,31 +77,23 @@ def test_quantized_equals_its_dequantized_weights(
 def test_threads_pack_the_same_bytes_in_chunks(library: ctypes.CDLL, format: Format | None) -> None:
     """Two stacked weights of several chunks, the rows of the first in another order; ``None``: of
     floats."""
-    in_features, num_rows = 2048, 3 * CHUNK_WEIGHTS // 2048 + 40
-    parts = [stored_as(format or Format.Q8, num_rows, in_features, seed) for seed in (1, 2)]
+    num_rows = 3 * CHUNK_WEIGHTS // 2048 + 40
+    parts = [stored_as(format or Format.Q8, num_rows, 2048, seed) for seed in (1, 2)]
     if format is None:
         parts = [DenseWeight(weight=part.codes.half()) for part in parts]
-    biases = [torch.rand(num_rows) for _ in parts]
-    order = torch.randperm(num_rows)
-    weight = stack_lazy(
-        [lazy(replace(part, bias=bias)) for part, bias in zip(parts, biases, strict=True)]
-    ).with_first(order)
+    biases, order = [torch.rand(num_rows) for _ in parts], torch.randperm(num_rows)
+    biased = [lazy(replace(part, bias=bias)) for part, bias in zip(parts, biases, strict=True)]
     expected = stack([with_tensors(parts[0], lambda tensor: tensor[order]), parts[1]])
-
     with torch.inference_mode(), packing(library, num_threads=3) as packer:
-        packed = packer.pack(weight)
-
+        packed = packer.pack(stack_lazy(biased).with_first(order))
     assert packed.bias is not None
     assert torch.equal(packed.bias, torch.cat([biases[0][order], biases[1]]))
     assert torch.equal(packed.panels, pack(expected, library).panels)
 
-
-def test_what_a_thread_cannot_read_is_raised(library: ctypes.CDLL) -> None:
     def read(rows: Rows) -> StoredWeight:
         raise BadFileError("these rows are damaged")
 
-    sample = stored_as(Format.Q8, 1, 512, 1)
-    damaged = LazyWeight(readers=[RowReader(num_rows=64, read=read)], sample=sample)
+    damaged = LazyWeight(readers=[RowReader(num_rows=64, read=read)], sample=parts[0])
     with pytest.raises(BadFileError, match="damaged"), packing(library, 2) as packer:
         packer.pack(damaged)
 
@@ -210,7 +202,7 @@ def test_what_cannot_be_compiled_or_run_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "flag"), [("x86-64-v3", "avx2"), ("skylake-avx512", "avx512bw")])
+@each_case(("arch", "flag"), [("x86-64-v3", "avx2"), ("skylake-avx512", "avx512bw")])
 def test_narrower_processors_give_the_same(
     library: ctypes.CDLL,
     native_cache_dir: Path,
@@ -218,24 +210,21 @@ def test_narrower_processors_give_the_same(
     arch: str,
     flag: str,
 ) -> None:
-    """The library as it is compiled on processors with AVX2, and with AVX-512 but without an
-    instruction for products of bytes."""
+    """Of AVX2, and of AVX-512 without an instruction for products of bytes."""
     cpu = Path("/proc/cpuinfo")
     if not cpu.exists() or f" {flag} " not in cpu.read_text():
         pytest.skip(f"no {flag} here")
     replaced = {"-march=native": f"-march={arch}", "-O3": "-O1"}
     flags = tuple(replaced.get(flag, flag) for flag in compilation.FLAGS)
     monkeypatch.setattr(compilation, "FLAGS", flags)
-    libraries = library, load_library(native_cache_dir)
+    narrow = load_library(native_cache_dir)
     generator = torch.Generator().manual_seed(7)
     embedding = pack_dense(torch.randn(VOCAB_SIZE, HIDDEN, generator=generator))
     for format in FORMATS:
         head = pack(stored_as(format, VOCAB_SIZE, HIDDEN, 99), library)
         for num_rows in (1, 2, 3, 13):
-            wide, narrow = (
-                run(build(each, embedding, head), TOKENS[:num_rows], [0] * num_rows)
-                for each in libraries
-            )
-            assert relative_error(narrow, wide) < NEAR, format
-        wide, narrow = (some_logits(each, format) for each in libraries)
-        assert relative_error(narrow, wide) < TOLERANCE, format
+            rows = TOKENS[:num_rows], [0] * num_rows
+            found, wanted = (run(build(one, embedding, head), *rows) for one in (narrow, library))
+            assert relative_error(found, wanted) < NEAR, format
+        error = relative_error(some_logits(narrow, format), some_logits(library, format))
+        assert error < TOLERANCE, format
