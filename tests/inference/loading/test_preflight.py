@@ -123,6 +123,9 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
     assert replace(need, correction_bytes=-5000).load_bytes == 0
 
 
+NOWHERE = {"kv_memory_bytes": 900 * 10**9, "source": "path:/nowhere"}
+
+
 @each_case(
     ("free_bytes", "asked", "words"),
     [
@@ -130,11 +133,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
         # Memory that other models may still take is not free.
         (10**10, {"promised_bytes": 10**10}, r"0\.00 GB are free"),
         # Refused before anything is fetched.
-        (
-            23 * 10**9,
-            {"kv_memory_bytes": 900 * 10**9, "source": "path:/nowhere"},
-            r"900\.00 GB of memory .* 23\.00 GB are free",
-        ),
+        (23 * 10**9, NOWHERE, r"900\.00 GB of memory .* 23\.00 GB are free"),
         (10**9, {"kv_memory_bytes": 10**9}, r"1\.00 GB for keys and values"),
     ],
 )
@@ -171,19 +170,16 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
     assert lean.prefill_weight is None
 
 
-@each_case(
-    ("fields", "named"),
-    [
+def test_devices_that_cannot_be_used() -> None:
+    for fields, named in (
         ({"min_devices": 2}, "set tensor_parallel to 2"),
         ({"devices": ["cpu", "cuda:0"]}, "2 devices are given to a replica of 1 rank"),
         ({"devices": ["gpu"]}, "write cpu or cuda:0"),
         ({"devices": ["cuda:99"]}, "cuda:99 is not here"),
         ({"devices": ["meta"]}, "not supported"),
-    ],
-)
-def test_devices_that_cannot_be_used(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadSourceError, match=named):
-        choose_device(LoadSpec(job_id="1", model="m", source="path:x", **fields))
+    ):
+        with pytest.raises(BadSourceError, match=named):
+            choose_device(LoadSpec(job_id="1", model="m", source="path:x", **fields))
 
 
 @each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
@@ -240,26 +236,12 @@ def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
     assert widened == 2 * (2 * 64 + 2 * 32) * 64 * (9 - 6.5) / 8
 
 
-COSTED = {
-    "model_type": "llama",
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-MIXTURE = COSTED | {
-    "model_type": "qwen3_moe",
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-    "head_dim": 16,
-    "decoder_sparse_step": 1,
-}
+COSTED = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
+COSTED |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+COSTED |= {"max_position_embeddings": 4096, "tie_word_embeddings": False}
+MIXTURE = COSTED | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
+MIXTURE |= {"moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 16}
+MIXTURE |= {"decoder_sparse_step": 1}
 ATTENTION = 64 * (64 + 32 + 32 + 64)
 MLP = 3 * 64 * 128
 NORMS = 2 * 64

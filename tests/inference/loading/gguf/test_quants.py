@@ -61,16 +61,6 @@ CODEBOOK_BITS = {
 }
 
 
-def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
-    """Returns what gguf reads back: float32 (rows, features)."""
-    values = np.random.default_rng(5).normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
-    blocks = blocks_of(values, type)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=type)
-    tiny_gguf.close(writer, path)
-    return dequantized(blocks, type)
-
-
 def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[np.float32]:
     """Dequantises as gguf does, and Q1_0, which gguf does not read: a float16, and a bit for each
     of 128 signs."""
@@ -85,14 +75,18 @@ def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[n
 
 @each_case("type", sorted(READABLE_TYPES), ids=lambda type: type.name)
 def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantizationType) -> None:
-    expected = torch.from_numpy(write_blocks(tmp_path / "x.gguf", type))
-    info = read_header(tmp_path / "x.gguf").tensors["blk.0.ffn_up.weight"]
+    values = np.random.default_rng(5).normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
+    blocks, path = blocks_of(values, type), tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=type)
+    tiny_gguf.close(writer, path)
+    expected = torch.from_numpy(dequantized(blocks, type))
+    info = read_header(path).tensors["blk.0.ffn_up.weight"]
     assert info.shape == (NUM_ROWS, NUM_FEATURES) and info.type == type
-
     rows = np.fromfile(info.path, np.uint8, info.num_bytes, offset=info.offset)
-    stored = gguf_quants.stored(rows.reshape(NUM_ROWS, -1), info.type)
-
-    assert torch.equal(gguf_quants.dense(rows.reshape(NUM_ROWS, -1), type).float(), expected)
+    rows = rows.reshape(NUM_ROWS, -1)
+    stored = gguf_quants.stored(rows, info.type)
+    assert torch.equal(gguf_quants.dense(rows, type).float(), expected)
     assert stored.shape == (NUM_ROWS, NUM_FEATURES)
     if isinstance(stored, DenseWeight):
         assert type.name in ("F32", "F16", "BF16")
@@ -172,9 +166,8 @@ def reference(file: Path, model: OpenedModel) -> AnyModel:
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     names = expected_tensors(model.config)
     weights = {name: values_of(tensors[gguf_name(name)]) for name in names}
-    return build_model(
-        model.config, DenseWeights(weights, torch.float32, torch.device("cpu")), CONTEXT_TOKENS
-    )
+    dense = DenseWeights(weights, torch.float32, torch.device("cpu"))
+    return build_model(model.config, dense, CONTEXT_TOKENS)
 
 
 def values_of(tensor: gguf.ReaderTensor) -> torch.Tensor:
@@ -271,15 +264,14 @@ def test_each_expert_of_a_stack_has_its_scale(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "num_experts": 3, "moe_intermediate_size": 256}
     config = parse_config(SIZES | {"model_type": "qwen3_moe", "num_experts_per_tok": 2} | sizes, {})
     blocks = random_blocks(np.random.default_rng(1), NVFP4, (3 * 256, 256), 1.0)
-    writer = gguf.GGUFWriter(tmp_path / "experts.gguf", "qwen3moe")
+    scales, path = (0.5, 3.0, 0.1), tmp_path / "experts.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe")
     writer.add_tensor("blk.0.ffn_up_exps.weight", blocks.reshape(3, 256, -1), raw_dtype=NVFP4)
-    writer.add_tensor("blk.0.ffn_up_exps.scale", np.array([0.5, 3.0, 0.1], np.float32))
-    tiny_gguf.close(writer, tmp_path / "experts.gguf")
-
-    files = by_expert(GGUFTensorFiles(read_headers([tmp_path / "experts.gguf"]), config))
-
+    writer.add_tensor("blk.0.ffn_up_exps.scale", np.array(scales, np.float32))
+    tiny_gguf.close(writer, path)
+    files = by_expert(GGUFTensorFiles(read_headers([path]), config))
     values = torch.from_numpy(gguf.dequantize(blocks, NVFP4)).view(3, 256, 256)
-    for expert, scale in enumerate((0.5, 3.0, 0.1)):
+    for expert, scale in enumerate(scales):
         found = written_out(files.stored(f"{LAYER}.mlp.experts.{expert}.up_proj.weight"))
         torch.testing.assert_close(found, values[expert] * scale, rtol=1e-6, atol=0.0)
     files.close()

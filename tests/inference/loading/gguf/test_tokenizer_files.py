@@ -20,6 +20,7 @@ from tests.cases import each_case
 from tests.inference.loading.gguf.test_tokenizer import BYTE_ALPHABET
 
 TOKENS = [*BYTE_ALPHABET, "ab", "<|end|>"]
+OTHERWISE = [*BYTE_ALPHABET, "<|end|>", "ab", "[PAD258]"]
 REPO_URL = "https://huggingface.co/org/base"
 TEMPLATE = "{{ messages[0].content }}"
 
@@ -57,9 +58,8 @@ def header(folder: Path, contents: dict[str, Any]) -> GGUFHeader:
     return GGUFHeader(path=path, metadata=contents, tensors={}, data_offset=size)
 
 
-def config_of(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "tokenizer_config.json").read_text())
-    return found
+def config_of(directory: Path) -> Any:
+    return json.loads((directory / "tokenizer_config.json").read_text())
 
 
 @pytest.fixture
@@ -74,26 +74,17 @@ def base(tmp_path: Path) -> Repositories:
     return Repositories(folder)
 
 
-@each_case(
-    ("given", "expected"),
-    [
-        ({"general.source.repo_url": "https://huggingface.co/a/b/"}, ["a/b"]),
+def test_repositories_that_the_metadata_names() -> None:
+    hub, two = "https://huggingface.co/", "general.base_model."
+    both = {f"{two}count": 2, f"{two}0.repo_url": f"{hub}a/b", f"{two}1.repo_url": f"{hub}c/d-1.5"}
+    for given, expected in (
+        ({"general.source.repo_url": f"{hub}a/b/"}, ["a/b"]),
         ({"general.source.huggingface.repository": "a/b"}, ["a/b"]),
         ({"general.url": "https://example.org/a/b"}, []),
-        ({"general.base_model.count": "two"}, []),
-        (
-            {
-                "general.base_model.count": 2,
-                "general.base_model.0.repo_url": "https://huggingface.co/a/b",
-                "general.base_model.1.repo_url": "https://huggingface.co/c/d-1.5",
-                "general.repo_url": "https://hf.co/c/d-1.5",
-            },
-            ["c/d-1.5", "a/b"],
-        ),
-    ],
-)
-def test_repositories_that_the_metadata_names(given: dict[str, Any], expected: list[str]) -> None:
-    assert base_repositories(given) == expected
+        ({f"{two}count": "two"}, []),
+        (both | {"general.repo_url": "https://hf.co/c/d-1.5"}, ["c/d-1.5", "a/b"]),
+    ):
+        assert base_repositories(given) == expected
 
 
 def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
@@ -130,9 +121,9 @@ def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
     ("changes", "has_base", "words"),
     [
         (
-            {"tokenizer.ggml.tokens": [*BYTE_ALPHABET, "<|end|>", "ab", "[PAD258]"]},
+            {"tokenizer.ggml.tokens": OTHERWISE},
             True,
-            r"token 256 is '<\|end\|>', which there is 257.*beside",
+            r"token 256 is '<\|end\|>', which there is 257",
         ),
         ({}, False, r"'superbpe'.*org/base cannot be had.*beside the file"),
         ({"general.base_model.count": 0}, False, "names no repository"),

@@ -145,27 +145,20 @@ def groups_of(format: str, type: str, bits: int) -> dict[str, Any]:
     }
 
 
+GPTQ, FP8 = {"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}
 PACKED = groups_of("pack-quantized", "int", 4)
 Make = Callable[[int, int], tuple[Tensors, torch.Tensor]]
 CASES: dict[str, tuple[dict[str, Any], str, Make]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", awq),
-    "gptq of 4 bits": ({"quant_method": "gptq", "bits": 4}, "INT4", partial(gptq, 4)),
-    "gptq of 8 bits": ({"quant_method": "gptq", "bits": 8}, "INT8", partial(gptq, 8)),
-    "gptq, ordered by activation": (
-        {"quant_method": "gptq", "bits": 4, "desc_act": True},
-        "BF16",
-        gptq_by_activation,
-    ),
+    "gptq of 4 bits": (GPTQ, "INT4", partial(gptq, 4)),
+    "gptq of 8 bits": (GPTQ | {"bits": 8}, "INT8", partial(gptq, 8)),
+    "gptq, ordered by activation": (GPTQ | {"desc_act": True}, "BF16", gptq_by_activation),
     "packed": (PACKED, "INT4", partial(compressed, has_zeros=False)),
     "packed, with zeros": (PACKED, "INT4", partial(compressed, has_zeros=True)),
     "int8": (groups_of("int-quantized", "int", 8), "INT8", int8_rows),
     "fp8 of rows": (groups_of("float-quantized", "float", 8), "F8_E4M3", fp8_rows),
-    "fp8 of blocks": (
-        {"quant_method": "fp8", "weight_block_size": [40, 48]},
-        "F8_E4M3",
-        partial(fp8, (40, 48)),
-    ),
-    "fp8 of all": ({"quant_method": "fp8", "weight_block_size": None}, "F8_E4M3", fp8_static),
+    "fp8 of blocks": (FP8 | {"weight_block_size": [40, 48]}, "F8_E4M3", partial(fp8, (40, 48))),
+    "fp8 of all": (FP8 | {"weight_block_size": None}, "F8_E4M3", fp8_static),
 }
 
 
@@ -279,23 +272,19 @@ FLOATS = torch.zeros(64, 96).to(torch.float8_e4m3fn)
 UNSCALED = "no scales of rows, blocks or groups"
 
 
-@each_case(
-    ("tensors", "words"),
-    [
-        ({"m.weight": FLOATS}, r"m\.weight is quantised and has no scale"),
-        ({"m.weight": FLOATS, "m.weight_scale_inv": torch.zeros(1, 1).byte()}, "stored as U8"),
+def test_a_scaled_matrix_without_its_scales_is_refused(tmp_path: Path) -> None:
+    scaled = {"m.weight": FLOATS}
+    for tensors, words in (
+        (scaled, r"m\.weight is quantised and has no scale"),
+        (scaled | {"m.weight_scale_inv": torch.zeros(1, 1).byte()}, "stored as U8"),
         *(
-            ({"m.weight": FLOATS, "m.weight_scale": torch.ones(shape)}, UNSCALED)
+            (scaled | {"m.weight_scale": torch.ones(shape)}, UNSCALED)
             for shape in ((3, 1), (64, 2, 1), (64, 7), (65, 1))
         ),
         ({"m.weight": FLOATS.to(torch.int8), "m.weight_scale": torch.ones(2, 2)}, UNSCALED),
-    ],
-)
-def test_a_scaled_matrix_without_its_scales_is_refused(
-    tensors: Tensors, words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(BadFileError, match=words):
-        packed(tmp_path / "x.safetensors", tensors, Quantization(method="fp8"))
+    ):
+        with pytest.raises(BadFileError, match=words):
+            packed(tmp_path / "x.safetensors", tensors, Quantization(method="fp8"))
 
 
 def _cut(name: str, axis: int = 0) -> Change:

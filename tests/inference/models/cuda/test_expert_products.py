@@ -96,15 +96,6 @@ def test_every_format_multiplies_as_its_dequantised_weight(device: torch.device,
             check(device, kind, counts, gathers=False)
 
 
-def test_entries_beyond_the_last_expert_are_left_alone(device: torch.device) -> None:
-    experts = [random_expert("Q8", seed) for seed in range(2)]
-    product = stacked_product(experts.__getitem__, 2, device, torch.float32)
-    x = torch.randn(5, IN_FEATURES, generator=torch.Generator().manual_seed(1)).to(device)
-    some = product(x, torch.tensor([1, 3], dtype=torch.int32, device=device))
-    alone = product(x[:3], torch.tensor([1, 3], dtype=torch.int32, device=device))
-    assert torch.equal(some[:3], alone)
-
-
 def test_the_grid_has_room_for_any_distribution() -> None:
     for num_entries in (1, 5, 16, 33, 200):
         tile_rows = chosen_tile_rows(TILES, num_entries, NUM_EXPERTS)
@@ -116,26 +107,23 @@ def test_the_grid_has_room_for_any_distribution() -> None:
 
 
 def test_mxfp4_takes_four_bits_and_other_codes_eight(device: torch.device) -> None:
-    weight = random_expert("MXFP4", 0)
-    assert isinstance(weight, GroupedWeight)
-    codes = mxfp4_codes(weight)
-    assert codes is not None
+    """Entries beyond the last expert are left alone, and experts that are not stored alike are
+    refused."""
+    mxfp4, other = random_expert("MXFP4", 0), random_expert("Q8", 0)
+    assert isinstance(mxfp4, GroupedWeight) and isinstance(other, GroupedWeight)
+    codes = mxfp4_codes(mxfp4)
+    assert codes is not None and mxfp4_codes(other) is None
     values = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
-    assert torch.equal(values[codes.long()], weight.codes)
-    product = stacked_product(lambda _: weight, 2, device, torch.float32)
+    assert torch.equal(values[codes.long()], mxfp4.codes)
+    product = stacked_product(lambda _: mxfp4, 2, device, torch.float32)
     assert product.packed.words.nbytes == 2 * OUT_FEATURES * IN_FEATURES // 2
-    other = random_expert("Q8", 0)
-    assert isinstance(other, GroupedWeight)
-    assert mxfp4_codes(other) is None
-
-
-def test_experts_that_are_not_stored_alike_are_refused(device: torch.device) -> None:
-    experts = [random_expert("Q4", 0), random_expert("Q8", 1)]
-    with pytest.raises(UnlikeExpertsError, match="expert 1"):
-        stacked_product(experts.__getitem__, 2, device, torch.float32)
-    tables = [random_expert(kind, 0) for kind in ("IQ2_S", "NVFP4")]
-    with pytest.raises(UnlikeExpertsError, match="expert 1"):
-        stacked_product(tables.__getitem__, 2, device, torch.float32)
+    x = torch.randn(5, IN_FEATURES, generator=torch.Generator().manual_seed(1)).to(device)
+    ends = torch.tensor([1, 3], dtype=torch.int32, device=device)
+    assert torch.equal(product(x, ends)[:3], product(x[:3], ends))
+    for kinds in (("Q4", "Q8"), ("IQ2_S", "NVFP4")):
+        experts = [random_expert(kind, 0) for kind in kinds]
+        with pytest.raises(UnlikeExpertsError, match="expert 1"):
+            stacked_product(experts.__getitem__, 2, device, torch.float32)
 
 
 def test_codes_times_scales_are_numbers_of_float16() -> None:
@@ -163,14 +151,9 @@ def int8(rows: int, columns: int) -> dict[str, torch.Tensor]:
     return {"weight": codes, "weight_scale": torch.rand(rows, 1) / 1000}
 
 
-def dense(rows: int, columns: int) -> dict[str, torch.Tensor]:
-    return {"weight": torch.randn(rows, columns) * 0.1}
-
-
 FORMATS = {
     "fp8": (fp8, fp8),
     "gates otherwise than the rest": (int8, fp8),
-    "dense": (dense, dense),
 }
 """The formats of gates, and of the other weights."""
 
@@ -180,24 +163,19 @@ def opened(folder: Path, formats: str, factory: LinearFactory) -> OpenedWeights:
     gate, others = FORMATS[formats]
     tensors = {f"{PREFIX}.gate.weight": torch.randn(NUM_EXPERTS, HIDDEN)}
     for expert in range(NUM_EXPERTS):
-        for name, kind, shape in (
-            ("gate_proj", gate, (INNER, HIDDEN)),
-            ("up_proj", others, (INNER, HIDDEN)),
-            ("down_proj", others, (HIDDEN, INNER)),
-        ):
-            own = f"{PREFIX}.experts.{expert}.{name}"
-            tensors |= {f"{own}.{key}": tensor for key, tensor in kind(*shape).items()}
+        parts = {"gate": gate(INNER, HIDDEN), "up": others(INNER, HIDDEN)}
+        for name, part in (parts | {"down": others(HIDDEN, INNER)}).items():
+            own = f"{PREFIX}.experts.{expert}.{name}_proj"
+            tensors |= {f"{own}.{key}": tensor for key, tensor in part.items()}
     file = folder / "mixture.safetensors"
     save_file(tensors, file)
-    files = PackedFiles(
-        SafetensorsFiles([file], is_quantized=True), Quantization(method="fp8", block=BLOCK)
-    )
+    quantization = Quantization(method="fp8", block=BLOCK)
+    files = PackedFiles(SafetensorsFiles([file], is_quantized=True), quantization)
     return OpenedWeights(by_expert(files), factory, lambda _: None)
 
 
 def card_factory(device: torch.device) -> LinearFactory:
-    """The factory of a card that has the kernel, which Triton's interpreter runs where there is
-    none."""
+    """Of a card that has the kernel, which Triton's interpreter runs where there is none."""
     factory = LinearFactory(device, torch.float32)
     factory.expert_trials = ExpertTrials(device, torch.float32)
     return factory
@@ -234,14 +212,8 @@ def test_a_kernel_that_fails_leaves_dense_experts_and_reports_it(
     assert weights.report().endswith("dense in torch's grouped product: Triton: TypeError")
 
 
-KIND_OF = {
-    "Q4_1": "Q4",
-    "Q5_0": "Q5",
-    "Q5_1": "Q5 with minimums",
-    "Q8_0": "Q8",
-    "MXFP4": "MXFP4",
-    "F8_E4M3": "fp8",
-} | {f"Q{bits}_K": f"Q{bits}_K" for bits in (2, 3, 4, 5, 6)}
+KIND_OF = {"Q4_1": "Q4", "Q5_0": "Q5", "Q5_1": "Q5 with minimums", "Q8_0": "Q8"}
+KIND_OF |= {"F8_E4M3": "fp8"} | {kind: kind for kind in ("MXFP4", *K_KINDS)}
 
 
 @each_case("format", KIND_OF)

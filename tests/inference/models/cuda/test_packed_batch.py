@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tests.inference.models.cuda.test_packed import WEIGHTS, of_width, random_ro
 
 pytestmark = pytest.mark.slow
 
+FLOAT = torch.float32
 TILE = BatchTile(outputs=32, step_tiles=1, warps=4, stages=2)
 """Smaller than a card's, so that the weights' 37 outputs are in two of them."""
 WHOLE, SPLIT = 0, 1
@@ -52,7 +54,7 @@ def error_of(
     rows: int,
     tile: BatchTile = TILE,
     num_processors: int = SPLIT,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = FLOAT,
 ) -> float:
     """The largest error relative to the largest product by the dequantised weight."""
     x = random_rows(rows, weight.shape[1]).to(dtype)
@@ -64,7 +66,7 @@ def error_of(
 
 @each_case("name", WEIGHTS)
 def test_a_batch_is_multiplied_by_the_dequantised_weight(device: torch.device, name: str) -> None:
-    linear = PackedLinear(WEIGHTS[name], device, torch.float32)
+    linear = PackedLinear(WEIGHTS[name], device, FLOAT)
     for num_processors in (WHOLE, SPLIT):
         error = error_of(linear, WEIGHTS[name], 11, num_processors=num_processors)
         assert error < tolerance(WEIGHTS[name])
@@ -72,32 +74,21 @@ def test_a_batch_is_multiplied_by_the_dequantised_weight(device: torch.device, n
         for rows in (1, 16, 33, 64, 65):
             error = error_of(linear, WEIGHTS[name], rows, replace(TILE, step_tiles=2))
             assert error < tolerance(WEIGHTS[name]), rows
-
-
-@each_case("in_features", [32, 96, 576])
-@each_case("name", ["Q4", "Q5", "Q5 with minimums", "Q8"])
-@each_case("step_tiles", [1, 2])
-def test_features_that_do_not_fill_a_step(
-    device: torch.device, name: str, in_features: int, step_tiles: int
-) -> None:
-    weight = of_width(name, in_features)
-    linear = PackedLinear(weight, device, torch.float32)
-    tile = replace(TILE, step_tiles=step_tiles)
-    for num_processors in (WHOLE, SPLIT):
-        assert error_of(linear, weight, 9, tile, num_processors) < 1e-5
-
-
-@each_case("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_activations(device: torch.device, dtype: torch.dtype) -> None:
-    weight = WEIGHTS["Q4_K"]
-    linear = PackedLinear(weight, device, dtype)
-    for num_processors in (WHOLE, SPLIT):
-        assert error_of(linear, weight, 12, TILE, num_processors, dtype) < 0.02
+    if name in ("Q4", "Q5", "Q5 with minimums", "Q8"):  # features that do not fill a step
+        for in_features, step_tiles in product((32, 96, 576), (1, 2)):
+            weight = of_width(name, in_features)
+            linear, tile = PackedLinear(weight, device, FLOAT), replace(TILE, step_tiles=step_tiles)
+            for num_processors in (WHOLE, SPLIT):
+                assert error_of(linear, weight, 9, tile, num_processors) < 1e-5
+    if name == "Q4_K":
+        for dtype, num_processors in product((torch.bfloat16, torch.float16), (WHOLE, SPLIT)):
+            linear = PackedLinear(WEIGHTS[name], device, dtype)
+            assert error_of(linear, WEIGHTS[name], 12, TILE, num_processors, dtype) < 0.02
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
     x = random_rows(16).to(device)
-    linear = PackedLinear(WEIGHTS["Q4_K"], device, torch.float32)
+    linear = PackedLinear(WEIGHTS["Q4_K"], device, FLOAT)
     some = multiply(linear, x[5:16])
     assert torch.equal(some, multiply(linear, x)[5:16])
     assert torch.equal(some, multiply(linear, x[5:16]))
@@ -121,15 +112,15 @@ def test_a_row_has_the_same_sums_in_a_tile_of_any_size(device: torch.device, nam
         return tensor if tensor.dim() == 1 else torch.cat([tensor, tensor], dim=1)
 
     weight = with_tensors(with_tensors(WEIGHTS[name], twice), twice)
-    linear = PackedLinear(weight, device, torch.float32)
+    linear = PackedLinear(weight, device, FLOAT)
     row = row_whose_sum_depends_on_order(linear)
     bits = linear.packed.layout["bits"]
     found = [
         multiply(linear, row.repeat(rows, 1).to(device), BATCH_TILES[bits, rows], SPLIT)
         for rows in ROWS
     ]
-    for product in found:
-        assert torch.equal(product, found[0][:1].expand_as(product))
+    for one in found:
+        assert torch.equal(one, found[0][:1].expand_as(one))
     unsplit = multiply(linear, row.repeat(16, 1).to(device), BATCH_TILES[bits, 16], WHOLE)
     assert not torch.equal(unsplit, found[0]), "the order of sums is seen in this row"
 
@@ -141,7 +132,7 @@ def test_which_tile_a_batch_gets(device: torch.device) -> None:
     assert batch_tile(6, 1) == BATCH_TILES[6, 16]
     weight = WEIGHTS["Q4"]
     assert weight.bias is not None
-    linear = PackedLinear(weight, device, torch.float32)
+    linear = PackedLinear(weight, device, FLOAT)
     x = random_rows(9).to(device)
     without_bias = linear.batch_product(x, BATCH_TILES[4, 16])
     assert torch.equal(linear.decode(x), without_bias + weight.bias.to(device))
@@ -164,7 +155,7 @@ def test_a_kept_copy_multiplies_decode_steps_of_enough_rows(
     device: torch.device, rows: int
 ) -> None:
     weight = WEIGHTS["Q4"]
-    with_copy = PackedLinear(weight, device, torch.float32, prefill_copy=True)
+    with_copy = PackedLinear(weight, device, FLOAT, prefill_copy=True)
     x = random_rows(rows).to(device)
     by_copy = rows > 8
     other = with_copy.prefill(x) if by_copy else PackedLinear(weight, device, x.dtype).decode(x)

@@ -141,7 +141,7 @@ def test_what_fails_leaves_torchs_operator_in_its_place(
     assert isinstance(model.operators.attention["attention"], TorchAttention)
 
 
-def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> None:
+def test_kernels_that_are_wrong_are_found(device: torch.device) -> None:
     class Ungated(TritonPointwise):
         def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
             return gate_up.chunk(2, dim=-1)[1]
@@ -150,23 +150,20 @@ def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> Non
         def add_and_norm(self, hidden: Any, added: Any, weight: Any, eps: float) -> Any:
             return super().add_and_norm(hidden, added, torch.ones_like(weight), eps)
 
+    def unrotated(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
+        nowhere = torch.zeros_like(step.positions)
+        return torch_rotation(config, rope, replace(step, positions=nowhere))
+
     model = tiny_model(device)
     setup.try_pointwise(model, TritonPointwise())
     for wrong in (Ungated(), Unweighted()):
         with pytest.raises(setup.WrongResultError):
             setup.try_pointwise(model, wrong)
-
-
-@each_case("kv_format", get_args(KVFormat))
-def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
-    def unrotated(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
-        nowhere = torch.zeros_like(step.positions)
-        return torch_rotation(config, rope, replace(step, positions=nowhere))
-
-    model = tiny_model(device, kv_format)
-    setup.try_rotation(model, triton_rotation)
-    with pytest.raises(setup.WrongResultError):
-        setup.try_rotation(model, unrotated)
+    for kv_format in get_args(KVFormat):
+        model = tiny_model(device, kv_format)
+        setup.try_rotation(model, triton_rotation)
+        with pytest.raises(setup.WrongResultError):
+            setup.try_rotation(model, unrotated)
 
 
 @on_processors
