@@ -158,26 +158,23 @@ def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
         )
 
 
-@each_case(
-    ("subject", "name", "shape", "words"),
-    [
+MXFP4_DOWN = "model.layers.0.mlp.experts.down_proj_bias"
+
+
+def test_a_tensor_of_another_size_is_named(tmp_path: Path) -> None:
+    """A stack of experts has three axes."""
+    for subject, name, shape, words in (
         ("bert", "embeddings.word_embeddings.weight", (63, 32), "63 x 32 and should be 64 x 32"),
-        ("bert", "encoder.layer.1.output.dense.weight", (32, 63), "32 x 63 and should be 32 x 64"),
+        ("bert", "encoder.layer.1.output.dense.weight", (32, 63), "should be 32 x 64"),
         ("a transformers module", "gpt_neox.embed_in.weight", (60, 64), "should be 64 x 64"),
-        ("mxfp4", "model.layers.0.mlp.experts.down_proj_bias", (2, 64), "and should be 2 x 64"),
-    ],
-)
-def test_a_tensor_of_another_size_is_named(
-    subject: str, name: str, shape: tuple[int, ...], words: str, tmp_path: Path
-) -> None:
-    source = SUBJECTS[subject].save(tmp_path)
-    edit_tensors(source, {name: torch.zeros(shape)})
-    with pytest.raises(WrongShapeError, match=words):
-        opened(source, tmp_path)
-
-
-def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
-    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"].save(tmp_path))
+        ("mxfp4", MXFP4_DOWN, (2, 64), "and should be 2 x 64"),
+    ):
+        source = SUBJECTS[subject].save(tmp_path / name)
+        edit_tensors(source, {name: torch.zeros(shape)})
+        with pytest.raises(WrongShapeError, match=words):
+            opened(source, tmp_path)
+    (tmp_path / "stack").mkdir()
+    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"].save(tmp_path / "stack"))
     info = next(info for info in file.infos if "ffn_down_exps" in info.name)
     info.sizes = [info.sizes[0], info.sizes[1] * info.sizes[2]]
     with pytest.raises(BadFileError, match=r"cannot be read|no stack of experts"):
@@ -207,16 +204,14 @@ def _cut_off(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-64])
 
 
-DOWN = "model.layers.0.mlp.down_proj.weight"
+DOWN, ODD = "model.layers.0.mlp.down_proj.weight", torch.zeros(63, 96)
 BREAKS: dict[str, Callable[[Path], object]] = {
     "unknown_architecture": lambda folder: edit_json(folder / "config.json", model_type="lama"),
     "bad_file: a number": lambda folder: edit_json(folder / "config.json", num_key_value_heads=3),
     "bad_file: no JSON": lambda folder: (folder / "config.json").write_text("{"),
     "bad_file: weights that end early": _cut_off,
     "bad_file: a tensor that is not there": lambda folder: edit_tensors(folder, {DOWN: None}),
-    "bad_file: a tensor of another shape": lambda folder: edit_tensors(
-        folder, {DOWN: torch.zeros(63, 96)}
-    ),
+    "bad_file: a tensor of another shape": lambda folder: edit_tensors(folder, {DOWN: ODD}),
     "missing_file": lambda folder: (folder / "config.json").unlink(),
 }
 
@@ -292,14 +287,15 @@ def test_of_downloaded_files_each_model_s_own_are_read(tiny_directory: Path) -> 
 
 def test_a_draft_model_s_files_are_read_where_its_drafts_can_be_used(tiny_directory: Path) -> None:
     own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
-    drafting = {"speculation": "draft_model", "draft_model": "huggingface:a/drafts"}
-    local = drafting | {"draft_model": f"path:{draft}"}
-    for named in (drafting, local):
-        assert _checked(own, (own, draft), source=HUB, **named) is None
+    named = [
+        {"speculation": "draft_model", "draft_model": source}
+        for source in ("huggingface:a/drafts", f"path:{draft}")
+    ]
+    assert [_checked(own, (own, draft), source=HUB, **one) for one in named] == [None, None]
     draft.write_bytes(b"GGUF")
-    for named in (drafting, local):
-        failure = _checked(own, (own, draft), source=HUB, **named)
+    for one in named:
+        failure = _checked(own, (own, draft), source=HUB, **one)
         assert failure is not None and failure.code == "bad_file" and "draft" in failure.message
     edit_json(tiny_directory / "config.json", model_type="mistral", sliding_window=16)
     weights = tiny_directory / "model.safetensors", draft
-    assert _checked(own, weights, source=HUB, **drafting) is None
+    assert _checked(own, weights, source=HUB, **named[0]) is None
