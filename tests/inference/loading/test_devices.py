@@ -28,25 +28,17 @@ def spec(kv_dtype: KVDtype = "auto", **fields: Any) -> LoadSpec:
     return LoadSpec(job_id="1", model="m", source="path:/nowhere", kv_dtype=kv_dtype, **fields)  # type: ignore[arg-type]
 
 
-@each_case(
-    ("device", "fields", "is_native", "features", "chosen"),
-    [
+def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_computes_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for device, fields, is_native, features, chosen in (
         (CPU, {}, True, b"flags : avx2 avx512_vnni", "int8"),
         (CPU, {}, True, b"flags : avx2", "bf16"),
         (CPU, {}, False, b"", "fp32"),
         (CUDA, {"dtype": "float16"}, False, b"", "fp16"),
-    ],
-)
-def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_computes_in(
-    monkeypatch: pytest.MonkeyPatch,
-    device: torch.device,
-    fields: dict[str, str],
-    is_native: bool,
-    features: bytes,
-    chosen: str,
-) -> None:
-    monkeypatch.setattr(build, "_cpu", lambda: features)
-    assert planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
+    ):
+        monkeypatch.setattr(build, "_cpu", lambda features=features: features)
+        assert planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
     assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
 
 

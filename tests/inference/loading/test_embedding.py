@@ -29,7 +29,8 @@ from inference.protocol.load_errors import (
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
 
-BERT: dict[str, Any] = {
+Facts = dict[str, Any]
+BERT: Facts = {
     "model_type": "bert",
     "architectures": ["BertModel"],
     "vocab_size": 100,
@@ -111,7 +112,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
     ],
 )
 def test_what_a_directory_declares(
-    tmp_path: Path, config: dict[str, Any], files: dict[str, Any], expected: dict[str, Any]
+    tmp_path: Path, config: Facts, files: Facts, expected: Facts
 ) -> None:
     found = read(tmp_path, config, **files)
     assert found is not None
@@ -168,11 +169,7 @@ UNKNOWN, BAD = UnknownArchitectureError, BadFileError
     ],
 )
 def test_refusals(
-    tmp_path: Path,
-    config: dict[str, Any],
-    files: dict[str, Any],
-    error: type[LoadError],
-    message: str,
+    tmp_path: Path, config: Facts, files: Facts, error: type[LoadError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         read(tmp_path, config, **files)

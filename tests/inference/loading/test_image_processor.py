@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import parse_config
 from inference.loading.image_processor import (
@@ -148,18 +147,12 @@ def test_as_transformers(
 
 @each_case("is_low_detail", [False, True])
 @each_case("size", [(200, 120), (7, 300), (12, 12), (1, 1), (600, 700)], ids=str)
-@each_case(("name", "declared", "model", "low", "places"), PEERS)
+@each_case("peer", PEERS)
 def test_patches_as_transformers(
-    tmp_path: Path,
-    name: str,
-    declared: dict[str, Any],
-    model: Callable[[], PreTrainedModel],
-    low: dict[str, Any],
-    places: dict[int, tuple[int, int]],
-    size: tuple[int, int],
-    is_low_detail: bool,
+    tmp_path: Path, peer: tuple[Any, ...], size: tuple[int, int], is_low_detail: bool
 ) -> None:
     """Tile after tile; the patches that a tower averages to one row follow each other."""
+    name, declared, model, low, places = peer
     processor, vision = opened(declared, model().config.to_dict(), tmp_path)
     data = encoded(noise_image(Image, size), "PNG")
     grid = image_grid(*size, vision, is_low_detail=is_low_detail)

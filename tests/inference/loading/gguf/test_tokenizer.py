@@ -80,20 +80,17 @@ def test_whole_words_come_before_merges_and_control_tokens_are_one_id() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "ab<|end|>c<think>"
 
 
-@each_case(
-    ("metadata", "begins"),
-    [
-        (byte_level("smollm"), False),
-        (byte_level("llama-bpe"), True),
-        (byte_level("llama-bpe") | {"tokenizer.ggml.add_bos_token": False}, False),
-        (byte_level("smollm") | {"tokenizer.ggml.add_bos_token": True}, True),
-    ],
-)
-def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None:
-    tokenizer, config = convert_tokenizer(metadata)
-    assert tokenizer.encode("ab").ids == ([258] if begins else []) + [256]
-    assert config["add_bos_token"] is begins
-    assert config["bos_token"] == "<|end|>"
+def test_the_beginning_of_a_text() -> None:
+    for pre, changes, begins in (
+        ("smollm", {}, False),
+        ("llama-bpe", {}, True),
+        ("llama-bpe", {"tokenizer.ggml.add_bos_token": False}, False),
+        ("smollm", {"tokenizer.ggml.add_bos_token": True}, True),
+    ):
+        tokenizer, config = convert_tokenizer(byte_level(pre, **changes))
+        assert tokenizer.encode("ab").ids == ([258] if begins else []) + [256]
+        assert config["add_bos_token"] is begins
+        assert config["bos_token"] == "<|end|>"
 
 
 TURNS = (

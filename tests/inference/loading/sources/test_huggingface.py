@@ -116,32 +116,21 @@ def test_what_an_embedding_model_declares_is_fetched(hub: FakeHub, tmp_path: Pat
     assert not (files.directory / "onnx").exists()
 
 
-@each_case(
-    ("config", "architecture", "wanted", "error", "words", "fetched"),
-    [
-        (b'{"model_type": "reformer"}', None, None, UnknownArchitectureError, "reformer", True),
-        # The hub reports the architecture of GGUF files.
-        (b"{}", "rwkv", "Q4_0", UnknownArchitectureError, "rwkv", False),
-        (b"{}", "llama", "Q4_1", QuantizationNotFoundError, "Q4_0", False),
-    ],
-)
-def test_no_weights_are_fetched_for_a_load_that_is_refused(
-    hub: FakeHub,
-    tmp_path: Path,
-    config: bytes,
-    architecture: str | None,
-    wanted: str | None,
-    error: type[LoadError],
-    words: str,
-    fetched: bool,
-) -> None:
-    weights = {"model.safetensors": b"weights"} if wanted is None else {}
-    hub.files = FILES | {"config.json": config} | weights
-    hub.gguf = {"architecture": architecture, "total": 1}
-    hub.ranges.clear()
-    with pytest.raises(error, match=words):
-        download(hub.url, tmp_path, wanted=wanted)
-    assert bool(hub.fetched) is fetched and "model.safetensors" not in hub.fetched
+def test_no_weights_are_fetched_for_a_load_that_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    """The hub reports the architecture of GGUF files."""
+    reformer = {"config.json": b'{"model_type": "reformer"}', "model.safetensors": b"weights"}
+    refused: tuple[tuple[dict[str, bytes], str | None, str | None, type[LoadError], str], ...] = (
+        (reformer, None, None, UnknownArchitectureError, "reformer"),
+        ({}, "rwkv", "Q4_0", UnknownArchitectureError, "rwkv"),
+        ({}, "llama", "Q4_1", QuantizationNotFoundError, "Q4_0"),
+    )
+    for files, architecture, wanted, error, words in refused:
+        hub.files = FILES | files
+        hub.gguf = {"architecture": architecture, "total": 1}
+        hub.ranges.clear()
+        with pytest.raises(error, match=words):
+            download(hub.url, tmp_path, wanted=wanted)
+        assert bool(hub.fetched) is bool(files) and "model.safetensors" not in hub.fetched
 
 
 def test_a_full_disk_is_reported_and_what_is_cached_needs_no_room_and_no_network(

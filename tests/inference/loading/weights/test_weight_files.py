@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from inference.engine.ranks.lead import follower_spec
 from inference.engine.stages.stage_specs import check_divided
@@ -25,9 +25,7 @@ from inference.protocol.load_errors import BadFileError, BadSourceError, Missing
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.conftest import (
-    edit_tensors,
     opened,
-    save_directory,
     saved_gguf,
 )
 
@@ -55,20 +53,6 @@ def test_gguf_and_safetensors_agree(tmp_path: Path, model_type: str, is_tied: bo
     assert same_eps == dense.config
     assert packed.num_parameters == dense.num_parameters
     assert packed.weight_bytes == dense.weight_bytes == 4 * dense.num_parameters
-
-
-@each_case("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_files_come_in_the_activation_dtype(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
-    directory = save_directory(tmp_path / "hf", "llama")
-    weights = {k: v.to(dtype) for k, v in load_file(directory / "model.safetensors").items()}
-    edit_tensors(directory, weights)
-    model = opened(directory, tmp_path, dtype="float32")
-    norm, x = model.weights.tensor("model.norm.weight"), torch.randn(3, 64)
-    assert norm.dtype == torch.float32 and torch.equal(norm, weights["model.norm.weight"].float())
-    expected = x @ weights["lm_head.weight"].float().T
-    assert torch.allclose(model.weights.linear("lm_head").decode(x), expected, atol=1e-5)
 
 
 def test_sharded_safetensors(

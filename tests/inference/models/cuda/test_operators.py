@@ -3,9 +3,7 @@ and KV write, and the chunk states of hybrids."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -14,11 +12,9 @@ import torch
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import new_layer
-from inference.models.cuda import setup
 from inference.models.cuda.delta import triton_chunk_states
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
-from inference.models.decoder import DecoderModel
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.delta_net import torch_chunk_states
@@ -28,7 +24,6 @@ from inference.models.layers.rope import rope_table, torch_rotation
 from inference.models.step_input import StepInput
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG
-from tests.inference.models.families import tiny_hybrid as tiny
 
 EPS = 1e-5
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
@@ -135,17 +130,3 @@ def test_chunk_states(device: torch.device, sizes: tuple[int, int, int, int]) ->
     given = [part.to(device) for part in (carried, written, written[0] * 2)]
     for found, wanted in zip(triton_chunk_states(*given), torch_chunk_states(*given), strict=True):
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs it on processors")
-@torch.inference_mode()
-def test_a_hybrid_reads_prompts_by_chunk_states(tmp_path: Path) -> None:
-    directory = tiny.save(tiny.qwen3_5(), tmp_path)
-    plain, accelerated = (tiny.on_torch(directory, tmp_path / "cache") for _ in range(2))
-    assert isinstance(accelerated, DecoderModel)
-    _, words = setup.install_kernels(accelerated)
-    assert "chunk states" in words and accelerated.operators.chunk_states is triton_chunk_states
-    prompt = random.Random(1).choices(range(tiny.VOCAB_SIZE), k=150)
-    found, wanted = (tiny.logits_of(model, prompt) for model in (accelerated, plain))
-    assert torch.allclose(found, wanted, atol=1e-3)

@@ -172,21 +172,12 @@ def test_experts_of_groups_are_those_of_transformers(
 ) -> None:
     router_class, config_class = ROUTERS[name]
     generator = torch.Generator().manual_seed(num_groups)
-    router = router_class(
-        config_class(
-            hidden_size=HIDDEN,
-            n_routed_experts=24,
-            num_experts_per_tok=4,
-            n_group=num_groups,
-            topk_group=chosen,
-            norm_topk_prob=normalizes,
-            routed_scaling_factor=1.5,
-        )
-    )
+    sizes = {"hidden_size": HIDDEN, "n_routed_experts": 24, "num_experts_per_tok": 4}
+    sizes |= {"n_group": num_groups, "topk_group": chosen, "norm_topk_prob": normalizes}
+    router = router_class(config_class(**sizes, routed_scaling_factor=1.5))
     router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
     router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
-    rows = torch.randn(NUM_ROWS, HIDDEN, generator=generator)
-    logits, weights, experts = router(rows)
+    logits, weights, experts = router(torch.randn(NUM_ROWS, HIDDEN, generator=generator))
     config = ExpertsConfig(
         num_experts=24,
         experts_per_token=4,
@@ -198,8 +189,6 @@ def test_experts_of_groups_are_those_of_transformers(
         num_groups=num_groups,
         groups_per_token=chosen,
     )
-    ours = route(config, logits, router.e_score_correction_bias)
-    theirs = torch.zeros(NUM_ROWS, 24).scatter(1, experts, weights)
-    torch.testing.assert_close(
-        torch.zeros(NUM_ROWS, 24).scatter(1, ours.experts, ours.weights), theirs
-    )
+    ours, none = route(config, logits, router.e_score_correction_bias), torch.zeros(NUM_ROWS, 24)
+    theirs = none.scatter(1, experts, weights)
+    torch.testing.assert_close(none.scatter(1, ours.experts, ours.weights), theirs)

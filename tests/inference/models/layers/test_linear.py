@@ -20,7 +20,6 @@ from inference.models.layers.linear import (
     Fp8Linear,
     LinearFactory,
     QuantizedLinear,
-    StackedLinear,
 )
 from inference.models.native.packing import Format
 from inference.models.weights.stored import DenseWeight, GroupedWeight, StoredWeight
@@ -150,14 +149,6 @@ def test_dense_weights_answer_in_the_activation_dtype(
     assert linear.decode(x).dtype == dtype
     assert_close(linear.decode(x), expected(stored, x))
     assert torch.equal(linear.prefill(x), linear.decode(x))
-
-
-def test_stacked_parts_stand_side_by_side() -> None:
-    first, second = DenseLinear(torch.randn(3, 8)), DenseLinear(torch.randn(5, 8))
-    stacked = StackedLinear([first, second])
-    x = torch.randn(2, 8)
-    assert torch.equal(stacked.decode(x), torch.cat([first.decode(x), second.decode(x)], dim=-1))
-    assert torch.equal(stacked.prefill(x), stacked.decode(x))
 
 
 @requires_int4

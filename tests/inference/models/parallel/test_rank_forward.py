@@ -169,17 +169,15 @@ def test_grouped_experts_leave_out_what_others_hold() -> None:
     def gate(both: torch.Tensor) -> torch.Tensor:
         return (both[:, :16] * both[:, 16:].sigmoid()).to(torch.bfloat16)
 
-    whole = GroupedExperts(DenseProduct(gate_up), DenseProduct(down), gate, biases).decode(
-        x, routes
-    )
+    experts = GroupedExperts(DenseProduct(gate_up), DenseProduct(down), gate, biases)
+    whole = experts.decode(x, routes)
     parts = []
     for first, last in ((0, 3), (3, 4)):
         own = [torch.cat((bias[first:last], torch.full_like(bias[:1], 9e9))) for bias in biases]
         products = (DenseProduct(weights[first:last]) for weights in (gate_up, down))
         held = GroupedExperts(*products, gate, (own[0], own[1]), has_others=True)
-        config = ExpertsConfig(
-            num_experts=4, experts_per_token=2, intermediate_size=16, held=(first, last)
-        )
+        sizes = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 16}
+        config = ExpertsConfig(**sizes, held=(first, last))
         parts.append(held.decode(x, held_routes(config, routes)))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)
 
@@ -197,19 +195,6 @@ class CountingGroup:
         return 2 * part
 
 
-class Identity:
-    """A projection whose kernels each rank chose by its own times."""
-
-    def __init__(self, features: int, is_phaseless: bool) -> None:
-        self.in_features = self.out_features = features
-        self.is_phaseless = is_phaseless
-
-    def decode(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    prefill = decode
-
-
 @each_case("is_split", [False, True], ids=["on cards", "on processors"])
 def test_ranks_make_as_many_sums_whatever_kernels_they_chose(is_split: bool) -> None:
     config = config_of("olmo2")
@@ -219,9 +204,10 @@ def test_ranks_make_as_many_sums_whatever_kernels_they_chose(is_split: bool) -> 
     groups = [CountingGroup(), CountingGroup()]
     products = []
     for group, is_phaseless in zip(groups, (True, False), strict=True):
-        mixer: Any = SimpleNamespace(
-            query_norm=norm, key_norm=norm, qkv=Identity(rows.shape[1], is_phaseless)
-        )
+        # A projection that changes nothing, whose kernels each rank chose by its own times.
+        own = {"is_phaseless": is_phaseless, "decode": lambda x: x, "prefill": lambda x: x}
+        own |= {"in_features": rows.shape[1], "out_features": rows.shape[1]}
+        mixer: Any = SimpleNamespace(query_norm=norm, key_norm=norm, qkv=SimpleNamespace(**own))
         qkv = WideNormedQKV(mixer, config, cast(RankGroup, group))
         products.append(Step._product(mixed, qkv, rows))
     assert groups[0].summed_rows == groups[1].summed_rows

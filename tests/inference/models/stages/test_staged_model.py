@@ -79,29 +79,15 @@ def staged(
 ) -> StagesInProcess:
     """``libraries``: of each stage, as of ``whole``."""
     check_ranges(config, ranges)
-    stages = [
-        _stage(config, files, layers, library, kv_format)
-        for layers, library in zip(ranges, libraries, strict=True)
-    ]
+    stages: list[BuiltStage] = []
+    for layers, library in zip(ranges, libraries, strict=True):
+        weights = ForwardedWeights(weights_of(files), layers.whole_name)
+        given = stage_config(config, layers), weights, CONTEXT_TOKENS, kv_format
+        if library is not None:
+            stages.append(NativeModel(library, *given, has_outer=layers.is_first))
+        else:
+            stages.append((DecoderModel if layers.is_first else DecoderLayers)(*given))
     return StagesInProcess(config, as_first_stage(stages[0]), stages[1:], ranges)
-
-
-def _stage(
-    config: ModelConfig,
-    files: TensorFiles,
-    layers: LayerRange,
-    library: ctypes.CDLL | None,
-    kv_format: KVFormat,
-) -> BuiltStage:
-    own, weights = (
-        stage_config(config, layers),
-        ForwardedWeights(weights_of(files), layers.whole_name),
-    )
-    if library is not None:
-        outer = layers.is_first
-        return NativeModel(library, own, weights, CONTEXT_TOKENS, kv_format, has_outer=outer)
-    kind = DecoderModel if layers.is_first else DecoderLayers
-    return kind(own, weights, CONTEXT_TOKENS, kv_format)
 
 
 @torch.inference_mode()
