@@ -26,19 +26,12 @@ from tests.inference.models.families import tiny_gguf
 NUM_LAYERS = 2
 NUM_HEADS = 4
 NUM_KV_HEADS = 2
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_KV_HEADS,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES: dict[str, Any] = (
+    {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": NUM_LAYERS}
+    | {"num_attention_heads": NUM_HEADS, "num_key_value_heads": NUM_KV_HEADS, "head_dim": 16}
+    | {"max_position_embeddings": 128, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2}
+)
+
 
 RANDOM_VALUE = 0.04
 """Root mean square of random weights in formats that gguf cannot make."""

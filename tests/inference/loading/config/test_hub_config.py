@@ -226,22 +226,17 @@ def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
         read_gguf_config(header)
 
 
-@each_case(
-    ("config", "message"),
-    [
+def test_an_architecture_that_is_not_known_or_not_named_is_refused() -> None:
+    for config, message in (
         ({}, "config.json has neither model_type nor architectures"),
         ({"architectures": "Llama"}, "neither model_type nor architectures"),
         ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
         ({"architectures": ["QwenThreeForCausalLM"]}, r"docs/models\.md"),
         (LLAMA | {"model_type": "bert"}, r"'bert'.*docs/models\.md"),
-    ],
-)
-def test_an_architecture_that_is_not_known_or_not_named_is_refused(
-    config: dict[str, Any], message: str
-) -> None:
-    error = UnknownArchitectureError if "model_type" in config else BadFileError
-    with pytest.raises(error, match=message):
-        parse_config(config, {})
+    ):
+        error = UnknownArchitectureError if "model_type" in config else BadFileError
+        with pytest.raises(error, match=message):
+            parse_config(config, {})
 
 
 FEW = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}

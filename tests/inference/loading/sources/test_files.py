@@ -273,14 +273,10 @@ def test_a_file_that_another_revision_has_stays(cache: Path) -> None:
     assert delete_cached(cache, "huggingface:org/other", "one") == 0
 
 
-@each_case(
-    ("source", "revision"),
-    [
-        *((SOURCE, revision) for revision in ("..", "a/../../b", "")),
-        *((source, "") for source in ("pypi:..", "pypi:a/b", "path:/models/m.gguf")),
-    ],
-)
-def test_nothing_outside_the_cache_is_touched(cache: Path, source: str, revision: str) -> None:
-    with pytest.raises(BadSourceError):
-        delete_cached(cache, source, revision)
-    assert len(list_cached(cache)) == 3
+def test_nothing_outside_the_cache_is_touched(cache: Path) -> None:
+    outside = [(SOURCE, revision) for revision in ("..", "a/../../b", "")]
+    outside += [(source, "") for source in ("pypi:..", "pypi:a/b", "path:/models/m.gguf")]
+    for source, revision in outside:
+        with pytest.raises(BadSourceError):
+            delete_cached(cache, source, revision)
+        assert len(list_cached(cache)) == 3

@@ -135,13 +135,13 @@ def test_logits_that_are_kept_stay_as_they_are(library: ctypes.CDLL) -> None:
     assert run(native, [4, 5], [0, 1]).data_ptr() == first
 
 
-@each_case("token_id", [-1, VOCAB_SIZE, 2**31 - 1, -(2**31)])
-def test_a_token_outside_the_vocabulary_stops_the_step(library: ctypes.CDLL, token_id: int) -> None:
+def test_a_token_outside_the_vocabulary_stops_the_step(library: ctypes.CDLL) -> None:
     native = decoder(library, Format.Q8)
     expected = run(native, [1, 2, 3], [0, 0, 1])
-    with pytest.raises(IndexError, match="outside the vocabulary"):
-        run(native, [1, token_id, 3], [0, 0, 1])
-    assert torch.equal(run(native, [1, 2, 3], [0, 0, 1]), expected)
+    for token_id in (-1, VOCAB_SIZE, 2**31 - 1, -(2**31)):
+        with pytest.raises(IndexError, match="outside the vocabulary"):
+            run(native, [1, token_id, 3], [0, 0, 1])
+        assert torch.equal(run(native, [1, 2, 3], [0, 0, 1]), expected)
 
 
 STACKED = (
