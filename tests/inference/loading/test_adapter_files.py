@@ -98,10 +98,8 @@ DEEP = "model.layers.9.mlp.up_proj"
 
 
 def pair(name: str, features: int, outputs: int) -> dict[str, torch.Tensor]:
-    return {
-        f"{name}.lora_A.weight": torch.zeros(4, features),
-        f"{name}.lora_B.weight": torch.zeros(outputs, 4),
-    }
+    down, up = torch.zeros(4, features), torch.zeros(outputs, 4)
+    return {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
 
 
 @each_case(

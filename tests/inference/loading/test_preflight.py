@@ -15,11 +15,7 @@ from inference.loading import loader
 from inference.loading.config.hub_config import parse_config
 from inference.loading.costs.model_costs import ModelCosts
 from inference.loading.costs.read_costs import config_tensors, model_costs
-from inference.loading.devices import (
-    choose_device,
-    choose_dtype,
-    earlier_loads_on,
-)
+from inference.loading.devices import choose_device, choose_dtype, earlier_loads_on
 from inference.loading.formats import FORMATS
 from inference.loading.preflight import (
     Kernels,
@@ -33,11 +29,7 @@ from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.kernels import has_fast_bfloat16
 from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.protocol.load_errors import (
-    BadSourceError,
-    DoesNotFitError,
-    MissingFileError,
-)
+from inference.protocol.load_errors import BadSourceError, DoesNotFitError, MissingFileError
 from tests.cases import each_case
 from tests.inference.loading.conftest import opened, save_directory, saved_gguf
 from tests.inference.models.dense_weights import TINY
@@ -46,57 +38,49 @@ CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
 
 
 CARD: dict[str, Any] = {"is_card": True, "packs_projections": True}
+LOOKS_UP = CARD | {"looks_up_codes": True}
+NATIVE, TORCH = {"dense_bytes": 4, "is_native": True}, {"dense_bytes": 4}
 MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
 
 
 @each_case(
-    ("tensors", "kernels", "expected"),
+    ("role", "tensors", "kernels", "expected"),
     [
         # The native decoder packs every format, and torch some, which may have copies.
-        (MIXED, {"dense_bytes": 4, "is_native": True}, (14800 + 21000 + 40, 51200)),
-        (MIXED, {"dense_bytes": 4}, (16000 + 4 * 25600 + 40, 51200)),
-        ([("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 10)], {"dense_bytes": 4}, (5640, 12800)),
-        ([("q5", 3200), ("q6", 3200)], {"dense_bytes": 4, "is_native": True}, (4800, 12800)),
-        ([("q5", 3200), ("q6", 3200)], {"dense_bytes": 4}, (2 * 3600, 12800)),
+        ("column", MIXED, NATIVE, (14800 + 21000 + 40, 51200)),
+        ("column", MIXED, TORCH, (16000 + 4 * 25600 + 40, 51200)),
+        ("column", [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 10)], TORCH, (5640, 12800)),
+        ("column", [("q5", 3200), ("q6", 3200)], NATIVE, (4800, 12800)),
+        ("column", [("q5", 3200), ("q6", 3200)], TORCH, (2 * 3600, 12800)),
         # A card keeps projections packed, those of 5 and 6 bits not in 8. Where torch has a kernel
         # too, the larger of the two counts: the faster one is chosen later.
         *(
-            ([(format, 3200), ("F16", 10)], CARD, (num_bytes + 20, copy_bytes))
+            ("column", [(format, 3200), ("F16", 10)], CARD, (num_bytes + 20, copy_bytes))
             for format, num_bytes, copy_bytes in [
                 *(("Q5_K", 2800, 0), ("q6", 2600, 6400), ("Q4_K", 2000, 6400)),
                 *(("Q8_0", 3600, 6400), ("fp8", 3200, 0)),
             ]
         ),
         # What only experts are packed in is dense elsewhere.
-        ([("F8_E4M3", 3200)], CARD, (6400, 0)),
-    ],
-)
-def test_what_weights_take(
-    tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
-) -> None:
-    weights = [Weight("column", format, number) for format, number in tensors]
-    assert Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(weights) == expected
-
-
-@each_case(
-    ("role", "format", "kernels", "is_tied", "expected"),
-    [
+        ("column", [("F8_E4M3", 3200)], CARD, (6400, 0)),
         # A table's rows are looked up: they are not packed, but for the head that is tied to them.
-        ("embedding", "Q4_K", CARD | {"looks_up_codes": True}, False, (3600, 0)),
-        ("embedding", "Q4_K", CARD | {"looks_up_codes": True}, True, (5600, 6400)),
-        ("embedding", "BF16", CARD | {"looks_up_codes": True}, False, (6400, 0)),
-        ("embedding", "Q4_K", {}, False, (2000, 6400)),
-        ("experts", "F8_E4M3", CARD | {"packs_experts": True}, False, (3400, 0)),
-        ("experts", "Q4_K", CARD, False, (6400, 0)),
-        ("experts", "Q4_K", {}, False, (2000, 6400)),
-        ("tower", "Q8_0", {}, False, (6400, 0)),
+        ("embedding", [("Q4_K", 3200)], LOOKS_UP, (3600, 0)),
+        ("tied embedding", [("Q4_K", 3200)], LOOKS_UP, (5600, 6400)),
+        ("embedding", [("BF16", 3200)], LOOKS_UP, (6400, 0)),
+        ("embedding", [("Q4_K", 3200)], {}, (2000, 6400)),
+        ("experts", [("F8_E4M3", 3200)], CARD | {"packs_experts": True}, (3400, 0)),
+        ("experts", [("Q4_K", 3200)], CARD, (6400, 0)),
+        ("experts", [("Q4_K", 3200)], {}, (2000, 6400)),
+        ("tower", [("Q8_0", 3200)], {}, (6400, 0)),
     ],
 )
 def test_a_weight_takes_what_its_role_has_kernels_for(
-    role: Any, format: str, kernels: dict[str, Any], is_tied: bool, expected: tuple[int, int]
+    role: Any, tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    weights = [Weight(role, format, 3200)]
-    assert Kernels(dense_bytes=2, **kernels).bytes_of(weights, is_tied=is_tied) == expected
+    own = role.removeprefix("tied ")
+    weights = [Weight(own, format, number) for format, number in tensors]
+    found = Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(weights, is_tied=own != role)
+    assert found == expected
 
 
 def test_what_a_step_and_a_short_context_take() -> None:

@@ -138,9 +138,7 @@ def test_what_is_advertised_is_served(context: int, bound: int | None, data: st.
     prompt = data.draw(st.integers(1, limit.input))
     asked = data.draw(st.integers(1, limit.output))
     request = GenerationRequest(
-        model="m",
-        input=TokensInput(prompts=[[1]]),
-        sampling=SamplingOptions(max_tokens=asked),
+        model="m", input=TokensInput(prompts=[[1]]), sampling=SamplingOptions(max_tokens=asked)
     )
     allowed = answer_limit(
         request, num_prompt_tokens=prompt, context_tokens=context, max_output_tokens=bound

@@ -29,12 +29,7 @@ from inference.protocol.load_errors import (
 )
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
-from tests.inference.loading.conftest import (
-    edit_json,
-    edit_tensors,
-    opened,
-    save_gguf,
-)
+from tests.inference.loading.conftest import edit_json, edit_tensors, opened, save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.loading.mutations.subjects import SUBJECTS
 from tests.inference.models.dense_weights import TINY

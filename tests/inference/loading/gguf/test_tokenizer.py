@@ -143,20 +143,16 @@ def test_a_warning_about_the_vocabulary_stays_with_its_directory(tmp_path: Path)
     assert tokenizer_warnings(tmp_path) == []
 
 
-@each_case(
-    ("metadata", "words"),
-    [
+def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
+    pre, merges = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
+    for metadata, words in (
         (byte_level("superbpe"), r"'superbpe'.*smollm"),
-        (byte_level("x", **{"tokenizer.ggml.pre": None}), r"tokenizer\.ggml\.pre.*converted since"),
+        (byte_level("x", **{pre: None}), r"tokenizer\.ggml\.pre.*converted since"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
-        (byte_level("qwen2", **{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),
-    ],
-)
-def test_unknown_rules_are_refused_and_the_fix_is_named(
-    metadata: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(BadFileError, match=words):
-        convert_tokenizer({key: value for key, value in metadata.items() if value is not None})
+        (byte_level("qwen2", **{merges: None}), r"tokenizer\.ggml\.merges"),
+    ):
+        with pytest.raises(BadFileError, match=words):
+            convert_tokenizer({key: value for key, value in metadata.items() if value is not None})
 
 
 SENTENCEPIECE = {

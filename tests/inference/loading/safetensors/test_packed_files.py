@@ -150,8 +150,8 @@ PACKED = groups_of("pack-quantized", "int", 4)
 Make = Callable[[int, int], tuple[Tensors, torch.Tensor]]
 CASES: dict[str, tuple[dict[str, Any], str, Make]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", awq),
-    "gptq of 4 bits": (GPTQ, "INT4", partial(gptq, 4)),
-    "gptq of 8 bits": (GPTQ | {"bits": 8}, "INT8", partial(gptq, 8)),
+    "gptq 4 bits": (GPTQ, "INT4", partial(gptq, 4)),
+    "gptq 8 bits": (GPTQ | {"bits": 8}, "INT8", partial(gptq, 8)),
     "gptq, ordered by activation": (GPTQ | {"desc_act": True}, "BF16", gptq_by_activation),
     "packed": (PACKED, "INT4", partial(compressed, has_zeros=False)),
     "packed, with zeros": (PACKED, "INT4", partial(compressed, has_zeros=True)),
@@ -230,7 +230,7 @@ def saved(case: str, folder: Path) -> PreTrainedModel:
     return reference
 
 
-@each_case("case", ["awq", "gptq of 8 bits", "fp8 of blocks"])
+@each_case("case", ["awq", "gptq 8 bits", "fp8 of blocks"])
 def test_a_model_answers_as_transformers_does(case: str, tmp_path: Path) -> None:
     reference = saved(case, tmp_path / "model")
     model = parity.opened(tmp_path / "model", tmp_path)
@@ -304,23 +304,15 @@ def _set(name: str, tensor: torch.Tensor) -> Change:
         ("awq", _cut("qzeros"), r"qzeros is 2 x 8 and should be 3 x 8"),
         ("awq", _set("scales", torch.ones(3, 64, dtype=torch.int32)), "scales is stored as I32"),
         ("awq", _set("qweight", torch.ones(96, dtype=torch.int32)), "should be a matrix"),
-        ("gptq of 8 bits", _cut("g_idx"), r"g_idx is 95 and should be 96"),
-        (
-            "gptq of 8 bits",
-            _cut("scales"),
-            r"scales is 2 x 64|qzeros is 3 x 16 and should be 2 x 16",
-        ),
+        ("gptq 8 bits", _cut("g_idx"), r"g_idx is 95 and should be 96"),
+        ("gptq 8 bits", _cut("scales"), r"scales is 2 x 64|qzeros is 3 x 16 and should be 2 x 16"),
         ("packed", _cut("weight_packed"), "weight_packed has 63 rows"),
         ("packed", _cut("weight_packed", 1), "weight_packed has 11 words a row"),
         ("packed", _cut("weight_scale"), r"weight_scale is 63 x 3 and should be 64 x 3"),
         ("packed", _set("weight_shape", torch.tensor([64, 2**40])), "packed has 12 words a row"),
         ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape is 64, and"),
         ("packed, with zeros", _cut("weight_zero_point", 1), "weight_zero_point is 8 x 2"),
-        (
-            "gptq of 8 bits",
-            _set("g_idx", torch.full((96,), 3).int()),
-            "g_idx names the group 3 of 3",
-        ),
+        ("gptq 8 bits", _set("g_idx", torch.full((96,), 3).int()), "g_idx names the group 3 of 3"),
     ],
 )
 def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(

@@ -24,10 +24,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, MissingTensorError
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
-from tests.inference.loading.conftest import (
-    opened,
-    saved_gguf,
-)
+from tests.inference.loading.conftest import opened, saved_gguf
 
 
 @each_case(
@@ -70,21 +67,19 @@ def test_sharded_safetensors(
         opened(tiny_directory, tmp_path)
 
 
-@each_case(("quantization", "detail"), [("auto", ""), ("q4", "quantising to q4")])
-def test_progress_counts_the_tensors(
-    tmp_path: Path, tiny_directory: Path, quantization: str, detail: str
-) -> None:
-    reported: list[LoadProgress] = []
-    given: dict[str, Any] = {"devices": ["cpu"], "quantization": quantization}
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{tiny_directory}", **given)
-    model = open_model(spec, tmp_path / "cache", reported.append)
-    assert isinstance(model, OpenedModel)
-    build_model(model.config, model.weights, 32)
-    assert [p.stage for p in reported][:2] == [LoadStage.STARTING, LoadStage.PREFLIGHT]
-    last = reported[-1]
-    assert (last.stage, last.done, last.unit) == (LoadStage.WEIGHTS, last.total, "tensors")
-    assert {p.detail for p in reported if p.stage is LoadStage.WEIGHTS} == {detail}
-    model.close()
+def test_progress_counts_the_tensors(tmp_path: Path, tiny_directory: Path) -> None:
+    for quantization, detail in (("auto", ""), ("q4", "quantising to q4")):
+        reported: list[LoadProgress] = []
+        given: dict[str, Any] = {"devices": ["cpu"], "quantization": quantization}
+        spec = LoadSpec(job_id="1", model="tiny", source=f"path:{tiny_directory}", **given)
+        model = open_model(spec, tmp_path / "cache", reported.append)
+        assert isinstance(model, OpenedModel)
+        build_model(model.config, model.weights, 32)
+        assert [p.stage for p in reported][:2] == [LoadStage.STARTING, LoadStage.PREFLIGHT]
+        last = reported[-1]
+        assert (last.stage, last.done, last.unit) == (LoadStage.WEIGHTS, last.total, "tensors")
+        assert {p.detail for p in reported if p.stage is LoadStage.WEIGHTS} == {detail}
+        model.close()
 
 
 NUM_EXPERTS, INNER, HIDDEN = 3, 32, 64

@@ -151,10 +151,7 @@ def int8(rows: int, columns: int) -> dict[str, torch.Tensor]:
     return {"weight": codes, "weight_scale": torch.rand(rows, 1) / 1000}
 
 
-FORMATS = {
-    "fp8": (fp8, fp8),
-    "gates otherwise than the rest": (int8, fp8),
-}
+FORMATS = {"fp8": (fp8, fp8), "gates otherwise than the rest": (int8, fp8)}
 """The formats of gates, and of the other weights."""
 
 

@@ -12,12 +12,7 @@ import torch
 
 from inference.models.errors import UnfitWeightsError
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.native.layers import (
-    Angles,
-    NativeExperts,
-    NativeJoin,
-    NativeLayer,
-)
+from inference.models.native.layers import Angles, NativeExperts, NativeJoin, NativeLayer
 from inference.models.native.packing import Format, PackedLinear, unwritten
 from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case

@@ -296,18 +296,9 @@ def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
             mixed.prepare_adapter(odd)
 
 
-@each_case(
-    "ranges",
-    [
-        ranges_of(1),
-        ranges_of(1, 3),
-        [LayerRange(1, 2)],
-        [LayerRange(0, 2), LayerRange(1, 2)],
-        [LayerRange(0, 2), LayerRange(2, 2)],
-        [],
-    ],
-    ids=str,
-)
-def test_ranges_that_are_not_the_models_layers(ranges: list[LayerRange]) -> None:
-    with pytest.raises(UnsplittableError, match="each once and in order"):
-        check_ranges(config_of("llama"), ranges)
+def test_ranges_that_are_not_the_models_layers() -> None:
+    wrong = [ranges_of(1), ranges_of(1, 3), [LayerRange(1, 2)], []]
+    wrong += [[LayerRange(0, 2), LayerRange(*other)] for other in ((1, 2), (2, 2))]
+    for ranges in wrong:
+        with pytest.raises(UnsplittableError, match="each once and in order"):
+            check_ranges(config_of("llama"), ranges)

@@ -277,9 +277,7 @@ def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -
         assert not tensor[EMPTY_STATE].any()
 
 
-def test_what_transformers_does_not_build_is_refused_before_the_weights(
-    tmp_path: Path,
-) -> None:
+def test_what_transformers_does_not_build_is_refused_before_the_weights(tmp_path: Path) -> None:
     config = config_of(cached_row("gptj")) | {"n_head": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownArchitectureError, match="transformers builds no 'gptj' of this"):
