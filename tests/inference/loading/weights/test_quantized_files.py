@@ -37,6 +37,7 @@ from tests.inference.loading.conftest import (
     edit_tensors,
     opened,
     save_directory,
+    save_gguf,
     saved_gguf,
 )
 
@@ -98,10 +99,16 @@ def test_a_file_of_other_bits_is_refused(tmp_path: Path, quantization: str, foun
     words = f"{quantization} needs dense weights, and these files hold {found}; set quantization"
     with pytest.raises(BadSourceError, match=f"quantization {words} auto"):
         opened(file, tmp_path, quantization=quantization)
-    for kept in ("auto", "none"):
-        model = opened(tmp_path / "hf", tmp_path, quantization=kept)
+
+
+def test_what_is_not_to_be_quantised_is_left_alone(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    types = {name: Type.Q8_0 for name, weight in weights.items() if weight.dim() == 2}
+    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    for source, quantization in ((file, "q8"), (tiny_directory, "auto"), (tiny_directory, "none")):
+        model = opened(source, tmp_path, quantization=quantization)
         assert model.unquantized is None
-        assert isinstance(model.weights.stored("lm_head"), DenseWeight)
+        assert isinstance(model.weights.stored("lm_head"), DenseWeight) == (source != file)
 
 
 KEPT = "1 x {0} kept in {1} bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB); 1 x q8 kept in 8 bits"

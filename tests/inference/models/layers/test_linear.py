@@ -15,7 +15,13 @@ from inference.models.layers.kernels import (
     int8_matmul,
     pack_int4,
 )
-from inference.models.layers.linear import DenseLinear, Fp8Linear, LinearFactory, QuantizedLinear
+from inference.models.layers.linear import (
+    DenseLinear,
+    Fp8Linear,
+    LinearFactory,
+    QuantizedLinear,
+    StackedLinear,
+)
 from inference.models.native.packing import Format
 from inference.models.weights.stored import DenseWeight, GroupedWeight, StoredWeight
 from tests.cases import each_case
@@ -144,6 +150,9 @@ def test_dense_weights_answer_in_the_activation_dtype(
     assert linear.decode(x).dtype == dtype
     assert_close(linear.decode(x), expected(stored, x))
     assert torch.equal(linear.prefill(x), linear.decode(x))
+    stacked = StackedLinear([linear, linear])
+    assert torch.equal(stacked.decode(x), torch.cat([linear.decode(x)] * 2, dim=-1))
+    assert torch.equal(stacked.prefill(x), stacked.decode(x))
 
 
 @requires_int4
