@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +26,11 @@ from tests.inference.models.families import tiny_gguf
 NUM_LAYERS = 2
 NUM_HEADS = 4
 NUM_KV_HEADS = 2
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_KV_HEADS,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-GGUF_NAMES = {
-    "mlp.gate.e_score_correction": "exp_probs_b",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "rope_freqs": "rope_freqs",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "embed_tokens": "nextn.embed_tokens",
-    "enorm": "nextn.enorm",
-    "hnorm": "nextn.hnorm",
-    "eh_proj": "nextn.eh_proj",
-    "shared_head.norm": "nextn.shared_head_norm",
-    "shared_head.head": "nextn.shared_head_head",
-}
+SIZES: dict[str, Any] = (
+    {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": NUM_LAYERS}
+    | {"num_attention_heads": NUM_HEADS, "num_key_value_heads": NUM_KV_HEADS, "head_dim": 16}
+    | {"max_position_embeddings": 128, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2}
+)
 
 
 RANDOM_VALUE = 0.04
@@ -191,16 +151,17 @@ def blocks_of(values: np.ndarray, type: GGMLQuantizationType) -> np.ndarray:
         return random_blocks(np.random.default_rng(3), type, values.shape, RANDOM_VALUE)
 
 
-GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}
+@cache
+def _names_of(architecture: str) -> gguf.TensorNameMap:
+    (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(kind, 64)
 
 
 def gguf_name(name: str, architecture: str = "llama") -> str:
-    own = GGUF_NAMES | (GLM_NAMES if architecture == "glm4moe" else {})
+    """By gguf's own tables, where the architecture's own lacks it by those of others."""
     stem, _, kind = name.rpartition(".")
-    if stem in own:
-        return f"{own[stem]}.{kind}"
-    _, _, index, layer_stem = stem.split(".", 3)
-    return f"blk.{index}.{own[layer_stem]}.{kind}"
+    tables = map(_names_of, (architecture, "llama", "qwen2moe", "glm4moe"))
+    return f"{next(filter(None, (names.get_name(stem) for names in tables)))}.{kind}"
 
 
 def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:

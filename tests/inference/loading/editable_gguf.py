@@ -12,7 +12,7 @@ import gguf
 
 from inference.loading.gguf.header import ARRAY, SCALAR_FORMATS, STRING
 
-UINT32, FLOAT32, UINT64 = 4, 6, 10
+UINT32, FLOAT32 = 4, 6
 
 
 @dataclass(slots=True)
@@ -52,16 +52,12 @@ class EditableGGUF:
             for key, field in reader.fields.items()
             if not key.startswith("GGUF.")
         ]
+        start = reader.data_offset
         infos = [
-            Info(
-                tensor.name,
-                tensor.shape.tolist(),
-                int(tensor.tensor_type),
-                int(tensor.data_offset - reader.data_offset),
-            )
-            for tensor in reader.tensors
+            Info(one.name, one.shape.tolist(), int(one.tensor_type), int(one.data_offset - start))
+            for one in reader.tensors
         ]
-        return cls(pairs, infos, path.read_bytes()[reader.data_offset :])
+        return cls(pairs, infos, path.read_bytes()[start:])
 
     def pair(self, key: str) -> Pair:
         return next(pair for pair in self.pairs if pair.key == key)

@@ -61,11 +61,8 @@ class FakeHub(ThreadingHTTPServer):
 
     def listing(self) -> dict[str, object]:
         siblings = [
-            {
-                "rfilename": name,
-                "size": self.sizes.get(name, len(content)),
-                "lfs": {"sha256": self.etag(name), "size": len(content), "pointerSize": 1},
-            }
+            {"rfilename": name, "size": self.sizes.get(name, len(content))}
+            | {"lfs": {"sha256": self.etag(name), "size": len(content), "pointerSize": 1}}
             for name, content in self.files.items()
         ]
         return {"id": "org/tiny", "sha": self.commit, "siblings": siblings, "gguf": self.gguf}

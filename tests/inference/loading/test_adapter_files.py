@@ -46,15 +46,9 @@ def opened(directory: Path, config: ModelConfig = CONFIG, **changes: Any):  # ty
 
 
 def test_every_target_is_read_with_its_own_rank_and_scale(tmp_path: Path) -> None:
-    write_adapter(
-        tmp_path,
-        BASE,
-        seed=1,
-        rank=4,
-        alpha=8,
-        rank_pattern={"k_proj": 16, r"layers\.1\.self_attn\.v_proj": 4},
-        alpha_pattern={"o_proj": 2.0},
-    )
+    ranks = {"k_proj": 16, r"layers\.1\.self_attn\.v_proj": 4}
+    own = {"rank_pattern": ranks, "alpha_pattern": {"o_proj": 2.0}}
+    write_adapter(tmp_path, BASE, seed=1, rank=4, alpha=8, **own)
     modules = opened(tmp_path).weights.modules
     assert modules.keys() == {name.removesuffix(".weight") for name in BASE}
     first = "model.layers.0.self_attn."
@@ -62,18 +56,15 @@ def test_every_target_is_read_with_its_own_rank_and_scale(tmp_path: Path) -> Non
     assert modules[f"{first}k_proj"].scale == 0.5
     assert modules[f"{first}o_proj"].scale == 0.5
     assert modules[f"{first}k_proj"].down.shape == (16, 32)
-
-
-def test_rank_stabilized_scale() -> None:
     assert read_adapter_config(MINIMAL | {"use_rslora": True}).scale_of("q") == 4.0
     assert read_adapter_config(MINIMAL).scale_of("q") == 2.0
 
 
-@each_case("targets", ["all-linear", ["all-linear"], r".*\.(q|v)_proj"])
-def test_targets_as_one_word_or_an_expression(tmp_path: Path, targets: Any) -> None:
+def test_targets_as_one_word_or_an_expression(tmp_path: Path) -> None:
     write_adapter(tmp_path, BASE, seed=1, targets=("q_proj", "v_proj"))
-    edit_json(tmp_path / "adapter_config.json", target_modules=targets)
-    assert len(opened(tmp_path).weights.modules) == 4
+    for targets in ("all-linear", ["all-linear"], r".*\.(q|v)_proj"):
+        edit_json(tmp_path / "adapter_config.json", target_modules=targets)
+        assert len(opened(tmp_path).weights.modules) == 4
 
 
 @each_case(
@@ -107,10 +98,8 @@ DEEP = "model.layers.9.mlp.up_proj"
 
 
 def pair(name: str, features: int, outputs: int) -> dict[str, torch.Tensor]:
-    return {
-        f"{name}.lora_A.weight": torch.zeros(4, features),
-        f"{name}.lora_B.weight": torch.zeros(outputs, 4),
-    }
+    down, up = torch.zeros(4, features), torch.zeros(outputs, 4)
+    return {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
 
 
 @each_case(
@@ -123,7 +112,7 @@ def pair(name: str, features: int, outputs: int) -> dict[str, torch.Tensor]:
         (pair("lm_head", 32, 64), "output head"),
         (
             {"model.embed_tokens.lora_embedding_A": torch.zeros(4, 64)},
-            "embed_tokens.lora_embedding_A, which is no part",
+            "embedding_A, which is no part",
         ),
         (pair(DEEP, 32, 48), "no projection of the base model"),
         ({f"{QUERIES}.lora_A.weight": torch.full((4, 32), float("nan"))}, "not all numbers"),
@@ -139,14 +128,6 @@ def test_tensors_that_do_not_fit_are_named(
         opened(tmp_path)
 
 
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    write_adapter(tmp_path, BASE, seed=1)
-    experts = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48)
-    sparse = replace(CONFIG, architecture="qwen3_moe", mlps=("sparse", "sparse"), experts=experts)
-    with pytest.raises(BadAdapterError, match="belongs to experts"):
-        opened(tmp_path, sparse)
-
-
 @each_case(
     ("changes", "error", "words"),
     [
@@ -156,16 +137,16 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
         ({"source": "path:/nowhere"}, MissingFileError, "nowhere"),
     ],
 )
-def test_sources(
+def test_what_cannot_be_opened_is_refused(
     tmp_path: Path, changes: dict[str, str], error: type[LoadError], words: str
 ) -> None:
     write_adapter(tmp_path, BASE, seed=1)
     with pytest.raises(error, match=words):
         opened(tmp_path, **changes)
-
-
-def test_a_config_that_is_no_json_or_is_not_there(tmp_path: Path) -> None:
-    write_adapter(tmp_path, BASE, seed=1)
+    experts = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48)
+    sparse = replace(CONFIG, architecture="qwen3_moe", mlps=("sparse", "sparse"), experts=experts)
+    with pytest.raises(BadAdapterError, match="belongs to experts"):
+        opened(tmp_path, sparse)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(BadAdapterError, match="not JSON"):
         opened(tmp_path)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import parse_config
 from inference.loading.image_processor import (
@@ -33,11 +32,7 @@ from tests.inference.models.vision import tiny_gemma3, tiny_idefics3, tiny_pixtr
 from tests.inference.models.vision.test_vision_config import PROCESSOR, QWEN3_VL_8B
 
 LARGEST = {"longest_edge": 96 * 1024, "shortest_edge": 4 * 1024}
-SMALL = PROCESSOR | {
-    "size": LARGEST,
-    "image_mean": [0.5, 0.4, 0.3],
-    "image_std": [0.5, 0.6, 0.7],
-}
+SMALL = PROCESSOR | {"size": LARGEST, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
 
 def config_of(processor: dict[str, Any]) -> ModelConfig:
@@ -52,38 +47,40 @@ def bounded(
     return with_bounded_pixels(config, device, environment).vision
 
 
-@each_case(
-    ("device", "least", "most", "expected"),
-    [
-        ("cpu", None, None, (None, MOST_PIXELS_ON_CPU)),
-        ("cuda", None, None, (None, None)),
-        ("cuda", None, 4096, (4096, 4096)),
-        ("cpu", 100_352, None, (100_352, MOST_PIXELS_ON_CPU)),
-    ],
-)
-def test_images_are_bounded_on_a_cpu_and_by_the_operator(
-    device: str, least: int | None, most: int | None, expected: tuple[int | None, int | None]
-) -> None:
-    own = config_of(PROCESSOR).vision
-    vision = bounded(config_of(PROCESSOR), device, least, most)
-    assert own is not None and vision is not None
-    assert vision.min_pixels == (expected[0] or own.min_pixels)
-    assert vision.max_pixels == (expected[1] or own.max_pixels)
-    _, height, width = image_grid(64, 64, vision)
-    assert height * width * vision.patch_px**2 >= vision.min_pixels
-
-
-def test_no_pixels_make_a_text_model(tmp_path: Path) -> None:
-    text = replace(config_of(PROCESSOR), vision=None)
-    none = {"HELEXA_VISION_MAX_PIXELS": "0"}
-    assert with_bounded_pixels(config_of(PROCESSOR), "cpu", none) == text
-    assert with_bounded_pixels(text, "cuda", {"HELEXA_VISION_MAX_PIXELS": "4096"}) == text
-    assert open_image_processor(tmp_path, text) == (None, "")
-
-
 def tiled() -> ModelConfig:
     declared = tiny_idefics3.PROCESSOR
     return with_pixels(parse_config(tiny_idefics3.idefics3().config.to_dict(), {}), declared)
+
+
+def test_images_are_bounded_on_a_cpu_and_by_the_operator(tmp_path: Path) -> None:
+    """Those of one size are not, and those in tiles are by their longest side: each is scaled to
+    it, so that no smallest size changes anything."""
+    qwen = config_of(PROCESSOR)
+    own = qwen.vision
+    assert own is not None
+    for device, given, least, most in (
+        ("cpu", (None, None), own.min_pixels, MOST_PIXELS_ON_CPU),
+        ("cuda", (None, None), own.min_pixels, own.max_pixels),
+        ("cuda", (None, 4096), 4096, 4096),
+        ("cpu", (100_352, None), 100_352, MOST_PIXELS_ON_CPU),
+    ):
+        vision = bounded(qwen, device, *given)
+        assert vision is not None and (vision.min_pixels, vision.max_pixels) == (least, most)
+        _, height, width = image_grid(64, 64, vision)
+        assert height * width * vision.patch_px**2 >= vision.min_pixels
+    text = replace(qwen, vision=None)
+    assert with_bounded_pixels(qwen, "cpu", {"HELEXA_VISION_MAX_PIXELS": "0"}) == text
+    assert with_bounded_pixels(text, "cuda", {"HELEXA_VISION_MAX_PIXELS": "4096"}) == text
+    assert open_image_processor(tmp_path, text) == (None, "")
+    gemma = parse_config(tiny_gemma3.gemma3().config.to_dict(), {})
+    gemma = with_pixels(gemma, tiny_gemma3.PROCESSOR)
+    for device in ("cpu", "cuda"):
+        assert bounded(gemma, device, 100, 100) == gemma.vision
+    assert bounded(gemma, "cpu", most=0) is None
+    for most, columns in ((784, 3), (200, 2)):
+        vision = bounded(tiled(), "cpu", 1000, most)
+        assert vision is not None and (vision.min_pixels, vision.max_pixels) == (0, most)
+        assert image_layout(100, 100, vision).columns == columns
 
 
 @each_case(
@@ -99,19 +96,6 @@ def test_bounds_that_no_image_has_are_refused(
 ) -> None:
     with pytest.raises(BadSettingError, match=words):
         bounded(make(), "cpu", least, most)
-
-
-def test_images_of_one_size_are_not_bounded_and_those_in_tiles_by_their_longest_side() -> None:
-    """Each in tiles is scaled to it, so that no smallest size changes anything."""
-    config = parse_config(tiny_gemma3.gemma3().config.to_dict(), {})
-    config = with_pixels(config, tiny_gemma3.PROCESSOR)
-    for device in ("cpu", "cuda"):
-        assert bounded(config, device, 100, 100) == config.vision
-    assert bounded(config, "cpu", most=0) is None
-    for most, columns in ((784, 3), (200, 2)):
-        vision = bounded(tiled(), "cpu", 1000, most)
-        assert vision is not None and (vision.min_pixels, vision.max_pixels) == (0, most)
-        assert image_layout(100, 100, vision).columns == columns
 
 
 PIXTRAL_SIZE = {"size": {"longest_edge": 600}, "patch_size": {"height": 4, "width": 4}}
@@ -163,18 +147,12 @@ def test_as_transformers(
 
 @each_case("is_low_detail", [False, True])
 @each_case("size", [(200, 120), (7, 300), (12, 12), (1, 1), (600, 700)], ids=str)
-@each_case(("name", "declared", "model", "low", "places"), PEERS)
+@each_case("peer", PEERS)
 def test_patches_as_transformers(
-    tmp_path: Path,
-    name: str,
-    declared: dict[str, Any],
-    model: Callable[[], PreTrainedModel],
-    low: dict[str, Any],
-    places: dict[int, tuple[int, int]],
-    size: tuple[int, int],
-    is_low_detail: bool,
+    tmp_path: Path, peer: tuple[Any, ...], size: tuple[int, int], is_low_detail: bool
 ) -> None:
     """Tile after tile; the patches that a tower averages to one row follow each other."""
+    name, declared, model, low, places = peer
     processor, vision = opened(declared, model().config.to_dict(), tmp_path)
     data = encoded(noise_image(Image, size), "PNG")
     grid = image_grid(*size, vision, is_low_detail=is_low_detail)
@@ -189,31 +167,22 @@ def test_patches_as_transformers(
             assert np.array_equal(patches[index].reshape(3, 2, 2), patch), index
 
 
-def test_an_image_that_lies_on_its_side(tmp_path: Path) -> None:
+def test_an_image_that_lies_on_its_side_and_what_cannot_be_read(tmp_path: Path) -> None:
     processor, _ = opened(SMALL, QWEN3_VL_8B, tmp_path)
     upright, exif, file = noise_image(Image, (96, 160)), Image.Exif(), io.BytesIO()
     exif[0x0112] = 6  # shown turned to the right by a quarter
     upright.transpose(Image.Transpose.ROTATE_90).save(file, "PNG", exif=exif)
     wanted = processor.patches(encoded(upright, "PNG"), (1, 10, 6))
     assert np.array_equal(processor.patches(file.getvalue(), (1, 10, 6)), wanted)
-
-
-@each_case(
-    ("file_format", "cut", "grid"),
-    [
-        pytest.param("PNG", -200, (1, 8, 12), id="its end is missing"),
-        pytest.param("PNG", 20, (1, 8, 12), id="only a header"),
-        pytest.param("PNG", None, (1, 10, 12), id="counted as larger"),
-        pytest.param("TIFF", None, (1, 8, 12), id="another kind of file"),
-    ],
-)
-def test_what_cannot_be_read(
-    tmp_path: Path, file_format: str, cut: int | None, grid: tuple[int, int, int]
-) -> None:
-    processor, _ = opened(SMALL, QWEN3_VL_8B, tmp_path)
-    data = encoded(noise_image(Image, (192, 128)), file_format)
-    with pytest.raises(InvalidImageError):
-        processor.patches(data[:cut], grid)
+    image = noise_image(Image, (192, 128))
+    for file_format, cut, grid in (
+        ("PNG", -200, (1, 8, 12)),  # its end is missing
+        ("PNG", 20, (1, 8, 12)),  # only a header
+        ("PNG", None, (1, 10, 12)),  # counted as larger
+        ("TIFF", None, (1, 8, 12)),  # another kind of file
+    ):
+        with pytest.raises(InvalidImageError):
+            processor.patches(encoded(image, file_format)[:cut], grid)
 
 
 def opened(

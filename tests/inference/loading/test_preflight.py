@@ -1,3 +1,5 @@
+"""What a load takes of memory, told from configs and headers, and the devices that it may use."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,11 +12,11 @@ from gguf.constants import GGMLQuantizationType
 from msgspec.structs import replace as replace_spec
 
 from inference.loading import loader
-from inference.loading.devices import (
-    choose_device,
-    choose_dtype,
-    earlier_loads_on,
-)
+from inference.loading.config.hub_config import parse_config
+from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.costs.read_costs import config_tensors, model_costs
+from inference.loading.devices import choose_device, choose_dtype, earlier_loads_on
+from inference.loading.formats import FORMATS
 from inference.loading.preflight import (
     Kernels,
     MemoryNeed,
@@ -23,14 +25,11 @@ from inference.loading.preflight import (
     shortest_context_bytes,
     step_bytes,
 )
+from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.kernels import has_fast_bfloat16
 from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.protocol.load_errors import (
-    BadSourceError,
-    DoesNotFitError,
-    MissingFileError,
-)
+from inference.protocol.load_errors import BadSourceError, DoesNotFitError, MissingFileError
 from tests.cases import each_case
 from tests.inference.loading.conftest import opened, save_directory, saved_gguf
 from tests.inference.models.dense_weights import TINY
@@ -39,58 +38,48 @@ CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
 
 
 CARD: dict[str, Any] = {"is_card": True, "packs_projections": True}
+LOOKS_UP = CARD | {"looks_up_codes": True}
+NATIVE, TORCH = {"dense_bytes": 4, "is_native": True}, {"dense_bytes": 4}
 MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
 
 
 @each_case(
-    ("tensors", "kernels", "expected"),
+    ("role", "tensors", "kernels", "expected"),
     [
         # The native decoder packs every format, and torch some, which may have copies.
-        (MIXED, {"dense_bytes": 4, "is_native": True}, (14800 + 21000 + 40, 51200)),
-        (MIXED, {"dense_bytes": 4}, (16000 + 4 * 25600 + 40, 51200)),
-        ([("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 10)], {"dense_bytes": 4}, (5640, 12800)),
-        ([("q5", 3200), ("q6", 3200)], {"dense_bytes": 4, "is_native": True}, (4800, 12800)),
-        ([("q5", 3200), ("q6", 3200)], {"dense_bytes": 4}, (2 * 3600, 12800)),
+        ("column", MIXED, NATIVE, (14800 + 21000 + 40, 51200)),
+        ("column", MIXED, TORCH, (16000 + 4 * 25600 + 40, 51200)),
+        ("column", [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 10)], TORCH, (5640, 12800)),
+        ("column", [("q5", 3200), ("q6", 3200)], NATIVE, (4800, 12800)),
+        ("column", [("q5", 3200), ("q6", 3200)], TORCH, (2 * 3600, 12800)),
         # A card keeps projections packed, those of 5 and 6 bits not in 8. Where torch has a kernel
         # too, the larger of the two counts: the faster one is chosen later.
         *(
-            ([(format, 3200), ("F16", 10)], CARD, (num_bytes + 20, copy_bytes))
+            ("column", [(format, 3200), ("F16", 10)], CARD, (num_bytes + 20, copy_bytes))
             for format, num_bytes, copy_bytes in [
                 *(("Q5_K", 2800, 0), ("q6", 2600, 6400), ("Q4_K", 2000, 6400)),
                 *(("Q8_0", 3600, 6400), ("fp8", 3200, 0)),
             ]
         ),
         # What only experts are packed in is dense elsewhere.
-        ([("F8_E4M3", 3200)], CARD, (6400, 0)),
-    ],
-)
-def test_what_weights_take(
-    tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
-) -> None:
-    weights = [Weight("column", format, number) for format, number in tensors]
-    assert Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(weights) == expected
-
-
-@each_case(
-    ("role", "format", "kernels", "is_tied", "expected"),
-    [
+        ("column", [("F8_E4M3", 3200)], CARD, (6400, 0)),
         # A table's rows are looked up: they are not packed, but for the head that is tied to them.
-        ("embedding", "Q4_K", CARD | {"looks_up_codes": True}, False, (3600, 0)),
-        ("embedding", "Q4_K", CARD | {"looks_up_codes": True}, True, (5600, 6400)),
-        ("embedding", "BF16", CARD | {"looks_up_codes": True}, False, (6400, 0)),
-        ("embedding", "Q4_K", {}, False, (2000, 6400)),
-        ("experts", "F8_E4M3", CARD | {"packs_experts": True}, False, (3400, 0)),
-        ("experts", "Q4_K", CARD, False, (6400, 0)),
-        ("experts", "Q4_K", {}, False, (2000, 6400)),
-        ("tower", "Q8_0", {}, False, (6400, 0)),
+        ("embedding", [("Q4_K", 3200)], LOOKS_UP, (3600, 0)),
+        ("tied embedding", [("Q4_K", 3200)], LOOKS_UP, (5600, 6400)),
+        ("embedding", [("BF16", 3200)], LOOKS_UP, (6400, 0)),
+        ("embedding", [("Q4_K", 3200)], {}, (2000, 6400)),
+        ("experts", [("F8_E4M3", 3200)], CARD | {"packs_experts": True}, (3400, 0)),
+        ("experts", [("Q4_K", 3200)], CARD, (6400, 0)),
+        ("experts", [("Q4_K", 3200)], {}, (2000, 6400)),
+        ("tower", [("Q8_0", 3200)], {}, (6400, 0)),
     ],
 )
 def test_a_weight_takes_what_its_role_has_kernels_for(
-    role: Any, format: str, kernels: dict[str, Any], is_tied: bool, expected: tuple[int, int]
+    role: Any, tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    found = Kernels(dense_bytes=2, **kernels).bytes_of(
-        [Weight(role, format, 3200)], is_tied=is_tied
-    )
+    own = role.removeprefix("tied ")
+    weights = [Weight(own, format, number) for format, number in tensors]
+    found = Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(weights, is_tied=own != role)
     assert found == expected
 
 
@@ -106,17 +95,19 @@ def test_what_a_step_and_a_short_context_take() -> None:
     assert step_bytes(mixture, 4, **rows) - plain_bytes == (10 + 3) * 4 * more_numbers
 
 
-def test_what_earlier_loads_taught_counts() -> None:
-    need = MemoryNeed(weight_bytes=4000, kv_bytes=70, copy_bytes=900, correction_bytes=-500)
-    assert (need.load_bytes, need.required_bytes) == (3500, 3570)
-    assert replace(need, correction_bytes=-5000).load_bytes == 0
-
-
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
     need = MemoryNeed(weight_bytes=10**10, kv_bytes=2 * 10**6, copy_bytes=0)
     check_fits(need, 11 * 10**9, "cuda:0")
     with pytest.raises(DoesNotFitError, match=r"needs 10\.00 GB on cuda:0 .* 8\.00 GB are free"):
         check_fits(need, 8 * 10**9, "cuda:0")
+    need = MemoryNeed(weight_bytes=4000, kv_bytes=70, copy_bytes=900, correction_bytes=-500)
+    assert (need.load_bytes, need.required_bytes) == (3500, 3570), (
+        "what earlier loads taught counts"
+    )
+    assert replace(need, correction_bytes=-5000).load_bytes == 0
+
+
+NOWHERE = {"kv_memory_bytes": 900 * 10**9, "source": "path:/nowhere"}
 
 
 @each_case(
@@ -126,11 +117,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
         # Memory that other models may still take is not free.
         (10**10, {"promised_bytes": 10**10}, r"0\.00 GB are free"),
         # Refused before anything is fetched.
-        (
-            23 * 10**9,
-            {"kv_memory_bytes": 900 * 10**9, "source": "path:/nowhere"},
-            r"900\.00 GB of memory .* 23\.00 GB are free",
-        ),
+        (23 * 10**9, NOWHERE, r"900\.00 GB of memory .* 23\.00 GB are free"),
         (10**9, {"kv_memory_bytes": 10**9}, r"1\.00 GB for keys and values"),
     ],
 )
@@ -167,22 +154,16 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
     assert lean.prefill_weight is None
 
 
-@each_case(
-    ("fields", "named"),
-    [
-        (
-            {"min_devices": 2},
-            "set tensor_parallel to 2",
-        ),
+def test_devices_that_cannot_be_used() -> None:
+    for fields, named in (
+        ({"min_devices": 2}, "set tensor_parallel to 2"),
         ({"devices": ["cpu", "cuda:0"]}, "2 devices are given to a replica of 1 rank"),
         ({"devices": ["gpu"]}, "write cpu or cuda:0"),
         ({"devices": ["cuda:99"]}, "cuda:99 is not here"),
         ({"devices": ["meta"]}, "not supported"),
-    ],
-)
-def test_devices_that_cannot_be_used(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadSourceError, match=named):
-        choose_device(LoadSpec(job_id="1", model="m", source="path:x", **fields))
+    ):
+        with pytest.raises(BadSourceError, match=named):
+            choose_device(LoadSpec(job_id="1", model="m", source="path:x", **fields))
 
 
 @each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
@@ -210,19 +191,12 @@ def test_what_a_spec_means_on_a_device() -> None:
     assert earlier_loads_on(asked, torch.device("cuda:1")) is earlier
 
 
-NUM_LAYERS, NUM_EXPERTS, INNER, HIDDEN = 2, 4, 32, 64
-NUM_WEIGHTS = NUM_LAYERS * NUM_EXPERTS * 3 * INNER * HIDDEN
-
-
 def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experts = {
-        "num_experts": NUM_EXPERTS,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": INNER,
-    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     directory = save_directory(tmp_path / "mixture", "qwen3_moe", **experts)
+    num_weights = 2 * 4 * 3 * 32 * 64
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(loader, "use_device", lambda device: None)
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 0)
@@ -237,10 +211,69 @@ def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
         assert refused.value.failure.needed_bytes is not None
         return refused.value.failure.needed_bytes
 
-    assert needed((7, 5), "q4") - needed((8, 0), "q4") == NUM_WEIGHTS * (2 - 0.625)
+    assert needed((7, 5), "q4") - needed((8, 0), "q4") == num_weights * (2 - 0.625)
     more_bits = needed((8, 0), "q8") - needed((8, 0), "q4")
     of_others = needed((7, 5), "q8") - needed((7, 5), "q4")
-    assert more_bits - of_others == NUM_WEIGHTS * (1.0625 - 0.625)
+    assert more_bits - of_others == num_weights * (1.0625 - 0.625)
     # Without Triton torch's kernel takes 6 bits as 8.
     widened = needed((8, 0), "q6", "no compiler") - needed((8, 0), "q6")
-    assert widened == NUM_LAYERS * (2 * 64 + 2 * 32) * HIDDEN * (9 - 6.5) / 8
+    assert widened == 2 * (2 * 64 + 2 * 32) * 64 * (9 - 6.5) / 8
+
+
+COSTED = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
+COSTED |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+COSTED |= {"max_position_embeddings": 4096, "tie_word_embeddings": False}
+MIXTURE = COSTED | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
+MIXTURE |= {"moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 16}
+MIXTURE |= {"decoder_sparse_step": 1}
+ATTENTION = 64 * (64 + 32 + 32 + 64)
+MLP = 3 * 64 * 128
+NORMS = 2 * 64
+TABLE = 1000 * 64
+
+
+def costs_of(hub: dict[str, Any], quantization: str = "auto", **options: Any) -> ModelCosts:
+    config = parse_config(hub, {})
+    return model_costs(config, config_tensors(config, hub, quantization), **options)
+
+
+def test_every_weight_is_counted_once() -> None:
+    costs = costs_of(COSTED)
+    assert [layer.num_weights for layer in costs.layers] == [ATTENTION + MLP + NORMS] * 3
+    assert costs.layers[0].weight_bytes.cuda == 2 * (ATTENTION + MLP + NORMS)
+    assert costs.layers[0].weight_bytes.cpu == 4 * (ATTENTION + MLP + NORMS)
+    assert costs.outer_bytes.cuda == 2 * (2 * TABLE + 64)
+    assert (costs.head_bytes.cuda, costs.num_head_weights) == (2 * TABLE, TABLE)
+    tied = costs_of(COSTED | {"tie_word_embeddings": True})
+    assert tied.outer_bytes.cuda == 2 * (TABLE + 64)
+    assert tied.head_bytes == costs.head_bytes
+    config, packed = parse_config(COSTED, {}), costs_of(COSTED, kv_dtype="int8")
+    held = sum(layer.kv_token_bytes.cuda for layer in packed.layers)
+    assert held == kv_bytes_per_token(config, "int8")
+    assert costs.context_tokens == 4096
+    assert costs_of(COSTED, max_context_tokens=512).context_tokens == 512
+    mixture, experts = costs_of(MIXTURE), 8 * 3 * 64 * 32
+    for layer in mixture.layers:
+        assert layer.num_expert_weights == experts
+        assert layer.expert_bytes.cuda == 2 * experts
+    assert mixture.active_share == 0.25
+    assert all(layer.num_expert_weights == 0 for layer in costs.layers)
+
+
+@each_case("quantization", ["q4", "q8"])
+def test_a_load_that_quantises_takes_what_its_formats_take(quantization: str) -> None:
+    costs = costs_of(COSTED, quantization)
+    least = FORMATS[quantization].card / 8 * (ATTENTION + MLP)
+    # torch's kernel for 8 bits takes a little more than the card's own.
+    assert least <= costs.layers[0].weight_bytes.cuda - 2 * NORMS <= 1.07 * least
+    packed = {"q4": 0.625, "q8": 1.0625}[quantization]
+    assert costs.layers[0].weight_bytes.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
+    awq = COSTED | {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    declared = FORMATS["INT4"].native / 8 * (ATTENTION + MLP) + 4 * NORMS
+    assert costs_of(awq).layers[0].weight_bytes.cpu == declared
+
+
+def test_a_module_of_transformers_has_no_layer_costs() -> None:
+    sizes = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2}
+    with pytest.raises(BadSourceError, match="known only once it is loaded"):
+        costs_of({"model_type": "gpt2", "n_positions": 128} | sizes)

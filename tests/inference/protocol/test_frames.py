@@ -1,5 +1,5 @@
 """Frames keep their content and omit defaults, and a large one is read as it was written, however
-its entries come: mixed, and more than once."""
+its entries come; and which requests may be delivered again after a neuron died."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
+from inference.protocol.held import blame, decode_marks
 from inference.protocol.inbox_parts import (
     PART_BYTES,
     FrameAssembler,
@@ -23,6 +24,7 @@ from inference.protocol.inbox_parts import (
     inbox_entries,
 )
 from inference.protocol.keys import INBOX_FRAME_FIELD, INBOX_PART_FIELD
+from inference.protocol.stalls import MAX_GAP_S, SETTLING_S, Continuity
 from tests.cases import each_case
 
 REQUEST = GenerationRequest(model="m", input=TextInput(texts=["hello"]))
@@ -43,22 +45,9 @@ def test_a_submit_is_of_nobody_and_unbounded_unless_it_says_so() -> None:
 NUM_BYTES = st.integers(PART_BYTES + 1, 5 * PART_BYTES)
 
 
-def _frame(number: int, num_bytes: int) -> bytes:
-    return bytes([number]) * num_bytes
-
-
-def test_small_frames_are_one_entry_and_images_have_their_bytes_in_order() -> None:
-    frame = _frame(1, PART_BYTES)
-    assert inbox_entries(frame) == [{INBOX_FRAME_FIELD: frame}]
-    assert FrameAssembler().add({INBOX_FRAME_FIELD: frame}, 0.0) == frame
-    fields = image_fields("d", frame + b"end")
-    assert list(fields) == image_field_names("d", len(frame) + 3) == ["d:0", "d:1"]
-    assert b"".join(fields.values()) == frame + b"end"
-
-
 @given(st.lists(NUM_BYTES, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_frames_of_mixed_and_repeated_entries(sizes: list[int], order: object) -> None:
-    frames = [_frame(number, size) for number, size in enumerate(sizes)]
+    frames = [bytes([number]) * size for number, size in enumerate(sizes)]
     entries = [entry for frame in frames for entry in inbox_entries(frame)]
     assert max(len(entry[INBOX_FRAME_FIELD]) for entry in entries) <= PART_BYTES
     entries += entries[::2]
@@ -68,10 +57,15 @@ def test_frames_of_mixed_and_repeated_entries(sizes: list[int], order: object) -
     assert sorted(whole) == sorted(frames)
 
 
-def test_a_frame_whose_rest_comes_too_late_is_none() -> None:
-    frame = _frame(1, 3 * PART_BYTES)
-    first, *rest = inbox_entries(frame)
-    for late_s, found in ((9.9, [None, frame]), (10.0, [None, None])):
+def test_small_frames_are_one_entry_and_one_whose_rest_comes_too_late_is_none() -> None:
+    frame = bytes([1]) * PART_BYTES
+    assert inbox_entries(frame) == [{INBOX_FRAME_FIELD: frame}]
+    assert FrameAssembler().add({INBOX_FRAME_FIELD: frame}, 0.0) == frame
+    fields = image_fields("d", frame + b"end")
+    assert list(fields) == image_field_names("d", len(frame) + 3) == ["d:0", "d:1"]
+    assert b"".join(fields.values()) == frame + b"end", "images have their bytes in order"
+    first, *rest = inbox_entries(frame * 3)
+    for late_s, found in ((9.9, [None, frame * 3]), (10.0, [None, None])):
         assembler = FrameAssembler(kept_s=10.0)
         assert assembler.add(first, 0.0) is None
         assert [assembler.add(entry, late_s) for entry in rest] == found
@@ -85,3 +79,46 @@ def test_a_frame_whose_rest_comes_too_late_is_none() -> None:
 def test_a_part_that_cannot_be_one_is_an_error(part: bytes) -> None:
     with pytest.raises(ValueError):
         FrameAssembler().add({INBOX_FRAME_FIELD: b"x", INBOX_PART_FIELD: part}, 0.0)
+
+
+@each_case(
+    ("marks", "request_ids", "deaths_before", "deaths", "again"),
+    [
+        pytest.param({}, ["r"], 0, 0, True, id="nothing was prepared"),
+        pytest.param({"other": "e1"}, ["r"], 0, 0, True, id="it was waiting"),
+        pytest.param({"other": "e1"}, ["r"], 1, 1, True, id="waiting at its second delivery"),
+        pytest.param({"r": "e1"}, ["r"], 0, 1, False, id="it was alone"),
+        pytest.param({"r": "e1", "other": "e0"}, ["r"], 0, 1, False, id="alone in its instance"),
+        pytest.param({"r": "e1", "other": "e1"}, ["r"], 0, 1, True, id="beside another"),
+        pytest.param({"r": "e1", "other": "e1"}, ["r"], 1, 2, False, id="beside another again"),
+        pytest.param(
+            {"r": "e1", "x": "e1", "r.2": "e2", "y": "e2"}, ["r", "r.2"], 0, 2, False, id="two died"
+        ),
+    ],
+)
+def test_blame(
+    marks: dict[str, str], request_ids: list[str], deaths_before: int, deaths: int, again: bool
+) -> None:
+    raw = {request_id.encode(): instance.encode() for request_id, instance in marks.items()}
+    found = blame(decode_marks(raw), request_ids, deaths_before)
+    assert (found.num_worker_deaths, found.may_deliver_again) == (deaths, again)
+
+
+def test_a_missing_key_counts_from_the_beginning_and_a_while_after_a_pause_or_an_error() -> None:
+    continuity = Continuity()
+    assert continuity.is_settled(0)
+    continuity.answered(0)
+    continuity.answered(MAX_GAP_S)
+    assert continuity.is_settled(MAX_GAP_S)
+    resumed_s = 3 * MAX_GAP_S
+    continuity.answered(resumed_s)
+    assert not continuity.is_settled(resumed_s)
+    assert not continuity.is_settled(resumed_s + SETTLING_S - 0.1)
+    assert continuity.is_settled(resumed_s + SETTLING_S)
+    continuity = Continuity()
+    continuity.answered(0)
+    continuity.interrupted()
+    continuity.answered(0.1)
+    assert not continuity.is_settled(0.2)
+    continuity.answered(1.0)
+    assert continuity.is_settled(0.1 + SETTLING_S), "counted from the first answer"

@@ -22,18 +22,12 @@ from inference.protocol.images import (
 )
 from tests.cases import each_case
 
-QWEN = VisionInput(
-    pad_token_id=151655, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216
-)
+Grid = tuple[int, int, int]
 SMALL = VisionInput(pad_token_id=1, patch_px=14, merge=2, min_pixels=3_136, max_pixels=200_704)
-TILES = VisionInput(
-    pad_token_id=1,
-    patch_px=14,
-    merge=3,
-    min_pixels=0,
-    max_pixels=1536**2,
-    image_px=384,
-    division="tiles",
+QWEN = msgspec.structs.replace(SMALL, patch_px=16, min_pixels=65_536, max_pixels=16_777_216)
+ROWS = msgspec.structs.replace(SMALL, min_pixels=0, max_pixels=1540**2, division="rows")
+TILES = msgspec.structs.replace(
+    SMALL, merge=3, min_pixels=0, max_pixels=1536**2, image_px=384, division="tiles"
 )
 
 
@@ -53,10 +47,7 @@ TILES = VisionInput(
     ],
 )
 def test_a_grid_is_what_transformers_makes_of_the_size(
-    size: tuple[int, int],
-    is_low_detail: bool,
-    qwen: tuple[int, int, int],
-    small: tuple[int, int, int],
+    size: tuple[int, int], is_low_detail: bool, qwen: Grid, small: Grid
 ) -> None:
     """Its ``smart_resize``, asked for these sizes. Low detail reduces what is larger."""
     assert image_grid(*size, QWEN, is_low_detail=is_low_detail) == qwen
@@ -120,11 +111,6 @@ def test_tiles_are_what_transformers_makes_of_the_size(
     side = tile_px // 14
     assert layout.grid == (layout.rows * layout.columns + 1, side, side)
     assert layout.num_runs == layout.grid[0]
-
-
-ROWS = VisionInput(
-    pad_token_id=1, patch_px=14, merge=2, min_pixels=0, max_pixels=1540**2, division="rows"
-)
 
 
 @given(

@@ -75,13 +75,7 @@ def ends(wait: Wait, request: pytest.FixtureRequest) -> Iterator[Ends]:
     stall_s = getattr(request, "param", SHORT_S)
     engine, stage = new_identity(), new_identity()
     waiting = wait(stage, {"rows": engine.certificate}, stall_timeout_s=stall_s)
-    ours = dial(
-        waiting.address,
-        engine,
-        stage.certificate,
-        "rows",
-        timeout_s=WAIT_S,
-        stall_timeout_s=stall_s,
-    )
+    timeouts = {"timeout_s": WAIT_S, "stall_timeout_s": stall_s}
+    ours = dial(waiting.address, engine, stage.certificate, "rows", **timeouts)
     yield Ends(ours, waiting.links.result(WAIT_S)["rows"])
     ours.close()

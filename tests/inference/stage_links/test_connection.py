@@ -1,4 +1,5 @@
-"""A link carries bytes both ways at once, and no peer holds a thread for longer than it may."""
+"""A link carries bytes both ways at once, and no peer holds a thread for longer than it may. A
+stage on another host can end the link, and no more."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
+from inference.channel import ChannelClosedError, ChannelError
+from inference.engine.stages.row_link import HEADER, RowLink, RowReader
+from inference.stage_links.connection import SecureConnection
 from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Ends
 
 MANY_BYTES = 24_000_000
@@ -29,10 +34,7 @@ def test_bytes_cross_both_ways_at_once(ends: Ends) -> None:
         pool.submit(ends.ours.sendall, ours)
         pool.submit(ends.theirs.sendall, theirs)
         read = [pool.submit(_read, end, MANY_BYTES) for end in (ends.theirs, ends.ours)]
-        assert [one.result(60) == sent for one, sent in zip(read, (ours, theirs), strict=True)] == [
-            True,
-            True,
-        ]
+        assert [one.result(60) for one in read] == [ours, theirs]
 
 
 def test_an_idle_link_stays(ends: Ends) -> None:
@@ -103,3 +105,55 @@ def test_the_other_side_ends_or_a_machine_between_changes_bytes(ends: Ends) -> N
     with pytest.raises(OSError, match=r".*"):
         for _ in range(100):
             ends.theirs.sendall(bytes(1_000_000))
+
+
+NUM_FEATURES, MAX_ROWS = 64, 4096
+ROWS = torch.ones(MAX_ROWS, NUM_FEATURES)
+"""Half a megabyte on a link."""
+
+
+def test_a_stage_that_dies_within_a_step_ends_the_link(ends: Ends) -> None:
+    stage = RowLink(ends.ours, NUM_FEATURES, is_narrow=True)
+    reader = RowLink(ends.theirs, NUM_FEATURES, max_rows=MAX_ROWS)
+    stage.send(1, ROWS[:3])
+    first = reader.receive()
+    assert first.number == 1 and first.rows is not None
+    assert torch.equal(first.rows, ROWS[:3].bfloat16())
+    ends.ours.sendall(HEADER.pack(2, 2, 3, NUM_FEATURES) + bytes(NUM_FEATURES))
+    _die(ends.ours)
+    with pytest.raises(ChannelClosedError):
+        reader.receive()
+
+
+def _die(connection: SecureConnection) -> None:
+    """Its kernel closes the socket; TLS has no last word."""
+    with socket.socket(fileno=os.dup(connection._fileno)) as tcp:
+        tcp.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [LONG_S], indirect=True)
+def test_a_flood_waits_at_its_sender(ends: Ends) -> None:
+    """Some 100 MB of steps that no engine has begun: the reader keeps as many as it may."""
+    stage = RowLink(ends.ours, NUM_FEATURES, is_narrow=True)
+    link = RowLink(ends.theirs, NUM_FEATURES, max_rows=MAX_ROWS)
+    sent, ended = [], list[ChannelError]()
+
+    def flood() -> None:
+        for number in range(200):
+            stage.send(number, ROWS)
+            sent.append(number)
+
+    sender = threading.Thread(target=flood)
+    sender.start()
+    reader = RowReader(link, "flood", ended.append, max_arrivals=4)
+    time.sleep(2.0)
+    assert len(sent) < 60
+    numbers = [arrival.number for _ in range(20) if (arrival := reader.next(20)) is not None]
+    assert numbers == list(range(20)), "in order, once there is room"
+    while (arrival := reader.next(20)) is not None and arrival.number < 199:
+        pass
+    sender.join(60)
+    _die(ends.ours)
+    assert reader.next(20) is None
+    assert len(ended) == 1

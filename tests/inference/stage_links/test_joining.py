@@ -79,11 +79,17 @@ def test_each_purpose_gets_its_own_link_and_nothing_listens_after(wait: Wait) ->
     ids=["stranger", "stage-before-as-engine", "engine-as-stage-before"],
 )
 def test_who_is_not_expected_is_refused(wait: Wait, who: LinkIdentity, purpose: Purpose) -> None:
-    """A stranger at once; one with a certificate for another link when it gives up."""
+    """A stranger at once; one with a certificate for another link when it gives up. One that dials
+    knows the stage too."""
     waiting = wait(STAGE, EXPECTED)
     with pytest.raises((LinkRefusedError, LinkTimeoutError)):
         _dial(waiting, who, purpose, timeout_s=0.5)
     _join(waiting)
+    another = new_identity()
+    impostor = wait(another, EXPECTED)
+    with pytest.raises(LinkRefusedError):
+        _dial(impostor, ENGINE, "control")
+    _join(impostor, another)  # its control link is not made yet
 
 
 def test_a_certificate_without_its_key_is_worth_nothing_and_keys_are_not_shown() -> None:
@@ -108,14 +114,6 @@ def test_a_link_is_made_once_or_again_after_its_end_gave_up(wait: Wait, gives_up
     for who, purpose in ((BEFORE, "rows"), (ENGINE, "rows-back")):
         _dial(waiting, who, purpose).close()
     assert _carries(used, waiting.links.result(WAIT_S)["control"])
-
-
-def test_one_that_dials_knows_the_stage_too(wait: Wait) -> None:
-    another = new_identity()
-    impostor = wait(another, EXPECTED)
-    with pytest.raises(LinkRefusedError):
-        _dial(impostor, ENGINE, "control")
-    _join(impostor, another)  # its control link is not made yet
 
 
 def _sends(data: bytes, address: Address) -> None:
@@ -176,7 +174,8 @@ def test_who_never_comes_is_named_and_nothing_stays() -> None:
     link.close()
 
 
-def test_a_stage_may_begin_to_listen_later() -> None:
+def test_a_stage_may_begin_to_listen_later_or_accept_nothing() -> None:
+    """Its kernel accepts, and the process stands still."""
     address = (LOOPBACK, free_port())
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
@@ -185,21 +184,13 @@ def test_a_stage_may_begin_to_listen_later() -> None:
         link = listener.accept_all(WAIT_S)["control"]
         assert _carries(early.result(), link)
     link.close()
+    with socket.create_server((LOOPBACK, 0)) as stopped, pytest.raises(LinkTimeoutError):
+        dial(stopped.getsockname(), ENGINE, STAGE.certificate, "control", timeout_s=0.5)
 
 
-def test_a_listener_that_accepts_nothing_is_a_timeout() -> None:
-    """The kernel accepts, the process stands still."""
-    with socket.create_server((LOOPBACK, 0)) as stopped:
-        with pytest.raises(LinkTimeoutError):
-            dial(stopped.getsockname(), ENGINE, STAGE.certificate, "control", timeout_s=0.5)
-
-
-@each_case("address", [("10.0.0.5", 1), ("box.lan", 7400), ("2001:db8::5", 65535)])
-def test_addresses_in_words(address: Address) -> None:
-    assert address_of(address_in_words(*address)) == address
-
-
-@each_case("words", ["box", ":7400", "box:", "box:0", "box:65536", "box:-1", "box:²", "[]:1"])
-def test_words_that_are_no_address(words: str) -> None:
-    with pytest.raises(ValueError, match="no address of a stage"):
-        address_of(words)
+def test_addresses_in_words() -> None:
+    for address in (("10.0.0.5", 1), ("box.lan", 7400), ("2001:db8::5", 65535)):
+        assert address_of(address_in_words(*address)) == address
+    for words in ("box", ":7400", "box:", "box:0", "box:65536", "box:-1", "box:²", "[]:1"):
+        with pytest.raises(ValueError, match="no address of a stage"):
+            address_of(words)

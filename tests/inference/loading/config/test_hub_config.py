@@ -1,53 +1,55 @@
 from __future__ import annotations
 
+import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, GPTNeoXConfig, MambaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.engine.load.load_engine import sampling_warnings
-from inference.loading.config.hub_config import parse_config, read_directory_config, with_model_type
+from inference.loading.config.hub_config import (
+    learnt_config,
+    parse_config,
+    read_directory_config,
+    with_model_type,
+)
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_header
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
-from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
+from inference.protocol.load_errors import (
+    BadFileError,
+    LoadError,
+    MissingFileError,
+    UnknownArchitectureError,
+)
 from tests.cases import each_case
 from tests.inference.loading.conftest import SIZES, save_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
 SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}
-WINDOW = {"sliding_window": 32}
+WINDOW, ON = {"sliding_window": 32}, {"use_sliding_window": True}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
 
 
-def test_old_and_new_spellings_of_rope_agree() -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
+def test_old_and_new_spellings_of_rope_agree(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = parse_config(LLAMA | {"rope_scaling": scaling}, {})
-    new = parse_config(
-        SIZES | {"model_type": "llama", "rope_parameters": scaling | {"rope_theta": 5000.0}}, {}
-    )
+    rope = scaling | {"rope_theta": 5000.0}
+    new = parse_config(SIZES | {"model_type": "llama", "rope_parameters": rope}, {})
     assert old == new
     assert old.rope_theta == 5000.0
     assert old.rope_scaling == RopeScaling(kind="llama3", factor=8.0, original_max_positions=64)
-
-
-def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("qwen3", **SIZES)
-    config.save_pretrained(tmp_path)
+    AutoConfig.for_model("qwen3", **SIZES).save_pretrained(tmp_path)
     ours = read_directory_config(tmp_path)
     assert (ours.architecture, ours.qk_norm, ours.qkv_bias) == ("qwen3", True, False)
     assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
@@ -56,10 +58,7 @@ def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
 @each_case(
     ("written", "read"),
     [
-        (
-            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
-            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
-        ),
+        *(({"temperature": 0.6, "repetition_penalty": 1.1},) * 2,),
         ({"top_k": 50.0}, {"top_k": 50}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"temperature": 0, "top_p": 1}, {"temperature": 0, "top_p": 1}),
@@ -113,17 +112,21 @@ def test_defaults_that_no_sampler_computes_are_reported(
     assert all(default in one for default, one in zip(unused, warnings, strict=True))
 
 
-@each_case(
-    ("change", "field", "expected"),
-    [
-        # Qwen 2 declares a window that is off.
-        ({"model_type": "qwen2", "use_sliding_window": False} | WINDOW, "sliding_window", None),
-        ({"model_type": "mistral"} | WINDOW, "sliding_window", 32),
-        ({"rope_scaling": YARN}, "max_positions", 400),
-    ],
-)
-def test_what_a_config_means(change: dict[str, Any], field: str, expected: object) -> None:
-    assert getattr(parse_config(LLAMA | change, {}), field) == expected
+def test_what_a_config_means() -> None:
+    # Qwen 2 declares a window that is off.
+    qwen2 = LLAMA | {"model_type": "qwen2", "use_sliding_window": False} | WINDOW
+    assert parse_config(qwen2, {}).sliding_window is None
+    assert parse_config(LLAMA | {"model_type": "mistral"} | WINDOW, {}).sliding_window == 32
+    assert parse_config(LLAMA | {"rope_scaling": YARN}, {}).max_positions == 400
+    for architectures, model_type in (
+        (["LlamaForCausalLM"], "llama"),
+        (["Qwen3MoeForCausalLM"], "qwen3_moe"),
+        (["Unheard", "Qwen3ForCausalLM"], "qwen3"),
+        (["GPT2LMHeadModel"], "gpt2"),
+    ):
+        given = {"architectures": architectures}
+        found = with_model_type(given, ("gpt2", *known_model_types()))
+        assert found["model_type"] == model_type, "a missing model type is inferred"
 
 
 @each_case(
@@ -135,10 +138,7 @@ def test_what_a_config_means(change: dict[str, Any], field: str, expected: objec
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_size": "big"}, "hidden_size"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
-        (
-            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1} | WINDOW,
-            "some of the layers",
-        ),
+        ({"model_type": "qwen2", "max_window_layers": 1} | ON | WINDOW, "some of the layers"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], named: str) -> None:
@@ -156,14 +156,8 @@ def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
 
 
 def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     hf = AutoConfig.for_model("llama", **(SIZES | {"rope_parameters": rope}))
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](hf, torch.device("cpu"))
     divisors = 10000.0 ** (-torch.arange(0, 16, 2) / 16) / scaled
@@ -202,6 +196,7 @@ def test_gguf_ends_turns_where_its_chat_template_does(
 
 
 SCALING = "llama.rope.scaling."
+FACTOR = {f"{SCALING}factor": 8.0}
 
 
 @each_case(
@@ -212,14 +207,8 @@ SCALING = "llama.rope.scaling."
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8"),
         ({"llama.rope.scale_linear": math.nan}, "nan"),
         ({f"{SCALING}type": "longrope"}, "longrope"),
-        (
-            {f"{SCALING}type": "llama3", f"{SCALING}factor": 8.0},
-            r"read from the tensor rope_freqs\.weight, which the file lacks",
-        ),
-        (
-            {f"{SCALING}type": "dynamic", f"{SCALING}factor": 8.0},
-            r"'dynamic' is not supported; known: linear, yarn, and llama3 by the tensor",
-        ),
+        (FACTOR | {f"{SCALING}type": "llama3"}, r"rope_freqs\.weight, which the file lacks"),
+        (FACTOR | {f"{SCALING}type": "dynamic"}, "'dynamic' is not supported; known: linear"),
     ],
 )
 def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
@@ -231,33 +220,54 @@ def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
         read_gguf_config(header)
 
 
-@each_case(
-    ("architectures", "model_type"),
-    [
-        (["LlamaForCausalLM"], "llama"),
-        (["Qwen3MoeForCausalLM"], "qwen3_moe"),
-        (["Unheard", "Qwen3ForCausalLM"], "qwen3"),
-        (["GPT2LMHeadModel"], "gpt2"),
-    ],
-)
-def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: str) -> None:
-    found = with_model_type({"architectures": architectures}, ("gpt2", *known_model_types()))
-    assert found["model_type"] == model_type
-
-
-@each_case(
-    ("config", "message"),
-    [
+def test_an_architecture_that_is_not_known_or_not_named_is_refused() -> None:
+    for config, message in (
         ({}, "config.json has neither model_type nor architectures"),
         ({"architectures": "Llama"}, "neither model_type nor architectures"),
         ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
         ({"architectures": ["QwenThreeForCausalLM"]}, r"docs/models\.md"),
         (LLAMA | {"model_type": "bert"}, r"'bert'.*docs/models\.md"),
+    ):
+        error = UnknownArchitectureError if "model_type" in config else BadFileError
+        with pytest.raises(error, match=message):
+            parse_config(config, {})
+
+
+FEW = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
+MODULES: dict[str, dict[str, Any]] = {
+    config.model_type: json.loads(config.to_json_string(use_diff=False))
+    for config in (
+        GPTNeoXConfig(
+            **FEW, num_attention_heads=4, intermediate_size=96, max_position_embeddings=64
+        ),
+        MambaConfig(**FEW, state_size=8),
+    )
+}
+
+
+@each_case(
+    ("model_type", "path", "values"),
+    [
+        ("mamba", "layer_norm_epsilon", ("x", None, [1], -1.0, float("nan"), float("inf"))),
+        ("mamba", "intermediate_size", ("x", None, [1], -1, True)),
+        ("mamba", "vocab_size", ("x", None, [1], -1, True)),
+        ("mamba", "time_step_rank", ("x", -1)),
+        ("mamba", "bos_token_id", ("x",)),
+        ("gpt_neox", "layer_norm_eps", ("x", None, [1], -1e-5)),
+        ("gpt_neox", "num_key_value_heads", ("x", [1], -1)),
+        ("gpt_neox", "head_dim", ("x", [1], -1)),
+        ("gpt_neox", "rope_parameters.rope_theta", ("x", None, float("nan"))),
+        ("gpt_neox", "rope_parameters.partial_rotary_factor", ("x", -1)),
+        ("gpt_neox", "hidden_dropout", (-1,)),
     ],
 )
-def test_an_architecture_that_is_not_known_or_not_named_is_refused(
-    config: dict[str, Any], message: str
+def test_a_wrong_number_is_refused_by_name(
+    model_type: str, path: str, values: tuple[Any, ...]
 ) -> None:
-    error = UnknownArchitectureError if "model_type" in config else BadFileError
-    with pytest.raises(error, match=message):
-        parse_config(config, {})
+    learnt_config(parse_config(MODULES[model_type], {}))
+    for value in values:
+        config = deepcopy(MODULES[model_type])
+        outer, _, name = path.rpartition(".")
+        (config[outer] if outer else config)[name] = value
+        with pytest.raises(LoadError, match=name):
+            learnt_config(parse_config(config, {}))

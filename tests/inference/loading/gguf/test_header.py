@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -10,12 +11,16 @@ import gguf
 import pytest
 import torch
 
+from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_header, read_headers
+from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.protocol.load_errors import BadFileError, MissingFileError
 from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
-from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
+from tests.inference.loading.editable_gguf import EditableGGUF, Pair
 
+SMAPS = Path("/proc/self/smaps")
+TABLE = "model.embed_tokens.weight"
 WEIGHTS = {
     "model.embed_tokens.weight": torch.randn(64, 64),
     "model.layers.0.mlp.up_proj.weight": torch.randn(96, 64),
@@ -25,10 +30,7 @@ WEIGHTS = {
 def test_the_header_equals_what_gguf_reads(tmp_path: Path) -> None:
     metadata = {"general.name": "tiny", "some.list": [1, 2, 3], "some.flag": True, "some.x": 0.5}
     path = save_gguf(tmp_path / "x.gguf", WEIGHTS, metadata=metadata)
-    reader = gguf.GGUFReader(path)
-
-    header = read_header(path)
-
+    reader, header = gguf.GGUFReader(path), read_header(path)
     theirs = {name: field.contents() for name, field in reader.fields.items()}
     assert header.metadata == {k: v for k, v in theirs.items() if not k.startswith("GGUF.")}
     assert {name: (info.offset, info.num_bytes) for name, info in header.tensors.items()} == {
@@ -39,24 +41,19 @@ def test_the_header_equals_what_gguf_reads(tmp_path: Path) -> None:
 WHOLE = 64 * 64 * 4 + 96 * 64 * 4
 
 
-@each_case(
-    ("content", "words"),
-    [
-        *((length, r"x\.gguf") for length in (WHOLE, 2000, 100, 30, 5)),
-        *((content, r"x\.gguf") for content in (b"", b"GGU", b"<!doctype html>")),
-        (b"GGUF" + b"\xff" * 64, r"x\.gguf"),
-        (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0) + bytes(64), "a big-endian GGUF file"),
-    ],
-)
-def test_files_that_are_not_whole_or_not_there_are_refused_by_name(
-    tmp_path: Path, content: int | bytes, words: str
-) -> None:
+def test_files_that_are_not_whole_or_not_there_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"nowhere\.gguf"):
         read_header(tmp_path / "nowhere.gguf")
     path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
-    path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
-    with pytest.raises(BadFileError, match=words):
-        read_header(path)
+    whole, named = path.read_bytes(), r"x\.gguf"
+    for content, words in (
+        *((whole[:length], named) for length in (WHOLE, 2000, 100, 30, 5, 3, 0)),
+        *((content, named) for content in (b"<!doctype html>", b"GGUF" + b"\xff" * 64)),
+        (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0) + bytes(64), "a big-endian GGUF file"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(BadFileError, match=words):
+            read_header(path)
 
 
 LARGEST = 2**64 - 1
@@ -106,10 +103,7 @@ CHANGES: list[tuple[Change, str]] = [
     (changed(sizes=[2**63, 2**63]), "ends before its tensor"),
     (changed(type=2, sizes=[48, 96]), "whole blocks of 32"),
     (changed(type=999), "999 is not a valid"),
-    (
-        changed(type=33),
-        "stored as Q4_0_8_8, a type that GGUF no longer has",
-    ),
+    (changed(type=33), "stored as Q4_0_8_8, a type that GGUF no longer has"),
     (changed(type=33), "the nearest that is read here is Q4_0"),
     (lambda f: f.set("general.alignment", 0), "alignment 0"),
 ]
@@ -158,25 +152,20 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
         read_headers([in_parts(tmp_path)[0], save_gguf(tmp_path / "x.gguf", WEIGHTS)])
 
 
-def test_tensors_may_come_in_any_order(tmp_path: Path) -> None:
-    """The order differs in the header, and in the data."""
-    path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
-    file = EditableGGUF.read(path)
-    file.infos.reverse()
-    file.infos[0].offset, file.infos[1].offset = 0, 96 * 64 * 4
-    file.data = file.data[64 * 64 * 4 :] + file.data[: 64 * 64 * 4]
-    moved = file.write(tmp_path / "y.gguf")
-    for name, was in read_header(path).tensors.items():
-        info = read_header(moved).tensors[name]
-        assert info.offset != was.offset
-        assert (
-            moved.read_bytes()[info.offset : info.offset + info.num_bytes]
-            == path.read_bytes()[was.offset : was.offset + was.num_bytes]
-        )
+@pytest.mark.skipif(not SMAPS.exists(), reason="there is no /proc to look into")
+def test_pages_leave_when_their_tensor_was_read_and_come_again(default_gguf: Path) -> None:
+    def resident_bytes() -> int:
+        found = re.findall(rf" {re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", SMAPS.read_text())
+        return sum(map(int, found)) * 1024
 
-
-def test_a_file_taken_apart_is_written_as_it_was(tmp_path: Path) -> None:
-    path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
-    file = EditableGGUF.read(path)
-    assert file.content() == path.read_bytes()
-    assert file.infos[0] == Info("token_embd.weight", [64, 64], 0, 0)
+    path = default_gguf.resolve()
+    header = read_headers([path])
+    files = GGUFTensorFiles(header, read_gguf_config(header))
+    for name in files.names:
+        files.stored(name)
+    assert resident_bytes() < 2**20
+    assert files.dense(TABLE).equal(files.dense(TABLE))
+    assert resident_bytes() < 2**20
+    assert str(path) in SMAPS.read_text()
+    files.close()
+    assert str(path) not in SMAPS.read_text()

@@ -1,4 +1,5 @@
-"""Every GGUF block format against gguf's own dequantisation, from files that gguf wrote."""
+"""Every GGUF block format against gguf's own dequantisation: by itself, in files of mixed formats
+through both decoders, and with scales that lie beside the weights."""
 
 from __future__ import annotations
 
@@ -11,18 +12,42 @@ import numpy.typing as npt
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from safetensors.torch import load_file
 
+from benchmarks.weights.random_blocks import random_blocks
+from inference.loading.config.checked_shapes import expected_tensors
+from inference.loading.config.hub_config import parse_config
 from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants as gguf_quants
-from inference.loading.gguf.header import READABLE_TYPES, read_header
+from inference.loading.gguf.header import READABLE_TYPES, read_header, read_headers
+from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.loader import OpenedModel
+from inference.loading.weights.experts import by_expert
+from inference.models.backend import AnyModel
+from inference.models.native.build import find_compiler
+from inference.models.registry import build_fastest_model, build_model
+from inference.models.step_input import ALL_ROWS, StepInput
 from inference.models.weights.stored import (
     CodebookWeight,
     DenseWeight,
     GroupedWeight,
     SuperBlockWeight,
+    written_out,
 )
+from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.loading.conftest import QUANTISED_TYPES, blocks_of
+from tests.inference.loading.conftest import (
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    QUANTISED_TYPES,
+    SIZES,
+    blocks_of,
+    gguf_name,
+    opened,
+    save_directory,
+    save_gguf,
+)
+from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.families import tiny_gguf
 
 NUM_ROWS, NUM_FEATURES = 6, 512
@@ -34,16 +59,6 @@ CODEBOOK_BITS = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"), 3),
     **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "NVFP4"), 4),
 }
-
-
-def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
-    """Returns what gguf reads back: float32 (rows, features)."""
-    values = np.random.default_rng(5).normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
-    blocks = blocks_of(values, type)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=type)
-    tiny_gguf.close(writer, path)
-    return dequantized(blocks, type)
 
 
 def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[np.float32]:
@@ -60,14 +75,18 @@ def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[n
 
 @each_case("type", sorted(READABLE_TYPES), ids=lambda type: type.name)
 def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantizationType) -> None:
-    expected = torch.from_numpy(write_blocks(tmp_path / "x.gguf", type))
-    info = read_header(tmp_path / "x.gguf").tensors["blk.0.ffn_up.weight"]
+    values = np.random.default_rng(5).normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
+    blocks, path = blocks_of(values, type), tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=type)
+    tiny_gguf.close(writer, path)
+    expected = torch.from_numpy(dequantized(blocks, type))
+    info = read_header(path).tensors["blk.0.ffn_up.weight"]
     assert info.shape == (NUM_ROWS, NUM_FEATURES) and info.type == type
-
     rows = np.fromfile(info.path, np.uint8, info.num_bytes, offset=info.offset)
-    stored = gguf_quants.stored(rows.reshape(NUM_ROWS, -1), info.type)
-
-    assert torch.equal(gguf_quants.dense(rows.reshape(NUM_ROWS, -1), type).float(), expected)
+    rows = rows.reshape(NUM_ROWS, -1)
+    stored = gguf_quants.stored(rows, info.type)
+    assert torch.equal(gguf_quants.dense(rows, type).float(), expected)
     assert stored.shape == (NUM_ROWS, NUM_FEATURES)
     if isinstance(stored, DenseWeight):
         assert type.name in ("F32", "F16", "BF16")
@@ -108,3 +127,156 @@ def test_any_bits_mean_what_they_mean_to_gguf(type: GGMLQuantizationType) -> Non
     values, is_finite = found.dequantize().numpy(), np.isfinite(expected)
     assert np.array_equal(np.isfinite(values), is_finite)
     assert np.array_equal(values[is_finite], expected[is_finite])
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Rows of the K formats are whole super-blocks of 256."""
+TOLERANCE = 0.1
+"""Of the native decoder, whose activations have 8 bits and whose keys and values are bfloat16: 0.01
+to 0.05 with these weights. A wrong code, scale or row would be off by as much as the logits."""
+EXACT = 1e-5
+CONTEXT_TOKENS, BLOCK_TOKENS = 64, 32
+
+MIXES = {
+    "Q4_K_M": ("Q4_K", "Q6_K", "Q6_K"),
+    "Q2_K": ("Q2_K", "Q3_K", "Q5_K"),
+    "Q5_0": ("Q5_0", "Q5_1", "Q8_0"),
+    "Q4_1": ("Q4_1", "Q4_0", "Q8_0"),
+    "IQ4_XS": ("IQ4_XS", "IQ4_NL", "IQ3_S"),
+    "IQ1_M": ("IQ1_S", "IQ1_M", "IQ2_XXS"),
+    "NVFP4": ("NVFP4", "MXFP4", "TQ2_0"),
+}
+"""Formats of most projections; of v_proj and down_proj; of the table, which is the head as well."""
+
+
+def mixed_file(tmp_path: Path, mix: str) -> Path:
+    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True, **WIDE)
+    weights = load_file(directory / "model.safetensors")
+    most, some, table = (GGMLQuantizationType[name] for name in MIXES[mix])
+    types = {
+        name: table if "embed" in name else some if "v_proj" in name or "down" in name else most
+        for name, weight in weights.items()
+        if weight.dim() == 2
+    }
+    return save_gguf(tmp_path / "x.gguf", weights, types=types, sizes=SIZES | WIDE)
+
+
+def reference(file: Path, model: OpenedModel) -> AnyModel:
+    """torch in float32 over what gguf itself makes of the file."""
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    names = expected_tensors(model.config)
+    weights = {name: values_of(tensors[gguf_name(name)]) for name in names}
+    dense = DenseWeights(weights, torch.float32, torch.device("cpu"))
+    return build_model(model.config, dense, CONTEXT_TOKENS)
+
+
+def values_of(tensor: gguf.ReaderTensor) -> torch.Tensor:
+    values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    heads = {"attn_q": NUM_HEADS, "attn_k": NUM_KV_HEADS}.get(tensor.name.split(".")[-2])
+    if heads is not None:
+        pairs = values.reshape(heads, -1, 2, values.shape[-1])
+        values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return torch.tensor(values)
+
+
+@torch.inference_mode()
+def logits(model: AnyModel) -> torch.Tensor:
+    step = StepInput.of_sequence(range(3, 43), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(step, model.new_kv(2, BLOCK_TOKENS))
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+@each_case("mix", MIXES)
+def test_a_mixed_file_has_ggufs_values_in_both_decoders(
+    tmp_path: Path, mix: str, native_cache_dir: Path
+) -> None:
+    file = mixed_file(tmp_path, mix)
+    model = opened(file, tmp_path, dtype="float32")
+    expected = logits(reference(file, model))
+    exact = build_model(model.config, model.weights, CONTEXT_TOKENS)
+    assert relative_error(logits(exact), expected) < EXACT
+    if find_compiler() is None:
+        return
+    model = opened(file, tmp_path)
+    given = model.config, model.weights, CONTEXT_TOKENS, native_cache_dir
+    native, execution = build_fastest_model(*given)
+    assert execution.startswith("native")
+    assert relative_error(logits(native), expected) < TOLERANCE
+    report = model.weights.report()
+    assert report.count(" kept in ") == len(set(MIXES[mix])) and report.count(" MB)") > 0
+    assert "dense" not in report and "dequantised" not in report
+
+
+def test_the_load_report_has_the_bytes_and_what_became_dense(tmp_path: Path) -> None:
+    file = mixed_file(tmp_path, "Q4_K_M")
+    weights, layer = opened(file, tmp_path).weights, "model.layers.0"
+    heads = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+    assert [part.sample.bits for part in weights.stored_parts(*heads)] == [4, 6]
+    weights.stored_parts(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
+    weights.stored(f"{layer}.mlp.down_proj")
+    # 256 x 384 and 2 x 512 x 256 weights at 4.625 bits; 256 x 128 and 256 x 512 at 6.5625.
+    assert weights.report() == "4 x Q4_K kept in 4 bits (0.2 MB); 2 x Q6_K kept in 6 bits (0.1 MB)"
+    model = opened(file, tmp_path)
+    build_model(model.config, model.weights, CONTEXT_TOKENS)
+    report = model.weights.report()
+    assert "4 x Q6_K dequantised: torch has no kernel for 6-bit codes of this kind" in report
+    assert "10 x Q4_K 4-bit kernel" in report
+
+
+NVFP4 = GGMLQuantizationType.NVFP4
+LAYER = "model.layers.0"
+SCALES = {"mlp.gate_proj": 0.3, "mlp.up_proj": 1.7, "self_attn.v_proj": 2.5}
+
+
+def scaled_file(
+    tmp_path: Path, scales: dict[str, float], type: GGMLQuantizationType = NVFP4
+) -> Path:
+    """Writes the scaled_file of a model of two layers; ``scales`` of weights in the first."""
+    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True, **WIDE)
+    weights = load_file(directory / "model.safetensors")
+    types = {name: type for name in weights if "_proj" in name}
+    for name, scale in scales.items():
+        weights[f"{LAYER}.{name}.scale"] = torch.tensor([scale])
+        weights[f"{LAYER}.{name}.input_scale"] = torch.tensor([1.0])
+    path = tmp_path / f"{type.name}-{len(scales)}.gguf"
+    return save_gguf(path, weights, types=types, sizes=SIZES | WIDE)
+
+
+def test_a_tensors_scale_multiplies_its_weights(tmp_path: Path) -> None:
+    with_scales = opened(scaled_file(tmp_path, SCALES), tmp_path)
+    without = opened(scaled_file(tmp_path, {}), tmp_path)
+    for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.v_proj"):
+        found = written_out(with_scales.weights.stored(f"{LAYER}.{name}"))
+        expected = written_out(without.weights.stored(f"{LAYER}.{name}")) * SCALES.get(name, 1.0)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+        dense = with_scales.files.dense(f"{LAYER}.{name}.weight")
+        torch.testing.assert_close(dense, expected, rtol=1e-6, atol=0.0)
+    assert with_scales.left_out == "3 tensors of scales of activations left out"
+    exact = build_model(with_scales.config, with_scales.weights, CONTEXT_TOKENS)
+    other = build_model(without.config, without.weights, CONTEXT_TOKENS)
+    assert relative_error(logits(exact), logits(other)) > TOLERANCE
+
+
+def test_each_expert_of_a_stack_has_its_scale(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "num_experts": 3, "moe_intermediate_size": 256}
+    config = parse_config(SIZES | {"model_type": "qwen3_moe", "num_experts_per_tok": 2} | sizes, {})
+    blocks = random_blocks(np.random.default_rng(1), NVFP4, (3 * 256, 256), 1.0)
+    scales, path = (0.5, 3.0, 0.1), tmp_path / "experts.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_tensor("blk.0.ffn_up_exps.weight", blocks.reshape(3, 256, -1), raw_dtype=NVFP4)
+    writer.add_tensor("blk.0.ffn_up_exps.scale", np.array(scales, np.float32))
+    tiny_gguf.close(writer, path)
+    files = by_expert(GGUFTensorFiles(read_headers([path]), config))
+    values = torch.from_numpy(gguf.dequantize(blocks, NVFP4)).view(3, 256, 256)
+    for expert, scale in enumerate(scales):
+        found = written_out(files.stored(f"{LAYER}.mlp.experts.{expert}.up_proj.weight"))
+        torch.testing.assert_close(found, values[expert] * scale, rtol=1e-6, atol=0.0)
+    files.close()
+
+
+def test_the_scale_of_a_weight_without_a_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFileError, match=r"blk.0.ffn_up.scale .* scales are read of: .*NVFP4"):
+        opened(scaled_file(tmp_path, {"mlp.up_proj": 2.0}, GGMLQuantizationType.Q4_1), tmp_path)

@@ -68,36 +68,29 @@ def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None
     assert [text[start:end] for _, (start, end) in cuts] == expected.split("|")
 
 
-def test_a_whole_word_comes_before_merges_where_the_rule_has_it() -> None:
-    """ "abc" is in the vocabulary and no merge makes it."""
+def test_whole_words_come_before_merges_and_control_tokens_are_one_id() -> None:
+    """ "abc" is in the vocabulary and no merge makes it. User-defined tokens are plain text."""
     for pre in ("glm4", "lfm2", "llama-bpe", "chatglm-bpe", "smollm"):
         tokenizer, _ = convert_tokenizer(byte_level(pre))
         expected = ["ab", "c"] if pre in ("chatglm-bpe", "smollm") else ["abc"]
         assert tokenizer.encode("abc", add_special_tokens=False).tokens == expected, pre
-
-
-def test_control_tokens_are_one_id_and_special_and_user_defined_ones_are_plain() -> None:
-    tokenizer, _ = convert_tokenizer(byte_level("smollm"))
     ids = tokenizer.encode("ab<|end|>c<think>").ids
     assert ids == [256, 258, BYTE_ALPHABET.index("c"), 259]
     assert tokenizer.decode(ids) == "abc<think>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "ab<|end|>c<think>"
 
 
-@each_case(
-    ("metadata", "begins"),
-    [
-        (byte_level("smollm"), False),
-        (byte_level("llama-bpe"), True),
-        (byte_level("llama-bpe") | {"tokenizer.ggml.add_bos_token": False}, False),
-        (byte_level("smollm") | {"tokenizer.ggml.add_bos_token": True}, True),
-    ],
-)
-def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None:
-    tokenizer, config = convert_tokenizer(metadata)
-    assert tokenizer.encode("ab").ids == ([258] if begins else []) + [256]
-    assert config["add_bos_token"] is begins
-    assert config["bos_token"] == "<|end|>"
+def test_the_beginning_of_a_text() -> None:
+    for pre, changes, begins in (
+        ("smollm", {}, False),
+        ("llama-bpe", {}, True),
+        ("llama-bpe", {"tokenizer.ggml.add_bos_token": False}, False),
+        ("smollm", {"tokenizer.ggml.add_bos_token": True}, True),
+    ):
+        tokenizer, config = convert_tokenizer(byte_level(pre, **changes))
+        assert tokenizer.encode("ab").ids == ([258] if begins else []) + [256]
+        assert config["add_bos_token"] is begins
+        assert config["bos_token"] == "<|end|>"
 
 
 TURNS = (
@@ -126,51 +119,40 @@ def test_declared_tokens_and_the_templates_markers_are_single_whatever_their_typ
     tokenizer, config = convert_tokenizer(typed_as_text())
     text = "<|im_start|>ab<|im_end|>[INST]a!<|end|><|fim|>"
     tokens = tokenizer.encode(text, add_special_tokens=False).tokens
-    assert tokens == [
-        *("<|im_start|>", "ab", "<|im_end|>", "[INST]", "a", "!", "<|end|>", "<|fim|>")
-    ]
+    assert tokens == ["<|im_start|>", "ab", "<|im_end|>", "[INST]", "a", "!", "<|end|>", "<|fim|>"]
     added = tokenizer.get_added_tokens_decoder().values()
-    assert {one.content for one in added} == {
-        *("<|end|>", "<|im_start|>", "<|im_end|>", "<|fim|>", "[INST]")
-    }
+    single = {"<|end|>", "<|im_start|>", "<|im_end|>", "<|fim|>", "[INST]"}
+    assert {one.content for one in added} == single
     assert {one.content for one in added if one.special} == {"<|end|>", "<|im_end|>", "<|fim|>"}
     for token in ("<|im_start|>", "<|im_end|>", "[INST]"):
         assert token in config[WARNING]
     assert WARNING not in convert_tokenizer(byte_level("llama-bpe"))[1]
-
-
-def test_the_markers_of_a_template_that_cannot_be_read_are_text() -> None:
     broken = {"tokenizer.chat_template": "{{ '<|im_end|>' {% "}
     tokenizer, config = convert_tokenizer(typed_as_text() | broken)
-    assert "<|im_start|>" not in config[WARNING]
+    assert "<|im_start|>" not in config[WARNING], "markers of a template that cannot be read"
     assert tokenizer.encode("<|im_end|>", add_special_tokens=False).tokens == ["<|im_end|>"]
 
 
 def test_a_warning_about_the_vocabulary_stays_with_its_directory(tmp_path: Path) -> None:
-    kinds = {"tokenizer.ggml.token_type": [1] * 64}
     header = read_header(save_gguf(tmp_path / "x.gguf", {"model.norm.weight": torch.ones(64)}))
+    kinds = {"tokenizer.ggml.token_type": [1] * 64}
     header = replace(header, metadata=dict(header.metadata) | kinds)
     for _ in range(2):
-        directory = tokenizer_directory(header, tmp_path)
-        (words,) = tokenizer_warnings(directory)
+        (words,) = tokenizer_warnings(tokenizer_directory(header, tmp_path))
         assert "<s>" in words and "</s>" in words
     assert tokenizer_warnings(tmp_path) == []
 
 
-@each_case(
-    ("metadata", "words"),
-    [
+def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
+    pre, merges = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
+    for metadata, words in (
         (byte_level("superbpe"), r"'superbpe'.*smollm"),
-        (byte_level("x", **{"tokenizer.ggml.pre": None}), r"tokenizer\.ggml\.pre.*converted since"),
+        (byte_level("x", **{pre: None}), r"tokenizer\.ggml\.pre.*converted since"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
-        (byte_level("qwen2", **{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),
-    ],
-)
-def test_unknown_rules_are_refused_and_the_fix_is_named(
-    metadata: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(BadFileError, match=words):
-        convert_tokenizer({key: value for key, value in metadata.items() if value is not None})
+        (byte_level("qwen2", **{merges: None}), r"tokenizer\.ggml\.merges"),
+    ):
+        with pytest.raises(BadFileError, match=words):
+            convert_tokenizer({key: value for key, value in metadata.items() if value is not None})
 
 
 SENTENCEPIECE = {
@@ -205,13 +187,10 @@ def test_sentencepiece_merges_the_best_score_first_and_spells_the_rest_in_bytes(
     encoded = tokenizer.encode(text)
     assert encoded.tokens == tokens.split(" ")
     assert tokenizer.decode(encoded.ids) == text
-
-
-def test_declared_tokens_of_sentencepiece_are_single_too() -> None:
-    untyped = SENTENCEPIECE | {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
-    tokenizer, config = convert_tokenizer(untyped)
+    untyped = {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
+    tokenizer, config = convert_tokenizer(SENTENCEPIECE | untyped)
     assert tokenizer.encode("ab</s>", add_special_tokens=False).tokens[-1] == "</s>"
-    assert "</s>" in config[WARNING]
+    assert "</s>" in config[WARNING], "declared tokens are single too"
 
 
 @pytest.fixture(scope="module")
@@ -219,24 +198,23 @@ def smollm_directory(default_gguf: Path, tmp_path_factory: pytest.TempPathFactor
     return tokenizer_directory(read_header(default_gguf), tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="module")
-def smollm(smollm_directory: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(smollm_directory / "tokenizer.json"))
-
-
 # SmolLM2's vocabulary has no piece for six control characters, nor for the bytes that begin planes
 # 4 to 11 of Unicode, where nothing is assigned. Its own tokenizer drops them too.
+UNWRITABLE = "\x04\x06\x13\x14\x16\x1d"
 WRITABLE = st.characters(
-    max_codepoint=0x3FFFF,
-    exclude_categories=["Cs"],
-    exclude_characters="\x04\x06\x13\x14\x16\x1d",
+    max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters=UNWRITABLE
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(WRITABLE, max_size=60))
-def test_any_text_comes_back_exactly(smollm: Tokenizer, text: str) -> None:
-    assert smollm.decode(smollm.encode(text).ids, skip_special_tokens=False) == text
+def test_any_text_comes_back_exactly(smollm_directory: Path) -> None:
+    smollm = Tokenizer.from_file(str(smollm_directory / "tokenizer.json"))
+
+    @settings(max_examples=200, deadline=None)
+    @given(text=st.text(WRITABLE, max_size=60))
+    def comes_back(text: str) -> None:
+        assert smollm.decode(smollm.encode(text).ids, skip_special_tokens=False) == text
+
+    comes_back()
 
 
 def test_a_second_template_is_kept_for_chats_with_tools() -> None:

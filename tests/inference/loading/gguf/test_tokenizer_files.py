@@ -1,4 +1,5 @@
-"""What a GGUF's own metadata lacks comes from the repository that it names."""
+"""Tokenizers that have to be found or converted: what a GGUF's own metadata lacks comes from the
+repository that it names, and a directory's slow one is converted once."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import convert_tokenizer
 from inference.loading.gguf.tokenizer_files import base_repositories, tokenizer_directory
-from inference.protocol.load_errors import BadFileError, DownloadFailedError
+from inference.protocol.load_errors import BadFileError, DownloadFailedError, MissingFileError
+from inference.text.templates.template_sources import find_templates
 from tests.cases import each_case
 from tests.inference.loading.gguf.test_tokenizer import BYTE_ALPHABET
 
 TOKENS = [*BYTE_ALPHABET, "ab", "<|end|>"]
+OTHERWISE = [*BYTE_ALPHABET, "<|end|>", "ab", "[PAD258]"]
 REPO_URL = "https://huggingface.co/org/base"
 TEMPLATE = "{{ messages[0].content }}"
 
@@ -54,9 +58,8 @@ def header(folder: Path, contents: dict[str, Any]) -> GGUFHeader:
     return GGUFHeader(path=path, metadata=contents, tensors={}, data_offset=size)
 
 
-def config_of(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "tokenizer_config.json").read_text())
-    return found
+def config_of(directory: Path) -> Any:
+    return json.loads((directory / "tokenizer_config.json").read_text())
 
 
 @pytest.fixture
@@ -71,26 +74,17 @@ def base(tmp_path: Path) -> Repositories:
     return Repositories(folder)
 
 
-@each_case(
-    ("given", "expected"),
-    [
-        ({"general.source.repo_url": "https://huggingface.co/a/b/"}, ["a/b"]),
+def test_repositories_that_the_metadata_names() -> None:
+    hub, two = "https://huggingface.co/", "general.base_model."
+    both = {f"{two}count": 2, f"{two}0.repo_url": f"{hub}a/b", f"{two}1.repo_url": f"{hub}c/d-1.5"}
+    for given, expected in (
+        ({"general.source.repo_url": f"{hub}a/b/"}, ["a/b"]),
         ({"general.source.huggingface.repository": "a/b"}, ["a/b"]),
         ({"general.url": "https://example.org/a/b"}, []),
-        ({"general.base_model.count": "two"}, []),
-        (
-            {
-                "general.base_model.count": 2,
-                "general.base_model.0.repo_url": "https://huggingface.co/a/b",
-                "general.base_model.1.repo_url": "https://huggingface.co/c/d-1.5",
-                "general.repo_url": "https://hf.co/c/d-1.5",
-            },
-            ["c/d-1.5", "a/b"],
-        ),
-    ],
-)
-def test_repositories_that_the_metadata_names(given: dict[str, Any], expected: list[str]) -> None:
-    assert base_repositories(given) == expected
+        ({f"{two}count": "two"}, []),
+        (both | {"general.repo_url": "https://hf.co/c/d-1.5"}, ["c/d-1.5", "a/b"]),
+    ):
+        assert base_repositories(given) == expected
 
 
 def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
@@ -109,7 +103,7 @@ def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
     assert base.asked == [], "converted once"
 
 
-@pytest.mark.parametrize("lacking", ["a known rule", "a vocabulary"])
+@each_case("lacking", ["a known rule", "a vocabulary"])
 def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
     lacking: str, base: Repositories, tmp_path: Path
 ) -> None:
@@ -126,11 +120,7 @@ def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
 @each_case(
     ("changes", "has_base", "words"),
     [
-        (
-            {"tokenizer.ggml.tokens": [*BYTE_ALPHABET, "<|end|>", "ab", "[PAD258]"]},
-            True,
-            r"token 256 is '<\|end\|>', which there is 257.*beside",
-        ),
+        ({"tokenizer.ggml.tokens": OTHERWISE}, True, r"token 256 is '<\|end\|>', which there is"),
         ({}, False, r"'superbpe'.*org/base cannot be had.*beside the file"),
         ({"general.base_model.count": 0}, False, "names no repository"),
     ],
@@ -153,3 +143,41 @@ def test_a_missing_template_is_the_bases_or_asked_for_again_and_the_files_own_wi
     assert config_of(directory)["chat_template"] == TEMPLATE
     own = header(tmp_path, metadata("superbpe", **{"tokenizer.chat_template": "own"}))
     assert config_of(tokenizer_directory(own, tmp_path, base.fetch))["chat_template"] == "own"
+
+
+def _slow_tokenizer(tmp_path: Path, **config: str) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    vocabulary = {chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "ab": 95, "<|end|>": 96}
+    (model / "vocab.json").write_text(json.dumps(vocabulary))
+    (model / "merges.txt").write_text("#version: 0.2\na b\n")
+    own = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": None} | config
+    (model / "tokenizer_config.json").write_text(json.dumps(own))
+    return model
+
+
+def test_a_slow_tokenizer_is_converted_once_with_its_directorys_template(tmp_path: Path) -> None:
+    model = _slow_tokenizer(tmp_path, chat_template="of the configuration")
+    converted = directory_tokenizer(model, tmp_path / "cache")
+    assert converted.is_relative_to(tmp_path / "cache" / "tokenizers")
+    tokenizer = Tokenizer.from_file(str(converted / "tokenizer.json"))
+    assert tokenizer.encode("ab!").tokens == ["ab", "!"]
+    written = (converted / "tokenizer.json").stat().st_mtime_ns
+    assert directory_tokenizer(model, tmp_path / "cache") == converted
+    assert (converted / "tokenizer.json").stat().st_mtime_ns == written
+    assert directory_tokenizer(converted, tmp_path) == converted, "it is used where it lies"
+    assert find_templates(converted, None).default == "of the configuration"
+    for name, own in (("jinja", "own"), ("json", json.dumps({"chat_template": "own"}))):
+        (model / f"chat_template.{name}").write_text(own)
+        converted = directory_tokenizer(model, tmp_path / "cache")
+        assert find_templates(converted, None).default == "own"
+        (model / f"chat_template.{name}").unlink()
+
+
+def test_one_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"tokenizer\.json"):
+        directory_tokenizer(tmp_path, tmp_path / "cache")
+    (tmp_path / "tokenizer.model").write_bytes(b"not sentencepiece")
+    with pytest.raises(BadFileError, match="cannot be converted"):
+        directory_tokenizer(tmp_path, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "tokenizers").iterdir())

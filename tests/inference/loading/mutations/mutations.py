@@ -84,18 +84,18 @@ def _mutate_gguf(source: Path, target: Path, num_changes: int, rng: random.Rando
     architecture, data = file.pair("general.architecture").value, bytearray(file.data)
     pairs, infos = (list(map(dataclasses.asdict, records)) for records in (file.pairs, file.infos))
     for _ in range(num_changes):
-        match rng.randrange(12):
-            case 0:
-                key, kind, value = rng.choice(ADDED_PAIRS)
-                pairs.append(dataclasses.asdict(Pair(key.format(architecture), kind, value)))
-            case 1:  # weights and scales become any bits
-                for at in rng.sample(range(len(data)), min(100, len(data))):
-                    data[at] = rng.choice((0, 0x7C, 0x7F, 0x80, 0xFF))
-            case 2:
-                number = rng.choice((0, 1, len(infos) - 1, len(pairs) - 1, 2**32, 2**64 - 1))
-                setattr(file, rng.choice(("num_pairs", "num_infos")), number)
-            case _:
-                _change(rng.choice((pairs, infos)), rng, is_record=True)
+        kind = rng.randrange(12)
+        if kind == 0:
+            key, own, value = rng.choice(ADDED_PAIRS)
+            pairs.append(dataclasses.asdict(Pair(key.format(architecture), own, value)))
+        elif kind == 1:  # weights and scales become any bits
+            for at in rng.sample(range(len(data)), min(100, len(data))):
+                data[at] = rng.choice((0, 0x7C, 0x7F, 0x80, 0xFF))
+        elif kind == 2:
+            number = rng.choice((0, 1, len(infos) - 1, len(pairs) - 1, 2**32, 2**64 - 1))
+            setattr(file, rng.choice(("num_pairs", "num_infos")), number)
+        else:
+            _change(rng.choice((pairs, infos)), rng, is_record=True)
     file.pairs, file.infos = [Pair(**pair) for pair in pairs], [Info(**info) for info in infos]
     file.data = bytes(data)
     return file.write(target)

@@ -43,14 +43,9 @@ def _llama_gguf(folder: Path, types: dict[str, Type], **changes: object) -> Path
 
 def _packed_llama(folder: Path) -> Path:
     wide = {"hidden_size": 256, "intermediate_size": 256}
-    own = {
-        "self_attn.q_proj": Type.Q4_K,
-        "self_attn.k_proj": Type.Q6_K,
-        "self_attn.v_proj": Type.Q8_0,
-        "mlp.gate_proj": Type.Q4_0,
-        "mlp.up_proj": Type.Q5_1,
-        "mlp.down_proj": Type.Q3_K,
-    }
+    names = (*(f"self_attn.{name}_proj" for name in "qkv"), "mlp.gate_proj", "mlp.up_proj")
+    kinds = (Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.Q4_0, Type.Q5_1)
+    own = dict(zip(names, kinds, strict=True)) | {"mlp.down_proj": Type.Q3_K}
     types = {f"model.layers.{i}.{name}.weight": own[name] for i in range(2) for name in own}
     return _llama_gguf(folder, types | {"model.embed_tokens.weight": Type.Q8_0}, **wide)
 
@@ -61,9 +56,16 @@ def _mixture_gguf(case: str, folder: Path) -> Path:
     return mixtures.written(found, folder / "dense", folder / "model.gguf")
 
 
-def _state_gguf(save: Callable[[Any, Path], Path], build: Callable[[], Any], folder: Path) -> Path:
-    hybrids.save_tokenizer(folder)
-    return save(build(), folder / "model.gguf")
+def _state_gguf(save: Callable[[Any, Path], Path], build: Callable[[], Any]) -> Subject:
+    def saved(folder: Path) -> Path:
+        hybrids.save_tokenizer(folder)
+        return save(build(), folder / "model.gguf")
+
+    return Subject("gguf", saved)
+
+
+def _hybrid(build: Callable[[], Any]) -> Subject:
+    return Subject("safetensors", lambda folder: hybrids.save(build(), folder / MODEL))
 
 
 def _directory(model_type: str, folder: Path, **overrides: object) -> Path:
@@ -98,42 +100,31 @@ def _adapter(folder: Path) -> Path:
 
 
 ROPES = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}}
+FOUR_HEADS, STATE = {"num_key_value_heads": 4}, {"state_size": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SUBJECTS: dict[str, Subject] = {
     "llama.gguf": Subject("gguf", partial(_llama_gguf, types={})),
     "packed llama.gguf": Subject("gguf", _packed_llama),
     "qwen3moe.gguf": Subject("gguf", partial(_mixture_gguf, "qwen3_moe")),
     "glm4moe.gguf": Subject("gguf", partial(_mixture_gguf, "glm4_moe")),
-    "qwen3next.gguf": Subject(
-        "gguf", partial(_state_gguf, hybrid_gguf.save_gguf, hybrids.qwen3_next)
-    ),
-    "lfm2.gguf": Subject("gguf", partial(_state_gguf, state_gguf.save_lfm2, states.lfm2)),
-    "granite4.gguf": Subject(
-        "gguf", partial(_state_gguf, state_gguf.save_granite4, states.granite4)
-    ),
+    "qwen3next.gguf": _state_gguf(hybrid_gguf.save_gguf, hybrids.qwen3_next),
+    "lfm2.gguf": _state_gguf(state_gguf.save_lfm2, states.lfm2),
+    "granite4.gguf": _state_gguf(state_gguf.save_granite4, states.granite4),
     "llama": Subject("safetensors", partial(_directory, "llama", **ROPES)),
     "gemma2": Subject("safetensors", partial(_directory, "gemma2", query_pre_attn_scalar=16)),
     "phi3": Subject("safetensors", partial(_directory, "phi3", pad_token_id=0)),
     "qwen3_moe": Subject("safetensors", partial(_directory, "qwen3_moe", **EXPERTS)),
-    "qwen3_5": Subject(
-        "safetensors", lambda folder: hybrids.save(hybrids.qwen3_5(), folder / MODEL)
-    ),
-    "granite4": Subject(
-        "safetensors", lambda folder: hybrids.save(states.granite4(), folder / MODEL)
-    ),
-    "lfm2_moe": Subject(
-        "safetensors", lambda folder: hybrids.save(states.lfm2_moe(), folder / MODEL)
-    ),
+    "qwen3_5": _hybrid(hybrids.qwen3_5),
+    "granite4": _hybrid(states.granite4),
+    "lfm2_moe": _hybrid(states.lfm2_moe),
     "awq": Subject("safetensors", partial(_packed_directory, "awq")),
     "gptq": Subject("safetensors", partial(_packed_directory, "gptq, ordered by activation")),
     "compressed": Subject("safetensors", partial(_packed_directory, "packed, with zeros")),
     "fp8": Subject("safetensors", partial(_packed_directory, "fp8 of blocks")),
     "mxfp4": Subject("safetensors", _gpt_oss),
-    "a transformers module": Subject(
-        "safetensors", partial(_directory, "gpt_neox", num_key_value_heads=4)
-    ),
+    "a transformers module": Subject("safetensors", partial(_directory, "gpt_neox", **FOUR_HEADS)),
     "a transformers module with its cache": Subject(
-        "safetensors", partial(_directory, "mamba", state_size=8)
+        "safetensors", partial(_directory, "mamba", **STATE)
     ),
     "bert": Subject("embedding", _bert),
     "adapter": Subject("adapter", _adapter),

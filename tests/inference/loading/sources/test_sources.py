@@ -1,40 +1,77 @@
+"""Sources of models: paths, named hubs that are asked with their own tokens alone and cached apart,
+and fetching as a process of its own."""
+
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from inference.loading.sources.sources import fetch_files, parse_source
+from inference.loading.gguf.tokenizer_files import original_of
+from inference.loading.sources import disk, fetch
+from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
+from inference.loading.sources.disk import check_sha256
+from inference.loading.sources.fetch import Fetched, FetchFailed, FetchOrder
+from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.hub_sources import (
+    hub_cache_dir,
+    hub_directories,
+    hub_schemes,
+    repository_dir,
+)
+from inference.loading.sources.resumed import PendingFile, pending_add
+from inference.loading.sources.sources import (
+    fetch_files,
+    fetch_tokenizer,
+    hub_identity,
+    parse_source,
+)
+from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
     BadSourceError,
+    DownloadFailedError,
     HashMismatchError,
     LoadError,
     MissingFileError,
     QuantizationNotFoundError,
+    RepoFetchFailedError,
 )
+from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.wire.ollama import models as ollama_models
 from tests.cases import each_case
+from tests.inference.loading.fake_hub import FakeHub, serving
+from tests.proxies import SOCKS, set_proxies
 
-FREE_BYTES = 10**9
+GGUF = "x-Q4_0.gguf"
+SOURCES = "HELEXA_SOURCES"
 
 
-def spec(source: str, **changes: object) -> LoadSpec:
+def spec(source: str, **changes: Any) -> LoadSpec:
     return LoadSpec(job_id="1", model="m", source=source, **changes)
 
 
-def fetched(source: str, tmp_path: Path, **changes: object) -> list[str]:
-    files = fetch_files(spec(source, **changes), tmp_path / "cache", FREE_BYTES, lambda _: None)
-    return [path.name for path in files.weights]
+def fetched(source: str, tmp_path: Path, **changes: Any) -> ModelFiles:
+    return fetch_files(spec(source, **changes), tmp_path / "cache", 10**9, lambda _: None)
+
+
+def names(source: str, tmp_path: Path, **changes: Any) -> list[str]:
+    return [path.name for path in fetched(source, tmp_path, **changes).weights]
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Path:
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "shelf"
     (directory / "empty").mkdir(parents=True)
     for quant in ("Q4_0", "Q8_0"):
         (directory / f"x-{quant}.gguf").write_bytes(quant.encode() * 10)
     (directory / "notes.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
     return directory
 
 
@@ -44,26 +81,19 @@ def test_misspelt_sources_name_the_schemes(text: str) -> None:
         parse_source(text)
 
 
-def test_a_file_a_directory_and_a_relative_path(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert fetched(f"path:{shelf / 'x-Q4_0.gguf'}", tmp_path) == ["x-Q4_0.gguf"]
-    assert fetched(f"path:{shelf}", tmp_path, file="Q8_0") == ["x-Q8_0.gguf"]
-    monkeypatch.chdir(shelf.parent)
-    assert fetched("path:shelf/x-Q8_0.gguf", tmp_path) == ["x-Q8_0.gguf"]
-
-
-def test_a_gguf_in_capitals_or_without_a_suffix(shelf: Path, tmp_path: Path) -> None:
+def test_a_file_a_directory_and_a_relative_path(shelf: Path, tmp_path: Path) -> None:
+    """A file may have its suffix in capitals, or none."""
+    assert names(f"path:{shelf / GGUF}", tmp_path) == [GGUF]
+    assert names(f"path:{shelf}", tmp_path, file="Q8_0") == ["x-Q8_0.gguf"]
+    assert names("path:shelf/x-Q8_0.gguf", tmp_path) == ["x-Q8_0.gguf"]
     (shelf / "Big-Q4_1.GGUF").write_bytes(b"GGUF")
-    assert fetched(f"path:{shelf / 'Big-Q4_1.GGUF'}", tmp_path) == ["Big-Q4_1.GGUF"]
-    assert fetched(f"path:{shelf}", tmp_path, file="Q4_1") == ["Big-Q4_1.GGUF"]
+    assert names(f"path:{shelf / 'Big-Q4_1.GGUF'}", tmp_path) == ["Big-Q4_1.GGUF"]
+    assert names(f"path:{shelf}", tmp_path, file="Q4_1") == ["Big-Q4_1.GGUF"]
     blob = shelf / "sha256-74a4da8c"
     blob.write_bytes(b"GGUF and more")
     (shelf / "mmproj-x.gguf").write_bytes(b"GGUF")
     for file, projector in ((None, None), ("none", None), ("mmproj-x.gguf", "mmproj-x.gguf")):
-        found = fetch_files(
-            spec(f"path:{blob}", file=file), tmp_path / "cache", FREE_BYTES, lambda _: None
-        )
+        found = fetched(f"path:{blob}", tmp_path, file=file)
         assert found.is_gguf and found.weights == (blob,)
         assert found.projector == (None if projector is None else shelf / projector)
     with pytest.raises(MissingFileError, match="mmproj-y"):
@@ -75,30 +105,159 @@ def test_a_gguf_in_capitals_or_without_a_suffix(shelf: Path, tmp_path: Path) -> 
     [
         ("path:nowhere", {}, MissingFileError),
         ("path:shelf/notes.txt", {}, BadSourceError),
-        ("path:shelf/x-Q4_0.gguf", {"file": "Q8_0"}, BadSourceError),
+        (f"path:shelf/{GGUF}", {"file": "Q8_0"}, BadSourceError),
+        (f"path:shelf/{GGUF}", {"sha256": "0" * 64}, HashMismatchError),
         ("path:shelf", {"file": "Q5_K_M"}, QuantizationNotFoundError),
         ("path:shelf", {"revision": "main"}, BadSourceError),
         ("path:shelf/empty", {}, MissingFileError),
     ],
 )
 def test_refusals(
-    shelf: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    changes: dict[str, object],
-    error: type[LoadError],
+    shelf: Path, tmp_path: Path, source: str, changes: dict[str, str], error: type[LoadError]
 ) -> None:
-    monkeypatch.chdir(shelf.parent)
     with pytest.raises(error) as caught:
         fetched(source, tmp_path, **changes)
     assert caught.value.failure.code == error.code
     assert caught.value.failure.message == str(caught.value)
 
 
-def test_a_pinned_file_must_match(shelf: Path, tmp_path: Path) -> None:
-    path = shelf / "x-Q4_0.gguf"
+@each_case("size", [0, 1, 4095, 4096, 4097, 50_000])
+def test_a_pinned_file_must_match_and_its_hash_reports_progress(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes minutes, and a load without any progress counts as stalled."""
+    monkeypatch.setattr(disk, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(disk, "CHUNK_BYTES", 4096)
+    path, reported = tmp_path / "x.gguf", list[LoadProgress]()
+    path.write_bytes(bytes(index % 251 for index in range(size)))
     right = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert fetched(f"path:{path}", tmp_path, sha256=right.upper()) == [path.name]
+    check_sha256(path, right, reported.append)
+    assert len(reported) == size // 4096
+    assert all(one.stage is LoadStage.PREFLIGHT and one.total == size for one in reported)
+    assert [one.done for one in reported] == sorted({one.done for one in reported})
     with pytest.raises(HashMismatchError, match=right):
-        fetched(f"path:{path}", tmp_path, sha256="0" * 64)
+        check_sha256(path, "0" * 64)
+    assert names(f"path:{path}", tmp_path, sha256=right.upper()) == ["x.gguf"]
+
+
+@each_case(("number", "code"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "download_failed")])
+def test_fetching_reports_what_is_there_or_what_a_full_disk_broke_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: str
+) -> None:
+    """The latter is among what is removed."""
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"weights")
+
+    def outcome(source: str) -> Fetched | FetchFailed:
+        asked = FetchOrder(spec=spec(source), cache_dir=str(tmp_path), free_memory_bytes=1 << 30)
+        return fetch.fetch(asked, lambda _: None)
+
+    assert outcome(f"path:{file}") == Fetched(weights=[str(file)], weight_bytes=7)
+    repository = repository_dir(hub_cache_dir(tmp_path), "org/tiny")
+    partial = repository / "blobs" / "blob.incomplete"
+
+    def break_off(*_: Any) -> None:
+        pending_add(repository, "one", {"a.gguf": PendingFile(num_bytes=9, etag="blob")})
+        partial.parent.mkdir(parents=True)
+        partial.write_bytes(b"123")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fetch, "fetch_files", break_off)
+    failed = outcome("huggingface:org/tiny")
+    assert isinstance(failed, FetchFailed)
+    assert failed.failure.code == code and os.strerror(number) in failed.failure.message
+    assert failed.new_files == {"huggingface:org/tiny@one": ["a.gguf"]}
+    Fetcher(tmp_path, lambda: 1).remove(failed.new_files)
+    assert not partial.exists() and not repository.exists()
+
+
+@pytest.fixture
+def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeHub, FakeHub]]:
+    """Two named sources with the same ``org/tiny``: lab, which asks for a token, and helexa."""
+    files = {GGUF: b"lab " * 500, "tokenizer.json": b"{}"}
+    others = {GGUF: b"helexa " * 700, "tokenizer.json": b"[]"}
+    with (
+        serving(FakeHub(files, commit="a" * 40, token="lab-secret")) as lab,
+        serving(FakeHub(others, commit="a" * 40)) as helexa,
+    ):
+        monkeypatch.setenv("HF_TOKEN", "hf-secret")
+        monkeypatch.setenv("LAB_TOKEN", "lab-secret")
+        monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN,helexa={helexa.url}")
+        yield lab, helexa
+
+
+Hubs = tuple[FakeHub, FakeHub]
+LAB, HELEXA = "lab:org/tiny", "helexa:org/tiny"
+
+
+def test_two_sources_share_neither_files_nor_tokens(
+    hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab, helexa), cache = hubs, tmp_path / "cache"
+    of_lab, of_helexa = (fetched(source, tmp_path, file="Q4_0") for source in (LAB, HELEXA))
+    for files, scheme, hub in ((of_lab, "lab", lab), (of_helexa, "helexa", helexa)):
+        (path,) = files.weights
+        assert path.read_bytes() == hub.files[GGUF]
+        assert path.resolve().is_relative_to(cache / "sources" / scheme)
+        assert path.is_relative_to(cache / "sources" / scheme)
+    assert not (cache / "huggingface").exists()
+    fetch_tokenizer(HELEXA, cache, lambda _: None)
+    assert (hub_identity(spec(LAB)), hub_identity(spec(HELEXA))) == (lab.commit, helexa.commit)
+    assert (lab.tokens, helexa.tokens) == ({"Bearer lab-secret"}, {None})
+    assert [one.source for one in list_cached(cache)] == [HELEXA, LAB]
+    revision = list_cached(cache)[0].revision
+    assert of_helexa.directory == cached_directory(cache, HELEXA, revision)
+    monkeypatch.delenv(SOURCES)  # files of a source that is no longer named
+    assert delete_cached(cache, LAB, revision) > 0
+    assert [one.source for one in list_cached(cache)] == [HELEXA]
+    assert of_helexa.weights[0].exists()
+    with pytest.raises(BadSourceError, match="nothing to delete"):
+        delete_cached(cache, "other:org/tiny", revision)
+
+
+def test_a_cache_may_lie_elsewhere_and_is_still_its_own(
+    hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab, helexa), shared = hubs, tmp_path / "shared"
+    of_lab = f"lab={lab.url} token=LAB_TOKEN cache={shared}"
+    monkeypatch.setenv(SOURCES, f"{of_lab},helexa={helexa.url} cache={shared}")
+    assert fetched(LAB, tmp_path, file="Q4_0").directory.is_relative_to(shared / "lab")
+    assert fetched(HELEXA, tmp_path, file="Q4_0").directory.is_relative_to(shared / "helexa")
+    directories = hub_directories(tmp_path / "cache")
+    assert len(set(directories.values())) == len(directories) == 3
+    monkeypatch.delenv("LAB_TOKEN")
+    with pytest.raises(RepoFetchFailedError, match=r"the source lab has no .* LAB_TOKEN may not"):
+        fetched(LAB, tmp_path / "other", file="Q4_0")
+
+
+def test_proxies_of_the_environment(
+    hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine is asked directly, another one through the proxy, and never by one that is not
+    supported."""
+    lab, helexa = hubs
+    set_proxies(monkeypatch, http_proxy=lab.url, ALL_PROXY=SOCKS)
+    monkeypatch.setenv(SOURCES, f"lab=http://lab.example token=LAB_TOKEN,helexa={helexa.url}")
+    found = fetched(HELEXA, tmp_path, file="Q4_0").weights[0]
+    assert found.read_bytes() == helexa.files[GGUF] and lab.asked == []
+    assert fetched(LAB, tmp_path, file="Q4_0").weights[0].read_bytes() == lab.files[GGUF]
+    assert all(path.startswith("http://lab.example/") for path, _ in lab.asked)
+    monkeypatch.delenv("http_proxy")
+    with pytest.raises(DownloadFailedError, match="asked: ALL_PROXY names a proxy that is not"):
+        fetched(LAB, tmp_path / "other", file="Q4_0")
+    assert hub_identity(spec(LAB)) is None
+
+
+def test_what_names_a_source_and_what_is_none(hubs: Hubs, tmp_path: Path) -> None:
+    known = "huggingface:, lab:, helexa:, path:, pypi: .* HELEXA_SOURCES"
+    with pytest.raises(BadSourceError, match=f"'other:org/tiny' is not .* {known}"):
+        fetched("other:org/tiny", tmp_path)
+    with pytest.raises(BadSourceError, match="other is no source"):
+        fetch_tokenizer("other:org/tiny", tmp_path, lambda _: None)
+    assert parse_source(LAB).scheme == "lab"
+    asked = ollama_models.parse_pull(b'{"model": "lab:org/tiny"}', named_sources=hub_schemes())
+    assert (asked.source, asked.model) == (LAB, None)
+    # The original of a GGUF is asked of its own source: else anybody could put a template under
+    # that name elsewhere.
+    path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
+    assert (original_of(path, "lab"), original_of(path)) == ([LAB], ["org/tiny"])

@@ -1,26 +1,37 @@
-"""Quantising while loading: the format of each weight, and the refusals."""
+"""Quantising while loading: what groups of 32 hold exactly and how far off they are otherwise, the
+format of each weight, and the refusals."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import dequantize
+from gguf import quantize as quantize_as_gguf
+from gguf.constants import GGMLQuantizationType
 from gguf.constants import GGMLQuantizationType as Type
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from inference.loading import loader
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
+from inference.loading.weights.quantized_files import (
+    CHUNK_WEIGHTS,
+    QuantizedFiles,
+    check_quantization,
+    quantize,
+)
 from inference.models.layers import linear
 from inference.models.layers.linear import QuantizedLinear
-from inference.models.native.build import find_compiler
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
+from inference.protocol.load_errors import BadFileError, BadSourceError
 from tests.cases import each_case
 from tests.inference.loading.conftest import (
     edit_tensors,
@@ -46,15 +57,11 @@ def test_tables_take_eight_bits_and_projections_what_was_asked_for(
     heads = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
     (fused,) = model.weights.stored_parts(*heads)
     assert isinstance(fused.sample, GroupedWeight) and fused.sample.bits == bits
-    assert torch.equal(
-        model.weights.tensor("model.norm.weight"), dense.weights.tensor("model.norm.weight")
-    )
-    table_weights = len(tables) * 64 * 64
-    projections = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
-    norms = (2 * 2 + 1) * 64
-    assert (
-        model.weight_bytes == table_weights * 34 // 32 + projections * group_bytes // 32 + norms * 4
-    )
+    final = "model.norm.weight"
+    assert torch.equal(model.weights.tensor(final), dense.weights.tensor(final))
+    projections = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) * group_bytes // 32
+    norms = (2 * 2 + 1) * 64 * 4
+    assert model.weight_bytes == len(tables) * 64 * 64 * 34 // 32 + projections + norms
     assert f"3 x q{bits} kept in {bits} bits" in model.weights.report()
 
 
@@ -69,14 +76,14 @@ def test_what_fits_no_group_stays_dense_and_biases_come_along(tmp_path: Path) ->
     assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits (0.0 MB)"
 
 
-@each_case("type", [Type.F32, Type.F16, Type.BF16])
-def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path, type: Type) -> None:
+def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.q_proj"
-    file = saved_gguf(tmp_path, types={f"{name}.weight": type})
-    stored = opened(file, tmp_path, quantization="q8").weights.stored(name)
-    assert isinstance(stored, GroupedWeight)
-    weight = load_file(tmp_path / "hf" / "model.safetensors")[f"{name}.weight"]
-    assert torch.allclose(stored.dequantize(), weight, atol=0.01)
+    for type in (Type.F32, Type.F16, Type.BF16):
+        file = saved_gguf(tmp_path / type.name, types={f"{name}.weight": type})
+        stored = opened(file, tmp_path, quantization="q8").weights.stored(name)
+        assert isinstance(stored, GroupedWeight)
+        weight = load_file(file.parent / "hf" / "model.safetensors")[f"{name}.weight"]
+        assert torch.allclose(stored.dequantize(), weight, atol=0.01)
 
 
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
@@ -89,31 +96,33 @@ TABLE = "model.embed_tokens"
 )
 def test_a_file_of_other_bits_is_refused(tmp_path: Path, quantization: str, found: str) -> None:
     file = saved_gguf(tmp_path, types={f"{UP}.weight": Type.Q4_1, f"{DOWN}.weight": Type.Q8_0})
-    with pytest.raises(
-        BadSourceError,
-        match=f"quantization {quantization} needs dense weights, and these files hold {found}; "
-        "set quantization auto",
-    ):
+    words = f"{quantization} needs dense weights, and these files hold {found}; set quantization"
+    with pytest.raises(BadSourceError, match=f"quantization {words} auto"):
         opened(file, tmp_path, quantization=quantization)
+
+
+def test_what_is_not_to_be_quantised_is_left_alone(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    types = {name: Type.Q8_0 for name, weight in weights.items() if weight.dim() == 2}
+    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    for source, quantization in ((file, "q8"), (tiny_directory, "auto"), (tiny_directory, "none")):
+        model = opened(source, tmp_path, quantization=quantization)
+        assert model.unquantized is None
+        assert isinstance(model.weights.stored("lm_head"), DenseWeight) == (source != file)
+
+
+KEPT = "1 x {0} kept in {1} bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB); 1 x q8 kept in 8 bits"
 
 
 @each_case(
     ("quantization", "types", "report"),
     [
+        *(("q5", {UP: type}, KEPT.format(type.name, 5)) for type in (Type.Q5_0, Type.Q5_1)),
         (
             "q4",
             {UP: Type.Q4_0, TABLE: Type.Q8_0},
             "1 x Q4_0 kept in 4 bits (0.0 MB); 1 x Q8_0 kept in 8 bits; "
             "1 x q4 kept in 4 bits (0.0 MB)",
-        ),
-        *(
-            (
-                "q5",
-                {UP: type},
-                f"1 x {type.name} kept in 5 bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB); "
-                "1 x q8 kept in 8 bits",
-            )
-            for type in (Type.Q5_0, Type.Q5_1)
         ),
     ],
 )
@@ -126,17 +135,6 @@ def test_what_has_the_wanted_bits_already_is_kept(
     weights.stored(DOWN)
     weights.embedding(TABLE)
     assert weights.report() == report
-
-
-def test_what_is_not_to_be_quantised_is_left_alone(
-    tiny_directory: Path, tiny_weights: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    types = {k: Type.Q8_0 for k, weight in tiny_weights.items() if weight.dim() == 2}
-    file = save_gguf(tmp_path / "x.gguf", tiny_weights, types=types)
-    for source, quantization in ((file, "q8"), (tiny_directory, "auto"), (tiny_directory, "none")):
-        model = opened(source, tmp_path, quantization=quantization)
-        assert model.unquantized is None
-        assert isinstance(model.weights.stored("lm_head"), DenseWeight) == (source != file)
 
 
 FP8 = {"quantization": "fp8"}
@@ -187,26 +185,6 @@ def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> N
     files.close()
 
 
-def test_a_model_that_only_fits_quantised_loads_quantised(
-    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs = {
-        quantization: opened(tiny_directory, tmp_path, quantization=quantization).need
-        for quantization in ("none", "q8", "q6", "q5", "q4")
-    }
-    sizes = [needs[quantization].weight_bytes for quantization in needs]
-    if find_compiler() is None:  # torch's kernel takes five and six bits as eight
-        del sizes[2:4]
-    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
-    assert needs["q8"].weight_bytes < 0.32 * needs["none"].weight_bytes
-    assert needs["q4"].weight_bytes < 0.22 * needs["none"].weight_bytes
-    free_bytes = needs["q4"].required_bytes
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: free_bytes)
-    opened(tiny_directory, tmp_path, quantization="q4")
-    with pytest.raises(DoesNotFitError):
-        opened(tiny_directory, tmp_path, quantization="q8")
-
-
 def test_an_output_head_has_no_copy_for_prompts(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +197,98 @@ def test_an_output_head_has_no_copy_for_prompts(
 
 
 def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Path) -> None:
-    head = torch.zeros(64, 64)
-    head[5, 5] = float("nan")
-    edit_tensors(tiny_directory, {"lm_head.weight": head})
-    model = opened(tiny_directory, tmp_path, quantization="q8")
-    with pytest.raises(BadFileError, match=r"lm_head\.weight cannot be quantised: .* none"):
-        model.weights.stored("lm_head")
+    for value in (float("nan"), float("inf"), -1e6):
+        head = torch.zeros(64, 64)
+        head[5, 5] = value
+        edit_tensors(tiny_directory, {"lm_head.weight": head})
+        model = opened(tiny_directory, tmp_path, quantization="q8")
+        words = r"lm_head\.weight cannot be quantised: .*not finite, or beyond float16.* none"
+        with pytest.raises(BadFileError, match=words):
+            model.weights.stored("lm_head")
+
+
+FLOAT16_STEP = 2**-11
+"""Half of float16's distance between neighbours, as a part of the number."""
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def random_weight(seed: int, size: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(24, 96, generator=generator) * size).to(dtype)
+
+
+def by_group(weight: torch.Tensor) -> torch.Tensor:
+    return weight.float().view(weight.shape[0], -1, 32)
+
+
+def error(weight: torch.Tensor, grouped: GroupedWeight) -> torch.Tensor:
+    """(out_features, num_groups, 32)"""
+    return (by_group(grouped.dequantize()) - by_group(weight)).abs()
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    exponent=st.integers(-20, 12),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_eight_bits_are_off_by_half_a_scale_at_most(
+    threads: ThreadPoolExecutor, seed: int, exponent: int, dtype: torch.dtype
+) -> None:
+    weight = random_weight(seed, 2.0**exponent, dtype)
+    grouped = quantize(weight, 8, threads)
+    assert grouped.minimums is None and grouped.codes.dtype == torch.int8
+    assert (error(weight, grouped) <= 0.5001 * grouped.scales.float().unsqueeze(-1)).all()
+
+
+@each_case(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
+def test_no_more_error_than_ggufs_own_reference(
+    threads: ThreadPoolExecutor, bits: int, theirs: str
+) -> None:
+    """gguf quantises by the rules of llama.cpp. Of 8 bits ours has one code less."""
+    weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(2))
+    type = GGMLQuantizationType[theirs]
+    found = torch.from_numpy(dequantize(quantize_as_gguf(weight.numpy(), type), type))
+    ours = (error(weight, quantize(weight, bits, threads)) ** 2).mean()
+    assert ours <= (1.01 if bits == 8 else 0.95) * (found - weight).square().mean()
+
+
+@each_case(("bits", "lowest", "highest"), [(4, 0, 15), (5, -16, 15), (6, -32, 31), (8, -127, 127)])
+def test_what_groups_can_hold_they_hold_exactly(
+    threads: ThreadPoolExecutor, bits: int, lowest: int, highest: int
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scales = (torch.rand(40, 2, generator=generator) + 0.5).half()
+    codes = torch.randint(lowest + 1, highest, (40, 64), generator=generator)
+    codes[:, ::32] = highest if bits == 8 else lowest
+    if bits == 4:
+        codes[:, 1::32] = highest
+    source = GroupedWeight(
+        bits=bits,
+        codes=codes.to(torch.uint8 if bits == 4 else torch.int8),
+        scales=scales,
+        minimums=torch.randn(40, 2, generator=generator).half() if bits == 4 else None,
+    )
+    grouped = quantize(source.dequantize(), bits, threads)
+    assert torch.equal(grouped.codes, source.codes)
+    assert torch.equal(grouped.dequantize(), source.dequantize())
+    for value in (0.0, -0.25, 3.0):
+        weight = torch.full((2, 32), value)
+        off = error(weight, quantize(weight, bits, threads))
+        assert (off <= abs(value) * FLOAT16_STEP * 2).all(), "a group of one value"
+
+
+@each_case("bits", [4, 5, 6, 8])
+def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
+    features = 256
+    num_rows = 2 * CHUNK_WEIGHTS // features + 3
+    weight = torch.randn(num_rows, features, generator=torch.Generator().manual_seed(5))
+    whole = quantize(weight, bits, threads)
+    for rows in (slice(0, 7), slice(num_rows - 5, num_rows)):
+        part = quantize(weight[rows], bits, threads)
+        assert torch.equal(part.codes, whole.codes[rows])
+        assert torch.equal(part.scales, whole.scales[rows])

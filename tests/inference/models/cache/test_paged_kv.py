@@ -35,6 +35,11 @@ def test_what_is_written_is_read(kv_format: KVFormat, head_dim: int) -> None:
     read = layer.gather(torch.tensor([1, 2, 3]), BLOCK_TOKENS, torch.float32)
     for found, wanted in zip(read[slots - BLOCK_TOKENS].unbind(1), (keys, values), strict=True):
         assert float((found - wanted).abs().max() / wanted.abs().max()) <= LARGEST_ERROR[kv_format]
+    config = replace(TINY, num_heads=6, num_kv_heads=3, head_dim=head_dim)
+    kv = PagedKV(config, 4, BLOCK_TOKENS, kv_format, CPU)
+    tensors = [t for layer in kv.layers for t in (layer.entries, layer.scales) if t is not None]
+    num_bytes = sum(tensor.nbytes for tensor in tensors)
+    assert num_bytes == (4 + 1) * kv_bytes_per_block(config, BLOCK_TOKENS, kv_format)
 
 
 @each_case("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -49,15 +54,6 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_seen(dtype: torch.dtype) -> N
 
 
 @each_case("kv_format", get_args(KVFormat))
-def test_bytes_are_what_placement_counts(kv_format: KVFormat) -> None:
-    config = replace(TINY, num_heads=6, num_kv_heads=3, head_dim=80)
-    kv = PagedKV(config, 4, BLOCK_TOKENS, kv_format, CPU)
-    tensors = [t for layer in kv.layers for t in (layer.entries, layer.scales) if t is not None]
-    num_bytes = sum(tensor.nbytes for tensor in tensors)
-    assert num_bytes == (4 + 1) * kv_bytes_per_block(config, BLOCK_TOKENS, kv_format)
-
-
-@each_case("kv_format", get_args(KVFormat))
 def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> None:
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(13, 4, 16, generator=generator)
@@ -69,23 +65,15 @@ def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> Non
     attention = TorchAttention(None, torch.float32)
 
     def attended(start: int, end: int, *, num_decodes: int) -> torch.Tensor:
-        step = StepInput.of_queries(
-            [0] * (end - start),
-            [start],
-            [end - start],
-            table,
-            BLOCK_TOKENS,
-            num_decodes=num_decodes,
-        )
+        given = [0] * (end - start), [start], [end - start], table, BLOCK_TOKENS
+        step = StepInput.of_queries(*given, num_decodes=num_decodes)
         rows = slice(start, end)
         attend = attention.of_step(DeviceStep.of(step, CPU))
         return attend(queries[rows], keys[rows], values[rows], layer)
 
-    def prompt(start: int, end: int) -> torch.Tensor:
-        return attended(start, end, num_decodes=0)
-
-    whole = prompt(0, 13)
-    assert torch.allclose(torch.cat([prompt(0, 7), prompt(7, 13)]), whole, atol=1e-5)
+    whole = attended(0, 13, num_decodes=0)
+    parts = [attended(0, 7, num_decodes=0), attended(7, 13, num_decodes=0)]
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-5)
     assert torch.allclose(attended(12, 13, num_decodes=1), whole[12:], atol=1e-5)
     assert torch.allclose(attended(9, 13, num_decodes=1), whole[9:], atol=1e-5)
 

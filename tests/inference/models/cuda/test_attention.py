@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from inference.models.cache.kv_format import KVFormat
@@ -18,7 +19,6 @@ from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import TorchAttention
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
-from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +54,8 @@ class Case:
         counts = [-(-length // block_tokens) for length in lengths]
         ids = torch.randperm(max(NUM_BLOCKS, sum(counts)), generator=generator).tolist()
         self.blocks = [[ids.pop() for _ in range(count)] for count in counts]
-        self.layer = new_layer(
-            (max(NUM_BLOCKS, sum(counts)) + 1) * block_tokens,
-            num_kv_heads,
-            head_dim,
-            kv_format,
-            device,
-        )
+        num_slots = (max(NUM_BLOCKS, sum(counts)) + 1) * block_tokens
+        self.layer = new_layer(num_slots, num_kv_heads, head_dim, kv_format, device)
         slots = [slot for row in range(len(lengths)) for slot in self._slots(row)]
         pairs = torch.randn(2, len(slots), num_kv_heads, head_dim, generator=generator)
         keys, values = pairs.to(device, dtype)
@@ -71,12 +66,8 @@ class Case:
     def step(self, starts: list[int], *, num_decodes: int = 0) -> DeviceStep:
         """Each sequence from its start on; the first ones decode."""
         lens = [length - start for start, length in zip(starts, self.lengths, strict=True)]
-        table = block_table_of(self.blocks)
-        tokens = [0] * sum(lens)
-        step = StepInput.of_queries(
-            tokens, starts, lens, table, self.block_tokens, num_decodes=num_decodes
-        )
-        return DeviceStep.of(step, self.device)
+        given = [0] * sum(lens), starts, lens, block_table_of(self.blocks), self.block_tokens
+        return DeviceStep.of(StepInput.of_queries(*given, num_decodes=num_decodes), self.device)
 
     def decodes(self) -> DeviceStep:
         """The last row of each sequence."""
@@ -124,51 +115,47 @@ class Scores:
 
 
 PLAIN = Scores()
+SINKS = torch.tensor([-2.0, 0.0, 3.0, 30.0])
 
 
-def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores = PLAIN) -> torch.Tensor:
+def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores) -> torch.Tensor:
     queries = case.queries[: len(step.positions)]
     return scores.triton(tuning).of_step(step)(queries, None, None, case.layer, scores.sinks)
 
 
-def decoded(case: Case, tuning: Tuning = TUNING, scores: Scores = PLAIN) -> torch.Tensor:
-    return attended(case, case.decodes(), tuning, scores)
+def check(case: Case, scores: Scores, *steps: DeviceStep) -> None:
+    for step in (case.decodes(), *steps):
+        queries, layer = case.queries[: len(step.positions)], exact(case.layer)
+        # Of a prompt from its start the reference takes the rows' own; here they are in the blocks.
+        keys, values = layer.gather(step.slots, 1, torch.float32).unbind(1)
+        wanted = scores.torch.of_step(step)(queries.float(), keys, values, layer, scores.sinks)
+        error = (attended(case, step, TUNING, scores).float() - wanted).abs().max()
+        assert float(error) < TOLERANCE[queries.dtype]
 
 
-def check(case: Case, step: DeviceStep, scores: Scores = PLAIN) -> None:
-    queries, layer = case.queries[: len(step.positions)], exact(case.layer)
-    # Of a prompt from its start the reference takes the rows' own; here they are in the blocks.
-    keys, values = layer.gather(step.slots, 1, torch.float32).unbind(1)
-    wanted = scores.torch.of_step(step)(queries.float(), keys, values, layer, scores.sinks)
-    error = (attended(case, step, TUNING, scores).float() - wanted).abs().max()
-    assert float(error) < TOLERANCE[queries.dtype]
+SCORES = {
+    "plain": Scores(),
+    "within a window": Scores(9),
+    **{f"within chunks of {n}": Scores(n, is_chunked=True) for n in (8, 13, 64)},
+    "with sinks": Scores(sinks=SINKS),
+    "with sinks in a window": Scores(9, sinks=SINKS),
+    "capped": Scores(soft_cap=2.0),
+    "capped in a window": Scores(9, soft_cap=2.0),
+}
 
 
-def check_decode(case: Case, scores: Scores = PLAIN) -> None:
-    check(case, case.decodes(), scores)
-
-
-def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None:
-    check(case, case.step(starts), scores)
-
-
-@pytest.mark.parametrize("window", slow_but([None, 9], 9))
-def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, window: int | None) -> None:
-    case = Case(device, [21, 40, 19, 33])
-    check(case, case.step([20, 36, 0, 17], num_decodes=2), Scores(window))
-
-
-@pytest.mark.parametrize("chunk", slow_but([8, 13, 64], 13))
-def test_rows_that_see_their_chunk_alone(device: torch.device, chunk: int) -> None:
+@each_case("name", SCORES)
+def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, name: str) -> None:
+    """Slots that nobody wrote are not read."""
+    scores = SCORES[name]
+    if scores.sinks is not None:
+        scores = replace(scores, sinks=scores.sinks.to(device))
     case = Case(device, [21, 40, 19, 33])
     case.poison_the_rest()
-    scores = Scores(chunk, is_chunked=True)
-    check(case, case.step([20, 36, 0, 17], num_decodes=2), scores)
-    check_decode(case, scores)
-    check_prefill(case, [0, 1, 18, 32], scores)
+    check(case, scores, case.step([20, 36, 0, 17], num_decodes=2), case.step([0, 1, 18, 32]))
 
 
-@pytest.mark.parametrize("window", slow_but([None, 9], 9))
+@each_case("window", [None, 9])
 def test_rows_that_see_those_behind_them(device: torch.device, window: int | None) -> None:
     case = Case(device, [21, 40, 33])
     step = case.step([20, 3, 17], num_decodes=1)
@@ -176,93 +163,58 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
     for first_row, start, seen in ((1, 3, range(5, 29)), (38, 17, range(17, 26))):
         rows = slice(first_row + seen.start - start, first_row + seen.stop - start)
         last_seen[rows] = seen.stop - 1
-    step = replace(step, host=replace(step.host, last_seen=last_seen))
-    check(case, step, Scores(window, sees_ahead=True))
-    check(case, case.step([20, 3, 17], num_decodes=1), Scores(window, sees_ahead=True))
+    ahead = replace(step, host=replace(step.host, last_seen=last_seen))
+    check(case, Scores(window, sees_ahead=True), ahead, step)
 
 
-@pytest.mark.parametrize("head_dim", slow_but([64, 80, 96, 128, 256], 80, 128))
-def test_head_dims(device: torch.device, head_dim: int) -> None:
-    case = Case(device, [19, 3], head_dim=head_dim)
-    check_decode(case)
-    check_prefill(case, [0, 1])
-
-
-@pytest.mark.parametrize("window", slow_but([None, 9], 9))
-@pytest.mark.parametrize("kind", ["sinks", "soft cap"])
-def test_sinks_and_soft_caps(device: torch.device, kind: str, window: int | None) -> None:
-    case = Case(device, [19, 3, 40])
-    sinks = torch.tensor([-2.0, 0.0, 3.0, 30.0], device=device)
-    scores = Scores(window, sinks=sinks) if kind == "sinks" else Scores(window, soft_cap=2.0)
-    check_decode(case, scores)
-    check_prefill(case, [0, 1, 20], scores)
-
-
-@pytest.mark.parametrize(
-    "heads", [(4, 4), (6, 2), (7, 1), pytest.param((32, 1), marks=pytest.mark.slow)]
+@each_case(
+    "given",
+    [
+        *({"head_dim": head_dim} for head_dim in (64, 80, 96, 128, 256)),
+        *({"heads": heads} for heads in ((4, 4), (6, 2), (7, 1), (32, 1))),
+        *(
+            {"head_dim": 80, "dtype": dtype, "kv_format": kv_format}
+            for dtype in TOLERANCE
+            for kv_format in get_args(KVFormat)
+            if DTYPE_OF[kv_format].itemsize >= dtype.itemsize or kv_format in ("int8", "fp8")
+        ),
+    ],
+    ids=str,
 )
-def test_heads_that_share_keys(device: torch.device, heads: tuple[int, int]) -> None:
-    case = Case(device, [18, 5], heads=heads)
-    check_decode(case)
-    check_prefill(case, [3, 0])
-
-
-@each_case("kv_format", get_args(KVFormat))
-@each_case("dtype", TOLERANCE)
-def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) -> None:
-    case = Case(device, [21], head_dim=80, dtype=dtype, kv_format=kv_format)
-    if DTYPE_OF[kv_format].itemsize >= dtype.itemsize or kv_format in ("int8", "fp8"):
-        check_decode(case)
-        check_prefill(case, [17])
+def test_heads_and_formats(device: torch.device, given: dict[str, Any]) -> None:
+    case = Case(device, [19, 3], **given)
+    case.poison_the_rest()
+    check(case, PLAIN, case.step([17, 0]))
 
 
 @settings(max_examples=20, deadline=None)
-@given(data=st.data())
+@drawn(data=st.data())
 def test_shapes_at_random(data: st.DataObject) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
-    case = Case(
-        device,
-        lengths,
-        heads=data.draw(st.sampled_from([(2, 2), (4, 2), (3, 1)])),
-        head_dim=data.draw(st.sampled_from([16, 24, 72])),
-        block_tokens=data.draw(st.sampled_from([4, 8, 32])),
-        kv_format=data.draw(st.sampled_from(["fp32", "int8"])),
-        seed=data.draw(st.integers(0, 99)),
-    )
+    kinds: dict[str, Any] = {"heads": [(2, 2), (4, 2), (3, 1)], "head_dim": [16, 24, 72]}
+    kinds |= {"block_tokens": [4, 8, 32], "kv_format": ["fp32", "int8"], "seed": range(100)}
+    given = {name: data.draw(st.sampled_from(values)) for name, values in kinds.items()}
+    case = Case(device, lengths, **given)
     window = data.draw(st.none() | st.integers(1, 40))
     scores = Scores(window, soft_cap=data.draw(st.sampled_from([None, 5.0])))
-    check_decode(case, scores)
-    check_prefill(case, [data.draw(st.integers(0, length - 1)) for length in lengths], scores)
+    check(case, scores, case.step([data.draw(st.integers(0, n - 1)) for n in lengths]))
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
     case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
-    among = decoded(case)[0]
-    case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
-    assert torch.equal(decoded(case)[0], among)
 
+    def decoded(tuning: Tuning = TUNING) -> torch.Tensor:
+        return attended(case, case.decodes(), tuning, PLAIN)
 
-def test_one_part_or_many_are_the_same_sum(device: torch.device) -> None:
-    case = Case(device, [150, 31])
-    whole = decoded(case, replace(TUNING, decode_smallest_part=256))
-    assert torch.allclose(decoded(case), whole, atol=1e-6)
-
-
-def test_what_is_no_number_stays_in_its_row(device: torch.device) -> None:
-    case = Case(device, [20, 20])
+    among, whole = decoded(), decoded(replace(TUNING, decode_smallest_part=256))
+    assert torch.allclose(among, whole, atol=1e-6), "one part or many are the same sum"
     case.queries[1, 0, 0] = math.nan
-    found = decoded(case).view(2, case.num_heads, -1)
+    found = decoded().view(8, case.num_heads, -1)
     assert bool(found[1, 0].isnan().all())
-    assert not bool(found[0].isnan().any())
-
-
-@pytest.mark.parametrize("kv_format", ["fp32", "int8"])
-def test_slots_that_nobody_wrote_are_not_read(device: torch.device, kv_format: KVFormat) -> None:
-    case = Case(device, [19, 3, 33], kv_format=kv_format)
-    case.poison_the_rest()
-    check_decode(case)
-    check_prefill(case, [0, 1, 20])
+    assert not bool(found[[0, *range(2, 8)]].isnan().any())
+    case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
+    assert torch.equal(decoded()[0], among[0])
 
 
 def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:

@@ -1,10 +1,19 @@
-"""Rows sorted by expert times their experts' weights, in every format that a file may hold."""
+"""Rows sorted by expert times their experts' weights, in every format that a file may hold; and a
+mixture of such experts as a card computes it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from inference.loading.formats import format_of
+from inference.loading.safetensors.packed_files import PackedFiles
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.experts import by_expert
+from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.cuda.experts import (
     UnlikeExpertsError,
     chosen_tile_rows,
@@ -14,6 +23,12 @@ from inference.models.cuda.experts import (
 )
 from inference.models.cuda.packed import TILES
 from inference.models.cuda.packed_layout import pack_scales
+from inference.models.cuda.trials import ExpertTrials
+from inference.models.families.quantization import Quantization
+from inference.models.layer_configs import ExpertsConfig
+from inference.models.layers.experts import Routes
+from inference.models.layers.experts_loading import load_grouped, load_mixture
+from inference.models.layers.linear import LinearFactory
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,
@@ -30,7 +45,6 @@ from tests.inference.models.cuda.random_experts import (
     TABLE_KINDS,
     random_expert,
 )
-from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.slow
 
@@ -69,39 +83,17 @@ def check(
     assert error < (0.02 if dtype != torch.float32 else 2**-11 if rounds_scales else 1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind", slow_but([*KINDS, *K_KINDS, *TABLE_KINDS], "dense", "Q4", "Q6_K", "IQ4_XS")
-)
+@each_case("kind", [*KINDS, *K_KINDS, *TABLE_KINDS])
 def test_every_format_multiplies_as_its_dequantised_weight(device: torch.device, kind: str) -> None:
     check(device, kind, RAGGED)
-
-
-@each_case("counts", [[0, 0, 0, 5], [1, 1, 1, 1], [0, 9, 0, 0], [17, 16, 0, 33]])
-@each_case("kind", ["dense", "MXFP4"])
-def test_experts_with_few_rows_many_and_none(
-    device: torch.device, kind: str, counts: list[int]
-) -> None:
-    check(device, kind, counts, gathers=False)
-
-
-@pytest.mark.parametrize("kind", ["dense", "MXFP4", "Q5", "Q8", "fp8"])
-def test_features_that_do_not_fill_a_step(device: torch.device, kind: str) -> None:
-    check(device, kind, [2, 3], in_features=96)
-
-
-@pytest.mark.parametrize("kind", ["dense", "Q6_K"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_activations(device: torch.device, kind: str, dtype: torch.dtype) -> None:
-    check(device, kind, [2, 3], dtype=dtype)
-
-
-def test_entries_beyond_the_last_expert_are_left_alone(device: torch.device) -> None:
-    experts = [random_expert("Q8", seed) for seed in range(2)]
-    product = stacked_product(experts.__getitem__, 2, device, torch.float32)
-    x = torch.randn(5, IN_FEATURES, generator=torch.Generator().manual_seed(1)).to(device)
-    some = product(x, torch.tensor([1, 3], dtype=torch.int32, device=device))
-    alone = product(x[:3], torch.tensor([1, 3], dtype=torch.int32, device=device))
-    assert torch.equal(some[:3], alone)
+    if kind in ("dense", "MXFP4", "Q5", "Q8", "fp8"):  # features that do not fill a step
+        check(device, kind, [2, 3], in_features=96)
+    if kind in ("dense", "Q6_K"):
+        for dtype in (torch.bfloat16, torch.float16):
+            check(device, kind, [2, 3], dtype=dtype)
+    if kind in ("dense", "MXFP4"):
+        for counts in ([0, 0, 0, 5], [1, 1, 1, 1], [0, 9, 0, 0], [17, 16, 0, 33]):
+            check(device, kind, counts, gathers=False)
 
 
 def test_the_grid_has_room_for_any_distribution() -> None:
@@ -115,26 +107,23 @@ def test_the_grid_has_room_for_any_distribution() -> None:
 
 
 def test_mxfp4_takes_four_bits_and_other_codes_eight(device: torch.device) -> None:
-    weight = random_expert("MXFP4", 0)
-    assert isinstance(weight, GroupedWeight)
-    codes = mxfp4_codes(weight)
-    assert codes is not None
+    """Entries beyond the last expert are left alone, and experts that are not stored alike are
+    refused."""
+    mxfp4, other = random_expert("MXFP4", 0), random_expert("Q8", 0)
+    assert isinstance(mxfp4, GroupedWeight) and isinstance(other, GroupedWeight)
+    codes = mxfp4_codes(mxfp4)
+    assert codes is not None and mxfp4_codes(other) is None
     values = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
-    assert torch.equal(values[codes.long()], weight.codes)
-    product = stacked_product(lambda _: weight, 2, device, torch.float32)
+    assert torch.equal(values[codes.long()], mxfp4.codes)
+    product = stacked_product(lambda _: mxfp4, 2, device, torch.float32)
     assert product.packed.words.nbytes == 2 * OUT_FEATURES * IN_FEATURES // 2
-    other = random_expert("Q8", 0)
-    assert isinstance(other, GroupedWeight)
-    assert mxfp4_codes(other) is None
-
-
-def test_experts_that_are_not_stored_alike_are_refused(device: torch.device) -> None:
-    experts = [random_expert("Q4", 0), random_expert("Q8", 1)]
-    with pytest.raises(UnlikeExpertsError, match="expert 1"):
-        stacked_product(experts.__getitem__, 2, device, torch.float32)
-    tables = [random_expert(kind, 0) for kind in ("IQ2_S", "NVFP4")]
-    with pytest.raises(UnlikeExpertsError, match="expert 1"):
-        stacked_product(tables.__getitem__, 2, device, torch.float32)
+    x = torch.randn(5, IN_FEATURES, generator=torch.Generator().manual_seed(1)).to(device)
+    ends = torch.tensor([1, 3], dtype=torch.int32, device=device)
+    assert torch.equal(product(x, ends)[:3], product(x[:3], ends))
+    for kinds in (("Q4", "Q8"), ("IQ2_S", "NVFP4")):
+        experts = [random_expert(kind, 0) for kind in kinds]
+        with pytest.raises(UnlikeExpertsError, match="expert 1"):
+            stacked_product(experts.__getitem__, 2, device, torch.float32)
 
 
 def test_codes_times_scales_are_numbers_of_float16() -> None:
@@ -142,3 +131,92 @@ def test_codes_times_scales_are_numbers_of_float16() -> None:
     words, _ = pack_scales(scales, None, 2)
     largest = words.view(torch.float16).float().abs().max()
     assert float(largest) * 255 < torch.finfo(torch.float16).max
+
+
+HIDDEN, INNER, NUM_ROWS = 64, 32, 5
+PREFIX = "model.layers.0.mlp"
+CONFIG = ExpertsConfig(num_experts=NUM_EXPERTS, experts_per_token=2, intermediate_size=INNER)
+BLOCK = 32, 32
+CPU = torch.device("cpu")
+
+
+def fp8(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    scales = torch.rand(-(-rows // BLOCK[0]), -(-columns // BLOCK[1])) / 2000 + 1e-4
+    codes = (torch.randn(rows, columns) * 100).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scales}
+
+
+def int8(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    codes = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
+    return {"weight": codes, "weight_scale": torch.rand(rows, 1) / 1000}
+
+
+FORMATS = {"fp8": (fp8, fp8), "gates otherwise than the rest": (int8, fp8)}
+"""The formats of gates, and of the other weights."""
+
+
+def opened(folder: Path, formats: str, factory: LinearFactory) -> OpenedWeights:
+    torch.manual_seed(1)
+    gate, others = FORMATS[formats]
+    tensors = {f"{PREFIX}.gate.weight": torch.randn(NUM_EXPERTS, HIDDEN)}
+    for expert in range(NUM_EXPERTS):
+        parts = {"gate": gate(INNER, HIDDEN), "up": others(INNER, HIDDEN)}
+        for name, part in (parts | {"down": others(HIDDEN, INNER)}).items():
+            own = f"{PREFIX}.experts.{expert}.{name}_proj"
+            tensors |= {f"{own}.{key}": tensor for key, tensor in part.items()}
+    file = folder / "mixture.safetensors"
+    save_file(tensors, file)
+    quantization = Quantization(method="fp8", block=BLOCK)
+    files = PackedFiles(SafetensorsFiles([file], is_quantized=True), quantization)
+    return OpenedWeights(by_expert(files), factory, lambda _: None)
+
+
+def card_factory(device: torch.device) -> LinearFactory:
+    """Of a card that has the kernel, which Triton's interpreter runs where there is none."""
+    factory = LinearFactory(device, torch.float32)
+    factory.expert_trials = ExpertTrials(device, torch.float32)
+    return factory
+
+
+@torch.inference_mode()
+@each_case("formats", FORMATS)
+def test_rows_are_as_one_expert_after_the_other_has_them(
+    device: torch.device, tmp_path: Path, formats: str
+) -> None:
+    x = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(2))
+    exact = opened(tmp_path, formats, LinearFactory(CPU, torch.float32, exact=True))
+    loop = load_mixture(CONFIG, exact, PREFIX)
+    routes = loop.routes(x)
+    wanted = loop.experts.prefill(x, routes)
+    weights = opened(tmp_path, formats, card_factory(device))
+    experts = load_grouped(CONFIG, weights, PREFIX)
+    on_device = Routes(routes.experts.to(device), routes.weights.to(device))
+    found = experts.decode(x.to(device), on_device).cpu()
+    # fp8 that is multiplied out on the way in is rounded to bfloat16.
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 2**-7
+    if formats == "gates otherwise than the rest":
+        int8_words, fp8_words = sorted(weights.report().split("; "))
+        assert int8_words.startswith("4 x INT8 8-bit codes in a Triton kernel for experts")
+        assert fp8_words.startswith("8 x F8_E4M3 fp8 codes in a Triton kernel for experts")
+
+
+def test_a_kernel_that_fails_leaves_dense_experts_and_reports_it(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.models.cuda.experts.stacked_product", None)
+    weights = opened(tmp_path, "fp8", card_factory(device))
+    load_grouped(CONFIG, weights, PREFIX)
+    assert weights.report().endswith("dense in torch's grouped product: Triton: TypeError")
+
+
+KIND_OF = {"Q4_1": "Q4", "Q5_0": "Q5", "Q5_1": "Q5 with minimums", "Q8_0": "Q8"}
+KIND_OF |= {"F8_E4M3": "fp8"} | {kind: kind for kind in ("MXFP4", *K_KINDS)}
+
+
+@each_case("format", KIND_OF)
+def test_the_memory_estimate_is_what_packed_experts_take(device: torch.device, format: str) -> None:
+    expert = random_expert(KIND_OF[format], 0)
+    product = stacked_product(lambda _: expert, 2, device, torch.bfloat16)
+    row_units = 2 * 4 * OUT_FEATURES
+    taken = (product.num_bytes - row_units) / (2 * OUT_FEATURES * IN_FEATURES)
+    assert taken == (format_of(format).card or 0) / 8

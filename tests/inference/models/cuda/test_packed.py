@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 
+from benchmarks.weights.random_blocks import random_blocks
+from inference.loading.formats import FORMATS, GGUF_FORMATS
+from inference.loading.gguf import quants
 from inference.models.cuda.card import captured_ms
 from inference.models.cuda.packed import PackedLinear
-from inference.models.cuda.trials import PackedTrials
+from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.weights.stored import (
     CodebookWeight,
@@ -21,6 +26,7 @@ from inference.models.weights.stored import (
     SuperBlockWeight,
     with_tensors,
 )
+from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import (
     IN_FEATURES,
     K_KINDS,
@@ -43,6 +49,8 @@ def random_weight(kind: str) -> PackedWeight:
     )
 
 
+FLOAT = torch.float32
+TABLE_TYPES = [type.name for type in GGUF_FORMATS if type.is_table]
 GROUPED_KINDS = ("Q4", "Q5", "Q5 with minimums", "Q6", "Q8")
 WEIGHTS = {kind: random_weight(kind) for kind in (*GROUPED_KINDS, *K_KINDS, *TABLE_KINDS)}
 
@@ -57,76 +65,79 @@ def of_width(name: str, in_features: int) -> PackedWeight:
     return with_tensors(WEIGHTS[name], cut)
 
 
-@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
-def test_both_phases_multiply_by_the_dequantised_weight(
-    device: torch.device, weight: PackedWeight
-) -> None:
-    x = torch.randn(19, IN_FEATURES, generator=torch.Generator().manual_seed(1))
-    wanted = x @ weight.dequantize().T + (0 if weight.bias is None else weight.bias)
-    linear = PackedLinear(weight, device, torch.float32)
+def check(linear: PackedLinear, weight: PackedWeight, x: torch.Tensor, most: float) -> None:
+    """In both phases, relative to the largest product by the dequantised weight."""
+    wanted = x.float() @ weight.dequantize().T + (0 if weight.bias is None else weight.bias)
     for phase in (linear.decode, linear.prefill):
-        error = float((phase(x.to(device)).cpu() - wanted).abs().max() / wanted.abs().max())
-        # Scales that are products are rounded by float16.
-        is_product = isinstance(weight, SuperBlockWeight | CodebookWeight)
-        assert error < (2**-11 if is_product else 1e-5)
+        found = phase(x.to(linear.packed.words.device))
+        assert found.dtype == x.dtype
+        assert float((found.cpu().float() - wanted).abs().max() / wanted.abs().max()) < most
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_activations(device: torch.device, dtype: torch.dtype) -> None:
-    weight = WEIGHTS["Q6_K"]
-    x = torch.randn(3, IN_FEATURES, generator=torch.Generator().manual_seed(1)).to(dtype)
-    wanted = x.float() @ weight.dequantize().T
-    found = PackedLinear(weight, device, dtype).decode(x.to(device))
-    assert found.dtype == dtype
-    assert float((found.cpu().float() - wanted).abs().max() / wanted.abs().max()) < 0.02
+def tolerance(weight: PackedWeight) -> float:
+    """Scales that are products are rounded by float16."""
+    return 2**-11 if isinstance(weight, SuperBlockWeight | CodebookWeight) else 1e-5
 
 
-@pytest.mark.parametrize("sizes", [(1, 5, 8), (9, 11, 16), (33, 40)])
+def random_rows(rows: int, in_features: int = IN_FEATURES) -> torch.Tensor:
+    return torch.randn(rows, in_features, generator=torch.Generator().manual_seed(rows))
+
+
+@each_case("name", WEIGHTS)
+def test_both_phases_multiply_by_the_dequantised_weight(device: torch.device, name: str) -> None:
+    weight = WEIGHTS[name]
+    check(PackedLinear(weight, device, FLOAT), weight, random_rows(19), tolerance(weight))
+    if name == "Q6_K":
+        for dtype in (torch.bfloat16, torch.float16):
+            check(PackedLinear(weight, device, dtype), weight, random_rows(3).to(dtype), 0.02)
+    if name in ("Q4", "Q5", "Q8"):  # features that do not fill a step
+        for in_features in (96, 576):
+            part = of_width(name, in_features)
+            check(PackedLinear(part, device, FLOAT), part, random_rows(2, in_features), 1e-4)
+
+
+@each_case("name", TABLE_TYPES)
+def test_types_of_tables_stay_packed_in_as_much_memory_as_is_planned(
+    device: torch.device, name: str
+) -> None:
+    type = GGMLQuantizationType[name]
+    blocks = random_blocks(np.random.default_rng(3), type, (16, 1024), 0.1)
+    weight = quants.stored(blocks, type)
+    assert isinstance(weight, CodebookWeight)
+    assert PackedTrials(device, FLOAT).reason_against(weight) is None
+    linear = PackedLinear(weight, device, FLOAT)
+    check(linear, weight, random_rows(5, 1024), LARGEST_ERROR / 10)
+    assert linear.packed.scales is not None
+    taken = linear.packed.words.nbytes + linear.packed.scales.nbytes
+    assert taken == (FORMATS[name].card or 0) / 8 * 16 * 1024
+
+
+@each_case("sizes", [(1, 5, 8), (9, 11, 16), (33, 40)])
 def test_a_row_is_the_same_whoever_is_beside_it(
     device: torch.device, sizes: tuple[int, ...]
 ) -> None:
-    x = torch.randn(40, IN_FEATURES, generator=torch.Generator().manual_seed(2)).to(device)
-    linear = PackedLinear(WEIGHTS["Q4_K"], device, torch.float32)
+    x = random_rows(40).to(device)
+    linear = PackedLinear(WEIGHTS["Q4_K"], device, FLOAT)
     watched = [linear.decode(x[:rows])[0] for rows in sizes]
     watched += [linear.decode(x.flip(0)[-rows:])[-1] for rows in sizes]
-    tolerance = 0.0 if device.type == "cuda" else 1e-5
+    most = 0.0 if device.type == "cuda" else 1e-5
     for row in watched[1:]:
-        torch.testing.assert_close(row, watched[0], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(row, watched[0], rtol=most, atol=most)
 
 
-@pytest.mark.parametrize("in_features", [96, 576])
-@pytest.mark.parametrize("name", ["Q4", "Q5", "Q8"])
-def test_features_that_do_not_fill_a_step(
-    device: torch.device, name: str, in_features: int
+def test_scales_far_apart_keep_their_precision_and_codes_take_their_bits(
+    device: torch.device,
 ) -> None:
-    weight = of_width(name, in_features)
-    x = torch.randn(2, in_features, generator=torch.Generator().manual_seed(3)).to(device)
-    wanted = x.cpu() @ weight.dequantize().T + weight.bias
-    linear = PackedLinear(weight, device, torch.float32)
-    for phase in (linear.decode, linear.prefill):
-        assert torch.allclose(phase(x).cpu(), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_scales_far_apart_keep_their_precision(device: torch.device) -> None:
     exponents = torch.tensor([[-30.0], [0.0], [30.0]])
     scales = torch.exp2(exponents - torch.arange(4))
     codes = torch.arange(128, dtype=torch.uint8).remainder(16).repeat(3, 1)
     weight = GroupedWeight(bits=4, codes=codes, scales=scales, minimums=-8 * scales)
-    found = PackedLinear(weight, device, torch.float32).unpacked(torch.float32).cpu()
+    found = PackedLinear(weight, device, FLOAT).unpacked(FLOAT).cpu()
     assert torch.equal(found, weight.dequantize())
-
-
-def test_codes_take_their_bits(device: torch.device) -> None:
-    linear = PackedLinear(WEIGHTS["Q6_K"], device, torch.float32)
-    assert linear.packed.high_words is not None
-    num_bytes = linear.packed.words.nbytes + linear.packed.high_words.nbytes
+    packed = PackedLinear(WEIGHTS["Q6_K"], device, FLOAT).packed
+    assert packed.high_words is not None
+    num_bytes = packed.words.nbytes + packed.high_words.nbytes
     assert num_bytes == OUT_FEATURES * IN_FEATURES * 6 // 8
-
-
-def test_the_trial_finds_that_it_works(device: torch.device) -> None:
-    trials = PackedTrials(device, torch.float32)
-    some = [WEIGHTS["Q4"], WEIGHTS["Q6_K"], *(WEIGHTS[kind] for kind in TABLE_KINDS)]
-    assert {trials.reason_against(weight) for weight in some} == {None}
 
 
 def test_a_kernel_that_is_wrong_or_cannot_run_is_not_used(
@@ -140,12 +151,14 @@ def test_a_kernel_that_is_wrong_or_cannot_run_is_not_used(
         raise RuntimeError("no compiler")
 
     weight = WEIGHTS["Q3_K"]
+    for works in (weight, WEIGHTS["Q4"], WEIGHTS["Q6_K"]):
+        assert PackedTrials(device, FLOAT).reason_against(works) is None
     monkeypatch.setattr("inference.models.cuda.packed.PackedLinear", Wrong)
-    reason = PackedTrials(device, torch.float32).reason_against(weight)
+    reason = PackedTrials(device, FLOAT).reason_against(weight)
     assert reason is not None
     assert reason.startswith("the Triton kernel was off by 0.1")
     monkeypatch.setattr("inference.models.cuda.packed.PackedLinear", refuse)
-    reason = PackedTrials(device, torch.float32).reason_against(weight)
+    reason = PackedTrials(device, FLOAT).reason_against(weight)
     assert reason == "Triton: RuntimeError"
 
 
@@ -156,23 +169,20 @@ def timed(*milliseconds: float) -> PackedTrials:
         work()
         return next(readings)
 
-    return PackedTrials(torch.device("cpu"), torch.float32, read)
+    return PackedTrials(torch.device("cpu"), FLOAT, read)
 
 
 def test_each_shape_is_timed_once(device: torch.device) -> None:
-    weight = WEIGHTS["Q4"]
-    longer = with_tensors(weight, lambda tensor: torch.cat([tensor, tensor]))
-    other = PackedLinear(weight, device, torch.float32)
-    trials = timed(1.0, 2.0, 2.0, 1.0)
-    found = [trials.is_slower(w, lambda: other) for w in (weight, weight, longer, longer)]
-    assert found == [False, False, True, True]
-
-
-def test_what_cannot_be_timed_counts_as_slower(device: torch.device) -> None:
     def refuse() -> PackedLinear:
         raise torch.cuda.OutOfMemoryError
 
-    assert timed(1.0, 2.0).is_slower(WEIGHTS["Q4"], refuse)
+    weight = WEIGHTS["Q4"]
+    longer = with_tensors(weight, lambda tensor: torch.cat([tensor, tensor]))
+    other = PackedLinear(weight, device, FLOAT)
+    trials = timed(1.0, 2.0, 2.0, 1.0)
+    found = [trials.is_slower(w, lambda: other) for w in (weight, weight, longer, longer)]
+    assert found == [False, False, True, True]
+    assert timed(1.0, 2.0).is_slower(weight, refuse), "what cannot be timed counts as slower"
 
 
 @pytest.mark.gpu
@@ -183,36 +193,31 @@ def test_a_row_is_timed_on_the_card(device: torch.device) -> None:
     assert 0 < captured_ms(lambda: work.decode(x), device) < 1
 
 
-@pytest.mark.parametrize(("name", "bits"), [("Q6_K", 6), ("IQ4_XS", 4), ("TQ2_0", 2)])
+@each_case(("name", "bits"), [("Q6_K", 6), ("IQ4_XS", 4), ("TQ2_0", 2)])
 def test_the_factory_keeps_packed_what_torch_has_no_kernel_for(
     device: torch.device, name: str, bits: int
 ) -> None:
-    factory = LinearFactory(device, torch.float32)
+    factory = LinearFactory(device, FLOAT)
     factory.packed_trials = timed()
     linear, words = factory.linear(WEIGHTS[name])
     assert isinstance(linear, PackedLinear)
     assert words == f"{bits}-bit codes in a Triton kernel"
 
 
-@pytest.mark.parametrize(("name", "has_copy"), [("Q4", True), ("Q6_K", False)])
-def test_only_copies_that_the_estimate_knows_of_are_kept(
+@each_case(("name", "has_copy"), [("Q4", True), ("Q6_K", False)])
+def test_the_factory_takes_the_faster_kernel_and_copies_that_the_estimate_knows_of(
     device: torch.device, name: str, has_copy: bool
 ) -> None:
     weight = with_tensors(WEIGHTS[name], lambda tensor: tensor[:32])
-    factory = LinearFactory(device, torch.float32)
+    factory = LinearFactory(device, FLOAT)
     factory.packed_trials, factory.prefill_copies = timed(1.0, 2.0), True
     linear, words = factory.linear(weight)
     assert isinstance(linear, PackedLinear)
     assert words.endswith("kernel, prompts on a bfloat16 copy" if has_copy else "kernel")
     assert factory.copied_bytes == has_copy * weight.codes.numel() * 2
-    x = torch.randn(4, IN_FEATURES, generator=torch.Generator().manual_seed(5)).to(device)
+    x = random_rows(4).to(device)
     assert torch.allclose(linear.prefill(x), linear.decode(x), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("ours_ms", "expected"), [(1.0, PackedLinear), (3.0, QuantizedLinear)])
-def test_the_factory_takes_the_faster_of_two_kernels(ours_ms: float, expected: type) -> None:
-    weight = with_tensors(WEIGHTS["Q4"], lambda tensor: tensor[:32])
-    factory = LinearFactory(torch.device("cpu"), torch.float32)
-    factory.packed_trials = timed(ours_ms, 2.0)
-    linear, _ = factory.linear(weight)
-    assert isinstance(linear, expected)
+    if name == "Q4":
+        factory = LinearFactory(torch.device("cpu"), FLOAT)
+        factory.packed_trials = timed(3.0, 2.0)
+        assert isinstance(factory.linear(weight)[0], QuantizedLinear)

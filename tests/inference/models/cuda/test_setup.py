@@ -1,9 +1,11 @@
-"""A model gets what runs on its device and is right there, and stays as it was otherwise."""
+"""A model gets what runs on its device and is right there, and stays as it was otherwise. Ranks run
+the kernels that rank 0 chose, whatever their own trials and times are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,15 +15,28 @@ from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
+from inference.models.cuda.delta import triton_chunk_states
+from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
+from inference.models.cuda.trials import PackedTrials
 from inference.models.decoder import DecoderModel
 from inference.models.device_step import DeviceStep
+from inference.models.errors import UnlikeKernelsError
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attend, TorchAttention
+from inference.models.layers.delta_net import torch_chunk_states
+from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.layers.rope import RopeTable, Rotation, torch_rotation
+from inference.models.parallel.group import SharedChoices
+from inference.models.weights.stored import GroupedWeight
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
+from tests.inference.models.families import tiny_hybrid
+
+on_processors = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="Triton's interpreter runs it on processors"
+)
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
@@ -42,30 +57,25 @@ def test_triton_where_it_runs(device: torch.device) -> None:
         {"mixers": ("chunked",) * CONFIG.num_layers, "chunk_tokens": 40},
         {"has_sinks": True},
         {"attention_soft_cap": 20.0},
+        {"qk_norm": False},
+        {"is_qk_norm_after_rotation": True},
+        {"rotary_dim": CONFIG.head_dim // 2},
     ],
     ids=str,
 )
-def test_attention_that_a_family_asks_for_runs_on_triton(
+def test_what_a_family_asks_for_runs_on_triton_or_is_named(
     device: torch.device, changes: dict[str, Any]
 ) -> None:
     model = tiny_model(device, config=replace(CONFIG, **changes))
-    (kind,) = model.operators.attention
-    assert isinstance(setup.working_attention(model, kind), TritonAttention)
-
-
-@each_case("changes", [{"qk_norm": False}, {"is_qk_norm_after_rotation": True}], ids=str)
-def test_rotation_that_a_family_asks_for_runs_on_triton(
-    device: torch.device, changes: dict[str, Any]
-) -> None:
-    model = tiny_model(device, config=replace(CONFIG, **changes))
-    setup.install_rotation(model)
-    assert model.operators.rotation is triton_rotation
-
-
-def test_what_no_kernel_computes_is_named(device: torch.device) -> None:
-    model = tiny_model(device, config=replace(CONFIG, rotary_dim=CONFIG.head_dim // 2))
-    with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
+    if "rotary_dim" in changes:
+        with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
+            setup.install_rotation(model)
+    elif "qk_norm" in str(changes):
         setup.install_rotation(model)
+        assert model.operators.rotation is triton_rotation
+    else:
+        (kind,) = model.operators.attention
+        assert isinstance(setup.working_attention(model, kind), TritonAttention)
 
 
 @each_case(
@@ -88,22 +98,9 @@ def test_a_card_with_little_shared_memory_gets_what_fits(
     found: list[Tuning] = []
 
     class Picky(TritonAttention):
-        def __init__(
-            self,
-            window: int | None,
-            num_processors: int,
-            tuning: Tuning,
-            soft_cap: float | None,
-            *,
-            sees_ahead: bool,
-            is_chunked: bool,
-        ) -> None:
-            super().__init__(
-                *(window, num_processors, tuning, soft_cap),
-                sees_ahead=sees_ahead,
-                is_chunked=is_chunked,
-            )
-            found.append(tuning)
+        def __init__(self, *given: Any, **own: Any) -> None:
+            super().__init__(*given, **own)
+            found.append(given[2])
 
         def of_step(self, step: DeviceStep) -> Attend:
             if not fits(found[-1]):
@@ -125,21 +122,11 @@ def _refuses(*arguments: object, **named: object) -> None:
     raise RuntimeError("no compiler")
 
 
-@pytest.mark.parametrize(
-    ("attention", "reason"), [(Wrong, "off by 0.1"), (_refuses, "RuntimeError")]
-)
-def test_what_fails_there_leaves_torch(
+@each_case(("attention", "reason"), [(Wrong, "off by 0.1"), (_refuses, "RuntimeError")])
+def test_what_fails_leaves_torchs_operator_in_its_place(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, attention: object, reason: str
 ) -> None:
-    monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", attention)
-    model: DecoderModel = tiny_model(device)
-    assert setup.accelerate(model) == (model, f"torch operators (no Triton attention: {reason})")
-    assert isinstance(model.operators.attention["attention"], TorchAttention)
-
-
-def test_a_kernel_that_fails_leaves_torchs_operator_in_its_place(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Without attention there are no graphs; without a rotation there is all else."""
     monkeypatch.setattr("inference.models.cuda.rotation.triton_rotation", _refuses)
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
@@ -148,33 +135,98 @@ def test_a_kernel_that_fails_leaves_torchs_operator_in_its_place(
     assert execution == words
     assert model.operators.rotation is torch_rotation
     assert isinstance(model.operators.pointwise, TritonPointwise)
+    monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", attention)
+    model = tiny_model(device)
+    assert setup.accelerate(model) == (model, f"torch operators (no Triton attention: {reason})")
+    assert isinstance(model.operators.attention["attention"], TorchAttention)
 
 
-def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> None:
+def test_kernels_that_are_wrong_are_found(device: torch.device) -> None:
     class Ungated(TritonPointwise):
         def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
             return gate_up.chunk(2, dim=-1)[1]
 
     class Unweighted(TritonPointwise):
-        def add_and_norm(
-            self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        def add_and_norm(self, hidden: Any, added: Any, weight: Any, eps: float) -> Any:
             return super().add_and_norm(hidden, added, torch.ones_like(weight), eps)
+
+    def unrotated(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
+        nowhere = torch.zeros_like(step.positions)
+        return torch_rotation(config, rope, replace(step, positions=nowhere))
 
     model = tiny_model(device)
     setup.try_pointwise(model, TritonPointwise())
     for wrong in (Ungated(), Unweighted()):
         with pytest.raises(setup.WrongResultError):
             setup.try_pointwise(model, wrong)
+    for kv_format in get_args(KVFormat):
+        model = tiny_model(device, kv_format)
+        setup.try_rotation(model, triton_rotation)
+        with pytest.raises(setup.WrongResultError):
+            setup.try_rotation(model, unrotated)
 
 
-@each_case("kv_format", get_args(KVFormat))
-def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
-    def unrotated(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
-        nowhere = torch.zeros_like(step.positions)
-        return torch_rotation(config, rope, replace(step, positions=nowhere))
-
-    model = tiny_model(device, kv_format)
-    setup.try_rotation(model, triton_rotation)
+@on_processors
+def test_chunk_states_that_are_wrong_are_found(tmp_path: Path) -> None:
+    directory = tiny_hybrid.save(tiny_hybrid.qwen3_5(), tmp_path)
+    model = tiny_hybrid.on_torch(directory, tmp_path / "cache")
+    assert isinstance(model, DecoderModel)
+    _, words = setup.install_kernels(model)
+    assert "chunk states" in words and model.operators.chunk_states is triton_chunk_states
     with pytest.raises(setup.WrongResultError):
-        setup.try_rotation(model, unrotated)
+        setup.try_chunk_states(model, lambda a, b, s: torch_chunk_states(a, b, s * 1.01))
+
+
+def weight() -> GroupedWeight:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (16, 64), generator=generator).to(torch.uint8)
+    scales = torch.rand(16, 2, generator=generator).half()
+    return GroupedWeight(bits=4, codes=codes, scales=scales, minimums=-8 * scales)
+
+
+class Rank(LinearFactory):
+    """The factory of a rank whose card takes ``ours_ms`` by our kernel and 2 by torch's."""
+
+    def __init__(
+        self,
+        meeting: Path,
+        rank: int,
+        ours_ms: float,
+        reason: str | None = None,
+        timeout_s: float = 5,
+    ) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
+        self.num_timed = 0
+        readings = iter([ours_ms, 2.0])
+
+        def timed(work: Callable[[], object], device: torch.device) -> float:
+            self.num_timed += 1
+            return next(readings)
+
+        self.packed_trials = PackedTrials(torch.device("cpu"), torch.float32, timed)
+        if reason is not None:
+            self.packed_trials.reason_against = lambda _: reason  # type: ignore[method-assign]
+        self.choose_kernel = SharedChoices(meeting, rank, 2, timeout_s=timeout_s)
+
+
+@on_processors
+@each_case(
+    ("first_ms", "other_ms", "kind"), [(1.0, 3.0, PackedLinear), (3.0, 1.0, QuantizedLinear)]
+)
+def test_rank_0_decides(tmp_path: Path, first_ms: float, other_ms: float, kind: type) -> None:
+    ranks = [Rank(tmp_path / "m", 0, first_ms), Rank(tmp_path / "m", 1, other_ms)]
+    for rank in ranks:
+        for _ in range(2):
+            assert isinstance(rank.linear(weight())[0], kind)
+    assert [rank.num_timed for rank in ranks] == [2, 0]
+
+
+@on_processors
+def test_a_rank_that_cannot_run_what_was_chosen_or_hears_nothing(tmp_path: Path) -> None:
+    first, other = Rank(tmp_path / "m", 0, 1.0), Rank(tmp_path / "m", 1, 1.0, "off by 0.3")
+    first.linear(weight())
+    with pytest.raises(UnlikeKernelsError, match=r"rank 0 multiplies 4-bit weights packed.*0\.3"):
+        other.linear(weight())
+    (tmp_path / "alone").mkdir()
+    with pytest.raises(RuntimeError, match="weight 0"):
+        Rank(tmp_path / "alone" / "m", 1, 1.0, timeout_s=0.1).linear(weight())

@@ -27,12 +27,7 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.experts import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.experts import (
-    Routes,
-    SortedRows,
-    SparseMlp,
-    route,
-)
+from inference.models.layers.experts import Routes, SortedRows, SparseMlp, route
 from inference.models.layers.experts_loading import load_grouped, load_mixture
 from inference.models.layers.linear import LinearFactory
 from tests.cases import each_case
@@ -41,23 +36,10 @@ HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3
 CPU = torch.device("cpu")
 PREFIX = "model.layers.0.mlp"
 
-QWEN_SIZES = {
-    "hidden_size": HIDDEN,
-    "moe_intermediate_size": INNER,
-    "num_experts": NUM_EXPERTS,
-    "num_experts_per_tok": PER_TOKEN,
-}
-PLAIN_SIZES = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_experts": NUM_EXPERTS,
-    "num_experts_per_tok": PER_TOKEN,
-}
-SIZES = {
-    "num_experts": NUM_EXPERTS,
-    "experts_per_token": PER_TOKEN,
-    "intermediate_size": INNER,
-}
+COUNTS = {"hidden_size": HIDDEN, "num_experts": NUM_EXPERTS, "num_experts_per_tok": PER_TOKEN}
+QWEN_SIZES = COUNTS | {"moe_intermediate_size": INNER}
+PLAIN_SIZES = COUNTS | {"intermediate_size": INNER}
+SIZES = {"num_experts": NUM_EXPERTS, "experts_per_token": PER_TOKEN, "intermediate_size": INNER}
 BLOCKS: dict[str, tuple[Callable[[], Any], ExpertsConfig]] = {
     "qwen3_moe": (
         lambda: Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**QWEN_SIZES, norm_topk_prob=True)),
@@ -89,12 +71,7 @@ def random_block(name: str) -> torch.nn.Module:
     return block
 
 
-def loaded(name: str, block: torch.nn.Module, folder: Path, *, stacked: bool) -> SparseMlp:
-    weights = opened(block, folder, stacked=stacked)
-    return load_mixture(BLOCKS[name][1], weights, PREFIX)
-
-
-def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeights:
+def opened(block: torch.nn.Module, folder: Path, *, stacked: bool = True) -> OpenedWeights:
     """Opens the experts as files hold them: in stacks, or each by its own name."""
     state = {f"{PREFIX}.{key}": value for key, value in block.state_dict().items()}
     if not stacked:
@@ -105,22 +82,22 @@ def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeig
             gate, up = gate_up[expert].chunk(2)
             for part, weight in (("gate", gate), ("up", up), ("down", down[expert])):
                 state[f"{own}.{part}_proj.weight"] = weight.contiguous()
-    file = folder / "experts.safetensors"
+    file = folder / f"experts-{stacked}.safetensors"
     save_file(state, file)
     files = by_expert(SafetensorsFiles([file]))
     return OpenedWeights(files, LinearFactory(CPU, torch.float32, exact=True), lambda _: None)
 
 
 @torch.inference_mode()
-@each_case("stacked", [False, True], ids=["each by itself", "stacked"])
 @each_case("name", BLOCKS)
-def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str, stacked: bool) -> None:
-    block = random_block(name)
-    x = torch.randn(NUM_ROWS, HIDDEN)
+def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str) -> None:
+    block, x = random_block(name), torch.randn(NUM_ROWS, HIDDEN)
     expected = block(x.unsqueeze(0)).squeeze(0)
-    mlp = loaded(name, block, tmp_path, stacked=stacked)
-    torch.testing.assert_close(mlp.prefill(x), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(mlp.decode(x), expected, rtol=1e-4, atol=1e-5)
+    for stacked in (False, True):
+        mlp = load_mixture(BLOCKS[name][1], opened(block, tmp_path, stacked=stacked), PREFIX)
+        for phase in (mlp.prefill, mlp.decode):
+            torch.testing.assert_close(phase(x), expected, rtol=1e-4, atol=1e-5)
+            assert phase(x[:0]).shape == (0, HIDDEN), "no expert is hit by no rows"
 
 
 @torch.inference_mode()
@@ -128,7 +105,7 @@ def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str, stacked: 
 def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
     block, config = random_block(name), BLOCKS[name][1]
     x = torch.randn(NUM_ROWS, HIDDEN)
-    weights = opened(block, tmp_path, stacked=True)
+    weights = opened(block, tmp_path)
     experts = load_grouped(config, weights, PREFIX)
     mlp = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), experts)
     expected = block(x.unsqueeze(0)).squeeze(0)
@@ -137,19 +114,12 @@ def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
 
 @torch.inference_mode()
 def test_a_decoded_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    mlp = loaded("qwen2_moe", random_block("qwen2_moe"), tmp_path, stacked=True)
-    x = torch.randn(NUM_ROWS, HIDDEN)
+    block, x = random_block("qwen2_moe"), torch.randn(NUM_ROWS, HIDDEN)
+    mlp = load_mixture(BLOCKS["qwen2_moe"][1], opened(block, tmp_path), PREFIX)
     experts_only = SparseMlp(mlp.config, mlp.router, mlp.experts)
     alone = torch.cat([experts_only.decode(x[i : i + 1]) for i in range(NUM_ROWS)])
     routes = route(mlp.config, torch.cat([x[i : i + 1] @ mlp.router.T for i in range(NUM_ROWS)]))
     assert torch.equal(mlp.experts.decode(x, routes), alone)
-
-
-@torch.inference_mode()
-def test_what_is_not_a_number_stays_in_its_row(tmp_path: Path) -> None:
-    block = random_block("qwen2_moe")
-    mlp = loaded("qwen2_moe", block, tmp_path, stacked=True)
-    x = torch.randn(NUM_ROWS, HIDDEN)
     expected = mlp.prefill(x)
     x[7, 3] = float("nan")
     others = [row for row in range(NUM_ROWS) if row != 7]
@@ -158,26 +128,17 @@ def test_what_is_not_a_number_stays_in_its_row(tmp_path: Path) -> None:
         torch.testing.assert_close(actual[others], expected[others], rtol=1e-4, atol=1e-5)
 
 
-def test_no_expert_is_hit_by_no_rows(tmp_path: Path) -> None:
-    mlp = loaded("qwen3_moe", random_block("qwen3_moe"), tmp_path, stacked=True)
-    assert mlp.decode(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)
-    assert mlp.prefill(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)
-
-
 def test_weights_of_each_scoring() -> None:
     logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
     sizes = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 1}
     all_scores = torch.softmax(logits, dim=-1)[0]
-    cases: list[tuple[ExpertsConfig, torch.Tensor]] = [
+    of_chosen = torch.softmax(logits[0, [0, 2]], dim=-1)
+    for config, expected in (
         (ExpertsConfig(**sizes), all_scores[[0, 2]]),
-        (ExpertsConfig(**sizes, normalizes=True), torch.softmax(logits[0, [0, 2]], dim=-1)),
+        (ExpertsConfig(**sizes, normalizes=True), of_chosen),
         (ExpertsConfig(**sizes, scoring="sigmoid"), logits[0, [0, 2]].sigmoid()),
-        (
-            ExpertsConfig(**sizes, scoring="softmax_of_chosen"),
-            torch.softmax(logits[0, [0, 2]], dim=-1),
-        ),
-    ]
-    for config, expected in cases:
+        (ExpertsConfig(**sizes, scoring="softmax_of_chosen"), of_chosen),
+    ):
         routes = route(config, logits)
         assert routes.experts.tolist() == [[0, 2]]
         torch.testing.assert_close(routes.weights[0], expected)
@@ -206,21 +167,12 @@ def test_experts_of_groups_are_those_of_transformers(
 ) -> None:
     router_class, config_class = ROUTERS[name]
     generator = torch.Generator().manual_seed(num_groups)
-    router = router_class(
-        config_class(
-            hidden_size=HIDDEN,
-            n_routed_experts=24,
-            num_experts_per_tok=4,
-            n_group=num_groups,
-            topk_group=chosen,
-            norm_topk_prob=normalizes,
-            routed_scaling_factor=1.5,
-        )
-    )
+    sizes = {"hidden_size": HIDDEN, "n_routed_experts": 24, "num_experts_per_tok": 4}
+    sizes |= {"n_group": num_groups, "topk_group": chosen, "norm_topk_prob": normalizes}
+    router = router_class(config_class(**sizes, routed_scaling_factor=1.5))
     router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
     router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
-    rows = torch.randn(NUM_ROWS, HIDDEN, generator=generator)
-    logits, weights, experts = router(rows)
+    logits, weights, experts = router(torch.randn(NUM_ROWS, HIDDEN, generator=generator))
     config = ExpertsConfig(
         num_experts=24,
         experts_per_token=4,
@@ -232,8 +184,6 @@ def test_experts_of_groups_are_those_of_transformers(
         num_groups=num_groups,
         groups_per_token=chosen,
     )
-    ours = route(config, logits, router.e_score_correction_bias)
-    theirs = torch.zeros(NUM_ROWS, 24).scatter(1, experts, weights)
-    torch.testing.assert_close(
-        torch.zeros(NUM_ROWS, 24).scatter(1, ours.experts, ours.weights), theirs
-    )
+    ours, none = route(config, logits, router.e_score_correction_bias), torch.zeros(NUM_ROWS, 24)
+    theirs = none.scatter(1, experts, weights)
+    torch.testing.assert_close(none.scatter(1, ours.experts, ours.weights), theirs)

@@ -120,25 +120,22 @@ def test_eight_bits_are_exact_as_two_digits() -> None:
     assert torch.equal(found.T, codes * 0.25)
 
 
-def test_an_awkward_shape_is_dequantised_and_reported() -> None:
-    stored = grouped(4, 50, 64)
-    linear, outcome = LinearFactory(CPU, torch.float32).linear(stored)
-    assert isinstance(linear, DenseLinear)
-    assert outcome.startswith("dequantised: ")
-    x = torch.randn(2, 64)
-    assert_close(linear.decode(x), expected(stored, x))
-
-
-def test_a_device_without_a_kernel_is_named() -> None:
-    assert "meta" in (int4_kernel_reason(grouped(4, 48, 64), torch.device("meta")) or "")
-
-
-def test_exact_products_dequantise() -> None:
-    stored = grouped(4, 48, 64, bias=True)
-    linear, outcome = LinearFactory(CPU, torch.float32, exact=True).linear(stored)
-    assert outcome == "dequantised: float32 products were asked for"
-    x = torch.randn(4, 64)
+@each_case(
+    ("weight", "exact", "outcome"),
+    [
+        ((4, 50, 64), False, "dequantised: "),
+        ((4, 48, 64), True, "dequantised: float32 products were asked for"),
+    ],
+    ids=["an awkward shape", "exact products"],
+)
+def test_what_is_dequantised_is_reported(
+    weight: tuple[int, int, int], exact: bool, outcome: str
+) -> None:
+    stored, x = grouped(*weight, bias=True), torch.randn(4, 64)
+    linear, found = LinearFactory(CPU, torch.float32, exact=exact).linear(stored)
+    assert isinstance(linear, DenseLinear) and found.startswith(outcome)
     assert torch.allclose(linear.decode(x).double(), expected(stored, x), atol=1e-5)
+    assert "meta" in (int4_kernel_reason(grouped(4, 48, 64), torch.device("meta")) or "")
 
 
 @each_case("stored_dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -153,39 +150,25 @@ def test_dense_weights_answer_in_the_activation_dtype(
     assert linear.decode(x).dtype == dtype
     assert_close(linear.decode(x), expected(stored, x))
     assert torch.equal(linear.prefill(x), linear.decode(x))
-
-
-def test_stacked_parts_stand_side_by_side() -> None:
-    first, second = DenseLinear(torch.randn(3, 8)), DenseLinear(torch.randn(5, 8))
-    stacked = StackedLinear([first, second])
-    x = torch.randn(2, 8)
-    assert torch.equal(stacked.decode(x), torch.cat([first.decode(x), second.decode(x)], dim=-1))
+    stacked = StackedLinear([linear, linear])
+    assert torch.equal(stacked.decode(x), torch.cat([linear.decode(x)] * 2, dim=-1))
     assert torch.equal(stacked.prefill(x), stacked.decode(x))
 
 
-@each_case("bits", [4, 6, 8])
-def test_embeddings_are_looked_up_exactly(bits: int) -> None:
-    stored = grouped(bits, 64, 32)
-    ids = torch.tensor([3, 0, 63, 3])
-    embedding = LinearFactory(CPU, torch.float32).embedding(stored)
-    assert torch.equal(embedding.lookup(ids), stored.dequantize()[ids])
-
-
 @requires_int4
-def test_a_tied_head_spends_no_memory_on_prompts() -> None:
-    stored = grouped(8, 64, 32)
-    head = LinearFactory(CPU, torch.float32).embedding(stored).as_linear()
-    assert isinstance(head, QuantizedLinear) and head.prefill_weight is None
-    x = torch.randn(3, 32)
+@each_case("bits", [4, 6, 8, None])
+def test_embeddings_are_looked_up_exactly_and_tied_heads_multiply(bits: int | None) -> None:
+    """A head spends no memory on prompts."""
+    dense = DenseWeight(weight=torch.randn(64, 32).bfloat16())
+    stored = dense if bits is None else grouped(bits, 64, 32)
+    embedding = LinearFactory(CPU, torch.float32).embedding(stored)
+    ids, x = torch.tensor([3, 0, 63, 3]), torch.randn(3, 32)
+    table = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+    assert torch.equal(embedding.lookup(ids), table.float()[ids])
+    head = embedding.as_linear()
     assert_close(head.decode(x), expected(stored, x))
-
-
-def test_a_dense_tied_head() -> None:
-    table = DenseWeight(weight=torch.randn(64, 32).bfloat16())
-    embedding = LinearFactory(CPU, torch.float32).embedding(table)
-    assert embedding.lookup(torch.tensor([5])).dtype == torch.float32
-    x = torch.randn(3, 32)
-    assert_close(embedding.as_linear().decode(x), expected(table, x))
+    if bits == 8:
+        assert isinstance(head, QuantizedLinear) and head.prefill_weight is None
 
 
 FP8_STEP = 2**-4
@@ -230,10 +213,8 @@ def through_fp8(matrix: torch.Tensor) -> torch.Tensor:
     return codes.float() * scales
 
 
-@each_case(("shape", "prefills"), [((40, 64), True), ((48, 64), False)])
-def test_fp8_leaves_other_shapes_and_output_heads_dense(
-    shape: tuple[int, int], prefills: bool
-) -> None:
+def test_fp8_leaves_other_shapes_and_output_heads_dense() -> None:
     factory = LinearFactory(CPU, torch.bfloat16, fp8=True)
-    linear, _ = factory.linear(DenseWeight(weight=torch.zeros(shape)), prefills=prefills)
-    assert isinstance(linear, DenseLinear)
+    for shape, prefills in (((40, 64), True), ((48, 64), False)):
+        linear, _ = factory.linear(DenseWeight(weight=torch.zeros(shape)), prefills=prefills)
+        assert isinstance(linear, DenseLinear)

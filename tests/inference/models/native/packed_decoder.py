@@ -67,14 +67,8 @@ def build(
     """``changes`` of the config; ``given`` to the decoder."""
     config = replace(CONFIG, **({"num_layers": len(layers)} | changes))
     parts = {"final_norm": norm(config.hidden_size), "embedding": embedding, "head": head}
-    return NativeDecoder(
-        library,
-        config,
-        layers=layers,
-        kv_format="fp32",
-        num_threads=threads,
-        **(parts | (given or {})),
-    )
+    own = {"layers": layers, "kv_format": "fp32", "num_threads": threads} | parts | (given or {})
+    return NativeDecoder(library, config, **own)
 
 
 def decoder(
@@ -98,14 +92,14 @@ def decoder(
             sizes.append(config.shared_intermediate_size)
         generator = torch.Generator().manual_seed(500)
         num_scores = len(sizes) if config.gates_shared else config.num_experts
-        router = torch.randn(num_scores, HIDDEN, generator=generator) * 0.1
+        gate_up = [
+            [packed(size, HIDDEN, 600 + 2 * i + part, part + 1) for part in (0, 1)]
+            for i, size in enumerate(sizes)
+        ]
         return NativeExperts(
             config=config,
-            router=pack_dense(router),
-            gate_up=[
-                [packed(size, HIDDEN, 600 + 2 * i + part, part + 1) for part in (0, 1)]
-                for i, size in enumerate(sizes)
-            ],
+            router=pack_dense(torch.randn(num_scores, HIDDEN, generator=generator) * 0.1),
+            gate_up=gate_up,
             down=[[packed(HIDDEN, size, 800 + i, 3)] for i, size in enumerate(sizes)],
         )
 

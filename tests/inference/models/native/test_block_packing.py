@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf import quants
-from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import read_headers
-from inference.loading.gguf.tensors import GGUFTensorFiles
-from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, BLOCK_TYPES, BlockType, packing
+from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, BlockType, packing
 from inference.models.native.packing import pack
 from inference.models.weights.lazy import (
     LazyWeight,
@@ -93,44 +89,19 @@ def test_blocks_become_the_same_panels(library: ctypes.CDLL, type: BlockType) ->
     assert first.released == [(0, 45)] and second.released == [(0, 22)]
 
 
-def test_weights_of_two_types_make_one(library: ctypes.CDLL) -> None:
-    """Q4_0 and Q4_1 have one layout."""
+def test_weights_of_two_types_and_of_several_chunks(library: ctypes.CDLL) -> None:
+    """Q4_0 and Q4_1 have one layout. Types that native code does not read are taken apart in
+    numpy."""
     generator = np.random.default_rng(4)
     q4_1, q4_0 = (
         Mapped(type, random_blocks(generator, GGMLQuantizationType(type), (20, 512), 0.03))
         for type in (BlockType.Q4_1, BlockType.Q4_0)
     )
     check_panels(library, q4_1, q4_0)
-
-
-def test_chunks_are_packed_in_their_places(library: ctypes.CDLL) -> None:
     num_rows = 2 * BLOCK_CHUNK_WEIGHTS // 8192 + 20
     mapped = Mapped(BlockType.Q4_K, any_blocks(BlockType.Q4_K, num_rows, 8192, 4))
     check_panels(library, mapped)
     assert len(mapped.released) == 3
-
-
-def test_other_types_are_taken_apart_in_numpy(library: ctypes.CDLL) -> None:
-    block_bytes = GGML_QUANT_SIZES[IQ2_XS][1]
-    rows = np.random.default_rng(3).integers(0, 256, (20, 2 * block_bytes), dtype=np.uint8)
-    mapped = Mapped(IQ2_XS, rows)
-    check_panels(library, mapped)
-    assert not mapped.released
-
-
-def test_a_file_of_blocks_is_packed_from_its_mapping(
-    library: ctypes.CDLL, default_gguf: Path
-) -> None:
-    """Every matrix of a real file, queries and keys in their natural order; no page of the file is
-    in memory afterwards."""
-    header = read_headers([default_gguf.resolve()])
-    files = GGUFTensorFiles(header, read_gguf_config(header))
-    names = [f"model.layers.0.self_attn.{n}_proj.weight" for n in "qkvo"]
-    for name in (*names, "model.layers.3.mlp.down_proj.weight"):
-        reader = files.reader(name)
-        weight = LazyWeight(readers=[reader], sample=reader.rows(0, 1))
-        assert weight.block_types is not None and weight.block_types <= BLOCK_TYPES
-        with packing(library, num_threads=2) as packer:
-            packed = packer.pack(weight)
-        assert torch.equal(packed.panels, pack(files.stored(name), library).panels)
-    files.close()
+    other = Mapped(IQ2_XS, random_blocks(generator, IQ2_XS, (20, 512), 0.03))
+    check_panels(library, other)
+    assert not other.released

@@ -12,12 +12,7 @@ import torch
 
 from inference.models.errors import UnfitWeightsError
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.native.layers import (
-    Angles,
-    NativeExperts,
-    NativeJoin,
-    NativeLayer,
-)
+from inference.models.native.layers import Angles, NativeExperts, NativeJoin, NativeLayer
 from inference.models.native.packing import Format, PackedLinear, unwritten
 from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case
@@ -81,9 +76,12 @@ def test_what_fits_passes(library: ctypes.CDLL) -> None:
         check(library, of, config={"intermediate_size": 256})
 
 
-def cut_panels(of: NativeLayer) -> NativeLayer:
-    part = of.output[0]
-    return replace(of, output=[replace(part, panels=part.panels[:-1])])
+def output(of: NativeLayer, **changes: Any) -> NativeLayer:
+    return replace(of, output=[replace(of.output[0], **changes)])
+
+
+def angled(of: NativeLayer, width: int, num_sines: int = 128) -> NativeLayer:
+    return replace(of, angles=Angles(torch.zeros(128, width), torch.zeros(num_sines, width)))
 
 
 LAYERS: list[tuple[Change, str]] = [
@@ -95,43 +93,28 @@ LAYERS: list[tuple[Change, str]] = [
     (lambda of: replace(of, down=()), "down has 0 parts"),
     (lambda of: replace(of, input_norm=norm(255)), r"input norm is \(255,\); \(256,\)"),
     (lambda of: replace(of, query_norm=torch.ones(63)), r"query_norm is \(63,\); \(64,\)"),
+    (lambda of: angled(of, 40), r"cosines is \(128, 40\); \(128, 32\)"),
+    (lambda of: angled(of, 32, 64), r"sines is \(64, 32\); \(128, 32\)"),
+    (lambda of: output(of, bias=torch.zeros(255)), r"output: bias is \(255,\)"),
     (
-        lambda of: replace(of, angles=Angles(torch.zeros(128, 40), torch.zeros(128, 40))),
-        r"cosines is \(128, 40\); \(128, 32\)",
+        lambda of: output(of, panels=of.output[0].panels[:-1]),
+        "output has [0-9]+ bytes; [0-9]+ are read",
     ),
-    (
-        lambda of: replace(of, angles=Angles(torch.zeros(128, 32), torch.zeros(64, 32))),
-        r"sines is \(64, 32\); \(128, 32\)",
-    ),
-    (
-        lambda of: replace(of, output=[replace(of.output[0], bias=torch.zeros(255))]),
-        r"output: bias is \(255,\)",
-    ),
-    (cut_panels, "output has [0-9]+ bytes; [0-9]+ are read"),
 ]
 EXPERT_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"down": [[packed(HIDDEN, 64)]]}, "1 experts for 2"),
     ({"router": pack_dense(torch.zeros(3, HIDDEN))}, "router is 3 x 256; 2 x 256"),
     ({"router": packed(2, HIDDEN)}, "the router is of Q8"),
     ({"choice_bias": torch.zeros(1)}, r"choice_bias is \(1,\)"),
-    (
-        {"down": [[packed(HIDDEN, 64)], [packed(HIDDEN, 32)]]},
-        "down of expert 1 is 256 x 32; 256 x 64",
-    ),
-    (
-        {"gate_up": [[packed(128, HIDDEN)], [packed(128, HIDDEN, Format.Q4)]]},
-        "several formats",
-    ),
+    ({"down": [[packed(HIDDEN, 64)], [packed(HIDDEN, 32)]]}, "down of expert 1 is 256 x 32"),
+    ({"gate_up": [[packed(128, HIDDEN)], [packed(128, HIDDEN, Format.Q4)]]}, "several formats"),
 ]
 OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"embedding": packed(49, HIDDEN)}, "the embedding has 49 rows; 50 are read"),
     ({"head": packed(50, 224)}, "the head is 50 x 224; 50 x 256"),
     ({"final_norm": norm(255)}, r"the final norm: final norm is \(255,\)"),
     ({"join": join(packed(HIDDEN, HIDDEN))}, "the join is 256 x 256; 256 x 512"),
-    (
-        {"join": join(packed(HIDDEN, 2 * HIDDEN), 255)},
-        r"hidden norm is \(255,\); \(256,\)",
-    ),
+    ({"join": join(packed(HIDDEN, 2 * HIDDEN), 255)}, r"hidden norm is \(255,\); \(256,\)"),
     ({"config": {"num_layers": 2}}, "1 layers for 2"),
     ({"config": {"num_kv_heads": 3}}, "4 heads for 3 of keys and values"),
 ]

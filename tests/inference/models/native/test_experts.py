@@ -27,18 +27,12 @@ from tests.inference.models.native.packed_decoder import (
 )
 
 SIZES = {"num_experts": 6, "experts_per_token": 2, "intermediate_size": 256}
+FINE = {"num_experts": 24, "experts_per_token": 4, "intermediate_size": 16}
 MIXTURES = {
     "as they are": ExpertsConfig(**SIZES),
     "normalised": ExpertsConfig(**SIZES, normalizes=True),
     "sigmoid": ExpertsConfig(**SIZES, scoring="sigmoid", normalizes=True),
-    "groups": ExpertsConfig(
-        num_experts=24,
-        experts_per_token=4,
-        intermediate_size=16,
-        scoring="sigmoid",
-        num_groups=6,
-        groups_per_token=3,
-    ),
+    "groups": ExpertsConfig(**FINE, scoring="sigmoid", num_groups=6, groups_per_token=3),
     "softmax of the chosen": ExpertsConfig(**SIZES, scoring="softmax_of_chosen"),
     "shared": ExpertsConfig(**SIZES, shared_intermediate_size=512),
     "shared, ungated": ExpertsConfig(**SIZES, shared_intermediate_size=256, gates_shared=False),

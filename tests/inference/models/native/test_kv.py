@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.functional import cosine_similarity
 
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.config import ModelConfig
@@ -43,9 +44,12 @@ def weights(config: ModelConfig, key_outlier: float = 0.0) -> DenseWeights:
 
 
 def build(
-    library: ctypes.CDLL, kv_format: KVFormat, head_dim: int = 64, **changes: Any
+    library: ctypes.CDLL,
+    kv_format: KVFormat,
+    head_dim: int = 64,
+    key_outlier: float = 0.0,
+    **changes: Any,
 ) -> NativeModel:
-    key_outlier = changes.pop("key_outlier", 0.0)
     config = replace(CONFIG, head_dim=head_dim, **changes)
     return NativeModel(library, config, weights(config, key_outlier), 256, kv_format)
 
@@ -56,10 +60,8 @@ def token_at(position: int) -> int:
 
 def step(*queries: tuple[int, int, list[int]]) -> StepInput:
     """(start, end, blocks) of sequences whose token ids follow from their positions."""
-    return step_of(
-        *(([*map(token_at, range(start, end))], start, blocks) for start, end, blocks in queries),
-        block_tokens=BLOCK_TOKENS,
-    )
+    given = [([*map(token_at, range(a, b))], a, blocks) for a, b, blocks in queries]
+    return step_of(*given, block_tokens=BLOCK_TOKENS)
 
 
 def whole(model: NativeModel) -> torch.Tensor:
@@ -67,28 +69,21 @@ def whole(model: NativeModel) -> torch.Tensor:
     return model.forward(step((0, NUM_TOKENS, [0, 1, 2])), kv)
 
 
-def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
-
-
 @each_case("kv_format", NATIVE_FORMATS)
-@each_case("head_dim", [16, 48, 64, 80, 112, 128])
+@each_case("head_dim", [16, 48, 80, 128])
 def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_dim: int) -> None:
     """And placement counts the memory that it takes."""
     model = build(library, kv_format, head_dim)
     kv = model.new_kv(3, BLOCK_TOKENS)
     num_bytes = kv.keys.nbytes + kv.values.nbytes
     assert num_bytes == 4 * kv_bytes_per_block(model.config, BLOCK_TOKENS, kv_format)
-    found = cosines(whole(model), whole(build(library, "fp32", head_dim)))
+    found = cosine_similarity(whole(model), whole(build(library, "fp32", head_dim)), dim=-1)
     assert found.min() > LEAST_COSINE[kv_format]
-
-
-def test_features_that_stand_out_cost_the_other_features_little(library: ctypes.CDLL) -> None:
-    """The biases of Qwen2's keys are such features: eight of 64 are ten times as large as the
-    rest."""
-    exact = whole(build(library, "fp32", key_outlier=10.0))
-    found = cosines(whole(build(library, "int8", key_outlier=10.0)), exact)
-    assert found.mean() > 0.999 and found.min() > 0.99
+    if kv_format == "int8" and head_dim == 48:
+        # Biases of Qwen2's keys stand out: every eighth feature is ten times as large as others.
+        outlying = (build(library, kind, key_outlier=10.0) for kind in ("int8", "fp32"))
+        found = cosine_similarity(*map(whole, outlying), dim=-1)
+        assert found.mean() > 0.999 and found.min() > 0.99
 
 
 @each_case("kv_format", NATIVE_FORMATS)
@@ -109,11 +104,11 @@ def test_chunks_and_batch_mates_change_no_bit(
 
 
 @each_case("kv_format", NATIVE_FORMATS)
-@each_case("num_tokens", [1, 4, 5, 31, 32, 33, 50])
+@each_case("num_tokens", [1, 5, 31, 32, 33])
 def test_what_is_no_number_in_a_block_before_is_left_out(
     library: ctypes.CDLL, kv_format: KVFormat, num_tokens: int
 ) -> None:
-    """It is left out as a prompt and as a decode row, in every slot behind the sequence's last."""
+    """As a prompt and as a decode row, in every slot behind the sequence's last."""
     model = build(library, kv_format)
     fresh, used = model.new_kv(2, BLOCK_TOKENS), model.new_kv(2, BLOCK_TOKENS)
     used.keys.fill_(255)

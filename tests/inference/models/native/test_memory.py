@@ -63,12 +63,8 @@ def drawing_decoder(
     library: ctypes.CDLL, threads: int, vocab_size: int = LARGE_VOCAB_SIZE
 ) -> NativeDecoder:
     """It draws, and nothing else: its head is wide, of rows of one feature, and never touched."""
-    head = PackedLinear(
-        format=Format.F32,
-        in_features=1,
-        out_features=vocab_size,
-        panels=torch.empty(-(-vocab_size // 16), 1, 16),
-    )
+    panels = torch.empty(-(-vocab_size // 16), 1, 16)
+    head = PackedLinear(format=Format.F32, in_features=1, out_features=vocab_size, panels=panels)
     return build(library, head, head, threads=threads, hidden_size=1)
 
 
@@ -77,8 +73,8 @@ def a_step_has_not_happened(library: ctypes.CDLL, threads: int) -> None:
     wanted = run(decoder(library, Format.Q8), *rows)
     native = decoder(library, Format.Q8, threads=threads)
     sequences = Sequences(native, 2)
-    blocks = range(MANY_ROWS // BLOCK_TOKENS)
-    step = step_of(([0] * MANY_ROWS, 0, blocks), block_tokens=BLOCK_TOKENS, logit_rows=[0])
+    queries = ([0] * MANY_ROWS, 0, range(MANY_ROWS // BLOCK_TOKENS))
+    step = step_of(queries, block_tokens=BLOCK_TOKENS, logit_rows=[0])
     with room_for(64 * MB):
         native.forward(step, sequences.kv)
     assert not bool(sequences.kv.keys.any())
@@ -112,10 +108,7 @@ def a_team_gets_too_few_threads(library: ctypes.CDLL, num_threads: int) -> None:
     ],
 )
 def test_the_decoder_outlives_a_lack_of_memory(
-    library: ctypes.CDLL,
-    native_cache_dir: Path,
-    case: Callable[[ctypes.CDLL, int], None],
-    number: int,
+    native_cache_dir: Path, case: Callable[[ctypes.CDLL, int], None], number: int
 ) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         process.submit(_with_library, case, native_cache_dir, number).result(PATIENCE_S)

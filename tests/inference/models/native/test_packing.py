@@ -17,7 +17,7 @@ from inference.models.layer_configs import ExpertsConfig
 from inference.models.native import build as compilation
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.packer import CHUNK_WEIGHTS, packing
-from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.native.packing import Format, pack
 from inference.models.registry import unsupported_reason
 from inference.models.weights.lazy import LazyWeight, RowReader, Rows, lazy, stack_lazy
 from inference.models.weights.stored import (
@@ -55,8 +55,6 @@ ALL = ExpertsConfig(
 """No rounding sends a row to other experts."""
 TOKENS = range(VOCAB_SIZE)
 
-each_format = each_case("format", FORMATS, ids=lambda format: format.name)
-
 
 def some_logits(library: ctypes.CDLL, *formats: Format, dequantized: bool = False) -> torch.Tensor:
     """Of a sparse layer and a dense one."""
@@ -79,60 +77,46 @@ def test_quantized_equals_its_dequantized_weights(
 def test_threads_pack_the_same_bytes_in_chunks(library: ctypes.CDLL, format: Format | None) -> None:
     """Two stacked weights of several chunks, the rows of the first in another order; ``None``: of
     floats."""
-    in_features, num_rows = 2048, 3 * CHUNK_WEIGHTS // 2048 + 40
-    parts = [stored_as(format or Format.Q8, num_rows, in_features, seed) for seed in (1, 2)]
+    num_rows = 3 * CHUNK_WEIGHTS // 2048 + 40
+    parts = [stored_as(format or Format.Q8, num_rows, 2048, seed) for seed in (1, 2)]
     if format is None:
         parts = [DenseWeight(weight=part.codes.half()) for part in parts]
-    biases = [torch.rand(num_rows) for _ in parts]
-    order = torch.randperm(num_rows)
-    weight = stack_lazy(
-        [lazy(replace(part, bias=bias)) for part, bias in zip(parts, biases, strict=True)]
-    ).with_first(order)
+    biases, order = [torch.rand(num_rows) for _ in parts], torch.randperm(num_rows)
+    biased = [lazy(replace(part, bias=bias)) for part, bias in zip(parts, biases, strict=True)]
     expected = stack([with_tensors(parts[0], lambda tensor: tensor[order]), parts[1]])
-
     with torch.inference_mode(), packing(library, num_threads=3) as packer:
-        packed = packer.pack(weight)
-
+        packed = packer.pack(stack_lazy(biased).with_first(order))
     assert packed.bias is not None
     assert torch.equal(packed.bias, torch.cat([biases[0][order], biases[1]]))
     assert torch.equal(packed.panels, pack(expected, library).panels)
 
-
-def test_what_a_thread_cannot_read_is_raised(library: ctypes.CDLL) -> None:
     def read(rows: Rows) -> StoredWeight:
         raise BadFileError("these rows are damaged")
 
-    sample = stored_as(Format.Q8, 1, 512, 1)
-    damaged = LazyWeight(readers=[RowReader(num_rows=64, read=read)], sample=sample)
+    damaged = LazyWeight(readers=[RowReader(num_rows=64, read=read)], sample=parts[0])
     with pytest.raises(BadFileError, match="damaged"), packing(library, 2) as packer:
         packer.pack(damaged)
 
 
-def check_is_read_exactly(library: ctypes.CDLL, table: PackedLinear, weight: torch.Tensor) -> None:
+@each_case("format", [*FORMATS, None], ids=lambda format: format.name if format else "MXFP4")
+def test_a_packed_table_is_read_exactly(library: ctypes.CDLL, format: Format | None) -> None:
     """Up to the one rounding that a fused multiplication leaves out; through a head of ones and
-    zeros in float32."""
-    native = build(library, table, pack_dense(torch.eye(HIDDEN)))
+    zeros in float32. Other code paths hold the numbers of MXFP4 in eight bits."""
+    if format is None:
+        numbers = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
+        codes = numbers[torch.randint(0, 16, (VOCAB_SIZE, HIDDEN))]
+        scales = torch.ldexp(torch.ones(VOCAB_SIZE, HIDDEN // 32), torch.randint(-9, -3, ()))
+        table: StoredWeight = GroupedWeight(bits=8, codes=codes, scales=scales, is_mxfp4=True)
+    else:
+        table = stored_as(format, VOCAB_SIZE, HIDDEN, 5)
+    packed, weight = pack(table, library), dense(table).weight
+    if format is None:
+        assert packed.format is Format.T4
+        assert packed.num_bytes == -(-VOCAB_SIZE // 16) * 16 * HIDDEN * 4.5 / 8
+    native = build(library, packed, pack_dense(torch.eye(HIDDEN)))
     expected = weight * torch.rsqrt(weight.square().mean(-1, keepdim=True) + 1e-5)
     actual = run(native, TOKENS, [0] * 25 + [1] * 25)
     assert torch.allclose(actual, expected, atol=1e-6)
-
-
-@each_format
-def test_a_packed_table_is_read_exactly(library: ctypes.CDLL, format: Format) -> None:
-    table = stored_as(format, VOCAB_SIZE, HIDDEN, 5)
-    check_is_read_exactly(library, pack(table, library), dense(table).weight)
-
-
-def test_mxfp4_is_packed_in_four_bits(library: ctypes.CDLL) -> None:
-    """Other code paths hold its numbers in eight bits."""
-    numbers = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
-    codes = numbers[torch.randint(0, 16, (VOCAB_SIZE, HIDDEN))]
-    scales = torch.ldexp(torch.ones(VOCAB_SIZE, HIDDEN // 32), torch.randint(-9, -3, ()))
-    table = GroupedWeight(bits=8, codes=codes, scales=scales, is_mxfp4=True)
-    packed = pack(table, library)
-    assert packed.format is Format.T4
-    assert packed.num_bytes == -(-VOCAB_SIZE // 16) * 16 * HIDDEN * 4.5 / 8
-    check_is_read_exactly(library, packed, table.dequantize())
 
 
 def as_quantized(rows: torch.Tensor) -> torch.Tensor:
@@ -159,7 +143,7 @@ def product(rows: torch.Tensor, head: StoredWeight) -> torch.Tensor:
     return rows @ centred.T + sums.bfloat16().float() @ minimums.bfloat16().float().T
 
 
-@each_format
+@each_case("format", FORMATS, ids=lambda format: format.name)
 def test_groups_with_a_far_value_are_finer(library: ctypes.CDLL, format: Format) -> None:
     """And what is no number stays in its row."""
     embedding = torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(7))
@@ -199,30 +183,26 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.suffix for path in cache_dir.iterdir()] == [".so"] * 3
 
 
-def test_no_compiler_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler"):
-        load_library(tmp_path)
-
-
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compiled_or_run_is_named(
+    library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "broken-c++"
     compiler.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(NativeUnavailableError, match="unknown option"):
         load_library(tmp_path / "cache")
-
-
-def test_shapes_the_decoder_cannot_run_are_named(library: ctypes.CDLL) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX")
+    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler"):
+        load_library(tmp_path)
     assert unsupported_reason(CONFIG, library) is None
     reason = unsupported_reason(replace(CONFIG, head_dim=72), library)
     assert reason is not None and "72" in reason
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "flag"), [("x86-64-v3", "avx2"), ("skylake-avx512", "avx512bw")])
+@each_case(("arch", "flag"), [("x86-64-v3", "avx2"), ("skylake-avx512", "avx512bw")])
 def test_narrower_processors_give_the_same(
     library: ctypes.CDLL,
     native_cache_dir: Path,
@@ -230,24 +210,21 @@ def test_narrower_processors_give_the_same(
     arch: str,
     flag: str,
 ) -> None:
-    """The library as it is compiled on processors with AVX2, and with AVX-512 but without an
-    instruction for products of bytes."""
+    """Of AVX2, and of AVX-512 without an instruction for products of bytes."""
     cpu = Path("/proc/cpuinfo")
     if not cpu.exists() or f" {flag} " not in cpu.read_text():
         pytest.skip(f"no {flag} here")
     replaced = {"-march=native": f"-march={arch}", "-O3": "-O1"}
     flags = tuple(replaced.get(flag, flag) for flag in compilation.FLAGS)
     monkeypatch.setattr(compilation, "FLAGS", flags)
-    libraries = library, load_library(native_cache_dir)
+    narrow = load_library(native_cache_dir)
     generator = torch.Generator().manual_seed(7)
     embedding = pack_dense(torch.randn(VOCAB_SIZE, HIDDEN, generator=generator))
     for format in FORMATS:
         head = pack(stored_as(format, VOCAB_SIZE, HIDDEN, 99), library)
         for num_rows in (1, 2, 3, 13):
-            wide, narrow = (
-                run(build(each, embedding, head), TOKENS[:num_rows], [0] * num_rows)
-                for each in libraries
-            )
-            assert relative_error(narrow, wide) < NEAR, format
-        wide, narrow = (some_logits(each, format) for each in libraries)
-        assert relative_error(narrow, wide) < TOLERANCE, format
+            rows = TOKENS[:num_rows], [0] * num_rows
+            found, wanted = (run(build(one, embedding, head), *rows) for one in (narrow, library))
+            assert relative_error(found, wanted) < NEAR, format
+        error = relative_error(some_logits(narrow, format), some_logits(library, format))
+        assert error < TOLERANCE, format

@@ -1,22 +1,32 @@
 """Many rows go through the native decoder in blocks, a few by all threads together: to a row it is
-all one, bit for bit, and so is which rows are beside it."""
+all one, bit for bit, and so is which rows are beside it, with adapters and without."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.layer_configs import ExpertsConfig
+from inference.models.native.adapters import AdaptedStack, NativeAdapter, native_adapter
 from inference.models.native.packing import Format
 from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
     FORMATS,
+    HIDDEN,
+    INTERMEDIATE,
+    KEYS,
+    NUM_LAYERS,
+    QUERIES,
+    TOLERANCE,
     VOCAB_SIZE,
     Sequences,
     decoder,
+    relative_error,
     run,
 )
 
@@ -76,18 +86,17 @@ def test_a_row_is_the_same_in_every_batch(
         assert torch.equal(torch.cat(pieces), one_by_one)
 
 
-@each_case("logit_rows", [[], [99], [161, 3, 130], list(range(40, 162))])
 def test_rows_without_logits_leave_the_others_as_they_are(
-    library: ctypes.CDLL, kind: str, one_by_one: torch.Tensor, logit_rows: list[int]
+    library: ctypes.CDLL, kind: str, one_by_one: torch.Tensor
 ) -> None:
-    rows = rows_of(library, kind, threads=3)
-    logits = rows.run(TOKEN_IDS[:-1], SEQUENCES[:-1], logit_rows)
-    assert torch.equal(logits, one_by_one[logit_rows])
-    assert torch.equal(rows.run(TOKEN_IDS[-1:], SEQUENCES[-1:]), one_by_one[-1:])
+    for logit_rows in ([], [99], [161, 3, 130], list(range(40, 162))):
+        rows = rows_of(library, kind, threads=3)
+        logits = rows.run(TOKEN_IDS[:-1], SEQUENCES[:-1], logit_rows)
+        assert torch.equal(logits, one_by_one[logit_rows])
+        assert torch.equal(rows.run(TOKEN_IDS[-1:], SEQUENCES[-1:]), one_by_one[-1:])
 
 
-@each_case("threads", [2, 3, 5])
-def test_rows_that_see_ahead_wait_for_the_blocks_behind(library: ctypes.CDLL, threads: int) -> None:
+def test_rows_that_see_ahead_wait_for_the_blocks_behind(library: ctypes.CDLL) -> None:
     """The rows of an image see each other."""
     tokens, last_seen = TOKEN_IDS[:100], [*range(10), *[89] * 80, *range(90, 100)]
 
@@ -97,7 +106,7 @@ def test_rows_that_see_ahead_wait_for_the_blocks_behind(library: ctypes.CDLL, th
 
     expected = logits(1)
     assert not torch.equal(expected, run(decoder(library, Format.Q4), tokens, [0] * 100))
-    for _ in range(5):
+    for threads in [2, 3, 5] * 5:
         assert torch.equal(logits(threads), expected)
 
 
@@ -110,3 +119,84 @@ def test_a_row_is_the_same_in_every_format(library: ctypes.CDLL, format: Format)
         tokens = [(7 * i) % VOCAB_SIZE for i in range(mates)] + mine
         sequences = [0] * mates + [1] * 7
         assert torch.equal(run(native, tokens, sequences)[mates:], alone)
+
+
+def test_logits_that_are_kept_stay_as_they_are(library: ctypes.CDLL) -> None:
+    """Those that nobody reads give their memory to the next step's."""
+    native = decoder(library, Format.Q8)
+    kept = run(native, [1, 2, 3], [0, 0, 1])
+    row, before = kept[0], kept.clone()
+    run(native, [4, 5, 6], [0, 0, 1])
+    assert torch.equal(kept, before)
+    del kept
+    first = run(native, [7, 8, 9], [0, 0, 1]).data_ptr()
+    assert torch.equal(row, before[0])
+    assert run(native, [4, 5], [0, 1]).data_ptr() == first
+
+
+def test_a_token_outside_the_vocabulary_stops_the_step(library: ctypes.CDLL) -> None:
+    native = decoder(library, Format.Q8)
+    expected = run(native, [1, 2, 3], [0, 0, 1])
+    for token_id in (-1, VOCAB_SIZE, 2**31 - 1, -(2**31)):
+        with pytest.raises(IndexError, match="outside the vocabulary"):
+            run(native, [1, token_id, 3], [0, 0, 1])
+        assert torch.equal(run(native, [1, 2, 3], [0, 0, 1]), expected)
+
+
+STACKED = (
+    (("q", QUERIES), ("k", KEYS), ("v", KEYS)),
+    (("o", HIDDEN),),
+    (("gate", INTERMEDIATE), ("up", INTERMEDIATE)),
+    (("down", HIDDEN),),
+    (),
+)
+IN_FEATURES = {"o": QUERIES, "down": INTERMEDIATE}
+
+
+def adapter(library: ctypes.CDLL, is_packed: bool, seed: int = 3) -> NativeAdapter:
+    generator = torch.Generator().manual_seed(seed)
+    modules: dict[str, LowRank] = {}
+    stacks = []
+    for layer in range(NUM_LAYERS):
+        names = [[(f"{layer}.{name}", size) for name, size in stack] for stack in STACKED]
+        stacks.append([AdaptedStack(stack, is_packed) for stack in names])
+        for name, size in (one for stack in names for one in stack):
+            rank = 3 + 3 * len(modules)  # of no round number of panels
+            in_features = IN_FEATURES.get(name.split(".")[1], HIDDEN)
+            down = torch.randn(rank, in_features, generator=generator) * 0.05
+            up = torch.randn(size, rank, generator=generator) * 0.05
+            modules[name] = LowRank(down, up, scale=1.7)
+    return native_adapter(AdapterWeights(modules), stacks, library)
+
+
+def logits(
+    library: ctypes.CDLL,
+    is_packed: bool,
+    adapters: Sequence[NativeAdapter | None],
+    numbers: Sequence[int],
+) -> torch.Tensor:
+    """(sequences, rows, vocabulary) of prompts of five tokens by their numbers."""
+    native = decoder(library, Format.Q8, dequantized=not is_packed)
+    tokens = [(number * 11 + at * 7) % VOCAB_SIZE for number in numbers for at in range(5)]
+    sequences = [at for at in range(len(numbers)) for _ in range(5)]
+    return run(native, tokens, sequences, adapters=adapters).view(-1, 5, VOCAB_SIZE)
+
+
+def test_codes_are_near_floats(library: ctypes.CDLL) -> None:
+    def two(is_packed: bool, own: NativeAdapter | None) -> torch.Tensor:
+        return logits(library, is_packed, [None, own], [0, 1])
+
+    floats, codes = (two(is_packed, adapter(library, is_packed)) for is_packed in (False, True))
+    base = two(True, None)
+    assert torch.equal(codes[0], base[0]), "rows without it are as they were"
+    assert relative_error(codes[1], base[1]) > 10 * TOLERANCE, "the adapter does something"
+    assert relative_error(codes[1], floats[1]) < TOLERANCE
+
+
+@each_case("is_packed", [False, True])
+def test_rows_are_the_same_whoever_is_beside_them(library: ctypes.CDLL, is_packed: bool) -> None:
+    first, second = (adapter(library, is_packed, seed) for seed in (3, 4))
+    adapters = [first, second, None, first, first, second]
+    together = logits(library, is_packed, adapters, range(6))
+    for number, own in enumerate(adapters):
+        assert torch.equal(together[number], logits(library, is_packed, [own], [number])[0])

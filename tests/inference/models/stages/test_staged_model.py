@@ -4,29 +4,38 @@ within rounding on torch's operators."""
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
+from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
+from inference.models.backend import AnyModel, KVStorage, PlainBackend
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
+from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.errors import UnsplittableError, UnsupportedAdapterError
-from inference.models.registry import unsupported_reason
-from inference.models.stages.layer_range import LayerRange, check_ranges
+from inference.models.native.model import NativeModel
+from inference.models.registry import build_model, unsupported_reason
+from inference.models.stages.build import (
+    AnyFirstStage,
+    BuiltStage,
+    Stage,
+    adapter_of_stage,
+    as_first_stage,
+    step_of_stage,
+)
+from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
+from inference.models.weights.weight_source import ForwardedWeights
 from tests.cases import each_case
-from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors
+from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors, weights_of
 from tests.inference.models.parallel.test_rank_forward import PackedFiles
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
-from tests.inference.models.stages.stages import (
-    BLOCK_TOKENS,
-    even_ranges,
-    logits_of,
-    ranges_of,
-    staged,
-    whole,
-)
+from tests.inference.models.steps import step_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,6 +44,127 @@ ACROSS_KERNELS = 1e-3
 """The native decoder and torch sum in other orders."""
 NATIVE = ["llama", "gemma2", "smollm3", "olmo3", "cohere2", "qwen2_moe", "qwen3_next", "lfm2_moe"]
 """Dense, windows, layers without rotation, parallel, mixtures and hybrids."""
+
+
+CONTEXT_TOKENS, BLOCK_TOKENS = 96, 32
+
+
+def ranges_of(*ends: int) -> list[LayerRange]:
+    return [LayerRange(first, last) for first, last in zip([0, *ends], ends, strict=False)]
+
+
+def even_ranges(config: ModelConfig, num_stages: int) -> list[LayerRange]:
+    return ranges_of(*(config.num_layers * (i + 1) // num_stages for i in range(num_stages)))
+
+
+def whole(
+    config: ModelConfig,
+    files: TensorFiles,
+    library: ctypes.CDLL | None = None,
+    kv_format: KVFormat = "fp32",
+) -> AnyModel:
+    """``library``: of the native decoder; ``None``: on torch's operators."""
+    weights = weights_of(files)
+    if library is None:
+        return build_model(config, weights, CONTEXT_TOKENS, kv_format)
+    return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
+
+
+def staged(
+    config: ModelConfig,
+    files: TensorFiles,
+    ranges: Sequence[LayerRange],
+    libraries: Sequence[ctypes.CDLL | None],
+    kv_format: KVFormat = "fp32",
+) -> StagesInProcess:
+    """``libraries``: of each stage, as of ``whole``."""
+    check_ranges(config, ranges)
+    stages: list[BuiltStage] = []
+    for layers, library in zip(ranges, libraries, strict=True):
+        weights = ForwardedWeights(weights_of(files), layers.whole_name)
+        given = stage_config(config, layers), weights, CONTEXT_TOKENS, kv_format
+        if library is not None:
+            stages.append(NativeModel(library, *given, has_outer=layers.is_first))
+        else:
+            stages.append((DecoderModel if layers.is_first else DecoderLayers)(*given))
+    return StagesInProcess(config, as_first_stage(stages[0]), stages[1:], ranges)
+
+
+@torch.inference_mode()
+def logits_of(model: AnyModel, images: StepImages | None = None) -> list[torch.Tensor]:
+    """A prompt in two chunks over a block's end, the second beside another sequence that decodes;
+    a third one starts from the first one's block; then two decode, one of them with a draft."""
+    kv = model.new_kv(8, BLOCK_TOKENS, 8)
+    tokens = [token * 7 % model.config.vocab_size for token in range(3, 3 + 60)]
+
+    def forward(step_images: StepImages | None = None, **given: object) -> torch.Tensor:
+        step = step_of(*queries, block_tokens=BLOCK_TOKENS, **given)
+        return model.forward(replace(step, images=step_images), kv)
+
+    found = []
+    queries = [(tokens[:32], 0, [0])]
+    found.append(forward(images, logit_rows=[31], state_slots=([0], [1])))
+    queries = [(tokens[40:45], 0, [4, 5])]
+    found.append(forward(logit_rows=[], state_slots=([0], [2])))
+    queries = [(tokens[45:46], 5, [4, 5]), (tokens[32:38], 32, [0, 1])]
+    found.append(forward(num_decodes=1, logit_rows=[0, 6], state_slots=([2, 1], [4, 3])))
+    queries = [(tokens[50:53], 32, [0, 6])]
+    found.append(forward(state_slots=([1], [6])))
+    queries = [(tokens[46:47], 6, [4, 5]), (tokens[38:40], 38, [0, 1])]
+    found.append(forward(num_decodes=2, state_slots=([4, 3], [2, 5])))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoragesInProcess:
+    stages: tuple[KVStorage, ...]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.stages[0].block_tokens
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+
+class StagesInProcess(PlainBackend):
+    def __init__(
+        self,
+        config: ModelConfig,
+        first: AnyFirstStage,
+        others: Sequence[Stage[Any]],
+        ranges: Sequence[LayerRange],
+    ) -> None:
+        self.config = config
+        self.first = first
+        self.stages: tuple[Stage[Any], ...] = (first, *others)
+        self.ranges = tuple(ranges)
+        self.dtype, self.device = first.dtype, first.device
+        self.kv_format: KVFormat = first.kv_format
+        self.copies_context = any(stage.copies_context for stage in self.stages)
+
+    def new_kv(
+        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
+    ) -> StoragesInProcess:
+        sizes = num_blocks, block_tokens, num_state_slots
+        return StoragesInProcess(tuple(stage.new_kv(*sizes) for stage in self.stages))
+
+    def prepare_adapter(self, weights: AdapterWeights) -> tuple[Any, ...]:
+        parts = (adapter_of_stage(weights, layers) for layers in self.ranges)
+        return tuple(
+            None if part is None else stage.prepare_adapter(part)
+            for stage, part in zip(self.stages, parts, strict=True)
+        )
+
+    def forward(self, step: StepInput, kv: StoragesInProcess) -> torch.Tensor:
+        last, hidden = len(self.stages) - 1, None
+        for index, stage in enumerate(self.stages):
+            own = step_of_stage(step, self.ranges[index], index, is_last=index == last)
+            if hidden is not None:
+                hidden = hidden.to(stage.device, stage.dtype)
+            hidden = stage.forward_rows(own, hidden, kv.stages[index])
+        assert hidden is not None, "there are stages"
+        return self.first.head_logits(hidden)
 
 
 def check(
@@ -79,17 +209,15 @@ def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
     config = config_of("qwen3_5")
     files = MemoryFiles(random_tensors(config))
     torch.set_num_threads(2)
-    step = StepInput.of_sequence(
-        [7 * i % config.vocab_size for i in range(90)], BLOCK_TOKENS, logit_rows=slice(40, None)
-    )
-    found = []
-    for model in (
-        whole(config, files, library),
-        staged(config, files, ranges_of(1, 3, 4), [library] * 3),
-    ):
-        found.append(model.forward(step, model.new_kv(3, BLOCK_TOKENS, 2)))
+    tokens = [7 * i % config.vocab_size for i in range(90)]
+    step = StepInput.of_sequence(tokens, BLOCK_TOKENS, logit_rows=slice(40, None))
+    parts = staged(config, files, ranges_of(1, 3, 4), [library] * 3)
+    models = whole(config, files, library), parts
+    found = [model.forward(step, model.new_kv(3, BLOCK_TOKENS, 2)) for model in models]
     torch.set_num_threads(1)
     assert torch.equal(*found)
+    images = images_of(config, num_deep=2)  # of stages that do not attend
+    check(logits_of(parts, images), logits_of(models[0], images), exactly=True)
 
 
 @each_case("is_native_first", [True, False])
@@ -125,14 +253,6 @@ def test_images(library: ctypes.CDLL, is_native: bool) -> None:
         check(logits_of(model, images), expected, exactly=is_native)
 
 
-def test_images_of_stages_that_do_not_attend(library: ctypes.CDLL) -> None:
-    config = config_of("qwen3_5")
-    files, images = MemoryFiles(random_tensors(config)), images_of(config, num_deep=2)
-    expected = logits_of(whole(config, files, library), images)
-    model = staged(config, files, ranges_of(1, 3, 4), [library] * 3)
-    check(logits_of(model, images), expected, exactly=True)
-
-
 def adapter(config: ModelConfig, *layers: int) -> AdapterWeights:
     generator = torch.Generator().manual_seed(4)
 
@@ -155,15 +275,9 @@ def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
     files = MemoryFiles(random_tensors(config))
     kind = library if is_native else None
     model, stages = whole(config, files, kind), staged(config, files, ranges_of(2, 4), [kind] * 2)
-    step = StepInput.of_queries(
-        range(20),
-        [0, 0],
-        [12, 8],
-        StepInput.of_sequence(range(40), BLOCK_TOKENS).block_table.reshape(2, 1),
-        BLOCK_TOKENS,
-        num_decodes=0,
-        state_slots=([0, 0], [1, 2]),
-    )
+    queries = (range(12), 0, [0]), (range(12, 20), 0, [1])
+    slots = [0, 0], [1, 2]
+    step = step_of(*queries, block_tokens=BLOCK_TOKENS, num_decodes=0, state_slots=slots)
     plain = model.forward(step, model.new_kv(2, BLOCK_TOKENS, 3))
     for layers in ((0, 1, 2, 3), (3,)):
         found = []
@@ -174,29 +288,17 @@ def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
         check([found[1]], [found[0]], exactly=is_native)
         assert not torch.allclose(found[0][:12], plain[:12], atol=0.01)
         torch.testing.assert_close(found[1][12:], plain[12:], atol=TOLERANCE, rtol=0)
-
-
-def test_adapters_of_what_no_stage_adapts_are_refused(library: ctypes.CDLL) -> None:
     config = config_of("llama")
-    model = staged(config, MemoryFiles(random_tensors(config)), ranges_of(1, 2), [library, None])
+    mixed = staged(config, MemoryFiles(random_tensors(config)), ranges_of(1, 2), [library, None])
     for name in ("lm_head", "model.layers.1.self_attn.rotary"):
         odd = AdapterWeights({name: LowRank(torch.zeros(1, 64), torch.zeros(96, 1), 1.0)})
         with pytest.raises(UnsupportedAdapterError, match="is not adapted"):
-            model.prepare_adapter(odd)
+            mixed.prepare_adapter(odd)
 
 
-@each_case(
-    "ranges",
-    [
-        ranges_of(1),
-        ranges_of(1, 3),
-        [LayerRange(1, 2)],
-        [LayerRange(0, 2), LayerRange(1, 2)],
-        [LayerRange(0, 2), LayerRange(2, 2)],
-        [],
-    ],
-    ids=str,
-)
-def test_ranges_that_are_not_the_models_layers(ranges: list[LayerRange]) -> None:
-    with pytest.raises(UnsplittableError, match="each once and in order"):
-        check_ranges(config_of("llama"), ranges)
+def test_ranges_that_are_not_the_models_layers() -> None:
+    wrong = [ranges_of(1), ranges_of(1, 3), [LayerRange(1, 2)], []]
+    wrong += [[LayerRange(0, 2), LayerRange(*other)] for other in ((1, 2), (2, 2))]
+    for ranges in wrong:
+        with pytest.raises(UnsplittableError, match="each once and in order"):
+            check_ranges(config_of("llama"), ranges)

@@ -7,14 +7,11 @@ from typing import Any
 from tests.inference.models.families.rows import THETA, Row
 
 WHOLE: dict[str, Any] = {"num_key_value_heads": 4}
-LATENT: dict[str, Any] = WHOLE | {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "head_dim": 8,
-}
+LATENT: dict[str, Any] = (
+    WHOLE
+    | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+    | {"v_head_dim": 16, "head_dim": 8}
+)
 ROUTED: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -40,11 +37,8 @@ MAMBA: dict[str, Any] = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 
 SHARED: dict[str, Any] = (
     WHOLE
     | MAMBA
-    | {
-        "layers_block_type": ["mamba", "hybrid"],
-        "attention_hidden_size": 128,
-        "attention_head_dim": 32,
-    }
+    | {"layers_block_type": ["mamba", "hybrid"], "attention_hidden_size": 128}
+    | {"attention_head_dim": 32}
 )
 PER_LAYER: dict[str, Any] = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
 CONVOLVED: dict[str, Any] = {
@@ -70,67 +64,45 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "codegen": WHOLE | {"rotary_dim": 8},
     "cohere_compass_text": ALTERNATING
     | {"rope_parameters": {"full_attention": THETA, "sliding_attention": THETA}},
-    "dbrx": {
-        "d_model": 64,
-        "n_heads": 4,
-        "n_layers": 2,
-        "max_seq_len": 128,
-        "rope_parameters": THETA,
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0},
+    "dbrx": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}
+    | {"rope_parameters": THETA}
+    | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}}
+    | {
         "ffn_config": {
             "hidden_size": 64,
             "ffn_hidden_size": 32,
             "moe_num_experts": 4,
             "moe_top_k": 2,
-        },
+        }
     },
     "deepseek_v32": LATENT | ROUTED | INDEX,
     # Groups of four tokens and of sixteen, whose last is not whole at most chunks' ends.
     "deepseek_v4": LATENT
     | ROUTED
     | INDEX
+    | {"num_key_value_heads": 1, "num_hidden_layers": 3, "head_dim": 16}
+    | {"partial_rotary_factor": 0.5, "sliding_window": 20}
     | {
-        "num_key_value_heads": 1,
-        "num_hidden_layers": 3,
-        "head_dim": 16,
-        "partial_rotary_factor": 0.5,
-        "sliding_window": 20,
         "layer_types": [
             "sliding_attention",
             "compressed_sparse_attention",
             "heavily_compressed_attention",
-        ],
-        "compress_rates": {
-            "compressed_sparse_attention": 4,
-            "heavily_compressed_attention": 16,
-        },
-        "index_topk": 4,
-        "mlp_layer_types": ["hash_moe", "moe", "moe"],
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "hc_mult": 2,
-    },
+        ]
+    }
+    | {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}}
+    | {"index_topk": 4, "mlp_layer_types": ["hash_moe", "moe", "moe"], "o_groups": 2}
+    | {"o_lora_rank": 16, "hc_mult": 2},
     "diffllama": {},
     "doge": {"keep_window_size": 512},
     "dots3_note_text": LATENT | SPARSE | INDEX | {"shared_experts_intermediate_size": 32},
     "falcon": {},
-    "falcon_h1": {
-        "mamba_n_heads": 8,
-        "mamba_d_head": 16,
-        "mamba_d_ssm": 128,
-        "mamba_d_state": 8,
-        "mamba_n_groups": 2,
-        "mamba_chunk_size": 8,
-    },
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 8}
+    | {"mamba_n_groups": 2, "mamba_chunk_size": 8},
     "falcon_mamba": STATE,
     "gemma3n_text": ALTERNATING
     | PER_LAYER
-    | {
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 8,
-        "altup_num_inputs": 2,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
+    | {"num_kv_shared_layers": 2, "laurel_rank": 8, "altup_num_inputs": 2}
+    | {"activation_sparsity_pattern": [0.0] * 4},
     "gemma4_unified_text": ALTERNATING | PER_LAYER | {"global_head_dim": 16},
     "glm_moe_dsa": LATENT | ROUTED | INDEX | {"n_group": 1},
     "gpt_neo": WHOLE | {"attention_types": [[["global", "local"], 1]], "window_size": 20},
@@ -144,71 +116,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "kimi_linear": LATENT
     | SPARSE
     | LINEAR
-    | {
-        "q_lora_rank": None,
-        "num_local_experts": 8,
-        "linear_head_dim": 16,
-        "linear_num_heads": 4,
-        "mlp_layer_types": ["dense", "sparse"],
-    },
+    | {"q_lora_rank": None, "num_local_experts": 8, "linear_head_dim": 16}
+    | {"linear_num_heads": 4, "mlp_layer_types": ["dense", "sparse"]},
     "lfm3": FOUR | {"sliding_window": 20},
     "longcat_flash": LATENT
-    | {
-        "num_layers": 2,
-        "ffn_hidden_size": 96,
-        "expert_ffn_hidden_size": 32,
-        "n_routed_experts": 4,
-        "zero_expert_num": 2,
-        "moe_topk": 2,
-    },
+    | {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32}
+    | {"n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2},
     "mamba": STATE,
     "mamba2": STATE | {"num_heads": 8, "n_groups": 2, "chunk_size": 8},
     "mimo_v2_flash": ALTERNATING
-    | {
-        "v_head_dim": 8,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "mlp_layer_types": ["dense"] + ["sparse"] * 3,
-    },
+    | {"v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 32, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "minimax": SPARSE
-    | {
-        "num_hidden_layers": 3,
-        "block_size": 16,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    },
+    | {"num_hidden_layers": 3, "block_size": 16}
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "mpt": WHOLE | {"max_seq_len": 128},
     "olmo_hybrid": LINEAR
-    | {
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 16,
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 4,
-    },
+    | {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 4}
+    | {"linear_num_value_heads": 4},
     "qwen4_exp_text": SPARSE
-    | {
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 32,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 16,
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 4,
-        "layer_types": ["linear_attention", "indexed_attention"],
-        "hc_count": 2,
-        "hc_lowrank": 8,
-        "ple_layer_ids": [1],
-        "ple_embed_dim": 16,
-        "heads_per_ngram": 2,
-        "ngram_vocab_size_base": 50,
-        "make_ngram_vocab_size_divisible_by": 4,
-        "split_ngram_parts": 2,
-        "eos_token_id": 0,
-        "indexer_n_heads": 8,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 16,
-        "indexer_compress_ratio": 4,
-    },
+    | {"num_experts": 4, "shared_expert_intermediate_size": 32, "linear_key_head_dim": 8}
+    | {"linear_value_head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 4}
+    | {"layer_types": ["linear_attention", "indexed_attention"], "hc_count": 2}
+    | {"hc_lowrank": 8, "ple_layer_ids": [1], "ple_embed_dim": 16, "heads_per_ngram": 2}
+    | {"ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 4}
+    | {"split_ngram_parts": 2, "eos_token_id": 0, "indexer_n_heads": 8}
+    | {"indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16}
+    | {"indexer_compress_ratio": 4},
     # Two recurrent blocks, then one of attention.
     "recurrent_gemma": {
         "num_hidden_layers": 3,
@@ -217,22 +151,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "rwkv": {"rescale_every": 1},
     "xglm": WHOLE | {"ffn_dim": 96, "init_std": 0.25},
-    "xlstm": {
-        "hidden_size": 128,
-        "num_heads": 4,
-        "chunk_size": 16,
-        "autocast_kernel_dtype": "float32",
-    },
+    "xlstm": {"hidden_size": 128, "num_heads": 4, "chunk_size": 16}
+    | {"autocast_kernel_dtype": "float32"},
     "zamba": SHARED | {"n_mamba_heads": 4},
     # Below that, transformers' decode has another rule than its prefill.
     "zamba2": SHARED
-    | {
-        "n_mamba_heads": 8,
-        "mamba_ngroups": 2,
-        "chunk_size": 8,
-        "adapter_rank": 8,
-        "time_step_min": 1e-6,
-    },
+    | {"n_mamba_heads": 8, "mamba_ngroups": 2, "chunk_size": 8, "adapter_rank": 8}
+    | {"time_step_min": 1e-06},
     "zaya": {"moe_intermediate_size": 32, "num_experts": 4, "router_hidden_size": 16},
 }
 """What differs from the sizes of ``rows``."""

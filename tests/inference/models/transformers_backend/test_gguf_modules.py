@@ -3,7 +3,7 @@ own modules: written as llama.cpp's converter does, and held against the weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import GGUFHeader, TensorInfo, read_header
+from inference.loading.gguf.header import read_header
 from inference.loading.gguf.module import DequantisedTensors, read_module_config
 from inference.models.families.registry import FAMILIES, check_gguf_architecture
 from inference.models.families.transformers_modules import MODULES
@@ -23,93 +23,55 @@ from inference.protocol.load_errors import BadFileError, UnknownArchitectureErro
 from tests.inference.models.families import parity, tiny_gguf
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
-Changed = Callable[[str, torch.Tensor, Any], torch.Tensor]
-"""What the converter makes of a tensor, by GGUF's name."""
 
-
-def _natural(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    return values
-
-
-def _gpt2(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
+def converted(architecture: str, name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
+    """What the converter makes of a tensor, by GGUF's name."""
     turned = ("attn_qkv.weight", "ffn_down.weight", "ffn_up.weight", "attn_output.weight")
-    return values.T if name.endswith(turned) else values
-
-
-def _nemotron(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    return values + 1 if name.endswith("norm.weight") else values
-
-
-def _mamba(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    if name.endswith("ssm_a"):
-        return -values.exp()
-    return values.squeeze(1) if name.endswith("ssm_conv1d.weight") else values
-
-
-def _bloom(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    """Queries of all heads, then keys and values, instead of head by head."""
-    if "attn_qkv" not in name:
-        return values
-    by_head = values.view(config.n_head, 3, -1, *values.shape[1:])
-    return by_head.transpose(0, 1).reshape(values.shape)
+    match architecture:
+        case "gpt2" if name.endswith(turned):
+            return values.T
+        case "nemotron" if name.endswith("norm.weight"):
+            return values + 1
+        case "mamba" if name.endswith("ssm_a"):
+            return -values.exp()
+        case "mamba" if name.endswith("ssm_conv1d.weight"):
+            return values.squeeze(1)
+        case "bloom" if "attn_qkv" in name:
+            # Queries of all heads, then keys and values, instead of head by head.
+            by_head = values.view(config.n_head, 3, -1, *values.shape[1:])
+            return by_head.transpose(0, 1).reshape(values.shape)
+    return values
 
 
 ROPE: dict[str, Any] = {"rope_theta": 5000.0, "rope_type": "default", "partial_rotary_factor": 0.5}
 ROTATED = {"rope.freq_base": 5000.0, "rope.dimension_count": 8}
+SSM = ("conv_kernel", "state_size", "time_step_rank", "inner_size")
 EPS = {"attention.layer_norm_epsilon": 1e-5}
-CASES: dict[str, tuple[Row, dict[str, Any], Changed]] = {
-    "bloom": (
-        Row(model_type="bloom", config={"tie_word_embeddings": True}, without=("head_dim",)),
-        EPS,
-        _bloom,
-    ),
+TIED = {"tie_word_embeddings": True}
+STATE = {"state_size": 8, "conv_kernel": 4, "expand": 2}
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
+    "bloom": (TIED, ("head_dim",), EPS),
     "falcon": (
-        Row(
-            model_type="falcon",
-            config={
-                "tie_word_embeddings": True,
-                "rope_parameters": ROPE | {"partial_rotary_factor": 1.0},
-            },
-            without=("head_dim",),
-        ),
+        TIED | {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+        ("head_dim",),
         EPS | {"rope.freq_base": 5000.0, "attention.head_count_kv": 1},
-        _natural,
     ),
-    "gpt2": (
-        Row(model_type="gpt2", config={"num_key_value_heads": 4, "tie_word_embeddings": True}),
-        EPS,
-        _gpt2,
-    ),
+    "gpt2": (TIED | {"num_key_value_heads": 4}, (), EPS),
     "mamba": (
-        Row(
-            model_type="mamba",
-            config={"state_size": 8, "conv_kernel": 4, "expand": 2, "tie_word_embeddings": True},
-            without=("intermediate_size",),
-        ),
-        {
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 8,
-            "ssm.time_step_rank": 4,
-            "ssm.inner_size": 128,
-            "attention.layer_norm_rms_epsilon": 1e-5,
-        },
-        _mamba,
+        TIED | STATE,
+        ("intermediate_size",),
+        {f"ssm.{key}": value for key, value in zip(SSM, (4, 8, 4, 128), strict=True)}
+        | {"attention.layer_norm_rms_epsilon": 1e-5},
     ),
-    "nemotron": (
-        Row(model_type="nemotron", config={"rope_parameters": ROPE}),
-        EPS | ROTATED,
-        _nemotron,
-    ),
-    "stablelm": (
-        Row(model_type="stablelm", config={"rope_parameters": ROPE}),
-        EPS | ROTATED,
-        _natural,
-    ),
+    "nemotron": ({"rope_parameters": ROPE}, (), EPS | ROTATED),
+    "stablelm": ({"rope_parameters": ROPE}, (), EPS | ROTATED),
 }
+"""What differs from the sizes of ``rows``, those that are left out, and GGUF's keys."""
 
 
 def save(architecture: str, path: Path) -> PreTrainedModel:
-    row, keys, changed = CASES[architecture]
+    own_config, without, keys = CASES[architecture]
+    row = Row(model_type=architecture, config=own_config, without=without)
     reference = parity.build_reference(row)
     config, kind = reference.config, parity.kind_of(architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -119,7 +81,7 @@ def save(architecture: str, path: Path) -> PreTrainedModel:
             if name != "lm_head.weight" or not config.tie_word_embeddings:
                 own = name.removeprefix("transformer.")
                 known = names.get_name(name, (".weight", ".bias")) or tiny_gguf.name_of(names, own)
-                yield own, changed(known, weight.float(), config)
+                yield own, converted(architecture, known, weight.float(), config)
 
     sizes = {
         "context_length": CONTEXT_TOKENS,
@@ -152,36 +114,20 @@ def test_the_engine_answers_as_the_written_model_does(architecture: str, tmp_pat
     parity.check_prefix_hits(reference, model)
 
 
-def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
-    header = replace(_header(tmp_path), tensors={"rope_freqs.weight": _info(tmp_path)})
-    config = read_gguf_config(_header(tmp_path))
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    save("falcon", tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    info = next(iter(header.tensors.values()))
+    odd = replace(header, tensors={"rope_freqs.weight": info})
     with pytest.raises(BadFileError, match=r"holds the tensor rope_freqs\.weight, which .*Falcon"):
-        DequantisedTensors(header, config)
-
-
-def test_a_file_in_parts_is_refused(tmp_path: Path) -> None:
-    info = _info(tmp_path)
+        DequantisedTensors(odd, read_gguf_config(header))
     parts = {"a": info, "b": replace(info, path=tmp_path / "second.gguf")}
     with pytest.raises(BadFileError, match="is one of 2 parts"):
-        read_module_config(replace(_header(tmp_path), tensors=parts), "falcon")
-
-
-def _header(folder: Path) -> GGUFHeader:
-    path = folder / "model.gguf"
-    if not path.exists():
-        save("falcon", path)
-    return read_header(path)
-
-
-def _info(folder: Path) -> TensorInfo:
-    return next(iter(_header(folder).tensors.values()))
+        read_module_config(replace(header, tensors=parts), "falcon")
+    with pytest.raises(UnknownArchitectureError, match=r"'t5'; .*models\.md"):
+        check_gguf_architecture("t5")
 
 
 def test_every_architecture_that_is_read_so_is_tried() -> None:
     assert CASES.keys() == MODULES.keys()
     assert not any(MODULES.keys() & set(family.gguf_architectures) for family in FAMILIES)
-
-
-def test_what_is_not_read_is_refused_by_name() -> None:
-    with pytest.raises(UnknownArchitectureError, match=r"'t5'; .*models\.md"):
-        check_gguf_architecture("t5")

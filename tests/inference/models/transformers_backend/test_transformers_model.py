@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
+from inference.loading.embedding.embedding_config import check_directory_config
+from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.registry import FAMILIES, check_architecture
 from inference.models.families.transformers_types import (
@@ -23,40 +25,37 @@ from inference.models.families.transformers_types import (
     NESTED_TYPES,
     PAGED_TYPES,
     REFUSED_TYPES,
+    ROW_BY_ROW_TYPES,
 )
 from inference.models.registry import build_fastest_model, build_model
+from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, block_table_of
+from inference.models.transformers_backend.cached_model import CachedModel
+from inference.models.transformers_backend.detection import detected_config
 from inference.models.transformers_backend.inspection import inspect
 from inference.models.transformers_backend.model import TransformersModel, inspect_config
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, UnknownArchitectureError
-from inference.protocol.load_report import LoadReport
+from tests.cases import each_case
 from tests.inference.loading.conftest import opened
+from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
-from tests.inference.models.transformers_backend.cached_rows import LATENT, ROUTED
+from tests.inference.models.transformers_backend.cached_rows import LATENT, ROUTED, cached_row
 
-ROWS = (
-    # Learned positions, and scores that are not scaled.
-    Row(
-        model_type="opt",
-        config={"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4},
-    ),
-    # Parallel layers, one fused projection, a part of each head rotated.
-    Row(model_type="gpt_neox", config={"num_key_value_heads": 4}),
-    # Layers within a window among others.
-    Row(
-        model_type="ministral",
-        config={
-            "num_hidden_layers": 4,
-            "sliding_window": 20,
-            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-        },
-    ),
-    # Values narrower than keys.
-    Row(model_type="youtu", config=LATENT),
-    # Experts that files hold one by one.
-    Row(model_type="solar_open", config=ROUTED),
+OPT = Row(
+    model_type="opt", config={"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4}
 )
+"""Learned positions, and scores that are not scaled."""
+NEOX = Row(model_type="gpt_neox", config={"num_key_value_heads": 4})
+"""Parallel layers, one fused projection, a part of each head rotated."""
+LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
+WINDOWS = Row(
+    model_type="ministral",
+    config={"num_hidden_layers": 4, "sliding_window": 20, "layer_types": LAYERS},
+)
+NARROW = Row(model_type="youtu", config=LATENT)
+"""Values narrower than keys."""
+ROWS = (OPT, NEOX, WINDOWS, NARROW, Row(model_type="solar_open", config=ROUTED))
 
 
 def saved(row: Row, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
@@ -77,47 +76,30 @@ def test_the_engine_answers_as_transformers_does(row: Row, tmp_path: Path) -> No
         parity.check_prefix_hits(reference, built)
 
 
-def test_the_load_report_reports_that_it_is_slower(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[1], tmp_path)
-    model = parity.opened(folder, tmp_path)
-    _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
-    model.close()
-    assert execution.startswith("transformers' GPTNeoXForCausalLM behind paged attention: slower")
-    assert model.weights.report() == "28 x F32 dense"
-    assert model.weight_bytes == sum(
-        tensor.nbytes for tensor in load_file(folder / "model.safetensors").values()
-    )
-
-
 def test_layers_see_as_far_as_the_module_reports() -> None:
-    config = parse_config(config_of(ROWS[2]), {})
+    config = parse_config(config_of(WINDOWS), {})
     calls = inspect_config(config)
     assert [call.window for call in calls] == [20, 20, 20, None]
-    assert {(c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim) for c in calls} == {
-        (4, 2, 16, 16)
-    }
-    latent = inspect_config(parse_config(config_of(ROWS[3]), {}))
+    heads = {(c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim) for c in calls}
+    assert heads == {(4, 2, 16, 16)}
+    latent = inspect_config(parse_config(config_of(NARROW), {}))
     assert {(c.num_kv_heads, c.head_dim, c.value_dim) for c in latent} == {(4, 24, 16)}
 
 
 def config_of(row: Row) -> dict[str, Any]:
     """config.json, parsed."""
-    from transformers import AutoConfig
-
     config = AutoConfig.for_model(row.model_type, **row.sizes)
     return json.loads(config.to_json_string(use_diff=False))
 
 
 def test_what_config_json_gives_away_is_refused_by_name() -> None:
-    config = config_of(ROWS[1])
+    config = config_of(NEOX)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    long = {"sliding_attention": {"rope_type": "longrope"}}
     refusals = {
         "'linear_attention' are not supported": {"layer_types": ["linear_attention"] * 2},
-        "rope scaling 'dynamic' is not supported": {
-            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-        },
-        "rope scaling 'longrope' is not supported": {
-            "rope_parameters": {"sliding_attention": {"rope_type": "longrope"}}
-        },
+        "rope scaling 'dynamic' is not supported": {"rope_parameters": dynamic},
+        "rope scaling 'longrope' is not supported": {"rope_parameters": long},
         "models with an encoder are not supported": {"is_encoder_decoder": True},
         "quantised with 'gptq'": {"quantization_config": {"quant_method": "gptq"}},
         "vocab_size is None": {"vocab_size": None},
@@ -125,9 +107,6 @@ def test_what_config_json_gives_away_is_refused_by_name() -> None:
     for words, changes in refusals.items():
         with pytest.raises(BadFileError, match=words):
             parse_config(config | changes, {})
-
-
-def test_keys_of_another_kind_are_refused_and_what_runs_is_named() -> None:
     words = "'reformer', which keeps other keys and values"
     with pytest.raises(UnknownArchitectureError, match=words) as refusal:
         check_architecture("reformer")
@@ -142,73 +121,20 @@ def test_every_decoder_of_transformers_is_ours_runs_or_is_refused_by_name() -> N
     assert not run & REFUSED_TYPES.keys() and not set(PAGED_TYPES) & set(CACHED_TYPES)
 
 
-def test_masks_by_another_rule_are_refused() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        "llama4_text",
-        num_hidden_layers=2,
-        hidden_size=64,
-        intermediate_size=32,
-        head_dim=16,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_chunk_size=8,
-        vocab_size=96,
-        intermediate_size_mlp=32,
-        num_local_experts=2,
-    )
+def test_what_the_module_computes_otherwise_is_refused() -> None:
+    """Masks by another rule, and other heads than memory was planned for."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 32, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_chunk_size": 8}
+    sizes |= {"vocab_size": 96, "intermediate_size_mlp": 32, "num_local_experts": 2}
     with torch.device("meta"):
+        config = AutoConfig.for_model("llama4_text", **sizes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedModuleError, match="by a rule other than causal"):
         inspect(model)
-
-
-def test_other_heads_than_memory_was_planned_for_are_refused() -> None:
-    from tests.inference.models.dense_weights import DenseWeights
-
-    config = replace(parse_config(config_of(ROWS[1]), {}), num_kv_heads=2)
+    planned = replace(parse_config(config_of(NEOX), {}), num_kv_heads=2)
     weights = DenseWeights({}, torch.float32, torch.device("cpu"))
     with pytest.raises(UnsupportedModuleError, match=r"read as 4 heads over 2 .* in every layer"):
-        TransformersModel(config, weights, CONTEXT_TOKENS, "fp32")
-
-
-def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[1], tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["gpt_neox.final_layer_norm.weight"]
-    save_file(tensors, folder / "model.safetensors")
-    model = parity.opened(folder, tmp_path)
-    with pytest.raises(MissingWeightsError, match=r"lack gpt_neox\.final_layer_norm\.weight"):
-        build_model(model.config, model.weights, CONTEXT_TOKENS)
-    model.close()
-
-
-def test_tensors_that_the_module_has_no_place_for_are_named(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[1], tmp_path)
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    known = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool)}
-    save_file(tensors | known, path)
-    assert "passed over" not in execution_of(folder, tmp_path)
-    strange = {f"gpt_neox.layers.{i}.attention.q_norm.weight": torch.ones(16) for i in range(5)}
-    save_file(tensors | known | strange, path)
-    assert execution_of(folder, tmp_path).endswith(
-        "; passed over, as it has no place for them: gpt_neox.layers.0.attention.q_norm.weight, "
-        "gpt_neox.layers.1.attention.q_norm.weight, gpt_neox.layers.2.attention.q_norm.weight and "
-        "2 more"
-    )
-
-
-def test_integers_of_a_module_are_not_rounded(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[1], tmp_path)
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | {"table": torch.tensor([2**40 + 1])}, path)
-    for asked in ({}, {"quantization": "none"}):
-        model = opened(folder, tmp_path, **asked)
-        assert model.weights.all_tensors()["table"].tolist() == [2**40 + 1]
-        assert "1 x I64 as it is" in model.weights.report()
-        model.close()
+        TransformersModel(planned, weights, CONTEXT_TOKENS, "fp32")
 
 
 def execution_of(folder: Path, tmp_path: Path) -> str:
@@ -218,33 +144,141 @@ def execution_of(folder: Path, tmp_path: Path) -> str:
     return execution
 
 
-def test_quantising_while_loading_is_refused(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[1], tmp_path)
-    with pytest.raises(BadSourceError, match="q4 is not built for gpt_neox"):
-        opened(folder, tmp_path, quantization="q4")
-
-
-def test_code_that_lies_beside_the_weights_is_not_run(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[1], tmp_path)
+def test_files_that_hold_less_or_more_than_the_module(tmp_path: Path) -> None:
+    """And the load report has the bytes, and reports that it is slower. Code that lies beside the
+    weights is not run."""
+    _, folder = saved(NEOX, tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
     config = json.loads((folder / "config.json").read_bytes())
     config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     model = parity.opened(folder, tmp_path)
-    build_model(model.config, model.weights, CONTEXT_TOKENS)
+    _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
     model.close()
+    assert execution.startswith("transformers' GPTNeoXForCausalLM behind paged attention: slower")
+    assert model.weights.report() == "28 x F32 dense"
+    assert model.weight_bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert not (tmp_path / "ran").exists()
 
+    known = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool)}
+    save_file(tensors | known, path)
+    assert "passed over" not in execution_of(folder, tmp_path)
+    names = [f"gpt_neox.layers.{i}.attention.q_norm.weight" for i in range(5)]
+    save_file(tensors | known | {name: torch.ones(16) for name in names}, path)
+    passed_over = f"; passed over, as it has no place for them: {', '.join(names[:3])} and 2 more"
+    assert execution_of(folder, tmp_path).endswith(passed_over)
+    save_file(tensors | {"table": torch.tensor([2**40 + 1])}, path)
+    for asked in ({}, {"quantization": "none"}):
+        model = opened(folder, tmp_path, **asked)
+        assert model.weights.all_tensors()["table"].tolist() == [2**40 + 1], "it is not rounded"
+        assert "1 x I64 as it is" in model.weights.report()
+        model.close()
+    with pytest.raises(BadSourceError, match="q4 is not built for gpt_neox"):
+        opened(folder, tmp_path, quantization="q4")
+    del tensors["gpt_neox.final_layer_norm.weight"]
+    save_file(tensors, path)
+    with pytest.raises(MissingWeightsError, match=r"lack gpt_neox\.final_layer_norm\.weight"):
+        execution_of(folder, tmp_path)
 
-def test_a_whole_load(tmp_path: Path) -> None:
-    _, folder = saved(ROWS[0], tmp_path)
-    spec = LoadSpec(
-        job_id="1", model="m", source=f"path:{folder}", dtype="float32", max_concurrent_sequences=4
-    )
+
+@pytest.mark.parametrize("row", [OPT, cached_row("olmo_hybrid")], ids=["paged", "cached"])
+def test_a_whole_load(row: Row, tmp_path: Path) -> None:
+    _, folder = saved(row, tmp_path)
+    asked = {"dtype": "float32", "max_concurrent_sequences": 2}
+    spec = LoadSpec(job_id="1", model="m", source=f"path:{folder}", **asked)
     loaded = load_engine(spec, tmp_path / "data", lambda progress: None)
-    report: LoadReport = loaded.report
-    assert report.architecture == "opt" and "OPTForCausalLM" in report.compiled
-    assert report.context_tokens == CONTEXT_TOKENS
+    report: Any = loaded.report
+    assert report.architecture == row.model_type and report.context_tokens == CONTEXT_TOKENS
+    if row is OPT:
+        assert "OPTForCausalLM" in report.compiled
+    else:
+        assert "OlmoHybridForCausalLM with its own cache" in report.compiled
+        assert "much slower" in report.compiled and "states of 2 sequences" in report.context_reason
     assert loaded.sleeper is not None
     loaded.sleeper.fall_asleep()
     loaded.sleeper.wake()  # which runs its first steps
+
+
+PLAIN, HYBRID, INDEXED = "mpt", "jamba", "deepseek_v32"
+OWN = ("minimax", "recurrent_gemma", "xlstm")
+"""What keep states in forms of their own, beside ``rwkv``."""
+
+
+def built(model_type: str, tmp_path: Path) -> tuple[PreTrainedModel, CachedModel]:
+    """Opened as an operator would."""
+    reference = parity.build_reference(cached_row(model_type))
+    folder = parity.save_safetensors(reference, tmp_path / "model")
+    opened = parity.opened(folder, tmp_path)
+    model = build_model(opened.config, opened.weights, CONTEXT_TOKENS)
+    opened.close()
+    assert isinstance(model, CachedModel)
+    return reference, model
+
+
+@pytest.mark.parametrize("model_type", (PLAIN, INDEXED, "rwkv"))
+def test_the_engine_answers_over_a_cache_of_its_own(model_type: str, tmp_path: Path) -> None:
+    parity.check_engine(*built(model_type, tmp_path))
+
+
+@pytest.mark.parametrize("model_type", (HYBRID, *OWN))
+def test_a_state_is_found_again_with_its_prefix(model_type: str, tmp_path: Path) -> None:
+    reference, model = built(model_type, tmp_path)
+    kept = model.config.module_cache
+    assert kept is not None
+    if model_type == HYBRID:
+        assert HYBRID in ROW_BY_ROW_TYPES and "row by row" in model.execution
+    else:
+        assert {entry.kind for entry in kept.states} == {"own"}
+    parity.check_prefix_hits(reference, model)
+
+
+def test_memory_is_planned_by_what_the_cache_keeps() -> None:
+    config = detected_config(parse_config(config_of(cached_row(HYBRID)), {}))
+    # One layer of attention, whose two heads of keys and of values are 16 wide.
+    assert kv_bytes_per_token(config, "fp32") == 2 * 2 * 16 * 4
+    layout = cache_layout(config)
+    assert layout.state_layers == (0,)
+    # Of 128 channels: what a convolution over 4 looks back at, and 8 numbers.
+    assert layout.state_bytes_per_slot == (128 * 4 + 128 * 8) * 4
+    assert config.vocab_size == 96 and config.max_positions == CONTEXT_TOKENS
+    kept = detected_config(parse_config(config_of(cached_row(INDEXED)), {})).module_cache
+    assert kept is not None and not kept.states
+    assert [entry.part for entry in kept.tokens] == ["attention", "indexer"] * 2
+    # Groups of several tokens lie in blocks as well.
+    kept = detected_config(parse_config(config_of(cached_row("deepseek_v4")), {})).module_cache
+    assert kept is not None
+    assert [(entry.layer, entry.part) for entry in kept.tokens] == [
+        *((0, "attention"), (1, "attention"), (1, "compressor"), (1, "indexer")),
+        *((2, "attention"), (2, "compressor")),
+    ]
+    # Groups of 4 keep a buffer and the last group's overlap, groups of 16 only the buffer.
+    shapes = [(entry.layer, entry.kind, entry.shape) for entry in kept.states]
+    assert (1, "buffer_kv", (4, 32)) in shapes and (1, "overlap_kv", (4, 16)) in shapes
+    assert [shape for layer, _, shape in shapes if layer == 2] == [(16, 16)] * 2
+
+
+@each_case("model_type", (HYBRID, "rwkv"))
+def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -> None:
+    _, model = built(model_type, tmp_path)
+    storage = model.new_kv(4, parity.BLOCK_TOKENS, 4)
+    tokens = parity.prompt_of(6, seed=1)
+    model.forward(StepInput.of_sequence(tokens, parity.BLOCK_TOKENS), storage)
+    states = list((storage.states_of(0) | storage.own_states()).values())
+    before = [tensor[LONE_STATE].clone() for tensor in states]
+    assert all(kept.any() for kept in before)
+    given = tokens[:1], [6], block_table_of([[0]]), parity.BLOCK_TOKENS
+    step = StepInput.of_decodes(*given, state_slots=([LONE_STATE], [2]))
+    first, again = (model.forward(step, storage) for _ in range(2))
+    assert torch.equal(first, again)
+    for tensor, kept in zip(states, before, strict=True):
+        assert torch.equal(tensor[LONE_STATE], kept) and not torch.equal(tensor[2], kept)
+        assert not tensor[EMPTY_STATE].any()
+
+
+def test_what_transformers_does_not_build_is_refused_before_the_weights(tmp_path: Path) -> None:
+    config = config_of(cached_row("gptj")) | {"n_head": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnknownArchitectureError, match="transformers builds no 'gptj' of this"):
+        check_directory_config(tmp_path)

@@ -1,0 +1,257 @@
+"""Which directories hold an embedding model, and its config; and real files: our vectors against
+transformers and a pooling by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+from transformers import AutoModel, AutoTokenizer
+
+from inference.loading import loader
+from inference.loading.embedding.embedding_config import EmbeddingConfig, read_embedding_config
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, check_embedding_fits
+from inference.loading.loader import open_model
+from inference.models.embedding import EmbeddingModel
+from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_errors import (
+    BadFileError,
+    BadSourceError,
+    DoesNotFitError,
+    LoadError,
+    UnknownArchitectureError,
+)
+from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
+
+Facts = dict[str, Any]
+BERT: Facts = {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+QWEN = BERT | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+ROBERTA = BERT | {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}
+ROBERTA |= {"max_position_embeddings": 514, "pad_token_id": 1}
+"""Its positions begin after the padding."""
+CLASSIFIER = BERT | {"architectures": ["BertForSequenceClassification"]}
+SCORER = CLASSIFIER | {"id2label": {"0": "LABEL_0"}}
+TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
+POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+
+
+def read(folder: Path, config: dict[str, Any] = BERT, **files: Any) -> EmbeddingConfig | None:
+    """``files``: beside config.json, by their names without the suffix."""
+    names = {"sentence_bert": "sentence_bert_config.json", "pooling": "1_Pooling/config.json"}
+    (folder / "1_Pooling").mkdir()
+    for name, content in ({"config": config} | files).items():
+        (folder / names.get(name, f"{name}.json")).write_text(json.dumps(content))
+    return read_embedding_config(folder)
+
+
+MODULES = {"modules": [TRANSFORMER, POOLING, NORMALIZE], "pooling": MEAN}
+LAST = {"modules": [TRANSFORMER, POOLING], "pooling": {"pooling_mode_lasttoken": True}}
+LOWERED = MODULES | {"sentence_bert": {"do_lower_case": True}}
+LOWERS = {"type": "BertNormalizer", "lowercase": True}
+SHORTER = {"is_matryoshka": True}
+INPUT = "max_input_tokens"
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@each_case(
+    ("config", "files", "expected"),
+    [
+        (BERT, {}, {"pooling": "mean", "normalize": True, "max_input_tokens": 512}),
+        (QWEN | {"architectures": ["Qwen3Model"]}, {}, {"pooling": "last", "normalize": True}),
+        (QWEN, LAST, {"architecture": "qwen3", "pooling": "last", "normalize": False}),
+        *(
+            (BERT, MODULES | {"pooling": declared}, {"pooling": pooling})
+            for declared, pooling in (
+                ({"pooling_mode_cls_token": True}, "cls"),
+                ({"pooling_mode_max_tokens": True}, "max"),
+                ({"pooling_mode": "lasttoken"}, "last"),
+                (MEAN | {"pooling_mode": "mean", "include_prompt": True}, "mean"),
+            )
+        ),
+        # Where sentence-transformers would cut, we know the limit to refuse at.
+        (BERT, MODULES | {"sentence_bert": {"max_seq_length": 256}}, {"max_input_tokens": 256}),
+        *(
+            (BERT, MODULES | {"tokenizer_config": {"model_max_length": length}}, {INPUT: expected})
+            for length, expected in ((300, 300), (10**30, 512))
+        ),
+        (ROBERTA, {}, {"max_input_tokens": 512}),
+        # Shorter vectors are for models that declare them.
+        (
+            BERT | {"matryoshka_dimensions": [16, 8]},
+            {},
+            SHORTER | {"matryoshka_dimensions": (8, 16)},
+        ),
+        (BERT | {"is_matryoshka": True}, {}, SHORTER | {"matryoshka_dimensions": ()}),
+        # Cross encoders.
+        (SCORER, {}, {"activation": "sigmoid", "dimensions": 1}),
+        *(
+            (SCORER | declared, {}, {"activation": activation})
+            for declared, activation in (
+                ({"sentence_transformers": {"activation_fn": IDENTITY}}, "identity"),
+                ({"sbert_ce_default_activation_function": IDENTITY}, "identity"),
+                ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+            )
+        ),
+        (BERT, LOWERED | {"tokenizer": {"normalizer": LOWERS}}, {"pooling": "mean"}),
+    ],
+)
+def test_what_a_directory_declares(
+    tmp_path: Path, config: Facts, files: Facts, expected: Facts
+) -> None:
+    found = read(tmp_path, config, **files)
+    assert found is not None
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert ("score" in found.describe()) is (config["architectures"] == SCORER["architectures"])
+
+
+def test_a_model_that_generates_is_none_and_prompts_are_not_applied(tmp_path: Path) -> None:
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+    assert read(tmp_path / "a", QWEN) is None
+    nameless = {key: QWEN[key] for key in QWEN if key != "architectures"}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(nameless))
+    assert read_embedding_config(tmp_path / "a") is None
+    prompts = {"prompts": {"query": "query: ", "document": ""}}
+    config = read(tmp_path / "b", **MODULES, config_sentence_transformers=prompts)
+    assert config is not None and config.prompt_names == ("query",)
+    assert "query" in config.describe()
+
+
+ANSWERER = BERT | {"architectures": ["BertForQuestionAnswering"]}
+TANH = {"sentence_transformers": {"activation_fn": "x.Tanh"}}
+REMOTE = {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}
+DENSE = {"path": "2_Dense", "type": "x.Dense"}
+ELSEWHERE = TRANSFORMER | {"path": "0_Transformer"}
+UNKNOWN, BAD = UnknownArchitectureError, BadFileError
+
+
+@each_case(
+    ("config", "files", "error", "message"),
+    [
+        (CLASSIFIER, {}, UNKNOWN, "classifies, by 2 labels"),
+        (ANSWERER, {}, UNKNOWN, "classifies"),
+        (SCORER | TANH, {}, BAD, "Tanh"),
+        (SCORER | REMOTE, {}, UNKNOWN, "never run"),
+        (BERT | {"auto_map": {"AutoModel": "m.M"}}, {}, UNKNOWN, "never run"),
+        (BERT | {"model_type": "t5"}, MODULES, UNKNOWN, "'t5'"),
+        (BERT | {"quantization_config": {"quant_method": "awq"}}, {}, BAD, "awq"),
+        (BERT, {"modules": [TRANSFORMER]}, BAD, "lists Transformer"),
+        (BERT, MODULES | {"modules": [TRANSFORMER, POOLING, DENSE]}, BAD, "Dense"),
+        (BERT, MODULES | {"modules": [ELSEWHERE, POOLING]}, BAD, "0_Transformer"),
+        (BERT, {"modules": {}}, BAD, "list of modules"),
+        (BERT, LOWERED | {"tokenizer": {"normalizer": None}}, BAD, "lower case"),
+        *(
+            (BERT, MODULES | {"pooling": pooling}, BAD, "pooling")
+            for pooling in (
+                {},
+                MEAN | {"pooling_mode_cls_token": True},
+                {"pooling_mode_weightedmean_tokens": True},
+                MEAN | {"pooling_mode_mean_sqrt_len_tokens": True},
+                {"pooling_mode": "weightedmean"},
+            )
+        ),
+    ],
+)
+def test_refusals(
+    tmp_path: Path, config: Facts, files: Facts, error: type[LoadError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read(tmp_path, config, **files)
+
+
+TEXTS = [
+    "A man is eating food.",
+    "Hello",
+    "Straße, naïve café — 日本語 🙂 and some code: def f(x):\n    return x",
+    "The stock market crashed yesterday, and everybody was very sad about it. " * 12,
+    " ",
+]
+
+
+def opened(directory: Path, cache: Path, **fields: Any) -> OpenedEmbeddingModel:
+    spec = LoadSpec(job_id="1", model="m", source=f"path:{directory}", devices=["cpu"], **fields)
+    found = open_model(spec, cache, lambda progress: None)
+    assert isinstance(found, OpenedEmbeddingModel)
+    return found
+
+
+@pytest.fixture(scope="module")
+def minilm(
+    embedding_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> OpenedEmbeddingModel:
+    return opened(embedding_model_dir, tmp_path_factory.mktemp("cache"))
+
+
+@torch.inference_mode()
+def test_the_vectors_are_transformers_mean(minilm: OpenedEmbeddingModel) -> None:
+    config = minilm.config
+    assert (config.architecture, config.pooling, config.normalize) == ("bert", "mean", True)
+    assert (config.hidden_size, config.vocab_size, config.max_input_tokens) == (384, 30522, 256)
+    assert minilm.num_parameters == 22_713_728
+    assert minilm.weight_bytes == 4 * minilm.num_parameters
+    tokenizer = Tokenizer.load(minilm.tokenizer_dir)
+    inputs = [torch.tensor(tokenizer.encode(text, add_special_tokens=True)) for text in TEXTS]
+    own = AutoTokenizer.from_pretrained(minilm.directory)
+    for text, ids in zip(TEXTS, inputs, strict=True):
+        assert ids.tolist() == own(text, truncation=False, padding=False)["input_ids"]
+    reference = AutoModel.from_pretrained(minilm.directory, dtype=torch.float32).eval()
+    theirs = torch.stack([reference(ids[None]).last_hidden_state[0].mean(dim=0) for ids in inputs])
+    model = EmbeddingModel(minilm.directory, config, minilm.device, minilm.dtype)
+    ours = model.embed(inputs)
+    assert cosine_similarity(ours, theirs, dim=-1).min() > 0.9999
+    torch.testing.assert_close(ours.norm(dim=-1), torch.ones(len(inputs)))
+    alone = torch.cat([model.embed([ids]) for ids in inputs])
+    torch.testing.assert_close(ours, alone, rtol=0, atol=2e-6)
+
+
+@each_case(
+    ("setting", "value"),
+    [
+        *(("kv_memory_bytes", 1000), ("chat_template", "x"), ("max_output_tokens", 5)),
+        *(("kv_dtype", "bf16"), ("speculation", "prompt_lookup"), ("quantization", "q8")),
+        ("tensor_parallel", 2),
+    ],
+)
+def test_settings_of_text_are_refused(
+    embedding_model_dir: Path, tmp_path: Path, setting: str, value: object
+) -> None:
+    with pytest.raises(BadSourceError, match=setting):
+        opened(embedding_model_dir, tmp_path, **{setting: value})
+
+
+def test_what_does_not_fit_is_refused(
+    minilm: OpenedEmbeddingModel,
+    embedding_model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_cuda = replace(minilm, device=torch.device("cuda"))
+    a_lot = EarlierLoads(device_kind="cpu", memory_correction_bytes=2 * 10**9)
+    with pytest.raises(DoesNotFitError, match=r"needs 2\.15 GB"):  # with a largest step
+        check_embedding_fits(minilm, 2 * 10**9, a_lot)
+    with pytest.raises(DoesNotFitError, match=r"needs 2\.09 GB"):  # it ran in the earlier load
+        check_embedding_fits(on_cuda, 2 * 10**9, a_lot)
+    nothing = EarlierLoads(device_kind="cuda", memory_correction_bytes=0)
+    check_embedding_fits(on_cuda, minilm.weight_bytes, nothing)
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)
+    for asked, most in ((100, 100), (1000, 256)):
+        found = opened(embedding_model_dir, tmp_path, max_context_tokens=asked)
+        assert found.config.max_input_tokens == most
+    with pytest.raises(DoesNotFitError, match=r"1\.00 GB are free"):
+        opened(embedding_model_dir, tmp_path, earlier_loads=a_lot)
