@@ -1,18 +1,24 @@
 """The tensor half of a step, breaking on purpose: a prompt's first token selects the fault of the
 steps that its sequence is part of. Raises torch's own exceptions where they can be provoked.
+
+``python -m tests.inference.engine.faulty_executor --fd N`` is an engine process with it.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from enum import IntEnum
 from typing import Any, Literal
 
 import torch
 
+from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
+from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.model_runner import LaunchedStep, TensorExecutor
 from inference.engine.sequence import Sequence
+from inference.engine.serving import process
 from inference.engine.step import Sampled, Schedule
 
 
@@ -129,3 +135,19 @@ class FaultyExecutor:
 
     def _fits(self) -> bool:
         return not self.schedule.decodes and self.schedule.num_prefill_tokens <= self._room_tokens
+
+
+STEPS_THAT_GO_WELL = 3
+
+
+def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
+    loaded = load_engine(*arguments, **options)
+    assert isinstance(loaded.engine, Engine)
+    assert isinstance(loaded.engine.executor, TensorExecutor)
+    loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=STEPS_THAT_GO_WELL)
+    return loaded
+
+
+if __name__ == "__main__":
+    process.load_engine = load_faulty_engine  # type: ignore[attr-defined]
+    sys.exit(process.main())

@@ -1,5 +1,6 @@
 """The batched, paged engine equals transformers' greedy output, token for token, in float32. Each
-family's own layers are in ``tests/inference/models/families``."""
+family's own layers are in ``tests/inference/models/families``. Choices of one request share its
+blocks, and are otherwise on their own."""
 
 from __future__ import annotations
 
@@ -7,10 +8,16 @@ import random
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
+from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from tests.inference.engine.asking import Answers, submit, tokens_of
+from inference.protocol.engine import CancelSequence
+from tests.cases import each_case
+from tests.inference.engine.asking import Answers, run, submit, tokens_of
 from tests.inference.engine.conftest import Pair
 
 VOCAB_SIZE = 128
@@ -95,3 +102,140 @@ def test_prefix_hits(pair: Any) -> None:
     check(pair, prompts, answers.tokens, 12)
     # The last token of a prompt is always run, so "same" shares four blocks of five.
     assert answers.cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}
+
+
+FIRST_SEED = 100
+"""A drawn token depends on its logits' last bits only where a random number falls between two
+tokens: of these seeds none does."""
+SHARED = random.Random(1).choices(range(128), k=100)
+
+
+def choice_engine(llama: Pair, *, num_tokens: int = 1024, max_running: int = 256) -> Engine:
+    limits = SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running)
+    return llama.engine(num_tokens, limits=limits)
+
+
+def ask_choice(engine: Engine, choice: int, same_prompt_as: str | None = None) -> None:
+    drawn = {"temperature": 0.8, "seed": FIRST_SEED + choice}
+    submit(engine, str(choice), SHARED, 30, same_prompt_as=same_prompt_as, **drawn)
+
+
+def ask_choices(engine: Engine, num_choices: int) -> None:
+    for choice in range(num_choices):
+        ask_choice(engine, choice, same_prompt_as="0" if choice else None)
+
+
+def separate_answers(llama: Any, num_choices: int) -> dict[str, list[int]]:
+    found = {}
+    for choice in range(num_choices):
+        engine = choice_engine(llama)
+        ask_choice(engine, choice)
+        found |= tokens_of(engine)
+    return found
+
+
+@each_case(
+    ("num_choices", "how", "is_preempted"),
+    [(4, {}, False), (6, {"num_tokens": 256}, True), (3, {"max_running": 1}, False)],
+)
+def test_choices_equal_separate_requests_with_their_seeds(
+    llama: Any, num_choices: int, how: dict[str, int], is_preempted: bool
+) -> None:
+    engine = choice_engine(llama, **how)
+    ask_choices(engine, num_choices)
+    found = tokens_of(engine)
+    assert found == separate_answers(llama, num_choices)
+    assert len({tuple(tokens) for tokens in found.values()}) > 1
+    assert (engine.stats().num_preemptions > 0) == is_preempted
+
+
+def test_choices_share_the_blocks_of_their_prompt(llama: Any) -> None:
+    engine, answers = choice_engine(llama), Answers()
+    ask_choices(engine, 4)
+    while len(answers.tokens) < 4:
+        answers.step(engine)
+    shared = (len(SHARED) - 1) // int(llama.block_tokens)
+    of_first = dict.fromkeys("123", shared * llama.block_tokens)
+    assert answers.cached == {"0": 0} | of_first
+    # Each has its own last block or two; what the prompt filled is there once.
+    own = engine.stats().kv_blocks_used - shared
+    assert 4 <= own <= 8
+    answers.drain(engine)
+    ask_choice(engine, 5, same_prompt_as="0")
+    assert answers.drain(engine).cached["5"] == of_first["1"], "though the first has ended"
+
+
+def test_choices_go_ahead_when_the_first_is_cancelled(llama: Any) -> None:
+    expected = separate_answers(llama, 3)
+    for num_steps in (0, 1, 5):
+        engine, answers = choice_engine(llama), Answers()
+        ask_choices(engine, 3)
+        for _ in range(num_steps):
+            answers.step(engine)
+        engine.cancel(CancelSequence(sequence_id="0"))
+        answers.drain(engine)
+        assert [answers.tokens[choice] for choice in "12"] == [expected[c] for c in "12"]
+
+
+SCORED = random.Random(2).choices(range(128), k=200)
+
+
+def scoring_engine(llama: Pair, *, num_tokens: int = 2048, chunk_tokens: int = 512) -> Engine:
+    return llama.engine(num_tokens, limits=SchedulerLimits(prefill_tokens_per_step=chunk_tokens))
+
+
+@torch.inference_mode()
+def test_transformers_compute_the_same(llama: Any) -> None:
+    reference = llama.reference(torch.tensor([SCORED])).logits[0].log_softmax(-1)
+    engine = scoring_engine(llama, chunk_tokens=37)
+    submit(engine, "a", SCORED, 4, prompt_logprobs=3)
+    submit(engine, "short", [5], 4, prompt_logprobs=1)
+    scored = run(engine).scored
+    assert [entry.token_id for entry in scored["a"]] == SCORED[1:] and "short" not in scored
+    for entry, row in zip(scored["a"], reference, strict=False):
+        assert entry.logprob is not None and entry.rank is not None
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=2e-3)
+        surely, perhaps = ((row > entry.logprob + edge).sum() for edge in (4e-3, -4e-3))
+        assert surely < entry.rank <= perhaps + 1
+        best = row.topk(3).values.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best, abs=2e-3)
+        assert [value for _, value in entry.top] == pytest.approx(
+            [float(row[token_id]) for token_id, _ in entry.top], abs=2e-3
+        )
+
+
+def test_steps_are_small_and_the_answer_is_the_same(llama: Any) -> None:
+    engine, answers = scoring_engine(llama), Answers()
+    submit(engine, "plain", SCORED, 4)
+    answers.drain(engine)
+    for name, prompt in (("a", SCORED), ("b", SCORED[::-1]), ("known", SCORED)):
+        submit(engine, name, prompt, 4, prompt_logprobs=0)
+    answers.step(engine)
+    assert 0 < sum(map(len, answers.scored.values())) <= SCORED_TOKENS_PER_STEP
+    answers.drain(engine)
+    assert answers.tokens["a"] == answers.tokens["known"] == answers.tokens["plain"]
+    assert all(len(answers.scored[name]) == len(SCORED) - 1 for name in ("a", "b", "known"))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    chunk_tokens=st.integers(7, 64),
+    data=st.data(),
+)
+def test_chunks_and_preemption_report_each_token_once(
+    llama: Any, lengths: list[int], chunk_tokens: int, data: st.DataObject
+) -> None:
+    num_tokens = (max(lengths) // llama.block_tokens + 2) * llama.block_tokens
+    engine = scoring_engine(llama, num_tokens=num_tokens, chunk_tokens=chunk_tokens)
+    prompts = {str(i): SCORED[i : i + length] for i, length in enumerate(lengths)}
+    wanting = {name for name in prompts if data.draw(st.booleans(), label=name)}
+    for name, prompt in prompts.items():
+        submit(engine, name, prompt, 4, prompt_logprobs=0 if name in wanting else None)
+    answers = run(engine)
+    scored, tokens = answers.scored, answers.tokens
+    assert set(tokens) == set(prompts)
+    for name in wanting:
+        found = [entry.token_id for entry in scored.get(name, [])]
+        assert found == prompts[name][1:]
+    assert set(scored) <= wanting

@@ -1,23 +1,32 @@
-"""Sampling: each parameter alone, and that a row's token does not depend on its batch mates."""
+"""Sampling: each parameter alone; a row does not depend on its batch mates; what a step asks of a
+device, and penalties against vLLM's definition written out in numpy."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from inference.engine.sampling.drawing import filter_probabilities
-from inference.engine.sampling.logits_processors import UsedTokens
+from inference.engine.sampling.drawing import TOP_CANDIDATES, filter_probabilities
+from inference.engine.sampling.logits_processors import (
+    TokenCounts,
+    UsedTokens,
+    add_bias,
+    forbid_early_stops,
+)
 from inference.engine.sampling.sampler import RandomStream, Sampler
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
+from inference.models.step_input import HostCopy
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of
+from tests.inference.engine.asking import sequence_of, submit, tokens_of
 
 VOCAB_SIZE = 50
 
@@ -31,17 +40,6 @@ def pick(sequence: Sequence, logits: torch.Tensor) -> int:
     return Sampler(VOCAB_SIZE).sample([sequence], logits.unsqueeze(0)).token_ids[0]
 
 
-def test_greedy_is_the_largest() -> None:
-    logits = random_logits(3)
-    rows = [sequence_of([1], temperature=0.0) for _ in range(3)]
-    assert Sampler(VOCAB_SIZE).sample(rows, logits).token_ids == logits.argmax(-1).tolist()
-
-
-def test_top_k_one_is_the_largest() -> None:
-    logits = random_logits(1)[0]
-    assert pick(sequence_of([1], top_k=1), logits) == int(logits.argmax())
-
-
 @each_case(
     ("probabilities", "filters", "kept"),
     [
@@ -50,46 +48,15 @@ def test_top_k_one_is_the_largest() -> None:
         # Of what top_k left: 0.4 / 0.7 = 0.571, the first token alone reaches it.
         ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.57}, [0]),
         ([0.5, 0.3, 0.15, 0.05], {"min_p": 0.4}, [0, 1]),
+        ([0.3, 0.5, 0.15, 0.05], {"top_k": 1}, [1]),
+        # Wider than the first candidates.
+        ([1.5 / 5000] * 2500 + [0.5 / 5000] * 2500, {"top_p": 0.7}, [*range(2500)]),
     ],
 )
 def test_filters(probabilities: list[float], filters: dict[str, Any], kept: list[int]) -> None:
     params = [SamplingParams(max_tokens=1, **filters)]
     found = filter_probabilities(torch.tensor([probabilities]), params)
     assert found.nonzero()[:, 1].tolist() == kept
-
-
-def test_nucleus_wider_than_the_first_candidates() -> None:
-    probabilities = torch.full((1, 5000), 1 / 5000)
-    probabilities[0, :2500] *= 1.5
-    probabilities[0, 2500:] *= 0.5
-    kept = filter_probabilities(probabilities, [SamplingParams(max_tokens=1, top_p=0.7)])
-    assert int((kept > 0).sum()) == 2500
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    top_k=st.integers(0, 60),
-    top_p=st.floats(0.05, 0.999) | st.just(1.0),
-    min_p=st.floats(0.0, 0.9),
-)
-def test_filters_agree_with_sorting(seed: int, top_k: int, top_p: float, min_p: float) -> None:
-    probabilities = random_logits(1, seed).softmax(-1).double()[0]
-    params = [SamplingParams(max_tokens=1, top_k=top_k, top_p=top_p, min_p=min_p)]
-    kept = set(filter_probabilities(probabilities.float()[None], params).nonzero()[:, 1].tolist())
-    order = probabilities.argsort(descending=True).tolist()[: top_k or VOCAB_SIZE]
-    total = float(probabilities[order].sum())
-    expected, mass = [], 0.0
-    for token in order:
-        if expected and mass >= top_p * total - 1e-6 and top_p < 1:
-            break
-        expected.append(token)
-        mass += float(probabilities[token])
-    largest = float(probabilities[order[0]])
-    expected_set = {t for t in expected if float(probabilities[t]) >= min_p * largest}
-    # A token whose mass ends within rounding of top_p may fall on either side.
-    assert len(kept ^ expected_set) <= 1
-    assert order[0] in kept
 
 
 def draw_next(sampler: Sampler, batch: list[Sequence], rows: torch.Tensor) -> int:
@@ -162,6 +129,8 @@ def test_a_repetition_window_looks_at_the_last_tokens() -> None:
         ([10], [], {"presence_penalty": 2.0}, 10),  # of the output alone
         ([1], [10], {"presence_penalty": 0.15}, 11),
         ([1], [10, 10, 11], {"frequency_penalty": 0.15}, 12),
+        ([1], [], {"logit_bias": {10: -100.0}}, 11),
+        ([1], [], {"logit_bias": {12: 5.0}}, 12),
         ([1], [4], {"min_tokens": 2, "stop_token_ids": [10]}, 11),
         ([1], [4, 4], {"min_tokens": 2, "stop_token_ids": [10]}, 10),
     ],
@@ -174,43 +143,21 @@ def test_a_token_is_passed_over(
     assert pick(sequence_of(prompt, output, temperature=0.0, **params), logits) == expected
 
 
-def test_penalties_count_what_is_sampled() -> None:
-    logits = torch.zeros(1, VOCAB_SIZE)
-    logits[0, [10, 11]] = torch.tensor([4.0, 3.5])
-    sampler = Sampler(VOCAB_SIZE)
-    sequence = sequence_of([1], temperature=0.0, frequency_penalty=0.3)
-    picked = []
-    for _ in range(4):
-        picked += sampler.sample([sequence], logits).token_ids
-        sequence.token_ids.append(picked[-1])
-    assert picked == [10, 10, 11, 10]
-
-
-def test_logit_bias() -> None:
-    logits = random_logits(1)[0]
-    assert pick(sequence_of([1], temperature=0.0, logit_bias={17: 100.0}), logits) == 17
-    best = int(logits.argmax())
-    assert pick(sequence_of([1], temperature=0.0, logit_bias={best: -100.0}), logits) != best
-
-
 def test_logprobs_are_of_the_raw_distribution() -> None:
-    logits = random_logits(2)
+    logits = random_logits(3)
     rows = [
         sequence_of([1], temperature=0.0),
         sequence_of([1], temperature=0.5, top_logprobs=3, seed=1),
+        sequence_of([1], top_logprobs=0),
     ]
     sampled = Sampler(VOCAB_SIZE).sample(rows, logits)
     expected = logits[1].log_softmax(-1)
-    assert set(sampled.logprobs) == {1}
+    assert set(sampled.logprobs) == {1, 2} and sampled.logprobs[2].top == []
+    assert sampled.token_ids[0] == int(logits[0].argmax())
     found = sampled.logprobs[1]
     assert found.token_id == sampled.token_ids[1]
     assert found.logprob == pytest.approx(float(expected[found.token_id]), abs=1e-5)
     assert [token for token, _ in found.top] == expected.topk(3).indices.tolist()
-
-
-def test_logprobs_of_the_sampled_token_only() -> None:
-    sampled = Sampler(VOCAB_SIZE).sample([sequence_of([1], top_logprobs=0)], random_logits(1))
-    assert sampled.logprobs[0].top == []
 
 
 @each_case("temperature", [0.0, 1e-320, 1e-50, 1e-39, 1e-30, 1e-6])
@@ -234,22 +181,195 @@ def test_rows_that_are_not_numbers_fail_alone() -> None:
     assert set(sampled.logprobs) == {2}
 
 
-def drawn(seed: int) -> list[float]:
-    stream = RandomStream(seed)
-    return [stream.uniform(place) for place in range(4)]
+@each_case("seed", [0, 1, -1, 42, 2**63 - 1, -(2**63)])
+def test_a_seeds_stream(seed: int) -> None:
+    def drawn(seed: int) -> list[float]:
+        stream = RandomStream(seed)
+        return [stream.uniform(place) for place in range(4)]
 
-
-@each_case("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
-def test_a_seed_draws_the_same_again(seed: int) -> None:
     assert drawn(seed) == drawn(seed)
-
-
-@each_case("seed", [1, 42, 2**63 - 1])
-def test_a_negative_seed_is_another_than_its_absolute_value(seed: int) -> None:
-    assert drawn(-seed) != drawn(seed)
-
-
-def test_the_newest_place_and_that_before_are_drawn_again() -> None:
-    stream = RandomStream(7)
+    assert seed in (0, -(2**63)) or drawn(-seed) != drawn(seed)
+    stream = RandomStream(seed)
     first, second = stream.uniform(0), stream.uniform(1)
     assert [stream.uniform(0), stream.uniform(1), stream.uniform(1)] == [first, second, second]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors each wait reads."""
+    counted: list[int] = []
+
+    read = HostCopy.values
+
+    def counting(self: HostCopy) -> list[list[int]]:
+        values = read(self)
+        counted.append(len(values))
+        return values
+
+    monkeypatch.setattr(HostCopy, "values", counting)
+    return counted
+
+
+def test_a_step_waits_once_whatever_its_rows_ask_for(waits: list[int]) -> None:
+    rows = [
+        sequence_of([1, 2], name="greedy", temperature=0.0),
+        sequence_of([1, 2], name="drawn", temperature=0.8, top_p=0.9, top_k=5, min_p=0.1, seed=1),
+        sequence_of([1, 2], [3], name="penalised", temperature=0.0, frequency_penalty=1.0),
+        sequence_of([1], name="biased", temperature=0.0, logit_bias={5: 100.0}),
+        sequence_of([1], name="early", temperature=0.0, min_tokens=4, stop_token_ids=[6]),
+    ]
+    sampled = Sampler(VOCAB_SIZE).sample(rows, torch.zeros(len(rows), VOCAB_SIZE))
+    assert sampled.token_ids[3] == 5
+    assert waits == [4]
+    greedy = [sequence_of([1], name=name, temperature=0.0) for name in "ab"]
+    Sampler(VOCAB_SIZE).sample(greedy, torch.eye(2, VOCAB_SIZE))
+    assert waits == [4, 2], "greedy rows choose nothing"
+
+
+def test_a_nucleus_wider_than_the_candidates_costs_a_second_wait(waits: list[int]) -> None:
+    vocab_size = 8 * TOP_CANDIDATES
+    sampler, seen = Sampler(vocab_size), []
+    for seed in range(20):
+        flat = sequence_of([1], name=f"flat-{seed}", temperature=1.0, top_p=0.99, seed=seed)
+        sharp = sequence_of([1], name=f"sharp-{seed}", temperature=1.0, top_p=0.5, seed=seed)
+        logits = torch.linspace(0.01, 0.0, vocab_size).repeat(2, 1)
+        logits[1, 7] = 50.0
+        token_ids = sampler.sample([flat, sharp], logits).token_ids
+        assert token_ids[1] == 7
+        seen.append(token_ids[0])
+    assert waits == [4, 1] * 20
+    assert max(seen) > vocab_size // 2
+
+
+def test_penalties_follow_each_sequence_as_others_come_and_go() -> None:
+    chance, counts = random.Random(3), TokenCounts()
+    sequences: list[Sequence] = []
+    params_of: dict[str, dict[str, float]] = {}
+    for step in range(30):
+        if len(sequences) < 7 and step % 2 == 0:
+            params = {
+                "repetition_penalty": chance.choice([1.0, 1.3]),
+                "frequency_penalty": chance.choice([0.0, 0.4]),
+                "presence_penalty": chance.choice([0.0, 0.2]),
+            }
+            tokens = chance.choices(range(VOCAB_SIZE), k=6)
+            sequences.append(sequence_of(tokens[:4], tokens[4:], **params))
+            params_of[sequences[-1].sequence_id] = params
+        elif step % 3 == 0:
+            counts.forget(sequences.pop(chance.randrange(len(sequences))).sequence_id)
+        scores = torch.randn(len(sequences), VOCAB_SIZE)
+        wanted = [
+            penalized(row, s.token_ids[:4], s.token_ids[4:], **params_of[s.sequence_id])
+            for row, s in zip(scores.numpy().copy(), sequences, strict=True)
+        ]
+        counts.penalize(scores, sequences)
+        assert np.allclose(scores, np.reshape(wanted, scores.shape), atol=1e-5)
+        new = chance.choices(range(VOCAB_SIZE), k=len(sequences))
+        counts.add(sequences, new)
+        for sequence, token_id in zip(sequences, new, strict=True):
+            sequence.token_ids.append(token_id)
+
+
+def test_biases_meet_their_rows() -> None:
+    rows = [sequence_of([1], name="a"), sequence_of([1], name="b", logit_bias={0: -2.0, 39: 3.0})]
+    scores = torch.zeros(2, VOCAB_SIZE)
+    add_bias(scores, rows)
+    assert scores.nonzero().tolist() == [[1, 0], [1, 39]]
+    assert scores[1, [0, 39]].tolist() == [-2.0, 3.0]
+
+
+def test_early_stops_are_forbidden_unless_nothing_else_is_left() -> None:
+    wanting = {"min_tokens": 3, "stop_token_ids": [4, 9]}
+    rows = [
+        sequence_of([1], name="early", **wanting),
+        sequence_of([1], [2, 3, 4], name="late", **wanting),
+        sequence_of([1], name="nothing else", **wanting),
+    ]
+    scores = torch.ones(3, VOCAB_SIZE)
+    scores[2] = float("-inf")
+    scores[2, 9] = 0.5
+    forbid_early_stops(scores, rows)
+    hidden = torch.isneginf(scores)
+    assert hidden[0].nonzero().flatten().tolist() == [4, 9]
+    assert not hidden[1].any()
+    assert scores[2, 9] == 0.5
+
+
+NUM_TOKENS = 100
+PENALTIES: dict[str, dict[str, float]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "encouraged": {"repetition_penalty": 0.8, "presence_penalty": -0.5},
+    "presence": {"presence_penalty": 1.1},
+    "frequency": {"frequency_penalty": 0.6},
+    "all": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4},
+}
+PARAMS: dict[str, dict[str, Any]] = {
+    **PENALTIES,
+    "drawn": {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.5},
+    "plain": {},
+}
+
+
+@each_case("num_different", [1, 64, 65, 129, 500])
+@each_case("num_prompt_tokens", [1, 64, 400])
+def test_counts_are_those_of_the_output(num_different: int, num_prompt_tokens: int) -> None:
+    numbers = random.Random(num_different)
+    prompt = numbers.choices(range(num_different), k=num_prompt_tokens)
+    output = [*range(num_different), *numbers.choices(range(num_different), k=300)]
+    half = len(output) // 2
+    sequence = Sequence(
+        "a",
+        prompt,
+        SamplingParams(max_tokens=1000),
+        context_tokens=1000,
+        arrival=1,
+        deadline_s=0.0,
+    )
+    sequence.token_ids += output[:half]
+    used = UsedTokens(sequence)
+    for token_id in output[half:]:
+        used.add(token_id)
+    counts = dict(zip(used.token_ids.tolist(), used.output_counts.tolist(), strict=True))
+    assert counts.keys() == {*prompt, *output}
+    assert {t: n for t, n in counts.items() if n} == Counter(output)
+
+
+def penalized(
+    logits: np.ndarray[Any, np.dtype[np.float32]],
+    prompt: list[int],
+    output: list[int],
+    *,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """One row of logits, as ``vllm.model_executor.layers.utils.apply_penalties`` has it."""
+    counts = np.bincount(output, minlength=len(logits))
+    is_used = (counts > 0) | (np.bincount(prompt, minlength=len(logits)) > 0)
+    factors = np.where(is_used, repetition_penalty, 1.0)
+    scores = np.where(logits > 0, logits / factors, logits * factors)
+    return scores - frequency_penalty * counts - presence_penalty * (counts > 0)
+
+
+def test_in_a_batch_and_alone(llama: Any) -> None:
+    """Each token has the largest penalised score, but for rounding."""
+    prompts = {name: random.Random(name).choices(range(100), k=20) for name in PARAMS}
+
+    def answers_of(names: Iterable[str], num_tokens: int = 8192) -> dict[str, list[int]]:
+        engine = llama.engine(num_tokens, limits=SchedulerLimits(prefill_tokens_per_step=64))
+        for name in names:
+            submit(engine, name, prompts[name], NUM_TOKENS, **PARAMS[name])
+        return tokens_of(engine)
+
+    found = answers_of(PARAMS)
+    for name in (*PENALTIES, "plain"):
+        prompt, answer = prompts[name], found[name]
+        assert len(answer) == NUM_TOKENS
+        with torch.inference_mode():
+            logits = llama.reference(torch.tensor([prompt + answer])).logits[0].numpy()
+        for place, token_id in enumerate(answer):
+            row, params = logits[len(prompt) + place - 1], PENALTIES.get(name, {})
+            scores = penalized(row, prompt, answer[:place], **params)
+            assert scores[token_id] >= scores.max() - 1e-3, f"token {place}"
+    assert answers_of(["drawn"])["drawn"] == found["drawn"]
+    assert answers_of(PARAMS, num_tokens=384) == found, "after preemptions"

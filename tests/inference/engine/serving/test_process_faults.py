@@ -26,7 +26,7 @@ from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EnginePr
 
 pytestmark = pytest.mark.slow
 
-FAULTY_ENGINE = "tests.inference.engine.faulty_engine"
+FAULTY_ENGINE = "tests.inference.engine.faulty_executor"
 
 
 def submit(engine: EngineProcess, sequence_id: str, first: int, max_tokens: int) -> None:

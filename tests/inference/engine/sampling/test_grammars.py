@@ -1,10 +1,12 @@
-"""Grammars: compiled once for all, a state for each sequence; in the sampler what may be sampled,
-where it ends, and what else keeps working."""
+"""Grammars: compiled once for all, while others run; a state for each sequence; in the sampler what
+may be sampled, where it ends, and what else keeps working."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +15,24 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from inference.engine.engine import Engine
 from inference.engine.errors import GrammarError
 from inference.engine.sampling import grammars
 from inference.engine.sampling.drawing import TorchDrawer
-from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
+from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.sampling.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampling.sampler import Sampler
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
+from inference.protocol.engine import (
+    CancelSequence,
+    SequenceCancelled,
+)
 from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of
+from tests.inference.engine.asking import run, sequence_of, submit
+from tests.inference.engine.conftest import Pair
 
 VOCAB_SIZE = 128
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
@@ -72,92 +81,11 @@ def follow(sampler: Sampler, sequence: Sequence, *best: int) -> Sampled:
     return sampled
 
 
-def test_only_what_the_grammar_allows(compiler: GrammarCompiler) -> None:
-    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark("/a[bc]d/"))
-    for wanted, best in [("a", "z"), ("c", "cb"), ("d", "x")]:
-        sampled = follow(sampler, sequence, *ids_of(best))
-        assert sampled.token_ids == [id_of(wanted)]
-    assert sampled.complete == {0}
-
-
-def test_the_end_is_allowed_exactly_where_the_grammar_may_end(compiler: GrammarCompiler) -> None:
-    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark("/a(b)?c*/"))
-    assert follow(sampler, sequence, END_ID).token_ids == [id_of("a")]
-    sampled = follow(sampler, sequence, END_ID)
-    assert sampled.token_ids == [END_ID]
-    assert not sampled.complete and not sampled.ended and not sampled.broken
-
-
 def test_every_end_token_that_stops_the_sequence(ascii_tokenizer_file: Path) -> None:
     compiler = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID, OTHER_END_ID))
     for stops, expected in [([END_ID, OTHER_END_ID], OTHER_END_ID), ([END_ID], END_ID)]:
         sequence = bound(compiler, lark("/a*/"), stop_token_ids=stops)
         assert follow(Sampler(VOCAB_SIZE), sequence, OTHER_END_ID, END_ID).token_ids == [expected]
-
-
-def test_stop_token_that_is_no_end_needs_the_grammar(compiler: GrammarCompiler) -> None:
-    sequence = bound(compiler, lark("/ab/"), stop_token_ids=[id_of("b")])
-    assert follow(Sampler(VOCAB_SIZE), sequence, id_of("b")).token_ids == [id_of("a")]
-
-
-def test_ignoring_the_end_continues_until_the_grammar_is_complete(
-    compiler: GrammarCompiler,
-) -> None:
-    sampler = Sampler(VOCAB_SIZE)
-    sequence = bound(compiler, lark("/a{1,3}/"), stop_token_ids=[])
-    complete = [bool(follow(sampler, sequence, END_ID).complete) for _ in range(3)]
-    assert sequence.token_ids[1:] == ids_of("aaa")
-    assert complete == [False, False, True]
-
-
-def test_grammar_that_allows_only_the_end(compiler: GrammarCompiler) -> None:
-    for stops in ([END_ID], []):
-        sequence = bound(compiler, lark('""'), stop_token_ids=stops, min_tokens=3)
-        assert follow(Sampler(VOCAB_SIZE), sequence, id_of("a")).ended == {0}
-
-
-def test_min_tokens_keeps_the_end_away_while_something_else_is_left(
-    compiler: GrammarCompiler,
-) -> None:
-    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark("/a*/"), min_tokens=2)
-    taken = [follow(sampler, sequence, END_ID).token_ids[0] for _ in range(3)]
-    assert taken == [*ids_of("aa"), END_ID]
-
-
-def test_min_tokens_gives_way_where_only_a_stop_token_is_left(compiler: GrammarCompiler) -> None:
-    sequence = bound(compiler, lark("/ab/"), min_tokens=5, stop_token_ids=[id_of("a")])
-    sampled = follow(Sampler(VOCAB_SIZE), sequence, id_of("z"))
-    assert sampled.token_ids == [id_of("a")]
-    assert not sampled.broken
-
-
-def test_free_until_the_named_token(compiler: GrammarCompiler) -> None:
-    sampler = Sampler(VOCAB_SIZE)
-    sequence = bound(compiler, lark("/a/"), starts_after=END_THINK_ID)
-    for best in (id_of("z"), END_THINK_ID):
-        assert follow(sampler, sequence, best).token_ids == [best]
-    assert follow(sampler, sequence, id_of("z")).complete == {0}
-
-
-def test_thinking_limit_closes_the_block_and_the_grammar_begins(compiler: GrammarCompiler) -> None:
-    sampler = Sampler(VOCAB_SIZE)
-    limit = ThinkingLimit(max_tokens=2, end_token_id=END_THINK_ID)
-    sequence = bound(compiler, lark("/a/"), starts_after=END_THINK_ID, thinking_limit=limit)
-    taken = [follow(sampler, sequence, id_of("z")).token_ids[0] for _ in range(4)]
-    assert taken == [id_of("z"), id_of("z"), END_THINK_ID, id_of("a")]
-
-
-@each_case("temperature", [0.0, 1.0])
-def test_thinking_limit_without_a_grammar(temperature: float) -> None:
-    limit = ThinkingLimit(max_tokens=1, end_token_id=END_THINK_ID, start_token_id=THINK_ID)
-    sequence = sequence_of(
-        [1], temperature=temperature, thinking_limit=limit, presence_penalty=0.1, seed=3
-    )
-    sampler = Sampler(VOCAB_SIZE)
-    best = [id_of("a"), THINK_ID, id_of("b"), id_of("c"), id_of("d"), id_of("e")]
-    logits = [logits_for(token_id) * 10 for token_id in best]
-    taken = [sampler.sample([sequence], row).token_ids[0] for row in logits]
-    assert taken == [*best[:3], END_THINK_ID, *best[4:]]
 
 
 def test_grammar_that_no_token_can_continue_breaks_its_row_alone(compiler: GrammarCompiler) -> None:
@@ -178,16 +106,59 @@ def test_grammar_among_rows_without(compiler: GrammarCompiler) -> None:
     assert sampled.complete == {1}
 
 
-def test_penalties_bias_and_filters_work_within_the_grammar(compiler: GrammarCompiler) -> None:
-    text = lark("/[abc]+/")
-    biased = bound(compiler, text, logit_bias={id_of("c"): 50.0, id_of("z"): 90.0})
-    assert follow(Sampler(VOCAB_SIZE), biased, *ids_of("ab")).token_ids == [id_of("c")]
-    sampler, penalised = Sampler(VOCAB_SIZE), bound(compiler, text, presence_penalty=1.5)
-    taken = [follow(sampler, penalised, *ids_of("zab")).token_ids[0] for _ in range(2)]
-    assert taken == ids_of("ab")
-    for filters in ({"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9}):
-        filtered = bound(compiler, text, temperature=1.0, seed=5, **filters)
-        assert follow(Sampler(VOCAB_SIZE), filtered, *ids_of("zxba")).token_ids == [id_of("b")]
+A, B, C, D, Z = ids_of("abcdz")
+LETTERS = "/[abc]+/"
+
+
+@each_case(
+    ("rule", "params", "best", "wanted", "state"),
+    [
+        ("/a[bc]d/", {}, [(Z,), (C, B), (Z,)], [A, C, D], "complete"),
+        # The end is allowed exactly where the grammar may end.
+        ("/a(b)?c*/", {}, [(END_ID,)] * 2, [A, END_ID], ""),
+        ("/ab/", {"stop_token_ids": [B]}, [(B,)], [A], ""),
+        ("/a{1,3}/", {"stop_token_ids": []}, [(END_ID,)] * 3, [A, A, A], "complete"),
+        ('""', {"min_tokens": 3}, [(A,)], None, "ended"),
+        ('""', {"stop_token_ids": [], "min_tokens": 3}, [(A,)], None, "ended"),
+        # ``min_tokens`` keeps the end away while something else is left.
+        ("/a*/", {"min_tokens": 2}, [(END_ID,)] * 3, [A, A, END_ID], ""),
+        ("/ab/", {"min_tokens": 5, "stop_token_ids": [A]}, [(Z,)], [A], ""),
+        (
+            *("/a/", {"starts_after": END_THINK_ID}, [(Z,), (END_THINK_ID,), (Z,)]),
+            *([Z, END_THINK_ID, A], "complete"),
+        ),
+        (
+            "/a/",
+            {
+                "starts_after": END_THINK_ID,
+                "thinking_limit": ThinkingLimit(max_tokens=2, end_token_id=END_THINK_ID),
+            },
+            *([(Z,)] * 4, [Z, Z, END_THINK_ID, A], "complete"),
+        ),
+        (LETTERS, {"logit_bias": {C: 50.0, Z: 90.0}}, [(A, B)], [C], ""),
+        (LETTERS, {"presence_penalty": 1.5}, [(Z, A, B)] * 2, [A, B], ""),
+        *(
+            (LETTERS, {"temperature": 1.0, "seed": 5} | filters, [(*ids_of("zxba"),)], [B], "")
+            for filters in ({"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9})
+        ),
+    ],
+)
+def test_what_a_grammar_lets_through(
+    compiler: GrammarCompiler,
+    rule: str,
+    params: dict[str, Any],
+    best: list[tuple[int, ...]],
+    wanted: list[int] | None,
+    state: str,
+) -> None:
+    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark(rule), **params)
+    found = [follow(sampler, sequence, *ids) for ids in best]
+    assert wanted is None or [sampled.token_ids[0] for sampled in found] == wanted
+    states = [
+        [name for name in ("complete", "ended", "broken") if getattr(sampled, name)]
+        for sampled in found
+    ]
+    assert states == [[]] * (len(best) - 1) + [[state] if state else []]
 
 
 def test_logprobs_stay_those_of_the_model(compiler: GrammarCompiler) -> None:
@@ -197,30 +168,6 @@ def test_logprobs_stay_those_of_the_model(compiler: GrammarCompiler) -> None:
     found = sampled.logprobs[0]
     assert found.logprob == pytest.approx(float(expected[id_of("a")]), abs=1e-5)
     assert [token_id for token_id, _ in found.top] == [id_of("z")]
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10_000), temperature=st.sampled_from([0.0, 0.7, 2.0]))
-def test_random_logits_give_what_the_schema_allows(
-    compiler: GrammarCompiler, seed: int, temperature: float
-) -> None:
-    text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
-    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, text, temperature=temperature, seed=1)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(60):
-        logits = torch.randn(1, VOCAB_SIZE, generator=generator) * 3
-        # JSON allows whitespace anywhere: without this it is most of the drawn tokens.
-        logits[0, [id_of(" "), 95]] -= 8
-        logits[0, id_of('"')] += 4
-        sampled = sampler.sample([sequence], logits)
-        assert not sampled.broken and not sampled.failed
-        sequence.token_ids += sampled.token_ids
-        if sampled.complete or sampled.token_ids[0] in sequence.stop_ids:
-            text = "".join("\n" if t == 95 else chr(t + 32) for t in sequence.token_ids[1:])
-            answer = json.loads(text.removesuffix(chr(END_ID + 32)))
-            assert set(answer) == {"name", "age"}
-            assert isinstance(answer["name"], str) and isinstance(answer["age"], int)
-            return
 
 
 @given(seed=st.integers(0, 10_000), length=st.integers(0, 28))
@@ -309,27 +256,128 @@ def test_what_is_no_grammar_names_the_reason(compiler: GrammarCompiler, text: st
     assert str(error) and "\n" not in str(error)
 
 
-def test_output_is_free_up_to_the_named_token(compiler: GrammarCompiler) -> None:
-    state = start(compiler, "/ab/", starts_after=END_THINK_ID)
-    for token_id in ids_of("b, whatever"):
-        state.advance(token_id)
-        assert not state.is_active and state.problem is None
-    state.advance(END_THINK_ID)
-    assert state.is_active and not state.is_complete
-    for token_id in ids_of("ab"):
-        state.advance(token_id)
-    assert state.is_complete
-
-
-def test_tokenizer_that_llguidance_cannot_read(tmp_path: Path) -> None:
+def test_tokenizer_that_llguidance_cannot_read(tmp_path: Path, compiler: GrammarCompiler) -> None:
+    assert compiler.wait_ready() is None
     words = {f"word{index}": index for index in range(VOCAB_SIZE)}
     Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "words.json"))
     for file in (tmp_path / "words.json", tmp_path / "missing.json"):
-        compiler = GrammarCompiler(file, VOCAB_SIZE, (END_ID,))
-        problem = compiler.wait_ready()
+        broken = GrammarCompiler(file, VOCAB_SIZE, (END_ID,))
+        problem = broken.wait_ready()
         assert problem is not None and "tokenizer cannot be used with grammars" in problem
-        assert isinstance(compiler.compile(lark("/a/")).exception(), GrammarError)
+        assert isinstance(broken.compile(lark("/a/")).exception(), GrammarError)
 
 
-def test_ready_tokenizer(compiler: GrammarCompiler) -> None:
-    assert compiler.wait_ready() is None
+PEOPLE = {
+    "type": "array",
+    "minItems": 2,
+    "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["a", "bc"]}},
+        "required": ["name", "kind"],
+        "additionalProperties": False,
+    },
+}
+
+
+def json_grammar(schema: object, starts_after: int | None = None) -> Grammar:
+    grammar = {"json_schema": schema | {"x-guidance": {"whitespace_flexible": False}}}  # type: ignore[operator]
+    return Grammar(text=json.dumps({"grammars": [grammar]}), starts_after_token_id=starts_after)
+
+
+class HeldSource:
+    """Compiles when the test releases it."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._pending: list[tuple[str, Future[CompiledGrammar]]] = []
+
+    def compile(self, text: str) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
+        self._pending.append((text, future))
+        return future
+
+    def compile_all(self) -> None:
+        for text, future in self._pending:
+            future.set_result(self._compiler.compile(text).result())
+
+
+class Broken:
+    def compile(self, text: str) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
+        future.set_exception(RuntimeError(text))
+        return future
+
+
+def engine_for(llama: Pair, grammars: Any, *, num_tokens: int = 2048) -> Engine:
+    limits = SchedulerLimits(prefill_tokens_per_step=64)
+    return llama.engine(num_tokens, limits=limits, grammars=grammars)
+
+
+def ask(engine: Engine, name: str, grammar: Grammar | None, **params: Any) -> None:
+    asked = {"max_tokens": 200, "stop_token_ids": [END_ID]} | params
+    submit(engine, name, [len(name), *name.encode()], grammar=grammar, **asked)
+
+
+def text_of(token_ids: list[int]) -> str:
+    return "".join(chr(token_id + 32) for token_id in token_ids)
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.5, "seed": 4}, {"min_tokens": 190}, {"stop_token_ids": []}]
+)
+def test_any_model_answers_in_the_schema(
+    llama: Any, compiler: GrammarCompiler, params: dict[str, Any]
+) -> None:
+    engine = engine_for(llama, compiler)
+    for index in range(4):
+        ask(engine, f"r{index}", json_grammar(PEOPLE), **params)
+    answers = run(engine)
+    tokens, ends = answers.tokens, answers.ends
+    for name in tokens:
+        people = json.loads(text_of(tokens[name]))
+        assert 2 <= len(people) <= 3
+        assert all(person["kind"] in ("a", "bc") for person in people)
+        assert ends[name].finish_reason == "stop"
+        assert ends[name].num_output_tokens == len(tokens[name])
+
+
+def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCompiler) -> None:
+    source = HeldSource(compiler)
+    engine = engine_for(llama, source)
+    ask(engine, "bound", json_grammar(PEOPLE))
+    ask(engine, "cancelled", json_grammar(PEOPLE))
+    ask(engine, "free", None, max_tokens=5)
+    seen = [o.sequence_id for _ in range(6) for o in engine.step().outputs]
+    assert seen == ["free"] * 5
+    engine.cancel(CancelSequence(sequence_id="cancelled"))
+    source.compile_all()
+    answers = run(engine)
+    json.loads(text_of(answers.tokens["bound"]))
+    assert set(answers.ends) == {"bound", "cancelled"}
+    assert answers.ends["cancelled"] == SequenceCancelled(sequence_id="cancelled")
+    assert engine.stats().queue_depth == 0
+
+
+@each_case(
+    ("text", "grammars", "answer", "words"),
+    [
+        ('{"grammars": [{"json_schema": {"type": "nothing"}}]}', "compiler", "", "nothing"),
+        (lark('"ab" "\u00e9"'), "compiler", "ab", ""),  # no token can continue it
+        ("secret", Broken(), "", ""),
+        ("secret", None, "", ""),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_fails_its_sequence(
+    llama: Any, compiler: GrammarCompiler, text: str, grammars: Any, answer: str, words: str
+) -> None:
+    engine = engine_for(llama, compiler if grammars == "compiler" else grammars)
+    ask(engine, "bad", Grammar(text=text))
+    ask(engine, "good", None, max_tokens=3)
+    answers = run(engine)
+    failed = answers.ends["bad"]
+    assert failed.code == "invalid_grammar"
+    assert words in failed.message and "secret" not in failed.message
+    assert text_of(answers.tokens.get("bad", [])) == answer
+    assert answers.ends["good"].finish_reason == "length"
+    assert engine.stats().kv_blocks_used == 0
