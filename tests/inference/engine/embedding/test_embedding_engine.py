@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ from inference.protocol.engine import (
     SequencesEmbedded,
     SequenceUsage,
 )
+from tests.cases import each_case
 
 NOT_A_NUMBER = 13
 """An input that begins with this token id has no vector."""
@@ -122,15 +123,6 @@ def test_steps_become_as_long_as_a_cancel_may_take(executor: FakeExecutor) -> No
     assert (engine.stats().in_flight, engine.stats().queue_depth) == (0, 0)
 
 
-def test_a_small_request_does_not_wait_for_a_large_one(executor: FakeExecutor) -> None:
-    engine = engine_of(executor)
-    engine.submit(command("large", *[100] * 1000))
-    engine.step()
-    engine.submit(command("small", 5))
-    outputs = [output for _ in range(2) for output in engine.step().outputs]
-    assert [output.sequence_id for output in outputs] == ["small"]
-
-
 @pytest.mark.parametrize(
     ("refused", "code"),
     [
@@ -151,32 +143,15 @@ def test_refusals(executor: FakeExecutor, refused: EmbedSequences, code: str) ->
     assert not engine.has_work and not executor.batches
 
 
-def test_a_full_queue(executor: FakeExecutor) -> None:
-    engine = engine_of(executor, max_queue_depth=2)
-    for name in ("a", "b", "c"):
-        engine.submit(command(name, 5))
+def test_a_full_queue_and_waiting_too_long(executor: FakeExecutor) -> None:
+    engine = engine_of(executor, max_queue_depth=2, max_started=1, max_queue_wait_s=0.5)
+    for name, lengths in (("a", [100] * 40), ("b", [5]), ("c", [5])):
+        engine.submit(command(name, *lengths))
     assert engine.stats().queue_depth == 2
     ended = run(engine)
-    failed = ended.pop("c")
-    assert isinstance(failed, SequenceFailed) and failed.code == "queue_full"
-    assert all(isinstance(output, SequencesEmbedded) for output in ended.values())
-
-
-def test_waiting_too_long(executor: FakeExecutor) -> None:
-    engine = engine_of(executor, max_started=1, max_queue_wait_s=0.5)
-    engine.submit(command("a", *[100] * 40))
-    engine.submit(command("b", 5))
-    ended = run(engine)
     assert isinstance(ended["a"], SequencesEmbedded)
-    assert isinstance(failed := ended["b"], SequenceFailed)
-    assert failed.code == "queue_timeout"
-
-
-def test_a_lost_device_is_not_the_engines_to_survive(executor: FakeExecutor) -> None:
-    engine = engine_of(executor)
-    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
-    with pytest.raises(DeviceFault):
-        run(engine)
+    codes = [one.code for one in (ended["b"], ended["c"]) if isinstance(one, SequenceFailed)]
+    assert codes == ["queue_timeout", "queue_full"]
 
 
 def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeExecutor) -> None:
@@ -185,6 +160,10 @@ def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeEx
         engine.submit(command(f"a{index}", 5, first=NOT_A_NUMBER))
         run(engine)
     engine.submit(command("last", 5, first=NOT_A_NUMBER))
+    with pytest.raises(DeviceFault):
+        run(engine)
+    engine = engine_of(executor)
+    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
     with pytest.raises(DeviceFault):
         run(engine)
 
@@ -252,28 +231,6 @@ def names(rows: list[Row]) -> list[tuple[str, int]]:
     return [(row.job.sequence_id, row.index) for row in rows]
 
 
-def test_the_longest_first_and_what_is_about_as_long_joins() -> None:
-    queue = queue_of(job("a", 10, 40, 21, 19), job("b", 5, 30), job("c", 50))
-    assert names(queue.take_batch(1000)) == [("a", 1), ("b", 1), ("a", 2)]
-    assert names(queue.take_batch(1000)) == [("b", 0)]
-
-
-def test_a_batch_with_its_padding_stays_within_the_step() -> None:
-    queue = queue_of(job("a", 40, 39, 38, 37))
-    assert names(queue.take_batch(120)) == [("a", 0), ("a", 1), ("a", 2)]
-
-
-def test_one_input_may_be_longer_than_a_step() -> None:
-    assert names(queue_of(job("a", 500)).take_batch(100)) == [("a", 0)]
-
-
-def test_jobs_take_turns() -> None:
-    queue = queue_of(job("large", *[100] * 50), job("small", 3))
-    assert {name for name, _ in names(queue.take_batch(200))} == {"large"}
-    assert names(queue.take_batch(200)) == [("small", 0)]
-    assert {name for name, _ in names(queue.take_batch(200))} == {"large"}
-
-
 def test_a_burst_of_jobs_delays_another_account_by_one_batch() -> None:
     burst = [job(f"burst{index}", *[100] * 20, account="burst") for index in range(50)]
     queue = queue_of(*burst, max_started=8)
@@ -281,15 +238,6 @@ def test_a_burst_of_jobs_delays_another_account_by_one_batch() -> None:
     queue.add(job("single", 3, account="single"))
     batches = [names(queue.take_batch(200)) for _ in range(2)]
     assert [("single", 0)] in batches
-
-
-def test_accounts_are_given_tokens_by_weight() -> None:
-    light = [job(f"light{index}", *[100] * 40, account="light") for index in range(3)]
-    heavy = job("heavy", *[90] * 40, account="heavy", weight=3)
-    queue = queue_of(*light, heavy)
-    taken = [name for _ in range(40) for name, _ in names(queue.take_batch(100))]
-    num_heavy = taken.count("heavy")
-    assert 28 <= num_heavy <= 32
 
 
 def test_anonymous_jobs_come_last() -> None:
@@ -301,13 +249,49 @@ def test_anonymous_jobs_come_last() -> None:
     assert taken == ["known"] * 3 + ["nobody"] * 3
 
 
-def test_one_account_may_have_half_of_the_queue() -> None:
+@each_case(
+    ("jobs", "step_tokens", "batches"),
+    [
+        # The longest first, and what is about as long joins.
+        (
+            [("a", 10, 40, 21, 19), ("b", 5, 30), ("c", 50)],
+            *(1000, [[("a", 1), ("b", 1), ("a", 2)], [("b", 0)]]),
+        ),
+        # A batch with its padding stays within the step; one input may be longer than it.
+        ([("a", 40, 39, 38, 37)], 120, [[("a", 0), ("a", 1), ("a", 2)]]),
+        ([("a", 500)], 100, [[("a", 0)]]),
+        # Jobs take turns.
+        (
+            [("large", *[100] * 50), ("small", 3)],
+            *(200, [[("large", 0), ("large", 1)], [("small", 0)], [("large", 2), ("large", 3)]]),
+        ),
+    ],
+)
+def test_batches(
+    jobs: list[tuple[Any, ...]], step_tokens: int, batches: list[list[tuple[str, int]]]
+) -> None:
+    queue = queue_of(*(job(*one) for one in jobs))
+    assert [names(queue.take_batch(step_tokens)) for _ in batches] == batches
+
+
+def test_room_and_what_is_overdue() -> None:
     queue = queue_of(max_queue_depth=4, max_started=1)
     for index in range(3):
         assert not queue.is_full_for("burst")
         queue.add(job(f"burst{index}", 10, account="burst"))
-    assert queue.is_full_for("burst")
+    assert queue.is_full_for("burst"), "one account may have half of the queue"
     assert not queue.is_full_for("other") and queue.has_room(10)
+
+    queue = queue_of(max_queue_depth=1)
+    assert queue.has_room(10 * MAX_QUEUED_TOKENS)
+    queue.add(job("a", 10, 10, deadline_s=1.0))
+    assert not queue.has_room(1)
+    queue.take_batch(10)
+    assert queue.has_room(1)
+    assert not queue.has_room(MAX_QUEUED_TOKENS)
+    queue.add(late := job("b", 100, deadline_s=2.0))
+    assert queue.overdue(1.5) == [], "only what has not started"
+    assert queue.overdue(2.0) == [late]
 
 
 def test_the_running_limit() -> None:
@@ -319,24 +303,6 @@ def test_the_running_limit() -> None:
     assert queue.take_batch(100) == []
     queue.remove(first)
     assert names(queue.take_batch(100)) == [("b", 0)]
-
-
-def test_overdue_is_what_has_not_started() -> None:
-    started, late = job("a", 10, 10, deadline_s=1.0), job("b", 100, deadline_s=2.0)
-    queue = queue_of(started, late)
-    queue.take_batch(10)
-    assert queue.overdue(1.5) == []
-    assert queue.overdue(2.0) == [late]
-
-
-def test_room() -> None:
-    queue = queue_of(max_queue_depth=1)
-    assert queue.has_room(10 * MAX_QUEUED_TOKENS)
-    queue.add(job("a", 10))
-    assert not queue.has_room(1)
-    queue.take_batch(10)
-    assert queue.has_room(1)
-    assert not queue.has_room(MAX_QUEUED_TOKENS)
 
 
 @given(

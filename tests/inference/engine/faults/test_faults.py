@@ -3,12 +3,14 @@ other sequence's tokens change."""
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from inference.engine import faults
 from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, HangFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS
@@ -16,7 +18,10 @@ from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sequence import Sequence
+from inference.protocol.engine import CancelSequence
 from inference.protocol.sampling import Grammar, ThinkingLimit
+from tests.cases import each_case
 from tests.inference.engine.asking import Answers, submit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
@@ -80,7 +85,7 @@ MakeEngine = Callable[..., Watched]
 
 @pytest.fixture
 def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
-    def make(**faults: Any) -> Watched:
+    def make(*, run_ahead: bool = False, **faults: Any) -> Watched:
         engine = build_engine(
             llama.model,
             context_tokens=CONTEXT_TOKENS,
@@ -88,11 +93,14 @@ def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
             block_tokens=llama.block_tokens,
             scheduler_limits=SchedulerLimits(prefill_tokens_per_step=128),
             grammars=compiler,
+            run_ahead=run_ahead,
             check_when_idle=True,
         )
         assert isinstance(engine.executor, TensorExecutor)
         faulty = FaultyExecutor(engine.executor, **faults)
         engine.executor = faulty
+        if engine.run_ahead is not None:
+            engine.run_ahead.executor = faulty
         return Watched(engine, faulty)
 
     return make
@@ -106,9 +114,10 @@ def undisturbed(make_engine: MakeEngine) -> dict[str, list[int]]:
     return watched.tokens
 
 
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize("after", [0, 4], ids=["prefilling", "decoding"])
-@pytest.mark.parametrize(
+@each_case("stage", ["forward", "sampling"])
+@each_case("run_ahead", [False, True])
+@each_case("after", [0, 1, 4])
+@each_case(
     ("kind", "code"),
     [
         (Kind.NOT_A_NUMBER, "numerical_error"),
@@ -124,16 +133,22 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
     code: str,
     after: int,
     stage: str,
+    run_ahead: bool,
 ) -> None:
-    watched = make_engine(stage=stage, after=after)
+    watched = make_engine(stage=stage, after=after, run_ahead=run_ahead)
     watched.submit_neighbours()
     for _ in range(3):
         watched.step()
     # The neighbours decode by now, and one more comes with the bad one.
     watched.submit_bad(kind)
     watched.submit("later", LATER_PROMPT)
+    if leaves := run_ahead and after == 4 and kind is Kind.BAD_SHAPE:
+        watched.submit("leaves", [3, 3])  # while its row is launched
+        for _ in range(4):
+            watched.step()
+        watched.engine.cancel(CancelSequence(sequence_id="leaves"))
     watched.drain()
-    assert watched.failed == {"bad": code}
+    assert watched.failed == {"bad": code} | ({"leaves": "cancelled"} if leaves else {})
     assert len(watched.tokens["later"]) == 12
     for name, tokens in undisturbed.items():
         assert watched.tokens[name] == tokens, name
@@ -141,22 +156,6 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
     watched.submit("afterwards", LATER_PROMPT)
     watched.drain()
     assert watched.tokens["afterwards"] == watched.tokens["later"], "it answers as before"
-
-
-def test_two_bad_ones_are_both_found(
-    make_engine: MakeEngine, undisturbed: dict[str, list[int]]
-) -> None:
-    watched = make_engine(after=2)
-    watched.submit_bad(Kind.BAD_SHAPE, "first")
-    watched.submit_neighbours()
-    watched.submit_bad(Kind.BAD_SHAPE, "last")
-    watched.drain()
-    assert watched.failed == {"first": "engine_error", "last": "engine_error"}
-    assert {name: watched.tokens[name] for name in NEIGHBOURS} == undisturbed
-
-
-class PanicException(BaseException):
-    """Stands for what pyo3 raises where Rust panics."""
 
 
 class BreakingMatcher:
@@ -175,8 +174,12 @@ class BreakingMatcher:
         return getattr(self._inner, name)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
-@pytest.mark.parametrize(
+class PanicException(BaseException):
+    """Stands for what pyo3 raises where Rust panics."""
+
+
+@each_case("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
+@each_case(
     ("method", "temperature"),
     [("consume_token", 0.5), ("unsafe_compute_mask_ptr", 0.5), ("validate_tokens", 0.0)],
 )
@@ -229,40 +232,24 @@ def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
     assert roomy.faulty.attempted_tokens == [90]
 
 
-def test_keys_and_values_that_may_not_be_numbers_are_not_given_to_others(
-    make_engine: MakeEngine,
-) -> None:
-    watched = make_engine()
-    prompt = [Kind.NOT_A_NUMBER, *range(BAD_LENGTH - 1)]
-    watched.submit("bad", prompt)
-    watched.drain()
-    watched.submit("bad again", prompt)
-    watched.drain()
-    assert watched.engine.stats().prefix_hit_tokens == 0
-    watched.submit("good", LATER_PROMPT * 4)
-    watched.drain()
-    watched.submit("good again", LATER_PROMPT * 4)
-    watched.drain()
-    assert watched.engine.stats().prefix_hit_tokens > 0
-
-
 def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(make_engine: MakeEngine) -> None:
+    """Nor are its keys and values given to others."""
     watched = make_engine()
-    for index in range(SUSPICIOUS_STEPS - 1):
-        watched.submit_bad(Kind.NOT_A_NUMBER, f"bad-{index}")
-        watched.drain()
-    watched.submit("good", LATER_PROMPT, max_tokens=1)
-    watched.drain()
-    for index in range(SUSPICIOUS_STEPS - 1):
-        watched.submit_bad(Kind.NOT_A_NUMBER, f"bad again {index}")
-        watched.drain()
+    for name in ("bad", "bad again"):
+        for index in range(SUSPICIOUS_STEPS - 1):
+            watched.submit_bad(Kind.NOT_A_NUMBER, f"{name} {index}")
+            watched.drain()
+        assert watched.engine.stats().prefix_hit_tokens == 0
+        if name == "bad":
+            watched.submit("good", LATER_PROMPT * 4, max_tokens=1)
+            watched.drain()
     watched.submit_bad(Kind.NOT_A_NUMBER, "one too many")
     with pytest.raises(DeviceFault):
         watched.drain()
 
 
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize(
+@each_case("stage", ["forward", "sampling"])
+@each_case(
     ("kind", "fault"), [(Kind.LOSES_THE_DEVICE, DeviceFault), (Kind.LOSES_A_PEER, HangFault)]
 )
 def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
@@ -274,3 +261,44 @@ def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
     with pytest.raises(fault):
         watched.drain()
     assert watched.faulty.num_attempts == 4, "it is not asked again"
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def sequences() -> list[Sequence]:
+    """Finds the sequences by their type itself: ``isinstance`` raises for a weak proxy whose object
+    is gone, which other tests may have left."""
+    return [there for there in gc.get_objects() if type(there) is Sequence]
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+def test_sequences_that_ended_are_freed_at_once(
+    llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults.log, "disabled", True)  # pytest keeps log records
+    before = sequences()  # kept, so that no new one has the id of an old one
+    known = {id(there) for there in before}
+    engine = build_engine(
+        llama.model,
+        context_tokens=256,
+        num_kv_blocks=4096 // llama.block_tokens,
+        block_tokens=llama.block_tokens,
+    )
+    assert isinstance(engine.executor, TensorExecutor)
+    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=2)
+    for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
+        drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
+        submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
+    for _ in range(4):
+        engine.step()
+    engine.cancel(CancelSequence(sequence_id="5"))
+    while engine.has_work:
+        engine.step()
+    engine.executor.schedule = type(engine.executor.schedule)()
+    assert [there.sequence_id for there in sequences() if id(there) not in known] == []

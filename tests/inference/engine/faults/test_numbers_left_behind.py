@@ -94,7 +94,7 @@ def undisturbed(model: AnyModel) -> dict[str, list[int]]:
     return watched.answers.tokens
 
 
-def test_what_a_sequence_has_not_written_is_nothing_to_it(
+def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
     model: AnyModel, undisturbed: dict[str, list[int]]
 ) -> None:
     watched = Watched(model)
@@ -103,12 +103,8 @@ def test_what_a_sequence_has_not_written_is_nothing_to_it(
         watched.submit(name, prompt)
     watched.drain()
     assert watched.answers.failed == {}
-    assert watched.answers.tokens == undisturbed
+    assert watched.answers.tokens == undisturbed, "what they have not written is nothing to them"
 
-
-def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
-    model: AnyModel, undisturbed: dict[str, list[int]]
-) -> None:
     watched = Watched(model)
     bad = [(3 * i) % 128 for i in range(70)]
     watched.submit("bad", bad, max_tokens=100)

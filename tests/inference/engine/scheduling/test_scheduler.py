@@ -1,7 +1,10 @@
-"""Queues under any order of arrivals, holds, cancels and steps: no sequence is lost or starves."""
+"""Queues under any order of arrivals, holds, cancels and steps: no sequence is lost or starves.
+Fair queueing between accounts: by weight and cost, known callers first."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import FairQueue, SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import CHUNK_MULTIPLE, Schedule, end_of_chunk
 from inference.protocol.sampling import Grammar, SamplingParams
@@ -169,60 +172,7 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(stateful_step_count=40)
 
 
-def sequence_of(arrival: int, prompt: list[int], first: Sequence | None = None, **own: Any) -> Any:
-    own = {"account": "a", "arrival": arrival, "same_prompt_as": first, "max_tokens": 9} | own
-    return asking.sequence_of(prompt, context_tokens=CONTEXT_TOKENS, **own)
-
-
-def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() -> None:
-    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=3))
-    first = sequence_of(1, [1] * 12)
-    choice = sequence_of(2, [1] * 12, first)
-    other, last = sequence_of(3, [2] * 4), sequence_of(4, [2] * 4)
-    for sequence in (first, choice, other, last):
-        scheduler.add(sequence)
-    schedule = scheduler.schedule(FixedPace())
-    assert [chunk.sequence for chunk in schedule.prefills] == [first]
-    scheduler.commit(schedule, [])
-    schedule = scheduler.schedule(FixedPace())
-    assert [chunk.sequence for chunk in schedule.prefills] == [first, other]
-    scheduler.commit(schedule, [5, 6])
-    schedule = scheduler.schedule(FixedPace())
-    assert scheduler.running == [first, other, choice]
-    assert list(scheduler.waiting) == [last]
-    assert choice.num_cached_tokens == 8
-    assert choice.block_ids[:2] == first.block_ids[:2]
-
-
-def test_who_runs_is_not_preempted_for_one_that_came_before_and_started_later() -> None:
-    scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=3))
-    burst = [sequence_of(arrival, [arrival] * 8, account="burst") for arrival in range(3)]
-    single = sequence_of(3, [9] * 8, account="single")
-    for sequence in (*burst, single):
-        scheduler.add(sequence)
-    while scheduler.num_preemptions == 0:
-        schedule = scheduler.schedule(FixedPace(100))
-        scheduler.commit(schedule, [5] * len(schedule.sampled))
-        scheduler.check_integrity()
-    assert single in scheduler.running
-    assert next(iter(scheduler.waiting)) is burst[1], "it had started last"
-
-
-def test_an_account_s_blocks_are_not_another_s() -> None:
-    cache = KVCache(16, BLOCK_TOKENS)
-    known: dict[str, int] = {}
-    for salt in ("acme", "acme", "bert", ""):
-        sequence = sequence_of(1, [7] * 13, cache_salt=salt)
-        assert cache.admit(sequence)
-        known[salt] = sequence.num_computed_tokens
-        sequence.num_computed_tokens = 13
-        cache.register_computed(sequence)
-        cache.release(sequence)
-        cache.check_integrity([])
-    assert known == {"acme": 12, "bert": 0, "": 0}
-
-
-def chunks(length: int, budget: int) -> list[int]:
+def chunk_sizes(length: int, budget: int) -> list[int]:
     ends = [0]
     while ends[-1] < length:
         ends.append(end_of_chunk(ends[-1], length, budget))
@@ -242,13 +192,205 @@ def chunks(length: int, budget: int) -> list[int]:
     ],
 )
 def test_a_prompt_is_cut_into_even_chunks(length: int, budget: int, expected: list[int]) -> None:
-    assert chunks(length, budget) == expected
+    assert chunk_sizes(length, budget) == expected
 
 
 @given(st.integers(1, 5000), st.integers(1, 600))
 def test_chunks_hold_what_steps_have_time_for(length: int, budget: int) -> None:
-    sizes = chunks(length, budget)
+    sizes = chunk_sizes(length, budget)
     assert sum(sizes) == length and max(sizes) <= budget
     if budget >= 2 * CHUNK_MULTIPLE:
         assert all(size % CHUNK_MULTIPLE == 0 for size in sizes[:-1])
         assert len(sizes) <= -(-length // (budget - CHUNK_MULTIPLE)) + 1
+
+
+PACE = FixedPace(tokens=100)
+
+
+def sequence_of(name: str, num_prompt_tokens: int, max_tokens: int = 9, **own: Any) -> Sequence:
+    """A sequence whose prompt no other one shares."""
+    prompt = [ord(name[0]) + index for index in range(num_prompt_tokens)]
+    own = {"account": "a", "arrival": int(name[1:] or 0) * 100 + ord(name[0])} | own
+    return asking.sequence_of(prompt, name=name, max_tokens=max_tokens, **own)
+
+
+def scheduler_of(
+    sequences: Iterable[Sequence] = (), *, num_blocks: int = 200, max_running: int = 8
+) -> Scheduler:
+    cache = KVCache(num_blocks, BLOCK_TOKENS)
+    scheduler = Scheduler(cache, SchedulerLimits(max_running=max_running, max_queue_depth=4))
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler
+
+
+def step(scheduler: Scheduler, pace: FixedPace = PACE) -> Schedule:
+    """Every token is a 7."""
+    schedule = scheduler.schedule(pace)
+    scheduler.commit(schedule, [7] * len(schedule.sampled))
+    scheduler.check_integrity()
+    return schedule
+
+
+def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
+    return [(c.sequence.sequence_id, c.start, c.end, c.is_last) for c in schedule.prefills]
+
+
+MAX_COST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    order: int
+    account: str
+    cost: int = 1
+    weight: int = 1
+    is_anonymous: bool = False
+
+
+def add(queue: FairQueue[Job], job: Job) -> Job:
+    queue.add(
+        job,
+        account=job.account,
+        order=job.order,
+        cost=job.cost,
+        weight=job.weight,
+        is_anonymous=job.is_anonymous,
+    )
+    return job
+
+
+def drain(queue: FairQueue[Job]) -> list[Job]:
+    return [queue.take() for _ in range(len(queue))]
+
+
+class FairQueueMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: FairQueue[Job] = FairQueue()
+        self.here: set[Job] = set()
+        self.orders = st.integers(0, 10**6)
+        self.used: set[int] = set()
+
+    @rule(
+        order=st.integers(0, 10**6),
+        account=st.sampled_from("abcd"),
+        cost=st.integers(0, MAX_COST),
+        weight=st.integers(-1, 4),
+        is_anonymous=st.booleans(),
+    )
+    def add(self, order: int, account: str, cost: int, weight: int, is_anonymous: bool) -> None:
+        if order not in self.used:
+            self.used.add(order)
+            self.here.add(add(self.queue, Job(order, account, cost, weight, is_anonymous)))
+
+    @precondition(lambda self: self.here)
+    @rule()
+    def take(self) -> None:
+        head = self.queue.head()
+        taken = self.queue.take()
+        assert taken == head
+        assert not taken.is_anonymous or all(job.is_anonymous for job in self.here)
+        rivals = [
+            job
+            for job in self.here
+            if (job.account, job.is_anonymous) == (taken.account, taken.is_anonymous)
+        ]
+        assert taken == min(rivals, key=lambda job: job.order)
+        self.here.remove(taken)
+
+    @precondition(lambda self: self.here)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        ordered = sorted(self.here, key=lambda job: job.order)
+        job = data.draw(st.sampled_from(ordered))
+        self.queue.remove(job)
+        self.here.remove(job)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.queue.check_integrity()
+        assert len(self.queue) == len(self.here)
+        assert set(self.queue) == self.here
+        assert (self.queue.head() is None) == (not self.here)
+
+
+TestFairQueue = FairQueueMachine.TestCase
+TestFairQueue.settings = settings(stateful_step_count=30)
+
+
+@given(
+    costs=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, MAX_COST)), min_size=2, max_size=80
+    ),
+    weights=st.fixed_dictionaries({name: st.integers(1, 4) for name in "abc"}),
+)
+def test_accounts_that_both_wait_get_their_weights_shares(
+    costs: list[tuple[str, int]], weights: dict[str, int]
+) -> None:
+    queue: FairQueue[Job] = FairQueue()
+    for order, (account, cost) in enumerate(costs):
+        add(queue, Job(order, account, cost, weights[account]))
+    given_to: dict[str, float] = defaultdict(float)
+    num_left = {name: sum(account == name for account, _ in costs) for name in "abc"}
+    for job in drain(queue):
+        given_to[job.account] += job.cost / job.weight
+        num_left[job.account] -= 1
+        waiting = [name for name in "abc" if num_left[name]]
+        for one in waiting:
+            for other in waiting:
+                most = MAX_COST / weights[one] + MAX_COST / weights[other]
+                assert given_to[one] - given_to[other] <= most + 0.01
+
+
+@each_case(
+    ("jobs", "orders"),
+    [
+        # Anonymous callers yield, and are served when nobody else waits.
+        (
+            [Job(n, "anonymous", is_anonymous=True) for n in range(3)]
+            + [Job(n, "known", 1000) for n in (3, 4)],
+            [3, 4, 0, 1, 2],
+        ),
+        # An account does not pay for what was withdrawn.
+        (
+            [Job(n, "a", 1000) for n in range(50)] + [Job(60, "b", 10), Job(61, "b", 10)],
+            [60, 62, 61],
+        ),
+    ],
+)
+def test_turns(jobs: list[Job], orders: list[int]) -> None:
+    queue: FairQueue[Job] = FairQueue()
+    for job in jobs:
+        add(queue, job)
+    if 62 in orders:
+        for job in jobs[:50]:
+            queue.remove(job)
+        add(queue, Job(62, "a", 10))
+    assert [job.order for job in drain(queue)] == orders
+
+
+def test_an_account_that_comes_back_pays_for_what_it_had() -> None:
+    queue: FairQueue[Job] = FairQueue()
+    for order in range(3):
+        add(queue, Job(order, "a", cost=10))
+    add(queue, Job(3, "greedy", cost=1000))
+    taken = [queue.take().account for _ in range(2)]
+    assert sorted(taken) == ["a", "greedy"]
+    add(queue, Job(4, "greedy", cost=1))
+    assert [job.account for job in drain(queue)] == ["a", "a", "greedy"]
+
+
+def test_passing_accounts_are_forgotten() -> None:
+    queue: FairQueue[Job] = FairQueue()
+    add(queue, Job(-1, "stays", cost=1))
+    add(queue, Job(-2, "stays", cost=1))
+    for order in range(3000):
+        job = add(queue, Job(order, f"passer-{order}"))
+        if order % 2:
+            queue.remove(job)
+        else:
+            add(queue, Job(10_000 + order, "stays", cost=1))
+            queue.take()
+            queue.take()
+    assert len(queue._accounts) < 400
