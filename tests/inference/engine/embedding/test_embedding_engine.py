@@ -263,7 +263,10 @@ def test_anonymous_jobs_come_last() -> None:
         # Jobs take turns.
         (
             [("large", *[100] * 50), ("small", 3)],
-            *(200, [[("large", 0), ("large", 1)], [("small", 0)], [("large", 2), ("large", 3)]]),
+            *(
+                200,
+                [[("large", 49), ("large", 48)], [("small", 0)], [("large", 47), ("large", 46)]],
+            ),
         ),
     ],
 )

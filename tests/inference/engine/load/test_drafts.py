@@ -20,7 +20,7 @@ from inference.models.config import ModelConfig
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
 from tests.cases import each_case
-from tests.inference.engine.load.loads import answer_of, cpu_spec
+from tests.inference.engine.asking import answer_of, cpu_spec
 from tests.inference.engine.load.test_kv_memory import HYBRID
 
 

@@ -1,4 +1,5 @@
-"""How many blocks a measured budget gives."""
+"""How many blocks a measured budget gives; and what a model's first steps measure, on a model whose
+steps take a set time."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ from inference.engine.load.kv_memory import (
     shared_budget,
     wanted_slots,
 )
-from inference.engine.load.trial import DeviceTrial
-from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
-from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
+from inference.engine.load.trial import DeviceTrial, measure_prefill, run_largest_steps
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.models.adapter import planned_adapter_bytes
+from inference.models.backend import PlainBackend
+from inference.models.cache.kv_format import CacheLayout, KVFormat, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import DeltaConfig
+from inference.models.layers.attention import MOST_GATHERED_BYTES
+from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from tests.cases import each_case
 
@@ -49,14 +54,10 @@ CONFIG = ModelConfig(
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
 
 
-def plan(budget_bytes: int, **overrides: Any) -> KVPlan:
-    arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4}
+def plan(budget_bytes: int, *, config: ModelConfig = CONFIG, **overrides: Any) -> KVPlan:
+    arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4} | overrides
     return plan_kv(
-        CONFIG,
-        budget_bytes=budget_bytes,
-        block_tokens=32,
-        kv_format="fp32",
-        **(arguments | overrides),
+        config, budget_bytes=budget_bytes, block_tokens=32, kv_format="fp32", **arguments
     )
 
 
@@ -125,17 +126,10 @@ def test_what_does_not_fit_is_refused_with_both_numbers(
         plan(budget_bytes, **overrides)
 
 
-@each_case(("kept_blocks", "expected"), [(None, 40), (7, 7), (70, 40)])
-def test_whole_blocks_are_kept_and_never_more_than_there_are(
-    kept_blocks: int | None, expected: int
-) -> None:
-    kept_bytes = None if kept_blocks is None else kept_blocks * BLOCK_BYTES + 100
-    assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
-
-
-def test_past_prompts_take_twice_the_weights_unless_the_operator_set_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kept_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kept_bytes, expected in ((None, 40), (7 * BLOCK_BYTES + 100, 7), (70 * BLOCK_BYTES, 40)):
+        assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
+    # Past prompts take twice the weights unless the operator set more.
     monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
     assert kept_host_bytes(10**6) == 2 * 10**6
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
@@ -216,14 +210,6 @@ def test_by_default_another_model_finds_room_beside(free: int, sequences: int, t
     assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
 
 
-def test_the_plan_of_a_card_leaves_room_and_reports_its_kv() -> None:
-    alone = plan(10_000 * BLOCK_BYTES, max_sequences=1000)
-    shared = plan(10_000 * BLOCK_BYTES, leaves_room=True, max_sequences=1000)
-    assert shared.context_tokens == alone.context_tokens
-    assert shared.kv_bytes < alone.kv_bytes
-    assert f"{shared.num_blocks * 32:,}" in shared.context_reason
-
-
 def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
     """Keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
     assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
@@ -234,18 +220,12 @@ def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
 DELTA = DeltaConfig(
     num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=6, conv_kernel=4
 )
-HYBRID = ModelConfig(
+HYBRID = replace(
+    CONFIG,
     architecture="qwen3_5",
     vocab_size=128,
-    hidden_size=64,
-    intermediate_size=96,
     num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
     max_positions=256,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
     mixers=("delta", "delta", "delta", "attention"),
     delta=DELTA,
 )
@@ -253,42 +233,29 @@ LAYOUT = cache_layout(HYBRID)
 SLOT_BYTES = 3 * 4 * (3 * (2 * 16 + 24) + 4 * 8 * 6)
 
 
-def test_a_layout_names_who_keeps_what() -> None:
-    assert LAYOUT.attention_layers == (3,)
-    assert LAYOUT.state_layers == (0, 1, 2)
-    assert LAYOUT.state_bytes_per_slot == SLOT_BYTES
-    assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
-
-
-def test_all_sequences_get_slots_and_snapshots_where_there_is_room() -> None:
-    plan = plan_states(LAYOUT, budget_bytes=10**9, max_sequences=8)
-    assert plan.num_slots == wanted_slots(8) == 33
-    assert plan.max_sequences == 8 and plan.num_snapshots == 16
-    assert plan.state_bytes == 33 * SLOT_BYTES
-    assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
-
-
 @each_case(
-    ("num_slots", "num_sequences", "num_snapshots"), [(3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)]
+    ("num_slots", "num_sequences", "num_snapshots"),
+    [(33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)],
 )
-def test_fewer_run_where_memory_is_short(
-    num_slots: int, num_sequences: int, num_snapshots: int
-) -> None:
-    plan = plan_states(LAYOUT, budget_bytes=2 * num_slots * SLOT_BYTES, max_sequences=8)
-    assert plan.num_slots == num_slots
-    assert plan.max_sequences == num_sequences
+def test_slots_of_states(num_slots: int, num_sequences: int, num_snapshots: int) -> None:
+    """Half of a budget is for them; fewer run where memory is short."""
+    budget_bytes = 10**9 if num_slots == wanted_slots(8) else 2 * num_slots * SLOT_BYTES
+    plan = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
+    assert (plan.num_slots, plan.max_sequences) == (num_slots, num_sequences)
     assert plan.num_snapshots == num_snapshots
+    assert plan.state_bytes == num_slots * SLOT_BYTES == num_slots * LAYOUT.state_bytes_per_slot
 
 
-def test_states_leave_room_for_others_and_are_none_without_recurrent_layers() -> None:
+def test_states() -> None:
+    assert (LAYOUT.attention_layers, LAYOUT.state_layers) == ((3,), (0, 1, 2))
+    assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
+    plan = plan_states(LAYOUT, budget_bytes=10**9, max_sequences=8)
+    assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
     plan = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
     assert plan.num_slots == 20
     plan = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
     assert (plan.num_slots, plan.state_bytes, plan.max_sequences) == (0, 0, 8)
     assert plan.in_words() == ""
-
-
-def test_not_even_one_sequence() -> None:
     with pytest.raises(DoesNotFitError, match="one sequence needs"):
         plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
 
@@ -296,18 +263,11 @@ def test_not_even_one_sequence() -> None:
 def test_blocks_get_what_states_leave() -> None:
     block_bytes = 32 * kv_bytes_per_token(HYBRID, "fp32")
     budget_bytes = wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
-    plan = plan_kv(
-        HYBRID,
-        budget_bytes=budget_bytes,
-        block_tokens=32,
-        kv_format="fp32",
-        max_context_tokens=None,
-        max_sequences=2,
-    )
-    assert plan.states.num_slots == wanted_slots(2)
-    assert plan.num_blocks == 16, "two contexts of 256 tokens"
-    assert plan.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
-    assert "states of 2 sequences and 4 snapshots" in plan.context_reason
+    found = plan(budget_bytes, config=HYBRID, max_sequences=2)
+    assert found.states.num_slots == wanted_slots(2)
+    assert found.num_blocks == 16, "two contexts of 256 tokens"
+    assert found.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
+    assert "states of 2 sequences and 4 snapshots" in found.context_reason
 
 
 def states_of(num_slots: int, max_sequences: int) -> StatePlan:
@@ -331,29 +291,130 @@ def part(num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: i
 def test_the_smallest_part_decides() -> None:
     found = smallest_plan([part(40, 1280), part(25, 640), part(90, 1280)])
     assert (found.num_blocks, found.kept_blocks, found.context_tokens) == (25, 12, 640)
-    assert found.kv_bytes == 25 * 300
+    assert (found.kv_bytes, found.adapter_bytes) == (25 * 300, 9)
     assert found.context_reason == "640 tokens"
-    assert found.adapter_bytes == 9
     assert found.states.num_slots == 0 and found.states.max_sequences == 8
-
-
-def test_parts_without_states_bound_no_slots() -> None:
+    # Parts without states bound no slots, and those without keys no blocks.
     found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
-    assert found.states.num_slots == 9
-    assert found.states.state_bytes == 45
-    assert found.states.max_sequences == 8
-
-
-def test_parts_without_keys_bound_no_blocks() -> None:
+    assert found.states == StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
     only_states = PartPlan(None, states_of(4, max_sequences=2), block_bytes=0, slot_bytes=11)
     found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
     assert (found.num_blocks, found.kv_bytes) == (25, 2500)
-    assert found.states.num_slots == 4
-    assert found.states.state_bytes == 4 * 16
-    assert found.states.max_sequences == 2
+    assert found.states == StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)
 
 
-def test_a_planned_adapter_changes_every_projection() -> None:
-    hidden, inner, kv = CONFIG.hidden_size, CONFIG.intermediate_size, 2 * 16
-    of_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
-    assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer
+TRIED = replace(CONFIG, vocab_size=8, num_layers=1, max_positions=32_768)
+LIMITS = SchedulerLimits(prefill_tokens_per_step=512)
+
+
+class TimedModel(PlainBackend):
+    """Its clock moves by ``speed`` for each prompt row, and by ten times that the first time."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+    kv_format: KVFormat = "fp32"
+
+    def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
+        self.config = replace(TRIED, sliding_window=speed.window_tokens)
+        self.copies_context = copies_context
+        self.now_s = 0.0
+        self.prompt_rows: list[int] = []
+        self.decode_rows: list[int] = []
+        self.longest = 0
+        """Context of any row so far."""
+        self.most_copied = 0
+        """Slots of all rows' contexts, of any step so far."""
+        self._speed = speed
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> Any:
+        return SimpleNamespace(num_blocks=num_blocks, block_tokens=block_tokens)
+
+    def forward(self, step: StepInput, kv: Any) -> torch.Tensor:
+        self.longest = max(self.longest, step.longest_context)
+        count = step.num_decodes
+        if count:
+            self.decode_rows.append(count)
+            width = -(-int(step.context_lens[:count].max()) // kv.block_tokens)
+            self.most_copied = max(self.most_copied, count * width * kv.block_tokens)
+        if len(step.context_lens) > count:
+            self._prefill(step, kv)
+        rows = step.token_ids if step.logit_rows is None else step.logit_rows
+        return torch.zeros(len(rows), TRIED.vocab_size)
+
+    def _prefill(self, step: StepInput, kv: Any) -> None:
+        first_prompt_row = int(step.query_start[step.num_decodes])
+        slots = step.slots[first_prompt_row:]
+        assert slots.max() < kv.num_blocks * kv.block_tokens
+        assert len(set(slots.tolist())) == len(slots)
+        for index in range(step.num_decodes, len(step.context_lens)):
+            first_row, last_row = step.query_start[index : index + 2].tolist()
+            end = int(step.context_lens[index])
+            start = end - (last_row - first_row)
+            positions = step.positions[first_row:last_row]
+            assert positions.tolist() == list(range(start, end))
+        first_time = 1 if self.prompt_rows else 10
+        self.prompt_rows.append(last_row - first_prompt_row)
+        self.now_s += first_time * self._speed.span_s(start, end)
+
+
+def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
+    return measure_prefill(model, LIMITS, context_tokens, clock=lambda: model.now_s)
+
+
+@each_case("window_tokens", [None, 2048])
+@each_case("token_s", [0.01, 0.001, 0.00001])
+def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -> None:
+    speed = PrefillSpeed(token_s=token_s, growth_s=token_s / 3000, window_tokens=window_tokens)
+    found = measured(TimedModel(speed), 32_768)
+    for num_tokens in (100, 1000, 8192, 32_000):
+        assert found.prompt_s(num_tokens) == pytest.approx(speed.prompt_s(num_tokens), rel=0.02)
+
+
+def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
+    slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
+    for speed, sizes in ((slow, [32] * 2), (fast, [512] * 4)):
+        model = TimedModel(speed)
+        measured(model, 4096)
+        assert model.prompt_rows[2:] == sizes
+    speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
+    model = TimedModel(speed)
+    model.has_own_threads = True  # long chunks of native code are timed once
+    run_largest_steps(model, LIMITS, 4096, 10**10)  # pays for first times
+    model.prompt_rows = model.prompt_rows[:1]
+    found = measured(model, 4096)
+    assert model.prompt_rows[1:] == [32, 32]
+    assert found.prompt_s(2000) == pytest.approx(speed.prompt_s(2000), rel=0.02)
+    model = TimedModel(PrefillSpeed(token_s=0.001, growth_s=1e-7))
+    found = measured(model, 20)  # a short context is timed at its start alone
+    assert max(model.prompt_rows) == 20
+    assert found.growth_s == 0
+
+
+def test_the_largest_steps_are_the_engines_largest() -> None:
+    model = TimedModel(PrefillSpeed(token_s=0.001))
+    num_blocks = run_largest_steps(model, LIMITS, 32_768, 10**6)
+    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
+    kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
+    assert kv_bytes == {model.device: (512 + 32) * kv_bytes_per_token(TRIED, "fp32")}
+    model = TimedModel(PrefillSpeed(token_s=0.001))  # a large one on a CPU is tried with fewer rows
+    run_largest_steps(model, LIMITS, 32_768, 8 * 10**8)
+    assert (model.prompt_rows, model.decode_rows) == ([31], [31])
+    run_largest_steps(model, LIMITS, 32_768, 10**12)
+    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
+    # Where contexts are copied, one is as long as may be, and many as are copied at once.
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    run_largest_steps(model, LIMITS, 32_768, 10**6)
+    assert model.prompt_rows == [512, 32]
+    assert model.longest == 32_768
+    assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
+
+
+@each_case("context_tokens", [20, 250])
+@each_case("copies_context", [False, True])
+def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
+    """The engine fills its prompt rows with several prompts then, none beyond its context."""
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+    run_largest_steps(model, LIMITS, context_tokens, 10**6)
+    assert model.prompt_rows[0] == 512
+    assert model.decode_rows == [256] * (2 if copies_context else 1)
+    assert model.longest <= -(-context_tokens // 32) * 32

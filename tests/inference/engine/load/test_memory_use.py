@@ -1,13 +1,17 @@
 """What a load takes is what its process then holds; a second load knows what the first one took,
-and how fast requests were."""
+and how fast requests were. Weights go straight to where they stay."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +21,20 @@ import numpy as np
 import pynvml
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from inference.channel import Channel
 from inference.engine.load import memory_use
+from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
+from inference.garbage import release_freed_memory
 from inference.models.cache.paged_kv import lazy_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
-from inference.protocol.load import EarlierLoads, PrefillSpeed
+from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
-from tests.inference.engine.load.loads import cpu_spec
+from tests.inference.engine.asking import cpu_spec
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6
@@ -54,58 +62,39 @@ def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
     assert int(promised[:, :2].sum()) == 50, "all else is zero"
 
 
-class Card:
-    """A card of 24 GB as NVML and torch see it from one process of several."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, *, lists_us: bool) -> None:
-        self.lists_us = lists_us
-        self.others_bytes = 3_000 * MB
-        self.context_bytes = 0
-        self.reserved_bytes = 0
-
-    @property
-    def free_bytes(self) -> int:
-        return 24_000 * MB - self.others_bytes - self.context_bytes - self.reserved_bytes
-
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        if index == 0:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return "GPU-1234"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        assert uuid == "GPU-1234"
-        return 1
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(free=self.free_bytes)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        others = SimpleNamespace(pid=1, usedGpuMemory=self.others_bytes)
-        own_bytes = self.context_bytes + self.reserved_bytes
-        own = SimpleNamespace(pid=os.getpid(), usedGpuMemory=own_bytes)
-        return [others, own] if self.lists_us else []
-
-
 @each_case("lists_us", [True, False], ids=["on the host", "in a container"])
 def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_process(
     lists_us: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = Card(lists_us=lists_us)
-    monkeypatch.setattr(memory_use, "pynvml", card)
+    """A card of 24 GB as NVML and torch see it from one process of several; another one is lost."""
+    card = SimpleNamespace(context_bytes=0, reserved_bytes=0)
+
+    def used_bytes() -> int:
+        return int(card.context_bytes + card.reserved_bytes)
+
+    def handle_of(index: int) -> int:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    def processes(handle: int) -> list[Any]:
+        others = SimpleNamespace(pid=1, usedGpuMemory=3_000 * MB)
+        return [others, SimpleNamespace(pid=os.getpid(), usedGpuMemory=used_bytes())]
+
+    nvml = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=handle_of,
+        nvmlDeviceGetUUID=lambda handle: "GPU-1234",
+        nvmlDeviceGetHandleByUUID={"GPU-1234": 1}.__getitem__,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=21_000 * MB - used_bytes()),
+        nvmlDeviceGetComputeRunningProcesses=processes if lists_us else lambda handle: [],
+    )
+    monkeypatch.setattr(memory_use, "pynvml", nvml)
     cuda = SimpleNamespace(
         get_device_properties=lambda device: SimpleNamespace(uuid="1234"),
-        mem_get_info=lambda device: (card.free_bytes, 24_000 * MB),
+        mem_get_info=lambda device: (21_000 * MB - used_bytes(), 24_000 * MB),
         memory_reserved=lambda device: card.reserved_bytes,
     )
     host = HostGauge()
@@ -162,3 +151,126 @@ def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_spee
     assert abs(learnt) <= 0.05 * actual_bytes
     assert second.context_tokens == 1200, "300 s at the four tokens a second that requests had"
     assert "(4 tokens/s, average of earlier requests)" in second.context_reason
+
+
+HIDDEN, INTERMEDIATE, NUM_LAYERS, VOCAB = 1024, 2816, 8, 16_000
+MARGIN = 1.1
+UNNEEDED = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
+"""Tens of megabytes that no engine of a model on disk has a use for."""
+
+
+@pytest.fixture(scope="module")
+def sharded_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_file: Path) -> Path:
+    """A llama of 120 million weights: four shards of 52 MB, and one of its table."""
+    directory = tmp_path_factory.mktemp("sharded")
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
+    of_layer: dict[str, tuple[int, ...]] = {
+        **{f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"},
+        **{f"mlp.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")},
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        **{f"{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")},
+    }
+    shards: list[dict[str, tuple[int, ...]]] = [
+        {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)},
+        *(
+            {
+                f"model.layers.{index}.{name}.weight": shape
+                for index in (first, first + 1)
+                for name, shape in of_layer.items()
+            }
+            for first in range(0, NUM_LAYERS, 2)
+        ),
+    ]
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for file, shard in zip(names, shards, strict=True):
+        weights = {n: torch.full(shape, 0.01, dtype=torch.bfloat16) for n, shape in shard.items()}
+        save_file(weights, directory / file)
+    weight_map = {t: file for file, shard in zip(names, shards, strict=True) for t in shard}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4"])
+def test_beside_the_model_there_is_never_more_than_one_shard(
+    sharded_dir: Path, data_dir: Path, kind: str
+) -> None:
+    """Anonymous memory: the mapped files are the page cache's. float32 goes through the native
+    decoder's panels, bfloat16 through torch, and q4 is made on the way by all cores."""
+    done = subprocess.run(
+        [sys.executable, __file__, str(sharded_dir), kind],
+        cwd=REPOSITORY_DIR,
+        env=os.environ
+        | {
+            "HELEXA_DATA_DIR": str(data_dir),
+            "HELEXA_ENGINE_THREADS": "2",
+            "PYTHONPATH": str(REPOSITORY_DIR),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    shard_bytes = max(file.stat().st_size for file in sharded_dir.glob("*.safetensors"))
+    assert seen["model_bytes"] > shard_bytes
+    assert seen["peak_bytes"] - seen["model_bytes"] <= MARGIN * shard_bytes, seen
+    assert not UNNEEDED.intersection(seen["packages"])
+
+
+SHARDED_KV_BYTES = 2**26
+SAMPLE_EVERY_S = 0.0005
+"""A tensor takes tens of milliseconds, so no peak of one goes unseen."""
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def on_progress(self, progress: LoadProgress) -> None:
+        """The weights are there when the engine begins to try them out, which is not waited for."""
+        if progress.stage is LoadStage.WARMUP:
+            release_freed_memory()  # or what the allocator hoards would pass for the model
+            model_bytes = anonymous_bytes()
+            packages = sorted({name.partition(".")[0] for name in sys.modules})
+            seen = {"peak_bytes": self.peak_bytes, "model_bytes": model_bytes, "packages": packages}
+            print(json.dumps(seen))
+            sys.stdout.flush()
+            os._exit(0)
+
+    def _sample(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+            time.sleep(SAMPLE_EVERY_S)
+
+
+def load_watched(directory: str, kind: str) -> None:
+    """Prints, as JSON, how much anonymous memory it held at the most while the weights came in, how
+    much once they were there (bytes), and which packages. It runs in a process of its own, for what
+    other tests left in the allocator would blur the peak."""
+    watch = Watch()
+    spec = cpu_spec(directory, kv_memory_bytes=SHARDED_KV_BYTES)
+    asked = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
+    spec = msgspec.convert(msgspec.to_builtins(spec) | asked, LoadSpec)
+    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), watch.on_progress)
+
+
+if __name__ == "__main__":
+    load_watched(*sys.argv[1:])

@@ -24,7 +24,7 @@ from inference.protocol.load import Quantization
 from inference.protocol.load_progress import LoadProgress
 from tests.cases import each_case
 from tests.inference.engine.conftest import CONTEXT_TOKENS
-from tests.inference.engine.load.loads import cpu_spec
+from tests.inference.engine.asking import cpu_spec
 
 CALMER = 0.3
 """Times the layers' weights: as they are, a change of a hundredth is another model by layer 3."""

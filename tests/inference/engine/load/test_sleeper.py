@@ -19,7 +19,7 @@ from inference.engine.serving.loop import Served
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
-from tests.inference.engine.load.loads import cpu_spec
+from tests.inference.engine.asking import cpu_spec
 
 PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
 NUM_TOKENS = 12

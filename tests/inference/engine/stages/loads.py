@@ -11,7 +11,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.protocol.load import LoadSpec, StageSpec
 from tests.inference.engine.asking import Answers, submit
-from tests.inference.engine.load.loads import cpu_spec
+from tests.inference.engine.asking import cpu_spec
 
 PROMPT = [(7 * n) % 90 + 1 for n in range(100)]
 NUM_TOKENS = 12
