@@ -1,5 +1,6 @@
 """What a load takes is what its process then holds; a second load knows what the first one took,
-and how fast requests were. Weights go straight to where they stay."""
+and how fast requests were. What a model's first steps measure. Weights go straight to where they
+stay."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +29,21 @@ from inference.channel import Channel
 from inference.engine.load import memory_use
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
+from inference.engine.load.trial import measure_prefill, run_largest_steps
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.garbage import release_freed_memory
+from inference.models.backend import PlainBackend
+from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.cache.paged_kv import lazy_zeros
+from inference.models.layers.attention import MOST_GATHERED_BYTES
+from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
 from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.load.test_kv_memory import CONFIG
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6
@@ -270,6 +279,123 @@ def load_watched(directory: str, kind: str) -> None:
     asked = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
     spec = msgspec.convert(msgspec.to_builtins(spec) | asked, LoadSpec)
     load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), watch.on_progress)
+
+
+TRIED = replace(CONFIG, vocab_size=8, num_layers=1, max_positions=32_768)
+LIMITS = SchedulerLimits(prefill_tokens_per_step=512)
+
+
+class TimedModel(PlainBackend):
+    """Its clock moves by ``speed`` for each prompt row, and by ten times that the first time."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+    kv_format: KVFormat = "fp32"
+
+    def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
+        self.config = replace(TRIED, sliding_window=speed.window_tokens)
+        self.copies_context = copies_context
+        self.now_s = 0.0
+        self.prompt_rows: list[int] = []
+        self.decode_rows: list[int] = []
+        self.longest = 0
+        """Context of any row so far."""
+        self.most_copied = 0
+        """Slots of all rows' contexts, of any step so far."""
+        self._speed = speed
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> Any:
+        return SimpleNamespace(num_blocks=num_blocks, block_tokens=block_tokens)
+
+    def forward(self, step: StepInput, kv: Any) -> torch.Tensor:
+        self.longest = max(self.longest, step.longest_context)
+        count = step.num_decodes
+        if count:
+            self.decode_rows.append(count)
+            width = -(-int(step.context_lens[:count].max()) // kv.block_tokens)
+            self.most_copied = max(self.most_copied, count * width * kv.block_tokens)
+        if len(step.context_lens) > count:
+            self._prefill(step, kv)
+        rows = step.token_ids if step.logit_rows is None else step.logit_rows
+        return torch.zeros(len(rows), TRIED.vocab_size)
+
+    def _prefill(self, step: StepInput, kv: Any) -> None:
+        first_prompt_row = int(step.query_start[step.num_decodes])
+        slots = step.slots[first_prompt_row:]
+        assert slots.max() < kv.num_blocks * kv.block_tokens
+        assert len(set(slots.tolist())) == len(slots)
+        for index in range(step.num_decodes, len(step.context_lens)):
+            first_row, last_row = step.query_start[index : index + 2].tolist()
+            end = int(step.context_lens[index])
+            start = end - (last_row - first_row)
+            positions = step.positions[first_row:last_row]
+            assert positions.tolist() == list(range(start, end))
+        first_time = 1 if self.prompt_rows else 10
+        self.prompt_rows.append(last_row - first_prompt_row)
+        self.now_s += first_time * self._speed.span_s(start, end)
+
+
+def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
+    return measure_prefill(model, LIMITS, context_tokens, clock=lambda: model.now_s)
+
+
+@each_case("window_tokens", [None, 2048])
+@each_case("token_s", [0.01, 0.001, 0.00001])
+def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -> None:
+    speed = PrefillSpeed(token_s=token_s, growth_s=token_s / 3000, window_tokens=window_tokens)
+    found = measured(TimedModel(speed), 32_768)
+    for num_tokens in (100, 1000, 8192, 32_000):
+        assert found.prompt_s(num_tokens) == pytest.approx(speed.prompt_s(num_tokens), rel=0.02)
+
+
+def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
+    slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
+    for speed, sizes in ((slow, [32] * 2), (fast, [512] * 4)):
+        model = TimedModel(speed)
+        measured(model, 4096)
+        assert model.prompt_rows[2:] == sizes
+    speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
+    model = TimedModel(speed)
+    model.has_own_threads = True  # long chunks of native code are timed once
+    run_largest_steps(model, LIMITS, 4096, 10**10)  # pays for first times
+    model.prompt_rows = model.prompt_rows[:1]
+    found = measured(model, 4096)
+    assert model.prompt_rows[1:] == [32, 32]
+    assert found.prompt_s(2000) == pytest.approx(speed.prompt_s(2000), rel=0.02)
+    model = TimedModel(PrefillSpeed(token_s=0.001, growth_s=1e-7))
+    found = measured(model, 20)  # a short context is timed at its start alone
+    assert max(model.prompt_rows) == 20
+    assert found.growth_s == 0
+
+
+def test_the_largest_steps_are_the_engines_largest() -> None:
+    model = TimedModel(PrefillSpeed(token_s=0.001))
+    num_blocks = run_largest_steps(model, LIMITS, 32_768, 10**6)
+    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
+    kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
+    assert kv_bytes == {model.device: (512 + 32) * kv_bytes_per_token(TRIED, "fp32")}
+    model = TimedModel(PrefillSpeed(token_s=0.001))  # a large one on a CPU is tried with fewer rows
+    run_largest_steps(model, LIMITS, 32_768, 8 * 10**8)
+    assert (model.prompt_rows, model.decode_rows) == ([31], [31])
+    run_largest_steps(model, LIMITS, 32_768, 10**12)
+    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
+    # Where contexts are copied, one is as long as may be, and many as are copied at once.
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    run_largest_steps(model, LIMITS, 32_768, 10**6)
+    assert model.prompt_rows == [512, 32]
+    assert model.longest == 32_768
+    assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
+
+
+@each_case("context_tokens", [20, 250])
+@each_case("copies_context", [False, True])
+def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
+    """The engine fills its prompt rows with several prompts then, none beyond its context."""
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+    run_largest_steps(model, LIMITS, context_tokens, 10**6)
+    assert model.prompt_rows[0] == 512
+    assert model.decode_rows == [256] * (2 if copies_context else 1)
+    assert model.longest <= -(-context_tokens // 32) * 32
 
 
 if __name__ == "__main__":

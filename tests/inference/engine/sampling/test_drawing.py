@@ -45,7 +45,7 @@ from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case
 from tests.inference.engine.asking import sequence_of
-from tests.inference.engine.load.test_kv_memory import TimedModel
+from tests.inference.engine.load.test_memory_use import TimedModel
 from tests.inference.models.cuda.tiny import tiny_model
 
 ROUNDING = 2e-5
