@@ -364,8 +364,7 @@ def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
     assert found.prompt_s(2000) == pytest.approx(speed.prompt_s(2000), rel=0.02)
     model = TimedModel(PrefillSpeed(token_s=0.001, growth_s=1e-7))
     found = measured(model, 20)  # a short context is timed at its start alone
-    assert max(model.prompt_rows) == 20
-    assert found.growth_s == 0
+    assert (max(model.prompt_rows), found.growth_s) == (20, 0)
 
 
 def test_the_largest_steps_are_the_engines_largest() -> None:
@@ -382,8 +381,7 @@ def test_the_largest_steps_are_the_engines_largest() -> None:
     # Where contexts are copied, one is as long as may be, and many as are copied at once.
     model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
     run_largest_steps(model, LIMITS, 32_768, 10**6)
-    assert model.prompt_rows == [512, 32]
-    assert model.longest == 32_768
+    assert (model.prompt_rows, model.longest) == ([512, 32], 32_768)
     assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.cache.kv_cache import KVCache
-from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.serving import process
 from inference.engine.serving.loop import (
     SEND_WITHIN_S,
@@ -31,11 +28,9 @@ from inference.protocol.engine import (
     SequenceTiming,
     Shutdown,
     StepOutputs,
-    SubmitSequence,
 )
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
-from tests.inference.engine.scheduling.fake_device import BLOCK_TOKENS, VOCAB_SIZE, FakeDevice
+from tests.inference.engine.scheduling.fake_device import Client
 from tests.inference.reports import engine_stats
 
 FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)
@@ -50,89 +45,78 @@ def step(*outputs: Any, number: int = 0) -> StepOutputs:
     return StepOutputs(outputs=list(outputs), stats=stats)
 
 
-class Neuron:
-    def __init__(self) -> None:
-        self.sent: list[StepOutputs] = []
-        self.batcher = OutputBatcher(self.sent.append)
-        self.batcher.record_sent(0.0)
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(message.outputs) for message in self.sent]
+def batcher(sent: list[StepOutputs]) -> OutputBatcher:
+    found = OutputBatcher(sent.append)
+    found.record_sent(0.0)
+    return found
 
 
-def test_short_steps_are_reported_together_and_no_token_is_held_too_long() -> None:
-    neuron, now_s, made_s = Neuron(), 0.0, []
+def sizes(sent: list[StepOutputs]) -> list[int]:
+    return [len(message.outputs) for message in sent]
+
+
+@each_case(("step_s", "wanted"), [(0.003, {6}), (0.015, {1})])
+def test_short_steps_are_reported_together_and_no_token_is_held_too_long(
+    step_s: float, wanted: set[int]
+) -> None:
+    sent: list[StepOutputs] = []
+    neuron, now_s, made_s = batcher(sent), 0.0, []
     for _ in range(100):
-        now_s += 0.003
+        now_s += step_s
         made_s.append(now_s)
-        neuron.batcher.add(step(TOKEN), now_s=now_s, next_step_s=0.003)
-        held = made_s[sum(neuron.sizes) :]
-        assert not held or now_s + 0.003 - held[0] <= SEND_WITHIN_S
-    assert set(neuron.sizes) == {6}
+        neuron.add(step(TOKEN), now_s=now_s, next_step_s=step_s)
+        held = made_s[sum(sizes(sent)) :]
+        assert not held or now_s + step_s - held[0] <= SEND_WITHIN_S
+    assert set(sizes(sent)) == wanted
 
 
-def test_long_steps_are_reported_each() -> None:
-    neuron = Neuron()
-    for number in range(1, 6):
-        neuron.batcher.add(step(TOKEN), now_s=0.015 * number, next_step_s=0.015)
-    assert neuron.sizes == [1] * 5
-
-
-@each_case("output", [FIRST, LAST, FAILED, CANCELLED])
+@each_case("output", [FIRST, LAST, FAILED, CANCELLED, None])
 def test_what_is_waited_for_is_reported_at_once(output: Any) -> None:
-    neuron = Neuron()
-    neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
-    assert neuron.sent == []
-    neuron.batcher.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
-    (message,) = neuron.sent
+    sent: list[StepOutputs] = []
+    neuron = batcher(sent)
+    neuron.flush(0.001)
+    neuron.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
+    assert sent == []
+    if output is None:
+        neuron.flush(0.002)
+        neuron.flush(0.003)
+        assert sizes(sent) == [1]
+        return
+    neuron.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
+    (message,) = sent
     assert message == step(TOKEN, TOKEN, output, number=7), "in order, with the newest stats"
 
 
-def test_what_is_held_can_be_reported() -> None:
-    neuron = Neuron()
-    neuron.batcher.flush(0.001)
-    neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
-    neuron.batcher.flush(0.002)
-    neuron.batcher.flush(0.003)
-    assert neuron.sizes == [1]
-
-
 def test_steps_without_tokens_are_reported_now_and_then() -> None:
-    neuron = Neuron()
+    sent: list[StepOutputs] = []
+    neuron = batcher(sent)
     for number in range(1, 31):
-        neuron.batcher.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
-    assert [message.stats.in_flight for message in neuron.sent] == [10, 20, 30]
-    assert neuron.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
-    neuron.batcher.record_sent(3.5)
-    assert not neuron.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
+        neuron.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
+    assert [message.stats.in_flight for message in sent] == [10, 20, 30]
+    assert neuron.is_quiet(3.0 + STATS_INTERVAL_S)
+    neuron.record_sent(3.5)
+    assert not neuron.is_quiet(3.0 + STATS_INTERVAL_S)
 
 
 @given(st.lists(st.tuples(st.sampled_from([FIRST, TOKEN, LAST, None]), st.floats(0, 0.05))))
 def test_nothing_is_lost_or_moved(steps: Any) -> None:
-    neuron, now_s = Neuron(), 0.0
+    sent: list[StepOutputs] = []
+    neuron, now_s = batcher(sent), 0.0
     for output, step_s in steps:
         now_s += step_s
-        outputs = [] if output is None else [output]
-        neuron.batcher.add(step(*outputs), now_s=now_s, next_step_s=step_s)
-    neuron.batcher.flush(now_s)
-    assert [o for message in neuron.sent for o in message.outputs] == [o for o, _ in steps if o]
+        neuron.add(step(*[output] * (output is not None)), now_s=now_s, next_step_s=step_s)
+    neuron.flush(now_s)
+    assert [o for message in sent for o in message.outputs] == [o for o, _ in steps if o]
 
 
 def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
-    scheduler = Scheduler(KVCache(40, BLOCK_TOKENS), SchedulerLimits(prefill_tokens_per_step=4))
-    engine = Engine(FakeDevice(), scheduler, EngineLimits(context_tokens=40, vocab_size=VOCAB_SIZE))
-    reported = [engine.has_prompts]
-    params = SamplingParams(max_tokens=3, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id="s", token_ids=[0] * 6, params=params))
-    while engine.has_work:
-        reported.append(engine.has_prompts)
-        engine.step()
+    client = Client(prefill_tokens_per_step=4)
+    reported = [client.engine.has_prompts]
+    client.submit([0] * 6, 3)
+    while client.engine.has_work:
+        reported.append(client.engine.has_prompts)
+        client.step()
     assert reported == [False, True, True, False, False]
-
-
-STATS = engine_stats(in_flight=1, kv_blocks_used=3)
-TIMING = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
 
 
 def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,17 +130,19 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
                 token_ids=[8],
                 finish_reason="length",
                 num_output_tokens=11,
-                timing=TIMING,
+                timing=SequenceTiming(
+                    queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50
+                ),
             ),
             SequenceFailed(
                 sequence_id="bad/0", code="numerical_error", message="3 logits are not finite"
             ),
         ],
-        stats=STATS,
+        stats=engine_stats(in_flight=1, kv_blocks_used=3),
     )
     logging_ends(sent.append)(outputs)
     (message,) = sent
-    assert isinstance(message, StepOutputs) and message.stats == STATS
+    assert isinstance(message, StepOutputs) and message.stats == outputs.stats
     assert [message.outputs[0], message.outputs[2]] == [outputs.outputs[0], outputs.outputs[2]]
     ended = message.outputs[1]
     assert isinstance(ended, SequenceStep) and ended.timing is not None
@@ -171,41 +157,20 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
     assert failed.getMessage() == "bad/0 numerical_error: 3 logits are not finite"
 
 
-NEVER_S = 0.2
-GIVE_UP_S = 60.0
-
-
-class Asleep:
-    engine = None
-    has_work = False
-
-    def close(self) -> None:
-        pass
-
-
-class ToldToStop:
-    def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.inbox.put(Shutdown())
-
-    def send(self, message: object) -> None:
-        pass
-
-    def flush(self, timeout_s: float = 0.0) -> None:
-        pass
-
-
 def test_a_fault_that_another_thread_reports_wins() -> None:
     codes: list[EngineExit] = []
-
-    def run() -> None:
-        served, messenger = cast(Any, Asleep()), cast(Any, ToldToStop())
-        codes.append(process.run(served, messenger))
-
-    main = threading.Thread(target=run, daemon=True)
+    asleep: Any = SimpleNamespace(engine=None, has_work=False, close=lambda: None)
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    inbox.put(Shutdown())
+    messenger: Any = SimpleNamespace(
+        inbox=inbox, send=lambda message: None, flush=lambda timeout_s=0.0: None
+    )
+    main = threading.Thread(
+        target=lambda: codes.append(process.run(asleep, messenger)), daemon=True
+    )
     with process._ending:
         main.start()
-        main.join(NEVER_S)
+        main.join(0.2)
         assert codes == []
-    main.join(GIVE_UP_S)
+    main.join(60.0)
     assert codes == [EngineExit.OK]

@@ -1,4 +1,4 @@
-"""The engine process from the neuron's end of the socket."""
+"""The engine process from the neuron's end of the socket, also where its steps break on purpose."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ import msgspec
 import pytest
 
 from inference.channel import Channel, ChannelClosedError
+from inference.engine.errors import EngineExit
+from inference.engine.serving.loop import StepWatchdog
 from inference.protocol.engine import (
     CancelSequence,
+    EngineFaulted,
     EngineMessage,
     Idle,
     Loaded,
@@ -34,8 +37,8 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import KVDtype, LoadSpec, StageSpec
 from inference.protocol.sampling import Grammar, SamplingParams
-
-pytestmark = pytest.mark.slow
+from inference.settings.neuron import STEP_TIMEOUT_S
+from tests.inference.engine.faulty_executor import Kind
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 EXIT_TIMEOUT_S = 120
@@ -52,9 +55,11 @@ class EngineProcess:
     def send(self, command: msgspec.Struct) -> None:
         self.channel.send(encode_engine_frame(command))
 
-    def submit(self, sequence_id: str, max_tokens: int, grammar: Grammar | None = None) -> None:
+    def submit(
+        self, sequence_id: str, max_tokens: int, grammar: Grammar | None = None, first: int = 1
+    ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
-        self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[1, 2, 3], params=params))
+        self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[first, 2, 3], params=params))
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -69,6 +74,10 @@ class EngineProcess:
 
     def wait_loaded(self) -> EngineMessage:
         return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
+
+    def tokens(self, sequence_id: str) -> list[int]:
+        steps = [one for one in self.outputs(sequence_id) if isinstance(one, SequenceStep)]
+        return [token_id for step in steps for token_id in step.token_ids]
 
     def terminal(self, sequence_id: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
         """The event that ends the sequence."""
@@ -134,6 +143,7 @@ def started(
         process.wait(EXIT_TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Path) -> None:
     with started(f"path:{tiny_model_dir}", data_dir) as engine:
         loaded = engine.wait_loaded()
@@ -171,6 +181,7 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         assert engine.process.wait(EXIT_TIMEOUT_S) == 0
 
 
+@pytest.mark.slow
 def test_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
     with started(f"path:{tiny_model_dir}", data_dir) as engine:
         # Closed while it is still importing or loading.
@@ -178,6 +189,7 @@ def test_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
         assert engine.process.wait(EXIT_TIMEOUT_S) == 2
 
 
+@pytest.mark.slow
 def test_load_that_fails_names_the_reason_and_exits(tmp_path: Path, data_dir: Path) -> None:
     with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
         failed = engine.wait_loaded()
@@ -186,3 +198,94 @@ def test_load_that_fails_names_the_reason_and_exits(tmp_path: Path, data_dir: Pa
         assert engine.process.wait(EXIT_TIMEOUT_S) == 1
         with pytest.raises(ChannelClosedError):
             engine.channel.receive()
+
+
+FAULTY_ENGINE = "tests.inference.engine.faulty_executor"
+
+
+def ends_of(engine: EngineProcess, num_sequences: int) -> dict[str, str | None]:
+    """Failure code or finish reason, by sequence."""
+    ends: dict[str, str | None] = {}
+    for message in engine.messages():
+        for output in message.outputs if isinstance(message, StepOutputs) else []:
+            if isinstance(output, SequenceFailed):
+                ends[output.sequence_id] = output.code
+            elif isinstance(output, SequenceStep) and output.finish_reason is not None:
+                ends[output.sequence_id] = output.finish_reason
+        if len(ends) == num_sequences:
+            return ends
+    raise AssertionError("unreachable: messages() never ends")
+
+
+@pytest.mark.slow
+def test_on_a_sound_device_each_fails_alone(tiny_model_dir: Path, data_dir: Path) -> None:
+    source = f"path:{tiny_model_dir}"
+    with started(source, data_dir, module=FAULTY_ENGINE) as engine:
+        assert isinstance(engine.wait_loaded(), Loaded)
+        engine.submit("good", 40, first=7)
+        engine.submit("not a number", 40, first=Kind.NOT_A_NUMBER)
+        engine.submit("too large", 40, first=Kind.TOO_LARGE)
+        engine.submit("bad shape", 40, first=Kind.BAD_SHAPE)
+        assert ends_of(engine, 4) == {
+            "good": "length",
+            "not a number": "numerical_error",
+            "too large": "out_of_memory",
+            "bad shape": "engine_error",
+        }
+        engine.submit("afterwards", 5, first=7)
+        assert ends_of(engine, 1) == {"afterwards": "length"}
+        # HELEXA_ENGINE_CHECKS is on: the accounting was found in order when it fell idle.
+        idle = next(message for message in engine.messages() if isinstance(message, Idle))
+        assert idle.stats.kv_blocks_used == 0
+        engine.send(Shutdown())
+        assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "code", "exit_code", "logged"),
+    [
+        (Kind.LOSES_THE_DEVICE, "device_fault", EngineExit.DEVICE_FAULT, "illegal memory access"),
+        (Kind.HANGS, "engine_hung", EngineExit.HUNG, "faulty_executor.py"),
+    ],
+)
+def test_what_it_cannot_survive_ends_it_by_its_name(
+    tiny_model_dir: Path,
+    data_dir: Path,
+    tmp_path: Path,
+    kind: Kind,
+    code: str,
+    exit_code: EngineExit,
+    logged: str,
+) -> None:
+    log_file = tmp_path / "engine.log"
+    with (
+        log_file.open("wb") as stream,
+        started(
+            f"path:{tiny_model_dir}",
+            data_dir,
+            module=FAULTY_ENGINE,
+            environment={"HELEXA_STEP_TIMEOUT_S": "2" if kind is Kind.HANGS else "60"},
+            log_file=stream,
+        ) as engine,
+    ):
+        assert isinstance(engine.wait_loaded(), Loaded)
+        engine.submit("good", 200, first=7)
+        engine.submit("bad", 200, first=kind)
+        last = next(m for m in engine.messages() if isinstance(m, EngineFaulted))
+        assert last.code == code
+        assert engine.process.wait(EXIT_TIMEOUT_S) == exit_code
+    assert logged in log_file.read_text(), "the log names the place"
+
+
+def test_the_timeout_is_the_operators() -> None:
+    for word, seconds in ((None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)):
+        environment = {} if word is None else {"HELEXA_STEP_TIMEOUT_S": word}
+        assert (STEP_TIMEOUT_S.read(environment) or None) == seconds
+    for word in ("soon", "-1", "nan", "inf"):
+        with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
+            STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word})
+    watchdog = StepWatchdog(None, lambda fault: pytest.fail("it watched"))
+    watchdog.start()
+    with watchdog.step():
+        pass
