@@ -1,5 +1,5 @@
-"""A loaded engine has the queue, the KV format and the vision tower that its spec and files name; its
-report says what its host lacks, and that it does not fit where it gets no memory."""
+"""A loaded engine has the queue, the KV format and the vision tower that its spec and files name;
+its report says what its host lacks, and that it does not fit where it gets no memory."""
 
 from __future__ import annotations
 

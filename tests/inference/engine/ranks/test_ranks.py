@@ -1,5 +1,5 @@
-"""Two ranks, in the test's process and as processes: steps that go to the other one, and the model's
-end where one fails, dies, hangs or cannot be started. Which devices ``manage.py tp_smoke`` tries."""
+"""Two ranks, in the test's process and as processes: steps that go to the other one, and the end of
+the model where one fails, dies, hangs or cannot start. Devices that ``manage.py tp_smoke`` tries."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -35,7 +35,7 @@ from inference.protocol.engine import (
     decode_engine_message,
     encode_engine_frame,
 )
-from inference.protocol.load import KVDtype, LoadSpec, StageSpec
+from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import Grammar, SamplingParams
 from inference.settings.neuron import STEP_TIMEOUT_S
 from tests.inference.engine.faulty_executor import Kind
@@ -72,6 +72,9 @@ class EngineProcess:
         while True:
             yield decode_engine_message(self.channel.receive())
 
+    def next(self, kind: type[Any]) -> Any:
+        return next(message for message in self.messages() if isinstance(message, kind))
+
     def wait_loaded(self) -> EngineMessage:
         return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
 
@@ -98,17 +101,17 @@ class EngineProcess:
 
 @contextmanager
 def started(
-    source: str,
+    source: str | LoadSpec,
     data_dir: Path,
     *,
-    kv_memory_bytes: int | None = KV_MEMORY_BYTES,
-    kv_dtype: KVDtype = "auto",
-    tensor_parallel: int = 1,
-    stages: Sequence[StageSpec] = (),
     module: str = "inference.engine",
     environment: Mapping[str, str] | None = None,
     log_file: IO[bytes] | None = None,
+    **settings: Any,
 ) -> Iterator[EngineProcess]:
+    if isinstance(source, str):
+        settings = {"kv_memory_bytes": KV_MEMORY_BYTES} | settings
+        source = LoadSpec(job_id="1", model="tiny", source=source, **settings)
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
@@ -125,16 +128,7 @@ def started(
     )
     theirs.close()
     engine = EngineProcess(process, ours)
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=source,
-        kv_memory_bytes=kv_memory_bytes,
-        kv_dtype=kv_dtype,
-        tensor_parallel=tensor_parallel,
-        stages=list(stages),
-    )
-    engine.channel.send(msgspec.msgpack.encode(spec))
+    engine.channel.send(msgspec.msgpack.encode(source))
     try:
         yield engine
     finally:

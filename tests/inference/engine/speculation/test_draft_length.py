@@ -1,12 +1,23 @@
-"""How many drafts are run: what they bring and cost; and the choice of where they come from."""
+"""How many drafts are run: what they bring and cost; the choice of where they come from; and those
+after a text that repeats itself."""
 
 from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from inference.engine.scheduling.pace import StepPacer, StepTimeModel
 from inference.engine.sequence import Sequence
-from inference.engine.speculation.prompt_lookup import LookupSpeculator
+from inference.engine.speculation import prompt_lookup
+from inference.engine.speculation.prompt_lookup import (
+    LONGEST_MATCH,
+    SHORTEST_MATCH,
+    LookupSpeculator,
+    PromptLookup,
+)
 from inference.engine.speculation.speculator import (
     ENGINE_GAIN,
     IDLE_STEPS,
@@ -21,8 +32,8 @@ from inference.engine.speculation.speculator import (
     match_class,
     most_drafts,
 )
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 
 
 class Each:
@@ -35,17 +46,14 @@ class Each:
         return (1 + self._part * num_rows) / (1 + self._part * num_base_rows)
 
 
-def sequence_of(name: str, token_ids: list[int], **params: int) -> Sequence:
-    own = SamplingParams(**({"max_tokens": 100} | params))  # type: ignore[arg-type]
-    return Sequence(name, token_ids, own, context_tokens=1000, arrival=1, deadline_s=0.0)
-
-
 @each_case(
     ("num_rows", "candidates", "part", "most_rows", "expected"),
     [
         (1, [(8, 0.5)], 0.0, 128, 8),  # rows that cost nothing are all run
         (32, [(8, 0.6)] * 32, 10.0, 1024, 0),  # rows that cost as much as a step are not
         (1, [(8, 0.05)], 0.1, 128, 0),  # hopeless
+        (1, [(15, 0.4)], 0.2, 128, 1),
+        (1, [(15, 0.95)], 0.2, 128, 11),  # sure ones are longer
         (4, [(8, 1.0)] * 4, 0.0, 12, 2),  # a step holds so many rows
     ],
 )
@@ -53,12 +61,6 @@ def test_how_many_are_run(
     num_rows: int, candidates: list[tuple[int, float]], part: float, most_rows: int, expected: int
 ) -> None:
     assert best_length(num_rows, candidates, Each(part), most_rows) == expected
-
-
-def test_sure_proposals_are_longer() -> None:
-    costs = Each(0.2)
-    doubtful, sure = (best_length(1, [(15, rate)], costs, 128) for rate in (0.4, 0.95))
-    assert 0 < doubtful < sure
 
 
 class Device:
@@ -97,25 +99,19 @@ def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | Non
         assert best_length(1, [(15, 0.8)], costs, 128) == expected
 
 
-def test_a_lone_sequence_is_drafted_for_before_a_row_has_a_price() -> None:
+def test_when_a_lone_sequence_is_drafted_for() -> None:
     costs = paced(FIXED, [1] * 40).step_time
-    assert best_length(1, [(8, 0.8)], costs, 128) > 0
+    assert best_length(1, [(8, 0.8)], costs, 128) > 0, "before a row has a price"
     slower = paced(STEEP, [1, 5] * 10 + [1] * 60).step_time
     assert best_length(1, [(8, 0.6)], slower, 128) == 0, "it was tried"
-
-
-def test_drafts_that_did_not_pay_are_tried_again_after_many_steps() -> None:
     pacer = paced(STEEP, [1, 5] * 10)
     assert best_length(1, [(8, 0.8)], pacer.step_time, 128) == 0
     for _ in range(3000):
         pacer.record(num_decode_rows=1, num_prefill_tokens=0, step_s=STEEP.seconds(1))
-    assert best_length(1, [(8, 0.8)], pacer.step_time, 128) > 0
-
-
-def test_a_machine_that_slows_down_does_not_make_rows_dear() -> None:
+    assert best_length(1, [(8, 0.8)], pacer.step_time, 128) > 0, "tried again after many steps"
     pacer = paced(FIXED, [1, 9] * 10)
     before = pacer.step_time.ratio(9, 1)
-    for _ in range(40):
+    for _ in range(40):  # a machine that slows down does not make rows dear
         pacer.record(num_decode_rows=1, num_prefill_tokens=0, step_s=1.5 * FIXED.seconds(1))
     assert pacer.step_time.ratio(9, 1) == pytest.approx(before, rel=0.2)
 
@@ -129,31 +125,19 @@ def test_acceptance_follows_what_comes_and_the_next_sequence_begins_there() -> N
     assert own.rates[0] == PRIORS[0]
     assert abs(engine.rates[2] - PRIORS[2]) < 100 * ENGINE_GAIN
     assert Acceptance(engine).rates[2] == engine.rates[2] < PRIORS[2]
-
-
-def test_longer_matches_are_surer() -> None:
     classes = [match_class(length) for length in (2, 3, 4, 7, 8, 15, 16, 32)]
-    assert classes == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert classes == [0, 0, 1, 1, 2, 2, 3, 3], "longer matches are surer"
+    for max_tokens, min_tokens, wanted in ((5, 0, 4), (1, 0, 0), (9, 3, 0)):
+        sequence = sequence_of([1, 2], max_tokens=max_tokens, min_tokens=min_tokens)
+        assert most_drafts(sequence) == wanted
 
 
-def test_drafts_end_before_the_last_token() -> None:
-    assert most_drafts(sequence_of("a", [1, 2], max_tokens=5)) == 4
-    assert most_drafts(sequence_of("a", [1, 2], max_tokens=1)) == 0
-    assert most_drafts(sequence_of("a", [1, 2], max_tokens=9, min_tokens=3)) == 0
-
-
-def test_a_sequence_that_never_repeats_as_predicted_is_left_alone() -> None:
+def test_a_sequence_that_begins_to_repeat_is_drafted_for() -> None:
     speculator = LookupSpeculator()
     speculator.weigh_by(paced(Device(0.0075, 0.0025), [1, 9] * 10).step_time)
-    sequence = sequence_of("a", [1, 2])
-    num_drafts = []
-    for step in range(60):
-        num_drafts.append(len(speculator.drafts([sequence])))
-        token_id = (1, 2)[step % 3] if step % 3 < 2 else 100 + step
-        speculator.record(sequence, [token_id])
-        sequence.token_ids.append(token_id)
-    repeated = sequence.token_ids[10:40]
-    for token_id in repeated:
+    sequence, num_drafts = sequence_of([1, 2]), []
+    varied = [(1, 2, 100 + step)[step % 3] for step in range(60)]
+    for token_id in [*varied, *varied[8:38]]:
         num_drafts.append(len(speculator.drafts([sequence])))
         speculator.record(sequence, [token_id])
         sequence.token_ids.append(token_id)
@@ -161,7 +145,7 @@ def test_a_sequence_that_never_repeats_as_predicted_is_left_alone() -> None:
 
 
 def test_many_sequences_are_not_even_looked_at() -> None:
-    sequences = [sequence_of(str(i), [1, 2, 1, 2, 1, 2]) for i in range(MOST_SEQUENCES + 1)]
+    sequences = [sequence_of([1, 2, 1, 2, 1, 2]) for i in range(MOST_SEQUENCES + 1)]
     speculator = LookupSpeculator()
     assert speculator.drafts(sequences) == {}
     assert not any(sequence.drafting for sequence in sequences)
@@ -208,27 +192,17 @@ class FixedOrigin:
         return 0.25
 
 
-class Follower:
-    def __init__(self, following_s: float) -> None:
-        self.following_s = following_s
-        self.follows = True
-
-    def rest(self) -> None:
-        self.follows = False
-
-    def resume(self) -> None:
-        self.follows = True
-
-
 class Bench:
     def __init__(self, lookup: float, predicted: float, *, following_s: float = 0.0) -> None:
         self.lookup = FixedOrigin("lookup", lookup)
         self.predicted = FixedOrigin("predicted", predicted)
-        self.follower = Follower(following_s)
+        self.follower: Any = SimpleNamespace(follows=True, following_s=following_s)
+        self.follower.rest = lambda: setattr(self.follower, "follows", False)
+        self.follower.resume = lambda: setattr(self.follower, "follows", True)
         self.speculator = AutomaticSpeculator(self.lookup, self.predicted, self.follower)
         steps = StepTimeModel(row_s=STEP_S, token_s=STEP_S)
         self.speculator.weigh_by(steps)
-        self.sequence = sequence_of("a", [1, 2, 3])
+        self.sequence = sequence_of([1, 2, 3])
 
     def step(self) -> str:
         """Returns the chosen origin's name; empty: none. Half of its drafts are right."""
@@ -244,18 +218,12 @@ def test_the_origin_that_is_worth_more_drafts() -> None:
     assert Bench(1.2, 1.5).step() == "predicted"
     assert Bench(0.0, 1.1).step() == "predicted"
     assert Bench(0.0, 0.0).step() == ""
-
-
-def test_a_trial_comes_first() -> None:
     bench = Bench(3.0, 0.9)
     bench.predicted.is_trial = True
-    assert bench.step() == "predicted"
-
-
-def test_both_learn_from_every_step() -> None:
+    assert bench.step() == "predicted", "a trial comes first"
     bench = Bench(1.5, 1.2)
     bench.step()
-    assert bench.lookup.sampled == bench.predicted.sampled == [[6, 7]]
+    assert bench.lookup.sampled == bench.predicted.sampled == [[6, 7]], "both learn"
     assert bench.speculator.take_drafting_s() == 0.5
 
 
@@ -272,23 +240,17 @@ def test_a_predictor_that_does_not_pay_rests_and_is_tried_again() -> None:
     assert bench.predicted.num_asked == num_asked
     assert bench.step() == "predicted"
     assert bench.follower.follows
-
-
-def test_steps_of_prompt_lookup_alone_let_it_rest() -> None:
-    bench = Bench(3.0, 1.2)
+    bench = Bench(3.0, 1.2)  # steps of prompt lookup alone let it rest
     for _ in range(IDLE_STEPS):
         assert bench.step() == "lookup"
     assert not bench.follower.follows
     assert bench.step() == "lookup"
-
-
-def test_it_rests_where_following_costs_more_than_drafts_bring() -> None:
+    # It rests where following costs more than drafts bring.
     cheap, dear = (Bench(0.0, 1.2, following_s=part * STEP_S) for part in (0.1, 0.3))
     for _ in range(2 * IDLE_STEPS):
         cheap.step()
         dear.step()
-    assert cheap.follower.follows
-    assert not dear.follower.follows
+    assert (cheap.follower.follows, dear.follower.follows) == (True, False)
 
 
 def test_the_status_names_what_was_chosen() -> None:
@@ -302,3 +264,54 @@ def test_the_status_names_what_was_chosen() -> None:
         "of the last steps, lookup in 50 % (50 % right), predicted in 20 % (50 % right), "
         "none in 20 %"
     )
+
+
+def longest_match(text: list[int]) -> int:
+    """Finds the longest match by looking everywhere."""
+    best = 0
+    for end in range(1, len(text)):
+        length = 0
+        while length < min(end, LONGEST_MATCH) and text[end - 1 - length] == text[-1 - length]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+@each_case(
+    ("text", "most", "proposed"),
+    [
+        ([5, 1, 2, 3, 4, 9, 9, 1, 2], 3, [3, 4, 9]),
+        ([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], 1, [30]),  # the longest match wins over the last
+        ([1, 2, 30, 9, 1, 2, 40, 8, 1, 2], 1, [40]),  # the last of equals
+        ([4, 5, 6, 4, 5, 6, 4], 8, [5, 6, 4, 5, 6, 4, 5, 6]),  # a text that goes in circles
+        *((text, 4, None) for text in ([], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1])),
+    ],
+)
+def test_what_followed_is_proposed(text: list[int], most: int, proposed: list[int] | None) -> None:
+    found = PromptLookup().propose(text, most)
+    assert (None if found is None else found.token_ids) == proposed
+
+
+@each_case("num_words", [2, 3, 8])
+def test_as_good_as_looking_everywhere(num_words: int) -> None:
+    generator = random.Random(num_words)
+    text: list[int] = []
+    grown = PromptLookup()
+    for _ in range(200):
+        text.append(generator.randrange(num_words) + 1_000_000)
+        found, afresh = grown.propose(text, 4), PromptLookup().propose(text, 4)
+        assert found == afresh
+        best = longest_match(text)
+        if found is None:
+            assert best < SHORTEST_MATCH
+        else:
+            assert best >= found.match_length >= min(best, prompt_lookup.LONG_MATCH - 1) - 2
+
+
+def test_a_long_prompt_is_taken_in_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lookup, "INDEXED_AT_ONCE", 10)
+    text = [*range(40), 3, 4, 5]
+    lookup = PromptLookup()
+    found = [lookup.propose(text, 2) for _ in range(6)]
+    assert found[:4] == [None] * 4
+    assert found[4] is not None and found[4].token_ids == [6, 7]

@@ -17,7 +17,7 @@ from inference.engine.speculation.draft_model import (
     DraftModelSpeculator,
     DraftRow,
 )
-from tests.inference.engine.speculation.test_draft_length import sequence_of
+from tests.inference.engine.asking import sequence_of
 
 SIZE = 8
 
@@ -56,11 +56,11 @@ class Bench:
         self.speculator = DraftModelSpeculator(
             self.drafter, self.cache, 4, clock=lambda: self.now_s
         )
-        self.sequence = self.add("a", num_tokens)
+        self.sequence = self.add(num_tokens)
 
-    def add(self, name: str, num_tokens: int, *, first: int = 0) -> Sequence:
+    def add(self, num_tokens: int, *, first: int = 0) -> Sequence:
         token_ids = list(range(first, first + num_tokens))
-        sequence = sequence_of(name, token_ids, max_tokens=100)
+        sequence = sequence_of(token_ids)
         assert self.cache.admit(sequence)
         sequence.num_computed_tokens = num_tokens - 1
         self.cache.register_computed(sequence)
@@ -81,9 +81,12 @@ class Bench:
 
 def test_a_prompt_is_read_and_then_only_what_is_new() -> None:
     bench = Bench(20)
+    bench.drafter.on_draft = lambda: setattr(bench, "now_s", bench.now_s + 0.5)
     first = bench.step()
     assert first and first == list(range(20, 20 + len(first)))
     assert bench.drafter.filled == [(0, 19)]
+    assert bench.speculator.take_drafting_s() == 0.5, "which is no part of a step"
+    assert bench.speculator.take_drafting_s() == 0.0
     for _ in range(3):
         assert bench.step()
     assert bench.drafter.filled == [(0, 19)]
@@ -114,17 +117,20 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     assert drafts[4]
 
 
-def test_no_further_than_its_own_context() -> None:
+def test_drafts_that_have_no_room() -> None:
     bench = Bench(20)
     bench.drafter.num_positions = 24  # type: ignore[misc]
-    assert bench.step() == []
+    assert bench.step() == [], "no further than its own context"
     assert bench.drafter.filled == []
+    bench = Bench(23, num_blocks=3)  # without a free block they are shorter
+    drafts = bench.speculator.drafts([bench.sequence])
+    assert [len(draft) for draft in drafts.values()] == [1]
 
 
 def test_blocks_of_a_shared_prefix_are_read_once() -> None:
     bench = Bench(40)
     bench.step()
-    second = bench.add("b", 44)
+    second = bench.add(44)
     assert second.block_ids[:4] == bench.sequence.block_ids[:4]
     bench.sequence = second
     bench.step()
@@ -135,19 +141,13 @@ def test_preempted_it_reads_again_what_nobody_knows() -> None:
     bench = Bench(20)
     bench.step()
     bench.cache.release(bench.sequence)
-    taken = bench.add("other", 64 * SIZE, first=1000)
+    taken = bench.add(64 * SIZE, first=1000)
     bench.cache.release(taken)
     assert bench.cache.admit(bench.sequence)
     bench.sequence.num_computed_tokens = len(bench.sequence.token_ids) - 1
     bench.cache.register_computed(bench.sequence)
     bench.step()
     assert [start for start, _ in bench.drafter.filled] == [0, 0]
-
-
-def test_without_a_free_block_there_are_shorter_drafts_or_none() -> None:
-    bench = Bench(23, num_blocks=3)
-    drafts = bench.speculator.drafts([bench.sequence])
-    assert [len(draft) for draft in drafts.values()] == [1]
 
 
 def test_where_drafts_do_not_pay_some_are_tried_now_and_then() -> None:
@@ -171,11 +171,3 @@ def test_costs_count_each_token_of_the_longest_draft() -> None:
         costs.steps.record(3, 0, 0.012)
         costs.record_draft(1, 0.002)
     assert costs.ratio(3, 1) == pytest.approx(1.2 + 2 * 0.2, rel=0.05)
-
-
-def test_what_drafting_took_is_no_part_of_a_step() -> None:
-    bench = Bench(20)
-    bench.drafter.on_draft = lambda: setattr(bench, "now_s", bench.now_s + 0.5)
-    assert bench.step()
-    assert bench.speculator.take_drafting_s() == 0.5
-    assert bench.speculator.take_drafting_s() == 0.0

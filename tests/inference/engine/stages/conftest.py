@@ -9,24 +9,23 @@ import torch
 
 from inference.engine import children
 from inference.engine.stages import remote_stage
-from tests.inference.engine.stages import loads, remote_stages
-from tests.inference.engine.stages.thread_stages import StageThread
+from tests.inference.engine.stages import stages
 
 
 @pytest.fixture(autouse=True)
 def stages_as_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Runs stages as threads, for loads in the test's process; none is left behind."""
-    monkeypatch.setattr(children, "start_process", StageThread)
+    monkeypatch.setattr(children, "start_process", stages.StageThread)
     monkeypatch.setattr(os, "_exit", lambda code: None)
     monkeypatch.setattr(remote_stage, "forget_secrets", lambda environment: None)
     monkeypatch.setenv("HELEXA_STAGE_LISTEN", "127.0.0.1")
     monkeypatch.setenv("HELEXA_ENGINE_THREADS", "1")
     num_threads = torch.get_num_threads()
     yield
-    loads.close_all()
-    while remote_stages.held:
-        stage = remote_stages.held.pop()
-        stage.thread.join(remote_stages.WAIT_S)
+    stages.close_all()
+    while stages.held:
+        stage = stages.held.pop()
+        stage.thread.join(stages.WAIT_S)
         assert not stage.thread.is_alive(), "it would end the test's process"
     torch.set_num_threads(num_threads)
 

@@ -15,7 +15,7 @@ from inference.engine.stages.messages import AdapterAdded, Alive, Done, MeetStag
 from inference.protocol.load import LoadSpec
 from inference.stage_links.identities import new_identity
 from inference.stage_links.links import LinkListener
-from tests.inference.engine.stages.loads import load, spec_of
+from tests.inference.engine.stages.stages import load, spec_of
 from tests.inference.engine.stages.test_remote_stages import NO_ENGINES, framed
 
 WAIT_S = 60.0

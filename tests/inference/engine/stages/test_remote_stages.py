@@ -41,8 +41,8 @@ from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import new_identity
 from inference.stage_links.links import address_of, dial
 from tests.inference.engine.asking import run, submit
-from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of
-from tests.inference.engine.stages.remote_stages import (
+from tests.inference.engine.stages.stages import PROMPT, answers, close_all, load, spec_of
+from tests.inference.engine.stages.stages import (
     HERE,
     HeldStage,
     RemoteStages,

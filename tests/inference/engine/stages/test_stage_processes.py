@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
@@ -18,25 +17,23 @@ from inference.engine.errors import EngineExit
 from inference.protocol.engine import (
     EngineFaulted,
     Loaded,
-    SequenceStep,
     Shutdown,
     StageReady,
     StageReleased,
 )
 from inference.stage_links.links import address_of
-from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S
-from tests.inference.engine.stages.loads import spec_of
-from tests.inference.engine.stages.remote_stages import (
+from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess
+from tests.inference.engine.stages.stages import (
     HERE,
-    ProcessOfStage,
     ordered,
     process_of,
     processes,
+    spec_of,
+    with_stage,
 )
 from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
-
 LONG = 200
 """Tokens of an answer that is still running when a stage is killed."""
 
@@ -44,7 +41,7 @@ LONG = 200
 @contextmanager
 def three_stages(
     model_dir: Path, data_dir: Path
-) -> Iterator[tuple[ProcessOfStage, psutil.Process, ProcessOfStage]]:
+) -> Iterator[tuple[EngineProcess, psutil.Process, EngineProcess]]:
     """The engine, the process of the second stage, and the neuron's end of another neuron's third
     stage."""
     with (
@@ -57,21 +54,13 @@ def three_stages(
         yield engine, local, there.stages[0]
 
 
-def assert_gone(local: psutil.Process, remote: ProcessOfStage) -> None:
-    remote.next(StageReleased)
-    assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
-    psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
-    assert has_ended(local)
-
-
 def test_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
     found = []
     for ends in ((), (1, 2, 3)):
         with process_of(spec_of(tiny_model_dir, *ends), data_dir) as engine:
             loaded: Any = engine.wait_loaded()
             engine.submit("one", 24)
-            steps = [one for one in engine.outputs("one") if isinstance(one, SequenceStep)]
-            found.append([token_id for step in steps for token_id in step.token_ids])
+            found.append(engine.tokens("one"))
             children = psutil.Process(engine.process.pid).children()
             engine.send(Shutdown())
             assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
@@ -83,29 +72,29 @@ def test_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
     assert memory.process_bytes > 100_000_000, "three processes"
 
 
-@pytest.mark.parametrize(("index", "is_busy"), [(0, True), (1, False)])
-def test_a_stage_that_dies_ends_the_model_at_once(
-    tiny_model_dir: Path, data_dir: Path, index: int, is_busy: bool
+@pytest.mark.parametrize("lost", ["ours", "theirs", "ours stands still"])
+def test_a_stage_that_is_lost_ends_the_model(
+    tiny_model_dir: Path, data_dir: Path, lost: str
 ) -> None:
+    """At once where it dies, and in time where it stands still and there is no step. The end of the
+    engine ends the others."""
+    stands = lost == "ours stands still"
     with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
-        if is_busy:
+        if stands:
+            local.suspend()
+        elif lost == "ours":
             engine.submit("long", LONG)
-        (local, remote.process)[index].kill()
-        assert engine.next(EngineFaulted).code == "device_fault"
-        assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.DEVICE_FAULT
-        if index == 0:
-            assert_gone(local, remote)
-
-
-def test_a_stage_that_stands_still_is_noticed_and_its_engine_s_end_ends_the_others(
-    tiny_model_dir: Path, data_dir: Path
-) -> None:
-    """Also where there is no step."""
-    with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
-        local.suspend()
-        assert engine.next(EngineFaulted).code == "engine_hung"
-        assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.HUNG
-        assert_gone(local, remote)
+            local.kill()
+        else:
+            remote.process.kill()
+        assert engine.next(EngineFaulted).code == ("engine_hung" if stands else "device_fault")
+        expected = EngineExit.HUNG if stands else EngineExit.DEVICE_FAULT
+        assert engine.process.wait(EXIT_TIMEOUT_S) == expected
+        if lost != "theirs":
+            remote.next(StageReleased)
+            assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
+        psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
+        assert has_ended(local)
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
@@ -156,10 +145,8 @@ def _forward(source: socket.socket, sink: socket.socket) -> None:
 def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
     """The engine reaches both and sees nothing of it but what they report."""
     with processes(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir) as there:
-        stages = list(there.spec.stages)
-        proxy = Proxy(stages[2].address)
-        stages[2] = msgspec.structs.replace(stages[2], address=proxy.address)
-        spec = msgspec.structs.replace(there.spec, stages=stages)
+        proxy = Proxy(there.spec.stages[2].address)
+        spec = with_stage(there.spec, 2, address=proxy.address)
         with process_of(spec, data_dir) as engine:
             assert isinstance(engine.wait_loaded(), Loaded)
             proxy.cut(1)  # control came first, then rows, then rows back

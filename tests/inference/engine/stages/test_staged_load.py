@@ -28,7 +28,7 @@ from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.asking import Answers, run, submit, tokens_of
-from tests.inference.engine.stages.loads import PROMPT, answers, load, spec_of
+from tests.inference.engine.stages.stages import PROMPT, answers, load, spec_of
 from tests.inference.engine.sampling.test_grammars import PEOPLE, json_grammar
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image
