@@ -1,5 +1,5 @@
 """Two ranks, in the test's process and as processes: steps that go to the other one, and the end of
-the model where one fails, dies, hangs or cannot start. Devices that ``manage.py tp_smoke`` tries."""
+the model where one fails, dies, hangs or cannot start. Which devices ``tp_smoke`` tries."""
 
 from __future__ import annotations
 
