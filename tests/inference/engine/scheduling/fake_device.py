@@ -23,11 +23,8 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 from inference.protocol.engine import (
     CancelSequence,
-    SequenceFailed,
-    SequenceStep,
-    SubmitSequence,
 )
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import Answers, submit
 
 VOCAB_SIZE = 50
 BLOCK_TOKENS = 4
@@ -117,9 +114,6 @@ def slots_of(sequence: Sequence, num_tokens: int) -> list[int]:
 
 CONTEXT_TOKENS = 40
 STOP_IDS = [3, 4, 5]
-MOST_STEPS_OF_PATIENCE = 2
-"""How long the head of the queue may wait once a running slot and blocks are free: for the step
-that was launched already, and its own."""
 
 
 class Client:
@@ -144,104 +138,54 @@ class Client:
             check_when_idle=True,
         )
         self.prompts: dict[str, tuple[list[int], int]] = {}
-        self.answers: dict[str, list[int]] = {}
-        self.finished: dict[str, tuple[str, int]] = {}
-        self.cancelled: set[str] = set()
+        self.answers = Answers()
         self.num_steps = 0
         self.ended_in: dict[str, int] = {}
         """Sequence -> which step was its last."""
-        self._passed_over: tuple[str, int] = "", 0
-        """Who could have started, and for how many steps in a row."""
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
-        sequence_id = f"s{len(self.prompts)}"
-        self.prompts[sequence_id] = prompt, max_tokens
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=STOP_IDS)
-        self.engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
+        name = f"s{len(self.prompts)}"
+        self.prompts[name] = prompt, max_tokens
+        submit(self.engine, name, prompt, max_tokens, stop_token_ids=STOP_IDS)
 
     def cancel(self, index: int) -> None:
-        live = [s for s in self.prompts if s not in self.finished and s not in self.cancelled]
-        if live:
-            self.cancelled.add(live[index % len(live)])
+        if live := [name for name in self.prompts if name not in self.answers.ends]:
             self.engine.cancel(CancelSequence(sequence_id=live[index % len(live)]))
 
-    def step(self) -> None:
-        could_start = self.who_could_start()
-        outputs = self.engine.step().outputs
-        self.num_steps += 1
-        self.check_patience(could_start)
-        for output in outputs:
-            assert not isinstance(output, SequenceFailed), output
-            if isinstance(output, SequenceStep):
-                assert output.sequence_id not in self.finished, "it ends once"
-                self.answers.setdefault(output.sequence_id, []).extend(output.token_ids)
-                if output.finish_reason is not None:
-                    ended = output.finish_reason, output.num_output_tokens
-                    self.finished[output.sequence_id] = ended
-                    self.ended_in[output.sequence_id] = self.num_steps
-
-    def who_could_start(self) -> str:
-        """The head of the queue, where a running slot is free, blocks for all its tokens beside one
-        for each running sequence, and no other sequence has a claim to the step's rows: neither a
-        prompt nor a preempted sequence's recomputation."""
-        scheduler = self.scheduler
-        first = scheduler.waiting.next()
-        limit = min(self.engine.running_limit, scheduler.limits.max_running)
-        has_free_slots = len(scheduler.running) < limit
-        is_prefilling = any(s.num_computed_tokens < len(s.token_ids) - 1 for s in scheduler.running)
-        if first is None or not has_free_slots or is_prefilling:
-            return ""
-        needed = -(-len(first.token_ids) // BLOCK_TOKENS) + len(scheduler.running)
-        return first.sequence_id if needed <= scheduler.kv_cache.allocator.num_free else ""
-
-    def check_patience(self, could_start: str) -> None:
-        is_waiting = could_start in {s.sequence_id for s in self.scheduler.waiting}
-        name, num_steps = self._passed_over
-        if not could_start or not is_waiting:
-            self._passed_over = "", 0
-            return
-        self._passed_over = could_start, num_steps + 1 if name == could_start else 1
-        assert self._passed_over[1] < MOST_STEPS_OF_PATIENCE, f"{could_start} is passed over"
+    def step(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.answers.step(self.engine)
+            self.num_steps += 1
+            for name in self.answers.ends:
+                self.ended_in.setdefault(name, self.num_steps)
 
     def play(self, actions: Any) -> None:
-        for kind, what, number in actions:
-            if kind == "submit":
-                self.submit(what, number)
-            elif kind == "cancel":
-                self.cancel(what)
-            else:
-                for _ in range(what):
-                    self.step()
+        for kind, *what in actions:
+            getattr(self, kind)(*what)
         self.drain()
-        self.check()
 
     def drain(self) -> None:
+        """Every answer is the one that the device computes for its sequence alone."""
         while self.engine.has_work:
             self.step()
         self.engine.check_integrity()
         assert self.engine.stats().kv_blocks_used == 0
-
-    def check(self) -> None:
-        """Every answer is the one that the device computes for its sequence alone."""
-        for sequence_id, (prompt, max_tokens) in self.prompts.items():
-            wanted, finish = expected(prompt, max_tokens)
-            if sequence_id in self.cancelled:
-                answer = self.answers.get(sequence_id, [])
+        assert {*self.answers.failed.values()} <= {"cancelled"}
+        for name, (prompt, max_tokens) in self.prompts.items():
+            answer, end = self.answers.tokens.get(name, []), self.answers.ends[name]
+            wanted = [next_token(prompt)]
+            while len(wanted) < max_tokens and len(prompt) + len(wanted) < CONTEXT_TOKENS:
+                if wanted[-1] in STOP_IDS:
+                    break
+                wanted.append(next_token(prompt + wanted))
+            num_tokens, is_stopped = len(wanted), wanted[-1] in STOP_IDS
+            wanted = wanted[:-1] if is_stopped else wanted
+            if name in self.answers.failed:
                 assert answer == wanted[: len(answer)]
-            else:
-                assert self.answers.get(sequence_id, []) == wanted
-                assert self.finished[sequence_id] == finish
-
-
-def expected(prompt: list[int], max_tokens: int) -> tuple[list[int], tuple[str, int]]:
-    tokens, output = list(prompt), []
-    while len(output) < max_tokens and len(tokens) < CONTEXT_TOKENS:
-        token = next_token(tokens)
-        if token in STOP_IDS:
-            return output, ("stop", len(output) + 1)
-        tokens.append(token)
-        output.append(token)
-    return output, ("length", len(output))
+                continue
+            assert answer == wanted
+            assert end.num_output_tokens == num_tokens
+            assert end.finish_reason == ("stop" if is_stopped else "length")
 
 
 SETTLED = st.builds(
@@ -254,8 +198,8 @@ UNSETTLED = SETTLED.map(lambda tokens: [1, *tokens[1:]])
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.one_of(SETTLED, SETTLED, UNSETTLED), st.integers(1, 30)),
-        st.tuples(st.just("cancel"), st.integers(0, 9), st.just(0)),
-        st.tuples(st.just("step"), st.integers(1, 6), st.just(0)),
+        st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
     ),
     max_size=25,
 )
@@ -265,6 +209,9 @@ def never_stops(num_tokens: int, max_tokens: int) -> list[int]:
     """A settled prompt whose answer ends by its length."""
     for seed in range(1000):
         prompt = [0, *random.Random(seed).choices(range(VOCAB_SIZE), k=num_tokens - 1)]
-        if expected(prompt, max_tokens)[1] == ("length", max_tokens):
+        text = list(prompt)
+        for _ in range(max_tokens):
+            text.append(next_token(text))
+        if not {*text[num_tokens:]}.intersection(STOP_IDS):
             return prompt
     raise AssertionError("every prompt stops")

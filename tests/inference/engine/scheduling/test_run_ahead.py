@@ -27,10 +27,9 @@ from tests.inference.engine.scheduling.fake_device import (
 def test_any_order_of_events_gives_the_same_answers(
     actions: Any, num_blocks: int, max_running: int, prefill_tokens: int
 ) -> None:
-    client = Client(
+    Client(
         num_blocks=num_blocks, max_running=max_running, prefill_tokens_per_step=prefill_tokens
-    )
-    client.play(actions)
+    ).play(actions)
 
 
 def test_steady_decoding_is_always_one_step_ahead() -> None:
@@ -38,10 +37,9 @@ def test_steady_decoding_is_always_one_step_ahead() -> None:
     for first, max_tokens in ((0, 6), (6, 9), (4, 12)):
         client.submit([first, 7, 9], max_tokens)
     client.drain()
-    client.check()
-    reasons, lengths = zip(*client.finished.values(), strict=True)
-    assert client.device.num_ahead >= max(lengths) - 1
-    assert sorted(reasons) == ["length", "length", "stop"]
+    ends = client.answers.ends.values()
+    assert client.device.num_ahead >= max(end.num_output_tokens for end in ends) - 1
+    assert sorted(end.finish_reason for end in ends) == ["length", "length", "stop"]
     assert client.device.num_rows_in_vain <= 1
 
 
@@ -51,88 +49,68 @@ def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
     assert running_limit < 64
     for _ in range(running_limit + 1):
         client.submit(never_stops(3, 12), 12)
-    for _ in range(10):
-        client.step()
+    client.step(10)
     assert len(client.scheduler.running) == running_limit
     assert len(client.scheduler.waiting) == 1
     assert client.device.num_ahead >= 8
     client.drain()
-    client.check()
-
-
-class FailingAhead(FakeDevice):
-    """Has no room for the first ``num_failures`` steps that are launched ahead."""
-
-    def __init__(self, num_failures: int) -> None:
-        super().__init__()
-        self.num_failures = num_failures
-
-    def launch(self, schedule: Schedule, after: FakeStep | None = None) -> FakeStep:
-        if after is not None and self.num_failures > 0:
-            self.num_failures -= 1
-            raise MemoryError
-        return super().launch(schedule, after)
 
 
 @each_case("num_failures", [1, 3, 100])
 def test_a_launch_ahead_that_raises_leaves_the_step_before_it_as_it_was(num_failures: int) -> None:
-    client = Client(device=FailingAhead(num_failures))
+    """The device has no room for the first steps that are launched ahead."""
+
+    class FailingAhead(FakeDevice):
+        num_failed = 0
+
+        def launch(self, schedule: Schedule, after: FakeStep | None = None) -> FakeStep:
+            if after is not None and self.num_failed < num_failures:
+                self.num_failed += 1
+                raise MemoryError
+            return super().launch(schedule, after)
+
+    client = Client(device=FailingAhead())
     client.submit(never_stops(3, 12), 12)
     client.drain()
-    client.check()
     assert client.num_steps == 12, "none is run twice"
 
 
 def test_who_comes_waits_for_one_step_more() -> None:
     client = Client()
     client.submit([0, 1], 15)
-    for _ in range(3):
-        client.step()
+    client.step(3)
     ahead = client.device.num_ahead
     client.submit([2, 1], 2)
     client.step()
     assert client.device.num_ahead == ahead, "nobody is launched past a prompt that may start"
     client.step()
-    assert client.answers["s1"]
+    assert client.answers.tokens["s1"]
     while client.engine.stats().in_flight > 1:
         client.step()
     client.cancel(0)
     assert client.engine.stats().kv_blocks_used == 0, "though its row is launched"
     client.submit([2, 6, 8, 9], 3)
     client.drain()
-    client.check()
 
-
-def test_who_lacked_blocks_starts_once_they_are_free() -> None:
-    client = Client(num_blocks=12)
+    client = Client(num_blocks=12)  # who lacked blocks starts once they are free
     for num_tokens, max_tokens in ((4, 30), (28, 3), (16, 2)):
         client.submit(never_stops(num_tokens, max_tokens), max_tokens)
     client.drain()
-    client.check()
     assert client.ended_in == {"s0": 30, "s1": 3, "s2": 5}, "one was launched in between"
-
-
-def test_the_host_s_part_in_a_choice_is_waited_for() -> None:
-    client = Client()
-    client.submit([1, 8], 9)
-    client.submit([2, 8], 9)
-    client.drain()
-    client.check()
-    together = min(num_tokens for _, num_tokens in client.finished.values())
-    assert client.device.num_ahead <= 9 - together
 
 
 class FakeStages(FakeDevice):
     """Fails some steps: as they begin, or when their rows come back."""
 
-    def __init__(self, seed: int = 0, failing: float = 0.0) -> None:
+    def __init__(self, seed: int = 0, failing: float = 0.0, *, fails_whole: bool = False) -> None:
+        """``fails_whole``: fails each step, one of whose sequences has ended meanwhile."""
         super().__init__()
         self.num_rows: list[int] = []
         """The number of rows of each step that began in a group."""
         self.under_way: list[FakeStep] = []
         self.most_under_way = 0
         self._random = random.Random(seed)
-        self.failing = failing
+        self.failing, self._fails_whole = failing, fails_whole
 
     def begin(self, schedule: Schedule) -> FakeStep:
         self._may_fail(schedule)
@@ -147,12 +125,13 @@ class FakeStages(FakeDevice):
 
     def finish(self, step: FakeStep, live: Schedule) -> Sampled:
         self.under_way.remove(step)
+        if self._fails_whole and len(live.sequences) < len(step.schedule.sequences):
+            raise ValueError("a row of a sequence that has ended is at fault")
         sampled = self.read(step)
         self._may_fail(live)
-        of_all = zip(step.schedule.sampled, sampled.token_ids, strict=True)
-        assert [s for s, _ in of_all if s in live.sampled] == live.sampled
-        of_all = zip(step.schedule.sampled, sampled.token_ids, strict=True)
-        return Sampled([token for s, token in of_all if s in live.sampled], {}, {})
+        tokens = dict(zip(step.schedule.sampled, sampled.token_ids, strict=True))
+        assert [s for s in tokens if s in live.sampled] == live.sampled
+        return Sampled([tokens[s] for s in live.sampled], {}, {})
 
     def give_up(self, step: FakeStep) -> None:
         self.under_way.remove(step)
@@ -170,29 +149,22 @@ def grouped(stages: FakeStages, num_groups: int, **limits: Any) -> Client:
 
 @given(
     ACTIONS,
-    st.integers(10, 20),
-    st.integers(1, 6),
-    st.integers(3, 30),
     st.integers(2, 4),
     st.sampled_from([0.0, 0.3]),
+    st.fixed_dictionaries(
+        {
+            "num_blocks": st.integers(10, 20),
+            "max_running": st.integers(1, 6),
+            "prefill_tokens_per_step": st.integers(3, 30),
+        }
+    ),
 )
 def test_groups_give_the_same_answers_in_any_order_of_events(
-    actions: Any,
-    num_blocks: int,
-    max_running: int,
-    prefill_tokens: int,
-    num_groups: int,
-    failing: float,
+    actions: Any, num_groups: int, failing: float, limits: Any
 ) -> None:
-    stages = FakeStages(seed=num_blocks, failing=failing)
-    client = grouped(
-        stages,
-        num_groups,
-        num_blocks=num_blocks,
-        max_running=max_running,
-        prefill_tokens_per_step=prefill_tokens,
-    )
-    client.play(actions)
+    stages = FakeStages(seed=limits["num_blocks"], failing=failing)
+    grouped(stages, num_groups, **limits).play(actions)
+    assert not stages.under_way
 
 
 @each_case(
@@ -206,45 +178,25 @@ def test_those_that_decode_are_shared_evenly(
     client = grouped(stages, num_groups, num_blocks=100)
     for _ in range(num_sequences):
         client.submit(never_stops(3, 30), 30)
-    for _ in range(12):
-        client.step()
+    client.step(12)
     assert set(stages.num_rows[-8:]) == shares
     assert stages.most_under_way == min(num_sequences, num_groups)
     client.drain()
-    client.check()
 
 
 @each_case("cancelled", range(4))
-def test_a_sequence_is_not_failed_for_another_that_has_left(cancelled: int) -> None:
-    stages = FakeStages()
+@each_case("fails_whole", [False, True])
+def test_a_sequence_is_not_failed_for_another_that_has_left(
+    cancelled: int, fails_whole: bool
+) -> None:
+    stages = FakeStages(fails_whole=fails_whole)
     client = grouped(stages, 2, num_blocks=100)
     for _ in range(4):
         client.submit(never_stops(3, 20), 20)
-    for _ in range(6):
+    client.step(6)
+    if not fails_whole:
+        stages.failing = 1.0
         client.step()
-    stages.failing = 1.0
-    client.step()
-    stages.failing = 0.0
+        stages.failing = 0.0
     client.cancel(cancelled)
     client.drain()
-    client.check()
-
-
-@each_case("cancelled", range(4))
-def test_a_sequence_is_not_failed_for_rows_that_its_step_has_lost(cancelled: int) -> None:
-
-    class FailingWhole(FakeStages):
-        def finish(self, step: FakeStep, live: Schedule) -> Sampled:
-            if len(live.sequences) < len(step.schedule.sequences):
-                self.under_way.remove(step)
-                raise ValueError("a row of a sequence that has ended is at fault")
-            return super().finish(step, live)
-
-    client = grouped(FailingWhole(), 2, num_blocks=100)
-    for _ in range(4):
-        client.submit(never_stops(3, 20), 20)
-    for _ in range(6):
-        client.step()
-    client.cancel(cancelled)
-    client.drain()
-    client.check()

@@ -18,7 +18,7 @@ from inference.engine.sampling.grammars import GrammarState
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import FairQueue, SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import CHUNK_MULTIPLE, Schedule, end_of_chunk
+from inference.engine.step import Schedule, end_of_chunk
 from inference.protocol.sampling import Grammar, SamplingParams
 from tests.cases import each_case
 from tests.inference.engine import asking
@@ -172,13 +172,6 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(stateful_step_count=40)
 
 
-def chunk_sizes(length: int, budget: int) -> list[int]:
-    ends = [0]
-    while ends[-1] < length:
-        ends.append(end_of_chunk(ends[-1], length, budget))
-    return [end - start for start, end in pairwise(ends)]
-
-
 @each_case(
     ("length", "budget", "expected"),
     [
@@ -192,16 +185,10 @@ def chunk_sizes(length: int, budget: int) -> list[int]:
     ],
 )
 def test_a_prompt_is_cut_into_even_chunks(length: int, budget: int, expected: list[int]) -> None:
-    assert chunk_sizes(length, budget) == expected
-
-
-@given(st.integers(1, 5000), st.integers(1, 600))
-def test_chunks_hold_what_steps_have_time_for(length: int, budget: int) -> None:
-    sizes = chunk_sizes(length, budget)
-    assert sum(sizes) == length and max(sizes) <= budget
-    if budget >= 2 * CHUNK_MULTIPLE:
-        assert all(size % CHUNK_MULTIPLE == 0 for size in sizes[:-1])
-        assert len(sizes) <= -(-length // (budget - CHUNK_MULTIPLE)) + 1
+    ends = [0]
+    while ends[-1] < length:
+        ends.append(end_of_chunk(ends[-1], length, budget))
+    assert [end - start for start, end in pairwise(ends)] == expected
 
 
 PACE = FixedPace(tokens=100)
@@ -239,84 +226,28 @@ def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
 MAX_COST = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    order: int
-    account: str
-    cost: int = 1
-    weight: int = 1
-    is_anonymous: bool = False
-
-
-def add(queue: FairQueue[Job], job: Job) -> Job:
+def add(
+    queue: FairQueue[int],
+    order: int,
+    account: str,
+    cost: int = 1,
+    weight: int = 1,
+    is_anonymous: bool = False,
+) -> int:
     queue.add(
-        job,
-        account=job.account,
-        order=job.order,
-        cost=job.cost,
-        weight=job.weight,
-        is_anonymous=job.is_anonymous,
+        order, account=account, order=order, cost=cost, weight=weight, is_anonymous=is_anonymous
     )
-    return job
+    return order
 
 
-def drain(queue: FairQueue[Job]) -> list[Job]:
-    return [queue.take() for _ in range(len(queue))]
-
-
-class FairQueueMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.queue: FairQueue[Job] = FairQueue()
-        self.here: set[Job] = set()
-        self.orders = st.integers(0, 10**6)
-        self.used: set[int] = set()
-
-    @rule(
-        order=st.integers(0, 10**6),
-        account=st.sampled_from("abcd"),
-        cost=st.integers(0, MAX_COST),
-        weight=st.integers(-1, 4),
-        is_anonymous=st.booleans(),
-    )
-    def add(self, order: int, account: str, cost: int, weight: int, is_anonymous: bool) -> None:
-        if order not in self.used:
-            self.used.add(order)
-            self.here.add(add(self.queue, Job(order, account, cost, weight, is_anonymous)))
-
-    @precondition(lambda self: self.here)
-    @rule()
-    def take(self) -> None:
-        head = self.queue.head()
-        taken = self.queue.take()
-        assert taken == head
-        assert not taken.is_anonymous or all(job.is_anonymous for job in self.here)
-        rivals = [
-            job
-            for job in self.here
-            if (job.account, job.is_anonymous) == (taken.account, taken.is_anonymous)
-        ]
-        assert taken == min(rivals, key=lambda job: job.order)
-        self.here.remove(taken)
-
-    @precondition(lambda self: self.here)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        ordered = sorted(self.here, key=lambda job: job.order)
-        job = data.draw(st.sampled_from(ordered))
-        self.queue.remove(job)
-        self.here.remove(job)
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        self.queue.check_integrity()
-        assert len(self.queue) == len(self.here)
-        assert set(self.queue) == self.here
-        assert (self.queue.head() is None) == (not self.here)
-
-
-TestFairQueue = FairQueueMachine.TestCase
-TestFairQueue.settings = settings(stateful_step_count=30)
+def drain(queue: FairQueue[int]) -> list[int]:
+    taken = []
+    while queue:
+        queue.check_integrity()
+        head = queue.head()
+        taken.append(queue.take())
+        assert taken[-1] == head
+    return taken
 
 
 @given(
@@ -328,69 +259,59 @@ TestFairQueue.settings = settings(stateful_step_count=30)
 def test_accounts_that_both_wait_get_their_weights_shares(
     costs: list[tuple[str, int]], weights: dict[str, int]
 ) -> None:
-    queue: FairQueue[Job] = FairQueue()
+    queue: FairQueue[int] = FairQueue()
     for order, (account, cost) in enumerate(costs):
-        add(queue, Job(order, account, cost, weights[account]))
+        add(queue, order, account, cost, weights[account])
     given_to: dict[str, float] = defaultdict(float)
-    num_left = {name: sum(account == name for account, _ in costs) for name in "abc"}
-    for job in drain(queue):
-        given_to[job.account] += job.cost / job.weight
-        num_left[job.account] -= 1
-        waiting = [name for name in "abc" if num_left[name]]
-        for one in waiting:
-            for other in waiting:
+    waiting = [account for account, _ in costs]
+    for order in drain(queue):
+        account, cost = costs[order]
+        given_to[account] += cost / weights[account]
+        waiting.remove(account)
+        for one in {*waiting}:
+            for other in {*waiting}:
                 most = MAX_COST / weights[one] + MAX_COST / weights[other]
                 assert given_to[one] - given_to[other] <= most + 0.01
 
 
-@each_case(
-    ("jobs", "orders"),
-    [
-        # Anonymous callers yield, and are served when nobody else waits.
-        (
-            [Job(n, "anonymous", is_anonymous=True) for n in range(3)]
-            + [Job(n, "known", 1000) for n in (3, 4)],
-            [3, 4, 0, 1, 2],
-        ),
-        # An account does not pay for what was withdrawn.
-        (
-            [Job(n, "a", 1000) for n in range(50)] + [Job(60, "b", 10), Job(61, "b", 10)],
-            [60, 62, 61],
-        ),
-    ],
-)
-def test_turns(jobs: list[Job], orders: list[int]) -> None:
-    queue: FairQueue[Job] = FairQueue()
-    for job in jobs:
-        add(queue, job)
-    if 62 in orders:
-        for job in jobs[:50]:
-            queue.remove(job)
-        add(queue, Job(62, "a", 10))
-    assert [job.order for job in drain(queue)] == orders
-
-
-def test_an_account_that_comes_back_pays_for_what_it_had() -> None:
-    queue: FairQueue[Job] = FairQueue()
+def test_turns() -> None:
+    queue: FairQueue[int] = FairQueue()
+    assert queue.head() is None
     for order in range(3):
-        add(queue, Job(order, "a", cost=10))
-    add(queue, Job(3, "greedy", cost=1000))
-    taken = [queue.take().account for _ in range(2)]
-    assert sorted(taken) == ["a", "greedy"]
-    add(queue, Job(4, "greedy", cost=1))
-    assert [job.account for job in drain(queue)] == ["a", "a", "greedy"]
+        add(queue, order, "anonymous", is_anonymous=True)
+    for order in (3, 4):
+        add(queue, order, "known", cost=1000)
+    assert {*queue} == {*range(5)}
+    assert drain(queue) == [3, 4, 0, 1, 2], "anonymous callers yield"
+    queue = FairQueue()
+    for order in range(50):
+        add(queue, order, "a", cost=1000)
+    add(queue, 60, "b", cost=10)
+    add(queue, 61, "b", cost=10)
+    for order in range(50):
+        queue.remove(order)
+    add(queue, 62, "a", cost=10)
+    assert len(queue) == 3
+    assert drain(queue) == [60, 62, 61], "an account does not pay for what was withdrawn"
+    queue = FairQueue()
+    for order in range(3):
+        add(queue, order, "a", cost=10)
+    add(queue, 3, "greedy", cost=1000)
+    assert {queue.take(), queue.take()} == {0, 3}
+    add(queue, 4, "greedy", cost=1)
+    assert drain(queue) == [1, 2, 4], "who comes back pays for what it had"
 
 
 def test_passing_accounts_are_forgotten() -> None:
-    queue: FairQueue[Job] = FairQueue()
-    add(queue, Job(-1, "stays", cost=1))
-    add(queue, Job(-2, "stays", cost=1))
+    queue: FairQueue[int] = FairQueue()
+    add(queue, -1, "stays")
+    add(queue, -2, "stays")
     for order in range(3000):
-        job = add(queue, Job(order, f"passer-{order}"))
+        add(queue, order, f"passer-{order}")
         if order % 2:
-            queue.remove(job)
+            queue.remove(order)
         else:
-            add(queue, Job(10_000 + order, "stays", cost=1))
+            add(queue, 10_000 + order, "stays")
             queue.take()
             queue.take()
     assert len(queue._accounts) < 400

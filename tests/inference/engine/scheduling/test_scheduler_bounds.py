@@ -52,19 +52,6 @@ def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
     assert long in scheduler.running
 
 
-def test_prompts_are_those_that_wait_or_are_being_computed() -> None:
-    scheduler = scheduler_of()
-    assert not scheduler.has_prompts
-    scheduler.add(sequence_of("a", 20))
-    assert scheduler.has_prompts, "it waits"
-    step(scheduler, FixedPace(tokens=16))
-    assert scheduler.has_prompts and not scheduler.waiting, "some of it is computed"
-    step(scheduler)
-    assert not scheduler.has_prompts, "it decodes"
-    step(scheduler)
-    assert not scheduler.has_prompts
-
-
 @each_case(
     ("tokens", "wanted"),
     [
@@ -85,27 +72,6 @@ def test_a_step_holds_its_prompt_tokens_and_no_more(
     assert schedule.num_prefill_tokens == sum(end - start for _, start, end, _ in wanted)
     assert [s.sequence_id for s in scheduler.running] == [name for name, *_ in wanted]
     assert [s.sequence_id for s in schedule.sampled] == [name for name, *_, last in wanted if last]
-
-
-@each_case(
-    ("tokens", "wanted"),
-    [
-        (0, []),
-        (31, [("a", 48, 64, False)]),
-        (32, [("a", 48, 80, True)]),
-        (33, [("a", 48, 80, True), ("b", 48, 49, False)]),
-        (64, [("a", 48, 80, True), ("b", 48, 80, True)]),
-    ],
-)
-def test_prompts_under_way_continue_before_others_begin(
-    tokens: int, wanted: list[tuple[str, int, int, bool]]
-) -> None:
-    scheduler = scheduler_of([sequence_of("a", 80), sequence_of("b", 80)])
-    for sequence in (*scheduler.waiting,):
-        assert scheduler._admit(scheduler.waiting.next() or sequence)
-        sequence.num_computed_tokens = 48
-    scheduler.add(sequence_of("c", 8))
-    assert chunks(scheduler.schedule(FixedPace(tokens=tokens))) == wanted
 
 
 @each_case(
@@ -329,23 +295,3 @@ def test_an_account_s_blocks_are_not_another_s() -> None:
         cache.release(sequence)
         cache.check_integrity([])
     assert known == {"acme": 12, "bert": 0, "": 0}
-
-
-def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() -> None:
-    scheduler = scheduler_of(num_blocks=16, max_running=3)
-    first = asking.sequence_of([1] * 12, max_tokens=9)
-    choice = asking.sequence_of([1] * 12, same_prompt_as=first)
-    other, last = asking.sequence_of([2] * 4), asking.sequence_of([2] * 4)
-    for sequence in (first, choice, other, last):
-        scheduler.add(sequence)
-    schedule = scheduler.schedule(FixedPace())
-    assert [chunk.sequence for chunk in schedule.prefills] == [first]
-    scheduler.commit(schedule, [])
-    schedule = scheduler.schedule(FixedPace())
-    assert [chunk.sequence for chunk in schedule.prefills] == [first, other]
-    scheduler.commit(schedule, [5, 6])
-    schedule = scheduler.schedule(FixedPace())
-    assert scheduler.running == [first, other, choice]
-    assert list(scheduler.waiting) == [last]
-    assert choice.num_cached_tokens == 8
-    assert choice.block_ids[:2] == first.block_ids[:2]
