@@ -137,14 +137,12 @@ class FaultyExecutor:
         return not self.schedule.decodes and self.schedule.num_prefill_tokens <= self._room_tokens
 
 
-STEPS_THAT_GO_WELL = 3
-
-
 def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
+    """Its first three steps go well."""
     loaded = load_engine(*arguments, **options)
     assert isinstance(loaded.engine, Engine)
     assert isinstance(loaded.engine.executor, TensorExecutor)
-    loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=STEPS_THAT_GO_WELL)
+    loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=3)
     return loaded
 
 

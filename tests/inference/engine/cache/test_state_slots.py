@@ -86,14 +86,6 @@ TestStates = StatesMachine.TestCase
 TestStates.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
-class NoRoomForSnapshotsMachine(StatesMachine):
-    num_snapshots = 0
-
-
-TestNoRoomForSnapshots = NoRoomForSnapshotsMachine.TestCase
-TestNoRoomForSnapshots.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
-
-
 def scheduler_of(num_slots: int, *, num_blocks: int = 100) -> Scheduler:
     cache = KVCache(num_blocks, BLOCK_TOKENS, num_state_slots=num_slots)
     return Scheduler(cache, SchedulerLimits(max_running=MAX_RUNNING))

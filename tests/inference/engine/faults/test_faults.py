@@ -5,27 +5,36 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from inference.engine import faults
 from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, HangFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS
-from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
+from inference.engine.step import Schedule
+from inference.models.backend import AnyModel
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import PagedKV
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.model import NativeModel
+from inference.models.registry import build_model
 from inference.protocol.engine import CancelSequence
 from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, submit
+from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel, build_reference, our_config
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+from tests.inference.models.dense_weights import DenseWeights
 
-CONTEXT_TOKENS = 256
 BAD_LENGTH = 90
 END_THINK_ID = 98
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
@@ -52,9 +61,14 @@ LATER_PROMPT = [40, *range(20)]
 class Watched:
     """An engine, what it was asked and what came of it."""
 
-    def __init__(self, engine: Engine, faulty: FaultyExecutor) -> None:
+    def __init__(self, engine: Engine, **faults: Any) -> None:
+        assert isinstance(engine.executor, TensorExecutor)
+        self.kv: Any = engine.executor.runner.kv
+        self.faulty = FaultyExecutor(engine.executor, **faults)
         self.engine = engine
-        self.faulty = faulty
+        engine.executor = self.faulty
+        if engine.run_ahead is not None:
+            engine.run_ahead.executor = self.faulty
         self.answers = Answers()
         self.tokens, self.failed = self.answers.tokens, self.answers.failed
         self.num_steps = 0
@@ -69,9 +83,10 @@ class Watched:
     def submit_bad(self, kind: Kind, sequence_id: str = "bad") -> None:
         self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)])
 
-    def step(self) -> None:
-        self.num_steps += 1
-        self.answers.step(self.engine)
+    def step(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.num_steps += 1
+            self.answers.step(self.engine)
 
     def drain(self) -> None:
         while self.engine.has_work:
@@ -86,22 +101,13 @@ MakeEngine = Callable[..., Watched]
 @pytest.fixture
 def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
     def make(*, run_ahead: bool = False, **faults: Any) -> Watched:
-        engine = build_engine(
-            llama.model,
-            context_tokens=CONTEXT_TOKENS,
-            num_kv_blocks=100,
-            block_tokens=llama.block_tokens,
-            scheduler_limits=SchedulerLimits(prefill_tokens_per_step=128),
+        engine = llama.engine(
+            100 * llama.block_tokens,
+            limits=SchedulerLimits(prefill_tokens_per_step=128),
             grammars=compiler,
             run_ahead=run_ahead,
-            check_when_idle=True,
         )
-        assert isinstance(engine.executor, TensorExecutor)
-        faulty = FaultyExecutor(engine.executor, **faults)
-        engine.executor = faulty
-        if engine.run_ahead is not None:
-            engine.run_ahead.executor = faulty
-        return Watched(engine, faulty)
+        return Watched(engine, **faults)
 
     return make
 
@@ -137,15 +143,13 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
 ) -> None:
     watched = make_engine(stage=stage, after=after, run_ahead=run_ahead)
     watched.submit_neighbours()
-    for _ in range(3):
-        watched.step()
+    watched.step(3)
     # The neighbours decode by now, and one more comes with the bad one.
     watched.submit_bad(kind)
     watched.submit("later", LATER_PROMPT)
     if leaves := run_ahead and after == 4 and kind is Kind.BAD_SHAPE:
         watched.submit("leaves", [3, 3])  # while its row is launched
-        for _ in range(4):
-            watched.step()
+        watched.step(4)
         watched.engine.cancel(CancelSequence(sequence_id="leaves"))
     watched.drain()
     assert watched.failed == {"bad": code} | ({"leaves": "cancelled"} if leaves else {})
@@ -203,8 +207,7 @@ def test_a_grammar_that_raises_fails_alone_and_nobody_follows_a_token_twice(
     monkeypatch.setattr(CompiledGrammar, "start", start_breaking)
     watched = make_engine()
     watched.submit_neighbours()
-    for _ in range(3):
-        watched.step()
+    watched.step(3)
     grammar = Grammar(text=DIGITS_GRAMMAR)
     watched.submit("bad", [30, 31], grammar=grammar, temperature=temperature)
     watched.submit("later", LATER_PROMPT)
@@ -284,14 +287,8 @@ def test_sequences_that_ended_are_freed_at_once(
     monkeypatch.setattr(faults.log, "disabled", True)  # pytest keeps log records
     before = sequences()  # kept, so that no new one has the id of an old one
     known = {id(there) for there in before}
-    engine = build_engine(
-        llama.model,
-        context_tokens=256,
-        num_kv_blocks=4096 // llama.block_tokens,
-        block_tokens=llama.block_tokens,
-    )
-    assert isinstance(engine.executor, TensorExecutor)
-    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=2)
+    watched = Watched(llama.engine(4096), stage=stage, after=2)
+    engine = watched.engine
     for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
         drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
         submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
@@ -300,5 +297,93 @@ def test_sequences_that_ended_are_freed_at_once(
     engine.cancel(CancelSequence(sequence_id="5"))
     while engine.has_work:
         engine.step()
-    engine.executor.schedule = type(engine.executor.schedule)()
+    watched.faulty.schedule = Schedule()
     assert [there.sequence_id for there in sequences() if id(there) not in known] == []
+
+
+BLOCK_TOKENS = 32
+NUM_BLOCKS = 12
+PATHS: list[tuple[str, KVFormat]] = [
+    *[("torch", kv_format) for kv_format in ("fp32", "bf16", "int8", "fp8")],
+    *[("native", kv_format) for kv_format in ("fp32", "bf16", "int8")],
+]
+PROMPTS = {f"p{length}": [(7 * i + length) % 128 for i in range(length)] for length in (2, 33, 79)}
+"""The prompts of one batch: padding of two blocks, and of one; unwritten slots in each last
+block."""
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=" ".join)
+def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
+    path, kv_format = request.param
+    reference = build_reference("llama")
+    config = our_config(reference)
+    weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
+    if path == "torch":
+        return build_model(config, weights, CONTEXT_TOKENS, kv_format)
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
+
+
+def poison(kv: Any, block_ids: Iterable[int]) -> None:
+    """Writes NaN to the blocks."""
+    blocks = torch.tensor([*block_ids])
+    if not isinstance(kv, PagedKV):
+        # All ones are no number as float, bfloat16 or float16: as the scales of codes, too.
+        kv.keys[:, blocks] = 255
+        kv.values[:, blocks] = 255
+        return
+    for layer in kv.layers:
+        tensor: Any = layer.entries if layer.scales is None else layer.scales
+        tensor.view(-1, BLOCK_TOKENS, *tensor.shape[1:])[blocks] = float("nan")
+
+
+def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
+    model: AnyModel,
+) -> None:
+    """NaN stays with the sequence that computed it, wherever keys and values lie: in blocks of
+    earlier ones, in slots that no row has written yet, and in the padding of rows."""
+
+    def answers(suffix: str = "", *, is_spoilt: bool = False) -> dict[str, list[int]]:
+        if is_spoilt:
+            poison(watched.kv, range(NUM_BLOCKS + 1))
+        for name, prompt in PROMPTS.items():
+            watched.submit(name + suffix, prompt, max_tokens=8)
+        watched.drain()
+        return {name: watched.tokens[name + suffix] for name in PROMPTS}
+
+    def engine() -> Watched:
+        own = OwnModel()
+        own.model, own.block_tokens = model, BLOCK_TOKENS
+        limits = SchedulerLimits(prefill_tokens_per_step=64)
+        return Watched(own.engine(NUM_BLOCKS * BLOCK_TOKENS, limits=limits))
+
+    watched = engine()
+    undisturbed = answers()
+    watched = engine()
+    assert answers(is_spoilt=True) == undisturbed
+    assert watched.failed == {}
+
+    watched, bad = engine(), [(3 * i) % 128 for i in range(70)]
+    watched.submit("bad", bad, max_tokens=100)
+    for name, prompt in PROMPTS.items():
+        watched.submit(name, prompt, max_tokens=8)
+    while not watched.tokens.get("bad"):
+        watched.step()
+    running = {one.sequence_id: one for one in watched.engine.scheduler.running}
+    block_ids = list(running["bad"].block_ids)
+    assert 0 in block_ids, "the first one, with which rows are filled up"
+    poison(watched.kv, block_ids)
+    watched.drain()
+    assert watched.failed == {"bad": "numerical_error"}
+    assert {name: watched.tokens[name] for name in PROMPTS} == undisturbed
+    for index in range(3):  # until other sequences have had all of its blocks
+        for name, prompt in PROMPTS.items():
+            watched.submit(f"{name} later {index}", [*prompt[:-1], index, prompt[-1]])
+        watched.drain()
+    watched.submit("good", bad)
+    watched.drain()
+    assert answers(" again") == undisturbed
+    assert watched.failed == {"bad": "numerical_error"}
