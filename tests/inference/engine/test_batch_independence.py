@@ -4,27 +4,22 @@ Compared are the log-probabilities of the whole vocabulary at every output posit
 decoder's are equal to the bit. Those of torch's operators may differ by the rounding of one row's
 own arithmetic, for a library may add up the same products in another order when it has more rows:
 ``TOLERANCE``, about a hundred times float32's resolution at these magnitudes, and far below what
-one shared activation scale would do. A packed product's rows are the same to the bit in any batch.
+one shared activation scale would do.
 """
 
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.weights.quantized_files import quantize
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
-from inference.models.layers.linear import LinearFactory
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.load import LoadSpec
@@ -91,19 +86,3 @@ def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None
         ours_by_token, theirs_by_token = dict(ours.top), dict(theirs.top)
         worst = max(abs(ours_by_token[t] - theirs_by_token[t]) for t in ours_by_token)
         assert worst <= (0.0 if isinstance(model, NativeModel) else TOLERANCE)
-
-
-@each_case("bits", [4, 8])
-@each_case("shape", [(64, 96), (96, 64), (512, 256)])
-def test_a_row_of_a_packed_product_is_the_same_in_every_batch(
-    bits: Any, shape: tuple[int, int]
-) -> None:
-    generator = torch.Generator().manual_seed(bits)
-    factory = LinearFactory(torch.device("cpu"), torch.float32, prefill_copies=False)
-    with ThreadPoolExecutor(1) as threads:
-        stored = quantize(torch.randn(shape, generator=generator), bits, threads)
-    product, _ = factory.linear(stored)
-    rows = torch.randn(90, shape[1], generator=generator)
-    alone = torch.cat([product.decode(row.unsqueeze(0)) for row in rows])
-    for count in (2, 3, 8, 33, 90):
-        assert torch.equal(product.decode(rows[:count]), alone[:count])

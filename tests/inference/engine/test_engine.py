@@ -3,6 +3,7 @@ it refuses."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from inference.engine.faults import recover
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import PrefillAverage, Sampled, Schedule
+from inference.engine.step import Sampled, Schedule
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,
@@ -25,29 +26,32 @@ from inference.protocol.engine import (
     SequenceUsage,
     SubmitSequence,
 )
-from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, ThinkingLimit
 from tests.cases import each_case
+from tests.inference.engine.asking import submit
 
 STOP_ID = 99
 
 
 class CountingExecutor:
-    """A sequence's next token is its length; ``STOP_ID`` at ``stop_at``; row failures on demand."""
+    """A sequence's next token is its length; ``STOP_ID`` at ``stop_at``; row failures on demand. It
+    takes its time, on the harness's clock: ``step_s``, and so much a row and a prompt's token."""
 
-    def __init__(self) -> None:
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
         self.stop_at: int | None = None
         self.failing: set[str] = set()
-        self.steps: list[tuple[list[str], list[tuple[str, int, int]]]] = []
+        self.step_s, self.row_s, self.token_s = 0.0, 0.0, 0.0
+        self.seconds: list[float] = []
+        self.computed: Counter[str] = Counter()
+        """Of prompts."""
         self.forgotten: list[str] = []
 
     def execute(self, schedule: Schedule) -> Sampled:
-        self.steps.append(
-            (
-                [s.sequence_id for s in schedule.decodes],
-                [(c.sequence.sequence_id, c.start, c.end) for c in schedule.prefills],
-            )
-        )
+        of_rows_s = self.row_s * len(schedule.decodes)
+        self.seconds.append(self.step_s + of_rows_s + self.token_s * schedule.num_prefill_tokens)
+        self.harness.now_s += self.seconds[-1]
+        self.computed.update({c.sequence.sequence_id: c.end - c.start for c in schedule.prefills})
         rows = schedule.sampled
         tokens = [STOP_ID if len(s.token_ids) == self.stop_at else len(s.token_ids) for s in rows]
         failed = {i: 1 for i, s in enumerate(rows) if s.sequence_id in self.failing}
@@ -61,46 +65,21 @@ class CountingExecutor:
 
 
 class Harness:
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 64,
-        context_tokens: int = 64,
-        prefill_average: PrefillAverage | None = None,
-        **limits: Any,
-    ) -> None:
+    def __init__(self, *, num_blocks: int = 64, context_tokens: int = 64, **limits: Any) -> None:
         self.now_s = 0.0
-        self.executor = CountingExecutor()
+        self.executor = CountingExecutor(self)
         self.engine = Engine(
             self.executor,
             Scheduler(KVCache(num_blocks, 4), SchedulerLimits(**limits)),
             EngineLimits(context_tokens=context_tokens, vocab_size=100),
-            prefill_average=prefill_average,
             clock=lambda: self.now_s,
             check_when_idle=True,
         )
 
-    def submit(
-        self,
-        sequence_id: str,
-        num_tokens: int = 4,
-        max_tokens: int = 8,
-        *,
-        is_traced: bool = False,
-        max_queue_wait_s: float | None = None,
-    ) -> None:
-        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP_ID])
+    def submit(self, name: str, num_tokens: int = 4, max_tokens: int = 8, **asked: Any) -> None:
         # Prompts differ from the first token on, so that nothing is shared unless a test wants it.
-        prompt = [sum(sequence_id.encode()) % 90] * num_tokens
-        self.engine.submit(
-            SubmitSequence(
-                sequence_id=sequence_id,
-                token_ids=prompt,
-                params=params,
-                is_traced=is_traced,
-                max_queue_wait_s=max_queue_wait_s,
-            )
-        )
+        prompt = [sum(name.encode()) % 90] * num_tokens
+        submit(self.engine, name, prompt, max_tokens, stop_token_ids=[STOP_ID], **asked)
 
     def cancel(self, sequence_id: str) -> None:
         self.engine.cancel(CancelSequence(sequence_id=sequence_id))
@@ -113,29 +92,6 @@ class Harness:
         while self.engine.has_work:
             outputs += self.step()
         return outputs
-
-
-class TimedExecutor(CountingExecutor):
-    """Takes its time, on the harness's clock: so much a row."""
-
-    def __init__(self, harness: Harness) -> None:
-        super().__init__()
-        self.harness = harness
-        self.seconds: list[float] = []
-
-    def execute(self, schedule: Schedule) -> Sampled:
-        took_s = self.seconds_of(schedule)
-        self.seconds.append(took_s)
-        self.harness.now_s += took_s
-        return super().execute(schedule)
-
-    def seconds_of(self, schedule: Schedule) -> float:
-        return 0.002 * len(schedule.decodes) + 0.0005 * schedule.num_prefill_tokens
-
-
-class HalfASecond(TimedExecutor):
-    def seconds_of(self, schedule: Schedule) -> float:
-        return 0.5
 
 
 @each_case(
@@ -169,7 +125,7 @@ def test_a_sequence_to_its_end(
 
 def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -> None:
     harness = Harness(prefill_tokens_per_step=4)
-    harness.engine.executor = HalfASecond(harness)
+    harness.executor.step_s = 0.5
     harness.submit("a", num_tokens=8, max_tokens=3, is_traced=True)
     harness.submit("b", num_tokens=4)
     harness.submit("c", num_tokens=12, is_traced=True)
@@ -191,20 +147,6 @@ def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -
     assert [(one.sequence_id, one.used.prefill_ms) for one in ended] == [("c", 500.0), ("d", None)]
 
 
-def test_newest_is_preempted_and_everybody_finishes() -> None:
-    harness = Harness(num_blocks=6, context_tokens=24)
-    for sequence_id in ("a", "b", "c"):
-        harness.submit(sequence_id, num_tokens=4, max_tokens=14)
-    outputs = harness.drain()
-    assert harness.engine.stats().num_preemptions > 0
-    for sequence_id in ("a", "b", "c"):
-        mine = [o for o in outputs if isinstance(o, SequenceStep) and o.sequence_id == sequence_id]
-        assert [t for o in mine for t in o.token_ids] == list(range(4, 18))
-        assert [o.num_cached_tokens for o in mine] == [0] + [None] * 13
-    finished = [o.sequence_id for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
-    assert finished[0] == "a"
-
-
 @each_case("phase", ["queued", "prefilling", "decoding", "preempted"])
 def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
     harness = Harness(num_blocks=6, context_tokens=24, prefill_tokens_per_step=4, max_running=2)
@@ -217,11 +159,8 @@ def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
     reported = [output for _ in range(num_steps) for output in harness.step()]
     while phase == "preempted" and harness.engine.stats().num_preemptions == 0:
         reported += harness.step()
-    chunks = [chunk for _, prefills in harness.executor.steps for chunk in prefills]
     used = SequenceUsage(
-        num_prompt_tokens=min(
-            8, max((end for name, _, end in chunks if name == target), default=0)
-        ),
+        num_prompt_tokens=min(8, harness.executor.computed[target]),
         num_output_tokens=sum(output.sequence_id == target for output in reported),
     )
     assert (used.num_prompt_tokens, used.num_output_tokens > 0) == {
@@ -260,8 +199,8 @@ def test_what_ended_ones_used() -> None:
 
 def test_a_crowd_is_served_in_steps_that_a_cancellation_can_wait_for() -> None:
     harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=5.0)
-    executor = TimedExecutor(harness)
-    harness.engine.executor = executor
+    executor = harness.executor
+    executor.row_s, executor.token_s = 0.002, 0.0005
     for index in range(256):
         harness.submit(f"r{index}", num_tokens=20, max_tokens=40)
     outputs = harness.drain()
@@ -277,32 +216,13 @@ def test_bookkeeping_benchmark_measures_full_steps() -> None:
     assert bookkeeping_ms_per_step(num_sequences=8, num_steps=3) > 0
 
 
-def slowdown(num_requests: int, max_tokens: int) -> float:
-    """Returns the average's slowdown after that many prompts, one after the other, whose tokens
-    take twice the expected time."""
-    expected = PrefillSpeed(token_s=0.00025)
-    harness = Harness(context_tokens=2000, num_blocks=500, prefill_average=PrefillAverage(expected))
-    harness.engine.executor = TimedExecutor(harness)
-    for number in range(num_requests):
-        harness.submit(chr(33 + number), num_tokens=1000, max_tokens=max_tokens)
-        harness.drain()
-    speed = harness.engine.stats().prefill_speed
-    assert speed is not None
-    return speed.token_s / expected.token_s
-
-
-def test_the_average_of_prompts_moves_with_each_and_not_by_steps_that_decode() -> None:
-    assert slowdown(0, 1) == 1.0
-    assert 1.0 < slowdown(1, 1) < slowdown(10, 1) < 2.0
-    assert slowdown(88, 1) == pytest.approx(2.0, abs=0.15)
-    assert slowdown(10, 4) == pytest.approx(slowdown(10, 1))
-
-
 @each_case(
     ("token_ids", "params", "prediction", "code", "words"),
     [
-        ([1] * 10, {}, [], "context_length_exceeded", "10 tokens"),
-        ([1] * 10, {}, [], "context_length_exceeded", "holds 10"),
+        *(
+            ([1] * 10, {}, [], "context_length_exceeded", word)
+            for word in ("10 tokens", "holds 10")
+        ),
         *(([*ids], {}, [], "bad_token_id", "") for ids in ([], [3, 100], [-1])),
         *(
             ([1], params, prediction, "bad_token_id", f"{field}: token id {token_id} ")

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
-from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
@@ -44,7 +43,7 @@ def check(
 
 def test_batch_of_different_lengths(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(n, seed=n) for n in (1, 7, 8, 33, 70)}
-    engine = engine_for(pair)
+    engine = engine_for(pair, prefill_tokens_per_step=40)
     for sequence_id, prompt in prompts.items():
         submit(engine, sequence_id, prompt, 8)
     check(pair, prompts, tokens_of(engine), 8)
@@ -57,19 +56,6 @@ each_storage = pytest.mark.parametrize(
     ids="-".join,
 )
 """Whole contexts and windows: the same for all families."""
-
-
-@each_storage
-def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
-    engine = engine_for(pair, prefill_tokens_per_step=9)
-    early, late = prompt_of(5, seed=1), prompt_of(60, seed=2)
-    submit(engine, "early", early, 30)
-    answers = Answers()
-    answers.step(engine)
-    submit(engine, "late", late, 10)
-    answers.drain(engine)
-    pair.check_greedy(early, answers.tokens["early"], 30)
-    pair.check_greedy(late, answers.tokens["late"], 10)
 
 
 @each_storage
@@ -202,19 +188,6 @@ def test_transformers_compute_the_same(llama: Any) -> None:
         assert [value for _, value in entry.top] == pytest.approx(
             [float(row[token_id]) for token_id, _ in entry.top], abs=2e-3
         )
-
-
-def test_steps_are_small_and_the_answer_is_the_same(llama: Any) -> None:
-    engine, answers = scoring_engine(llama), Answers()
-    submit(engine, "plain", SCORED, 4)
-    answers.drain(engine)
-    for name, prompt in (("a", SCORED), ("b", SCORED[::-1]), ("known", SCORED)):
-        submit(engine, name, prompt, 4, prompt_logprobs=0)
-    answers.step(engine)
-    assert 0 < sum(map(len, answers.scored.values())) <= SCORED_TOKENS_PER_STEP
-    answers.drain(engine)
-    assert answers.tokens["a"] == answers.tokens["known"] == answers.tokens["plain"]
-    assert all(len(answers.scored[name]) == len(SCORED) - 1 for name in ("a", "b", "known"))
 
 
 @settings(max_examples=15, deadline=None)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,9 +33,7 @@ from inference.engine.sampling.drawing import (
     filter_among,
     try_drawer,
 )
-from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.models.config import ModelConfig
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
@@ -42,9 +41,9 @@ from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.load import LoadSpec, PrefillSpeed
-from inference.protocol.sampling import SamplingParams, TokenLogprob
+from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of
+from tests.inference.engine.load.test_kv_memory import CONFIG
 from tests.inference.engine.load.test_memory_use import TimedModel
 from tests.inference.models.cuda.tiny import tiny_model
 
@@ -77,27 +76,14 @@ def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerO
     return native
 
 
-def empty_decoder(library: object, vocab_size: int) -> NativeDecoder:
+def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
     """Makes a decoder without a layer: it draws, and nothing else."""
-    config = ModelConfig(
-        architecture="llama",
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=32,
-        num_layers=0,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        max_positions=8,
-        rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
-    )
-    table = pack(DenseWeight(weight=torch.zeros(vocab_size, 32)))
+    table = pack(DenseWeight(weight=torch.zeros(vocab_size, 64)))
     return NativeDecoder(
-        library,  # type: ignore[arg-type]
-        config,
+        library,
+        replace(CONFIG, vocab_size=vocab_size, num_layers=0),
         layers=[],
-        final_norm=NativeNorm(torch.ones(32)),
+        final_norm=NativeNorm(torch.ones(64)),
         embedding=table,
         head=table,
         kv_format="fp32",
@@ -239,15 +225,6 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
 CPU = torch.device("cpu")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card runs no kernel on a CPU's tensors")
-@pytest.mark.slow
-def test_triton_where_it_runs() -> None:
-    drawer, words = drawer_on_card(61, CPU)
-    assert isinstance(drawer, TritonDrawer)
-    assert words == "Triton drawing"
-    assert drawer.is_exact
-
-
 class Wrong(TorchDrawer):
     """Rounds as a kernel may, and errs in one thing."""
 
@@ -362,19 +339,6 @@ def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: l
     wanted = scores()
     wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
     assert torch.equal(whole, wanted)
-
-
-def test_log_probabilities_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sampled() -> dict[int, TokenLogprob]:
-        sequences = [
-            sequence_of([1], temperature=0.0, top_logprobs=row % 3) for row in range(NUM_ROWS)
-        ]
-        return Sampler(VOCAB_SIZE).sample(sequences, scores()).logprobs
-
-    whole = sampled()
-    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 3 * VOCAB_SIZE)
-    assert sampled() == whole
-    assert [len(whole[row].top) for row in range(NUM_ROWS)] == [row % 3 for row in range(NUM_ROWS)]
 
 
 def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:

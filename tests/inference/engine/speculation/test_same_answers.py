@@ -18,7 +18,6 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
@@ -302,34 +301,6 @@ def test_a_model_drafts_as_well_as_it_knows_the_other(
     accepted = stats.num_accepted_drafts / stats.num_drafted_tokens
     assert accepted > 0.95 if is_same else accepted < 0.5
     assert is_same or stats.num_drafted_tokens > 100
-
-
-@NATIVE
-def test_a_prefix_that_was_read_for_one_serves_the_next(
-    llama: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled: list[tuple[int, int]] = []
-    fill = DraftRunner.fill
-
-    def counted(self: DraftRunner, sequence: Sequence, start: int, end: int) -> None:
-        filled.append((start, end))
-        fill(self, sequence, start, end)
-
-    monkeypatch.setattr(DraftRunner, "fill", counted)
-    engine = engine_for(llama, None, draft_model=llama.model)
-    document = prompt_of("a document") * 4
-    size = llama.block_tokens
-    for name in ("first", "second"):
-        before = engine.stats()
-        submit(engine, name, [*document, *prompt_of(name)], 30)
-        run(engine)
-        stats = engine.stats()
-        num_accepted = stats.num_accepted_drafts - before.num_accepted_drafts
-        assert num_accepted > 0.9 * (stats.num_drafted_tokens - before.num_drafted_tokens)
-    starts = [start for start, _ in filled]
-    assert starts[0] == 0
-    assert starts[-1] == len(document) // size * size
-    assert len(starts) == 2
 
 
 @dataclass(frozen=True)
