@@ -148,20 +148,16 @@ def test_a_load_without_memory_does_not_fit(
 
 
 def test_first_steps_without_memory_report_it() -> None:
-    class Engine:
-        has_work = True
+    asked: list[Any] = []
 
-        def submit(self, command: Any) -> None:
-            self.sequence_id = command.sequence_id
+    def step() -> StepOutputs:
+        name = asked[-1].sequence_id
+        failed = SequenceFailed(sequence_id=name, code="out_of_memory", message="no memory")
+        return StepOutputs(outputs=[failed], stats=engine_stats())
 
-        def step(self) -> StepOutputs:
-            failed = SequenceFailed(
-                sequence_id=self.sequence_id, code="out_of_memory", message="no memory"
-            )
-            return StepOutputs(outputs=[failed], stats=engine_stats())
-
+    engine: Any = SimpleNamespace(has_work=True, submit=asked.append, step=step)
     with pytest.raises(DoesNotFitError):
-        warm_up(Engine(), 100, lambda _: None)  # type: ignore[arg-type]
+        warm_up(engine, 100, lambda _: None)
 
 
 @each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
@@ -180,7 +176,7 @@ def test_a_clamped_context_loads_and_is_used_to_its_end(
         assert 40 + len(answer_of(loaded, [*range(1, 41)], context_tokens)) == context_tokens
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
+@each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
 def test_a_declared_context_is_a_claim_that_memory_bounds(
     tiny_model_dir: Path,
     data_dir: Path,
@@ -189,8 +185,7 @@ def test_a_declared_context_is_a_claim_that_memory_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Angles of sixteen million positions would take gigabytes."""
-    shutil.copytree(tiny_model_dir, tmp_path / "claiming")
-    path = tmp_path / "claiming" / "config.json"
+    path = shutil.copytree(tiny_model_dir, tmp_path / "claiming") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 2**24}))
     lengths: list[int] = []
     table_of = rope.rope_table
@@ -201,7 +196,7 @@ def test_a_declared_context_is_a_claim_that_memory_bounds(
 
     for user in (native_model, step):
         monkeypatch.setattr(user, "rope_table", measured)
-    spec = cpu_spec(path.parent, dtype=dtype, kv_memory_bytes=4 * 1024**2)
+    spec = cpu_spec(path.parent, dtype=dtype, kv_memory_bytes=KV_MEMORY_BYTES)
     report = load_engine(spec, data_dir, lambda _: None).report
     assert 1000 < report.context_tokens <= max(lengths) < 30_000
     assert "bound by KV memory, the model's own are 16,777,216" in report.context_reason

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pynvml
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from inference.channel import Channel
 from inference.engine.load import memory_use
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
@@ -37,17 +33,17 @@ from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.cache.paged_kv import lazy_zeros
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import NUM_LONE_STATES, StepInput
-from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
-from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
+from inference.protocol.engine import Loaded
+from inference.protocol.load import EarlierLoads, PrefillSpeed
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
 from tests.inference.engine.asking import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG
+from tests.inference.engine.serving.test_process import started
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6
-KV_MEMORY_BYTES = 64 * MB
 
 
 def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
@@ -112,49 +108,34 @@ def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_proce
     assert gauge_for(torch.device("cuda:0"), host).process_bytes == 450 * MB
 
 
-def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport:
-    """Loads in an engine process of its own, as a neuron would."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            cwd=REPOSITORY_DIR,
-            env=os.environ | {"HELEXA_DATA_DIR": str(data_dir)},
-        )
-        try:
-            channel = Channel(ours)
-            spec = cpu_spec(
-                gguf, kv_memory_bytes=KV_MEMORY_BYTES, max_prefill_s=300, earlier_loads=earlier
-            )
-            channel.send(msgspec.msgpack.encode(spec))
-            while isinstance(message := decode_engine_message(channel.receive()), LoadProgressed):
-                pass
-        finally:
-            process.kill()
-            process.wait(30)
-    assert isinstance(message, Loaded), message
-    return message.report
-
-
 @pytest.mark.slow
 def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_speed(
     default_gguf: Path, data_dir: Path
 ) -> None:
     """KV, which both count whole, is subtracted: only the rest could be wrong."""
-    first = load(default_gguf, data_dir, None)
+
+    def load(earlier: EarlierLoads | None) -> LoadReport:
+        spec = cpu_spec(
+            default_gguf, kv_memory_bytes=64 * MB, max_prefill_s=300, earlier_loads=earlier
+        )
+        with started(spec, data_dir) as engine:
+            message = engine.wait_loaded()
+        assert isinstance(message, Loaded), message
+        return message.report
+
+    first = load(None)
     assert first.actual_bytes - first.kv_bytes > first.weight_bytes
     assert first.process_bytes > 50 * MB
     assert first.prefill_speed is not None
-    earlier = EarlierLoads(
-        device_kind="cpu",
-        memory_correction_bytes=first.memory_correction_bytes,
-        prefill_speed=PrefillSpeed(token_s=0.25),
+    second = load(
+        EarlierLoads(
+            device_kind="cpu",
+            memory_correction_bytes=first.memory_correction_bytes,
+            prefill_speed=PrefillSpeed(token_s=0.25),
+        )
     )
-    second = load(default_gguf, data_dir, earlier)
-    estimated_bytes = second.estimated_bytes - second.kv_bytes
     actual_bytes = second.actual_bytes - second.kv_bytes
-    assert abs(estimated_bytes - actual_bytes) <= 0.05 * actual_bytes
+    assert abs(second.estimated_bytes - second.actual_bytes) <= 0.05 * actual_bytes
     # Learning from an estimate that was right changes next to nothing.
     learnt = second.memory_correction_bytes - first.memory_correction_bytes
     assert abs(learnt) <= 0.05 * actual_bytes
@@ -162,74 +143,40 @@ def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_spee
     assert "(4 tokens/s, average of earlier requests)" in second.context_reason
 
 
-HIDDEN, INTERMEDIATE, NUM_LAYERS, VOCAB = 1024, 2816, 8, 16_000
-MARGIN = 1.1
-UNNEEDED = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
-"""Tens of megabytes that no engine of a model on disk has a use for."""
+def save_sharded(directory: Path) -> Path:
+    """A llama of 120 million weights, in shards of at most 60 MB."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # which no engine has a use for
 
-
-@pytest.fixture(scope="module")
-def sharded_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_file: Path) -> Path:
-    """A llama of 120 million weights: four shards of 52 MB, and one of its table."""
-    directory = tmp_path_factory.mktemp("sharded")
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": NUM_LAYERS,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
-    of_layer: dict[str, tuple[int, ...]] = {
-        **{f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"},
-        **{f"mlp.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")},
-        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-        **{f"{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")},
-    }
-    shards: list[dict[str, tuple[int, ...]]] = [
-        {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)},
-        *(
-            {
-                f"model.layers.{index}.{name}.weight": shape
-                for index in (first, first + 1)
-                for name, shape in of_layer.items()
-            }
-            for first in range(0, NUM_LAYERS, 2)
-        ),
-    ]
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    for file, shard in zip(names, shards, strict=True):
-        weights = {n: torch.full(shape, 0.01, dtype=torch.bfloat16) for n, shape in shard.items()}
-        save_file(weights, directory / file)
-    weight_map = {t: file for file, shard in zip(names, shards, strict=True) for t in shard}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = LlamaConfig(
+        vocab_size=16_000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(directory, max_shard_size="60MB")
     return directory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4"])
 def test_beside_the_model_there_is_never_more_than_one_shard(
-    sharded_dir: Path, data_dir: Path, kind: str
+    tmp_path: Path, ascii_tokenizer_file: Path, data_dir: Path, kind: str
 ) -> None:
     """Anonymous memory: the mapped files are the page cache's. float32 goes through the native
     decoder's panels, bfloat16 through torch, and q4 is made on the way by all cores."""
+    directory = save_sharded(tmp_path / "sharded")
+    shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
+    shard_bytes = max(file.stat().st_size for file in directory.glob("*.safetensors"))
+    environment = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, __file__, str(sharded_dir), kind],
+        [sys.executable, __file__, str(directory), kind],
         cwd=REPOSITORY_DIR,
-        env=os.environ
-        | {
-            "HELEXA_DATA_DIR": str(data_dir),
-            "HELEXA_ENGINE_THREADS": "2",
-            "PYTHONPATH": str(REPOSITORY_DIR),
-        },
+        env=os.environ | environment | {"PYTHONPATH": str(REPOSITORY_DIR)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -237,48 +184,37 @@ def test_beside_the_model_there_is_never_more_than_one_shard(
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    shard_bytes = max(file.stat().st_size for file in sharded_dir.glob("*.safetensors"))
     assert seen["model_bytes"] > shard_bytes
-    assert seen["peak_bytes"] - seen["model_bytes"] <= MARGIN * shard_bytes, seen
-    assert not UNNEEDED.intersection(seen["packages"])
-
-
-SHARDED_KV_BYTES = 2**26
-SAMPLE_EVERY_S = 0.0005
-"""A tensor takes tens of milliseconds, so no peak of one goes unseen."""
-
-
-class Watch:
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        threading.Thread(target=self._sample, daemon=True).start()
-
-    def on_progress(self, progress: LoadProgress) -> None:
-        """The weights are there when the engine begins to try them out, which is not waited for."""
-        if progress.stage is LoadStage.WARMUP:
-            release_freed_memory()  # or what the allocator hoards would pass for the model
-            model_bytes = anonymous_bytes()
-            packages = sorted({name.partition(".")[0] for name in sys.modules})
-            seen = {"peak_bytes": self.peak_bytes, "model_bytes": model_bytes, "packages": packages}
-            print(json.dumps(seen))
-            sys.stdout.flush()
-            os._exit(0)
-
-    def _sample(self) -> None:
-        while True:
-            self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-            time.sleep(SAMPLE_EVERY_S)
+    assert seen["peak_bytes"] - seen["model_bytes"] <= 1.1 * shard_bytes, seen
+    unneeded = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
+    assert not unneeded.intersection(seen["packages"]), "tens of megabytes"
 
 
 def load_watched(directory: str, kind: str) -> None:
     """Prints, as JSON, how much anonymous memory it held at the most while the weights came in, how
     much once they were there (bytes), and which packages. It runs in a process of its own, for what
     other tests left in the allocator would blur the peak."""
-    watch = Watch()
-    spec = cpu_spec(directory, kv_memory_bytes=SHARDED_KV_BYTES)
-    asked = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
-    spec = msgspec.convert(msgspec.to_builtins(spec) | asked, LoadSpec)
-    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), watch.on_progress)
+    peak_bytes = 0
+
+    def sample() -> None:
+        nonlocal peak_bytes
+        while True:
+            peak_bytes = max(peak_bytes, anonymous_bytes())
+            time.sleep(0.0005)  # a tensor takes tens of milliseconds, so no peak of one goes unseen
+
+    def on_progress(progress: LoadProgress) -> None:
+        """The weights are there when the engine begins to try them out, which is not waited for."""
+        if progress.stage is LoadStage.WARMUP:
+            release_freed_memory()  # or what the allocator hoards would pass for the model
+            packages = sorted({name.partition(".")[0] for name in sys.modules})
+            seen = {"peak_bytes": peak_bytes, "model_bytes": anonymous_bytes()}
+            print(json.dumps(seen | {"packages": packages}), flush=True)
+            os._exit(0)
+
+    threading.Thread(target=sample, daemon=True).start()
+    asked: Any = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
+    spec = cpu_spec(directory, kv_memory_bytes=2**26, **asked)
+    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), on_progress)
 
 
 TRIED = replace(CONFIG, vocab_size=8, num_layers=1, max_positions=32_768)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -65,9 +65,11 @@ def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
         assert served.stats().warnings == ["pages are not locked"]
 
 
-@dataclass(slots=True)
 class Slotted:
-    weight: torch.Tensor
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
 
 
 class Holder:
@@ -76,7 +78,7 @@ class Holder:
     def __init__(self) -> None:
         self.plain = torch.arange(6.0)
         self.view = self.plain[2:4]
-        self.listed = [torch.ones(3), {"named": torch.full((2, 2), 7.0)}]
+        self.listed: list[Any] = [torch.ones(3), {"named": torch.full((2, 2), 7.0)}]
         self.slotted = Slotted(torch.zeros(5, dtype=torch.int8))
         self.module = torch.nn.Linear(3, 2)
         bound = torch.full((4,), 3.0)
@@ -86,17 +88,9 @@ class Holder:
         self.itself = self
 
     def values(self) -> list[torch.Tensor]:
-        return [
-            self.plain,
-            self.view,
-            self.listed[0],  # type: ignore[list-item]
-            self.listed[1]["named"],  # type: ignore[index]
-            self.slotted.weight,
-            self.module.weight,
-            self.module.bias,
-            self.closure(),
-            self.partial.args[0],
-        ]
+        held = [self.plain, self.view, self.listed[0], self.listed[1]["named"], self.closure()]
+        own = [self.slotted.weight, self.module.weight, self.module.bias, self.partial.args[0]]
+        return held + own
 
 
 def test_tensors_leave_and_come_back_where_they_were() -> None:
@@ -118,12 +112,12 @@ class Card:
     raises it, as cudart does."""
 
     type = "cuda"
+    __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refuses: str = "") -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
         """``refuses``: the call that gives an error."""
         self.locked: dict[int, int] = {}
-        self._refuses = refuses
-        self._error = 0
+        self._refuses, self._error = refuses, 0
         cudart = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
         zeros = torch.zeros
         monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
@@ -133,19 +127,15 @@ class Card:
     def __eq__(self, other: object) -> bool:
         return other == torch.device("cpu")
 
-    __hash__ = None  # type: ignore[assignment]
-
     def register(self, address: int, num_bytes: int, flags: int) -> int:
-        if self._refuses != "register":
+        self._error = 2 if self._refuses == "register" else 0
+        if not self._error:
             self.locked[address] = num_bytes
-        return self._result("register")
+        return self._error
 
     def unregister(self, address: int) -> int:
         assert self.locked.pop(address)
-        return self._result("unregister")
-
-    def _result(self, call: str) -> int:
-        self._error = 2 if self._refuses == call else 0
+        self._error = 2 if self._refuses == "unregister" else 0
         return self._error
 
     def _check(self) -> None:
@@ -161,7 +151,7 @@ def test_pages_are_locked_while_they_are_away_where_the_card_can(
     """Each buffer is page-locked once, as a whole, and unlocked when its weights are back."""
     model = Holder()
     before = [value.detach().clone() for value in model.values()]
-    card = Card(monkeypatch, refuses=refuses)
+    card = Card(monkeypatch, refuses)
     away = AwayWeights(model, card)  # type: ignore[arg-type]
     for _ in range(2):
         away.take()
@@ -174,36 +164,23 @@ def test_pages_are_locked_while_they_are_away_where_the_card_can(
     assert card.locked == {}
 
 
-class Captured:
-    """A model whose steps are captured by ``build`` unless ``fails``."""
-
-    device = torch.device("cpu")
-    capture_in_words = "decode steps of up to 8 rows in CUDA graphs"
-    fails = False
-
-    def sleep(self) -> None:
-        self.capture_in_words = "no CUDA graphs yet"
-
-    def wake(self) -> None:
-        pass
-
-    def build(self) -> Engine:
-        self.capture_in_words = Captured.capture_in_words
-        if self.fails:
-            self.capture_in_words = "no CUDA graphs (OutOfMemoryError)"
-        return SimpleNamespace(load_warnings=[], close=lambda: None)  # type: ignore[return-value]
-
-
 def test_steps_that_waking_did_not_capture_again_are_reported() -> None:
-    model = Captured()
-    sleeper = Sleeper([model], model.build, process_bytes=0, captures=[model])
-    served = Served(SimpleNamespace(engine=None, sleeper=sleeper))  # type: ignore[arg-type]
-    lost = (
-        "after waking: no CUDA graphs (OutOfMemoryError) where the load had "
-        "decode steps of up to 8 rows in CUDA graphs"
+    captured, missed = "decode steps of up to 8 rows in CUDA graphs", "no CUDA graphs (OutOfMemory)"
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        capture_in_words=captured,
+        sleep=lambda: setattr(model, "capture_in_words", "no CUDA graphs yet"),
+        wake=lambda: None,
     )
+
+    def build() -> Any:
+        model.capture_in_words = missed if fails else captured
+        return SimpleNamespace(load_warnings=[], close=lambda: None)
+
+    sleeper = Sleeper([model], build, process_bytes=0, captures=[model])
+    served = Served(SimpleNamespace(engine=None, sleeper=sleeper))  # type: ignore[arg-type]
+    lost = f"after waking: {missed} where the load had {captured}"
     for fails in (False, True, True, False):
-        model.fails = fails
         sleeper.fall_asleep()
         served.engine = None
         assert served.wake().capture_problem == (lost if fails else "")
