@@ -46,7 +46,7 @@ from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import new_identity
 from inference.stage_links.links import LinkListener, address_of, dial
 from tests.inference.engine.asking import run, submit
-from tests.inference.engine.stages.stages import (
+from tests.inference.engine.stages.conftest import (
     HERE,
     PROMPT,
     WAIT_S,

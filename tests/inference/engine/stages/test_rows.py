@@ -1,15 +1,19 @@
 """Rows cross to the bit, or rounded where that is asked for. Steps are in flight over stages; what
-no stage sends ends the link or the model, and what is of no step is dropped."""
+no stage sends ends the link or the model, and what is of no step is dropped. A stage computes with
+no step and no adapter that would reach beyond its memory: native code reads them as they are."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -25,14 +29,18 @@ from inference.engine.errors import (
     StepInputFault,
 )
 from inference.engine.stages import stage_processes
-from inference.engine.stages.messages import Alive
+from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
+from inference.engine.stages.messages import AddAdapter, Alive, NewKV
 from inference.engine.stages.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import StagedModel
-from inference.models.stages.layer_range import LayerRange
-from inference.models.step_input import StepInput
-from inference.protocol.load import LoadSpec, StageSpec
+from inference.engine.step_frames import Array, message_of
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
+from inference.models.errors import UnsupportedAdapterError
+from inference.models.stages.layer_range import LayerRange, stage_config
+from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
+from tests.inference.engine.stages.conftest import spec_of
 from tests.inference.models.parallel.tiny_configs import config_of
 
 NUM_FEATURES = 24
@@ -134,7 +142,7 @@ def test_a_reader_reads_while_nobody_asks(ends: Ends) -> None:
     assert len(ended) == 1
 
 
-STEP = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)
+DECODES = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)
 
 
 @pytest.fixture
@@ -166,36 +174,23 @@ def _rows(number: int, num_rows: int = 2) -> Arrival:
 def test_steps_may_be_finished_in_any_order(model: StagedModel, arrivals: list[Arrival]) -> None:
     """A last stage on another host may send any rows: those of no step, of an older storage and of
     another number are dropped."""
-    old = model.begin(STEP, model.new_kv(2, 16))
+    old = model.begin(DECODES, model.new_kv(2, 16))
     kv = model.new_kv(2, 16)
-    numbers = [model.begin(STEP, kv) for _ in range(4)]
+    numbers = [model.begin(DECODES, kv) for _ in range(4)]
     lies = [_rows(old), _rows(0), _rows(3), _rows(2**63), _rows(numbers[0], num_rows=1)]
     arrivals += [_rows(numbers[0]), *lies, *(_rows(number) for number in numbers[1:])]
     model.give_up(numbers[1])
     for number in (numbers[2], numbers[0], numbers[3]):
         assert model.finish(number)[0, 0] == number
-    number = model.begin(STEP, kv)
+    number = model.begin(DECODES, kv)
     arrivals.append(Arrival(number, None, StepInputFault("shapes")))
     with pytest.raises(StepInputFault):
         model.finish(number)
-
-
-@pytest.mark.parametrize("num_rows", [0, 1, 3])
-def test_a_step_of_another_number_of_rows_ends_the_model(
-    model: StagedModel, arrivals: list[Arrival], num_rows: int
-) -> None:
-    number = model.begin(STEP, model.new_kv(2, 16))
-    arrivals.append(_rows(number, num_rows))
-    with pytest.raises(DeviceFault):
-        model.finish(number)
-
-
-SPEC = LoadSpec(
-    job_id="job",
-    model="m",
-    source="path:/m",
-    stages=[StageSpec(device="cpu", layers=layers) for layers in ((0, 1), (1, 2), (2, 3))],
-)
+    for num_rows in (0, 1, 3):
+        number = model.begin(DECODES, kv)
+        arrivals.append(_rows(number, num_rows))
+        with pytest.raises(DeviceFault):  # a step of another number of rows ends the model
+            model.finish(number)
 
 
 @each_case("silent_index", [0, 1])
@@ -204,17 +199,15 @@ def test_a_stage_that_stands_still_ends_the_model_in_time(
 ) -> None:
     """The silent stage sends until the sixtieth second. Until then there are up to four checks
     between two messages, as of processes of a busy host; from then on the other sends always."""
-    processes, lost = StageProcesses(SPEC), list[StepFault]()
+    spec = spec_of(Path("/m"), 1, 2, 3)
+    processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
     names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
     processes.all = cast("list[Child]", names)
-    slept_s: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept_s.append(seconds)
-        if sum(slept_s) > 60:
-            processes._note(1 - silent_index, Alive())
-        elif len(slept_s) % 4 == 0:
-            for index in (0, 1):
+        for index in (0, 1):
+            if index != silent_index if sum(slept_s) > 60 else len(slept_s) % 4 == 0:
                 processes._note(index, Alive())
 
     monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
@@ -224,3 +217,175 @@ def test_a_stage_that_stands_still_ends_the_model_in_time(
     assert isinstance(fault, HangFault)
     assert f"stage {silent_index + 2} has sent nothing" in str(fault)
     assert 0 < sum(slept_s) - 60 < 10
+
+
+SIZE = NewKV(num_blocks=6, block_tokens=16, num_state_slots=4)
+NUM_POSITIONS = 64
+WIDTH = 8
+QUERIES = StepInput.of_queries(
+    [1, 2, 3, 4, 5],
+    [17, 30],
+    [1, 4],
+    np.array([[5, 1, 0], [2, 3, 4]], dtype=np.int32),
+    16,
+    num_decodes=1,
+    logit_rows=[0, 4],
+    state_slots=([2, 3], [2, 3]),
+)
+IMAGES = StepImages(
+    torch.zeros(3, 5, dtype=torch.int64),
+    torch.tensor([1, 2]),
+    ImageEmbeddings(torch.zeros(2, WIDTH), (torch.zeros(2, WIDTH),)),
+)
+LAST_SEEN = np.array([17, 32, 32, 32, 33], dtype=np.int32)
+
+
+def _check(step: StepInput, num_rows: int = 5) -> StepInput:
+    return checked_step(message_of(step), torch.zeros(num_rows, WIDTH), SIZE, NUM_POSITIONS)
+
+
+def test_a_step_is_what_it_was() -> None:
+    step = replace(QUERIES, images=IMAGES, last_seen=LAST_SEEN)
+    found = _check(step)
+    for name in ("positions", "slots", "block_table", "context_lens", "logit_rows", "last_seen"):
+        assert np.array_equal(getattr(found, name), getattr(step, name))
+    unplaced = _check(replace(QUERIES, images=replace(IMAGES, rotary=None))).images
+    assert unplaced is not None and unplaced.rotary is None
+    assert found.images is not None and torch.equal(found.images.row_ids, IMAGES.row_ids)
+    for num_rows in (0, 4, 6):  # hidden rows of another number are refused
+        with pytest.raises(StepInputFault):
+            _check(QUERIES, num_rows)
+
+
+@each_case(
+    ("field", "at", "value"),
+    [
+        ("token_ids", 0, -1),
+        *(("positions", 2, value) for value in (-1, 30, 64, 2**31 - 1)),
+        *(("slots", 2, value) for value in (-1, 96, 2**31 - 1)),
+        *(("query_start", 0, value) for value in (-1, 1)),
+        *(("query_start", 1, value) for value in (-1, 0, 5, 6, 2**31 - 1, -(2**31))),
+        *(("query_start", 2, value) for value in (4, 6)),
+        *(("context_lens", 1, value) for value in (-(2**31), 0, 3, 33, 49, 65, 2**31 - 1)),
+        *(("block_table", (0, 1), value) for value in (-1, 6, 2**31 - 1)),
+        *(("logit_rows", 1, value) for value in (-1, 5)),
+        *(("state_reads", 1, value) for value in (-1, 4)),
+        *(("state_writes", 0, value) for value in (-1, 4)),
+    ],
+)
+def test_an_index_beyond_the_storage_is_refused(field: str, at: Any, value: int) -> None:
+    array = getattr(QUERIES, field).copy()
+    array[at] = value
+    with pytest.raises(StepInputFault):
+        _check(replace(QUERIES, **{field: array}))
+
+
+LENGTHS = ("token_ids", "positions", "slots", "query_start", "context_lens", "block_table")
+
+
+@each_case(
+    "changes",
+    [
+        *(
+            {name: array}
+            for name in (*LENGTHS, "state_reads")
+            for whole in [getattr(QUERIES, name)]
+            for array in (whole[:-1], whole[:0], whole[None], np.concatenate((whole, whole)))
+        ),
+        {"block_tokens": 32},
+        *({"last_seen": LAST_SEEN + np.int32(off)} for off in (-1, 1, 2**30)),
+        {"last_seen": LAST_SEEN[:-1]},
+        {"num_decodes": 3},
+        {"num_decodes": -1},
+        {"logit_rows": np.zeros(6, dtype=np.int32)},
+        {"images": replace(IMAGES, rotary=torch.zeros(3, 4, dtype=torch.int64))},
+        {"images": replace(IMAGES, row_ids=torch.tensor([1, 5]))},
+        {"images": replace(IMAGES, row_ids=torch.tensor([1, 2, 3]))},
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(StepInputFault):
+        _check(replace(QUERIES, **changes))
+
+
+@each_case(
+    ("field", "array"),
+    [
+        *(
+            (name, array)
+            for name in LENGTHS
+            for array in (
+                Array("int32", (2**40,), b""),
+                Array("int32", (-1, 3), bytes(8)),
+                Array("int32", (3,), bytes(7)),
+            )
+        ),
+        ("unread_ids", Array("int32", (1,), bytes(4))),
+        ("images", Array("int64", (3, 2**40), b"")),
+        ("images", Array("load", (3, 5), bytes(120))),
+        ("images", Array("no_such", (0, 3), b"")),
+        ("images", Array("int64", (3, 6), bytes(120))),
+        ("arrays", None),
+    ],
+    ids=str,
+)
+def test_messages_that_no_step_was_made_into_are_refused(field: str, array: Any) -> None:
+    sent = message_of(replace(QUERIES, images=IMAGES))
+    assert sent.images is not None
+    arrays, images = {} if field == "arrays" else dict(sent.arrays), sent.images
+    if field == "images":
+        images = type(images)(array, images.row_ids, None, [])
+    elif array is not None:
+        arrays[field] = array
+    changed = msgspec.structs.replace(sent, arrays=arrays, images=images)
+    with pytest.raises(StepInputFault):
+        checked_step(changed, torch.zeros(5, WIDTH), SIZE, NUM_POSITIONS)
+
+
+CONFIG = stage_config(config_of("llama"), LayerRange(1, 2))
+NAME = "model.layers.0.self_attn.v_proj"
+OUT, IN = adaptable_shapes(CONFIG)[NAME]
+RANK = 3
+
+
+def adapter_message(down: torch.Tensor, up: torch.Tensor, scale: float = 2.0) -> AddAdapter:
+    return message_of_adapter(7, AdapterWeights({NAME: LowRank(down, up, scale)}))
+
+
+GOOD = adapter_message(torch.ones(RANK, IN), torch.ones(OUT, RANK, dtype=torch.bfloat16))
+DOWN = GOOD.modules[NAME].down
+LIES = {
+    "wider": adapter_message(torch.ones(RANK, IN + 1), torch.ones(OUT, RANK)),
+    "fewer outputs": adapter_message(torch.ones(RANK, IN), torch.ones(OUT - 1, RANK)),
+    "another rank": adapter_message(torch.ones(RANK, IN), torch.ones(OUT, RANK + 1)),
+    "no rank": adapter_message(torch.ones(0, IN), torch.ones(OUT, 0)),
+    "flat": adapter_message(torch.ones(RANK * IN), torch.ones(OUT, RANK)),
+    "a number": adapter_message(torch.tensor(1.0), torch.ones(OUT, RANK)),
+    "integers": adapter_message(torch.ones(RANK, IN, dtype=torch.int32), torch.ones(OUT, RANK)),
+    "no scale": adapter_message(torch.ones(RANK, IN), torch.ones(OUT, RANK), scale=float("nan")),
+    **{
+        name: AddAdapter(
+            number=1, modules={NAME: msgspec.structs.replace(GOOD.modules[NAME], down=down)}
+        )
+        for name, down in {
+            "no dtype": msgspec.structs.replace(DOWN, dtype="nothing"),
+            "more than its bytes": msgspec.structs.replace(DOWN, shape=(RANK, IN * 1000)),
+        }.items()
+    },
+    **{
+        f"no weight of this stage: {name}": AddAdapter(number=1, modules={name: GOOD.modules[NAME]})
+        for name in ("model.layers.1.self_attn.v_proj", "lm_head", "")
+    },
+}
+
+
+@each_case("name", list(LIES))
+def test_what_would_be_read_past_its_end_is_refused(name: str) -> None:
+    one = adapter_of(GOOD, CONFIG).modules[NAME]  # which crosses byte for byte
+    assert torch.equal(one.down, torch.ones(RANK, IN)) and one.up.dtype is torch.bfloat16
+    assert (one.up.shape, one.scale) == ((OUT, RANK), 2.0)
+    kind, _, _ = name.partition(": ")
+    match = kind if kind.startswith("no weight") else NAME
+    with pytest.raises(UnsupportedAdapterError, match=match):
+        adapter_of(LIES[name], CONFIG)

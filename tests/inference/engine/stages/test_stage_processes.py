@@ -23,7 +23,7 @@ from inference.protocol.engine import (
 )
 from inference.stage_links.links import address_of
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess
-from tests.inference.engine.stages.stages import (
+from tests.inference.engine.stages.conftest import (
     HERE,
     ordered,
     process_of,

@@ -27,7 +27,7 @@ from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.asking import run, submit, tokens_of
 from tests.inference.engine.sampling.test_grammars import PEOPLE, json_grammar
-from tests.inference.engine.stages.stages import PROMPT, answers, load, spec_of
+from tests.inference.engine.stages.conftest import PROMPT, answers, load, spec_of
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid
