@@ -4,7 +4,6 @@ there is room, the latest used ones."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -229,33 +228,6 @@ def test_what_the_rows_of_an_image_see() -> None:
     assert step_images(decodes, positions[:1], lambda image: rows, CPU) is None
 
 
-def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
-    seeing = sequence_of(TOKENS, images=PromptImages([image(1, 2, 2)], 7, merge=2))
-    reading = sequence_of(TOKENS)
-    schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
-    assert schedule.decode_rows == [seeing, seeing, seeing, reading]
-    positions = np.array([6, 7, 8, 6], dtype=np.int32)
-    images = step_images(schedule, positions, lambda image: None, CPU)  # type: ignore[arg-type, return-value]
-    assert images is not None
-    assert images.rotary.tolist() == [[4, 5, 6, 6]] * 3
-
-
-@each_case("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
-def test_each_run_reads_its_part_of_the_rows(cuts: tuple[int, ...]) -> None:
-    sequence = sequence_of([1] * 14, images=PromptImages([APART], 14, merge=2, has_places=False))
-    whole = ImageEmbeddings(torch.arange(8.0)[:, None])
-    rows: dict[int, float] = {}
-    for start, end in pairwise((0, *cuts, 14)):
-        schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=end == 14)])
-        positions = np.arange(start, end, dtype=np.int32)
-        images = step_images(schedule, positions, lambda image: whole, CPU)
-        if images is not None:
-            assert images.rows is not None
-            found = images.rows.embeddings[:, 0].tolist()
-            rows |= dict(zip((images.row_ids + start).tolist(), found, strict=True))
-    assert rows == dict(zip([2, 3, 5, 6, 8, 9, 10, 11], range(8), strict=True))
-
-
 ROW_BYTES = 2 * 4 * 3
 """The bytes of a row of the tower below: three numbers for the decoder, and three for a layer."""
 
@@ -324,27 +296,19 @@ def test_parts_of_rows_share_no_memory() -> None:
     assert len(both.embeddings) == 5 and len(both.deepstack[0]) == 5
 
 
-AT_40 = SequenceImage(digest="a", data=b"", runs=[TokenRun(40, 4)], grid=(1, 4, 4))
-
-
-def chunk(start: int, end: int, *, has_image: bool = True) -> Schedule:
-    images = PromptImages([AT_40], 100, merge=2) if has_image else None
-    sequence = sequence_of([1] * 100, images=images)
-    return Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=False)])
-
-
-def test_which_steps_have_rows_of_an_image() -> None:
-    spans = [(0, 40), (0, 41), (42, 43), (43, 60), (44, 60)]
-    assert [chunk(*span).has_image_rows for span in spans] == [False, True, True, True, False]
-    assert not chunk(0, 100, has_image=False).has_image_rows
-
-
 @each_case("has_image", [True, False])
 def test_the_towers_time_is_no_measure_of_prompt_tokens(has_image: bool) -> None:
-    times = StepTimes(
-        SchedulerLimits(target_step_s=0.1), PrefillAverage(PrefillSpeed(token_s=0.001))
+    limits, average = (
+        SchedulerLimits(target_step_s=0.1),
+        PrefillAverage(PrefillSpeed(token_s=0.001)),
     )
+    times = StepTimes(limits, average)
     before = times.pacer.prefill_tokens(0)
-    times.record(chunk(0, 100, has_image=has_image), step_s=30.0, now_s=1.0)
+    images = PromptImages([image(40, 2, 2)], 100, merge=2) if has_image else None
+    sequence = sequence_of([1] * 100, images=images)
+    for start, end, has_rows in ((0, 40, False), (42, 43, True), (44, 60, False), (0, 100, True)):
+        schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=False)])
+        assert schedule.has_image_rows == (has_image and has_rows)
+    times.record(schedule, step_s=30.0, now_s=1.0)
     assert (times.pacer.prefill_tokens(0) == before) == has_image
     assert times.last_forward_unix_s is not None

@@ -42,9 +42,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         """Compute up to ``end``: each slot records the whole prefix that its numbers depend on."""
         for position in range(sequence.num_computed_tokens, end):
             block_id = sequence.block_ids[position // BLOCK_TOKENS]
-            prefix = tuple(sequence.token_ids[: position + 1])
             slots = self.stored.setdefault(block_id, [()] * BLOCK_TOKENS)
-            slots[position % BLOCK_TOKENS] = prefix
+            slots[position % BLOCK_TOKENS] = tuple(sequence.token_ids[: position + 1])
         sequence.num_computed_tokens = end
         self.cache.register_computed(sequence)
 
@@ -56,43 +55,34 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert sequence.num_computed_tokens < len(tokens)
             self.live.append(sequence)
         else:
-            assert self.cache.allocator.num_free == free_before
-            assert sequence.block_ids == []
+            assert (self.cache.allocator.num_free, sequence.block_ids) == (free_before, [])
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def compute(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), token=st.none() | st.integers(0, 1))
+    def compute(self, data: st.DataObject, token: int | None) -> None:
+        """Up to somewhere, or all there is and another token."""
         sequence = data.draw(st.sampled_from(self.live))
-        end = data.draw(st.integers(sequence.num_computed_tokens, len(sequence.token_ids)))
-        self.write(sequence, end)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def append(self, data: st.DataObject, token: int) -> None:
-        sequence = data.draw(st.sampled_from(self.live))
-        self.write(sequence, len(sequence.token_ids))
-        sequence.token_ids.append(token)
-        if not self.cache.grow(sequence, len(sequence.token_ids)):
+        num_tokens = len(sequence.token_ids)
+        if token is None:
+            self.write(sequence, data.draw(st.integers(sequence.num_computed_tokens, num_tokens)))
+            return
+        self.write(sequence, num_tokens)
+        if self.cache.grow(sequence, num_tokens + 1):
+            sequence.token_ids.append(token)
+        else:
             assert self.cache.allocator.num_free == 0
-            sequence.token_ids.pop()
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_invalid=st.booleans())
+    def release(self, data: st.DataObject, is_invalid: bool) -> None:
         sequence = data.draw(st.sampled_from(self.live))
         self.live.remove(sequence)
+        block_ids = set(sequence.block_ids)
+        if is_invalid:
+            self.cache.invalidate_prefix(sequence)
         self.cache.release(sequence)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def invalidate_and_release(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.live))
-        self.live.remove(sequence)
-        block_ids, tokens = set(sequence.block_ids), sequence.token_ids
-        self.cache.invalidate_prefix(sequence)
-        self.cache.release(sequence)
-        again = sequence_of([*tokens, 0])
-        if self.cache.admit(again):
+        again = sequence_of([*sequence.token_ids, 0])
+        if is_invalid and self.cache.admit(again):
             self.most_held = max(self.most_held, self.cache.allocator.num_used)
             self.seen.update(again.block_ids)
             num_shared = again.num_computed_tokens // BLOCK_TOKENS
@@ -108,14 +98,11 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.seen |= held
         kept_blocks = NUM_BLOCKS if self.kept_blocks is None else self.kept_blocks
         assert len(self.seen) <= max(self.most_held, kept_blocks)
-
-    @invariant()
-    def every_sequence_reads_its_own_tokens(self) -> None:
-        for sequence in self.live:
+        for sequence in self.live:  # each reads its own tokens
             for position in range(sequence.num_computed_tokens):
-                block_id = sequence.block_ids[position // BLOCK_TOKENS]
+                slots = self.stored[sequence.block_ids[position // BLOCK_TOKENS]]
                 expected = tuple(sequence.token_ids[: position + 1])
-                assert self.stored[block_id][position % BLOCK_TOKENS] == expected
+                assert slots[position % BLOCK_TOKENS] == expected
 
 
 TestKVCache = KVCacheMachine.TestCase

@@ -15,7 +15,6 @@ import torch
 
 from inference.engine.sampling.drawing import TOP_CANDIDATES, filter_probabilities
 from inference.engine.sampling.logits_processors import (
-    TokenCounts,
     UsedTokens,
 )
 from inference.engine.sampling.sampler import RandomStream, Sampler
@@ -213,35 +212,6 @@ def test_a_nucleus_wider_than_the_candidates_costs_a_second_wait(waits: list[int
         seen.append(token_ids[0])
     assert waits == [4, 1] * 20
     assert max(seen) > vocab_size // 2
-
-
-def test_penalties_follow_each_sequence_as_others_come_and_go() -> None:
-    chance, counts = random.Random(3), TokenCounts()
-    sequences: list[Sequence] = []
-    params_of: dict[str, dict[str, float]] = {}
-    for step in range(30):
-        if len(sequences) < 7 and step % 2 == 0:
-            params = {
-                "repetition_penalty": chance.choice([1.0, 1.3]),
-                "frequency_penalty": chance.choice([0.0, 0.4]),
-                "presence_penalty": chance.choice([0.0, 0.2]),
-            }
-            tokens = chance.choices(range(VOCAB_SIZE), k=6)
-            sequences.append(sequence_of(tokens[:4], tokens[4:], **params))
-            params_of[sequences[-1].sequence_id] = params
-        elif step % 3 == 0:
-            counts.forget(sequences.pop(chance.randrange(len(sequences))).sequence_id)
-        scores = torch.randn(len(sequences), VOCAB_SIZE)
-        wanted = [
-            penalized(row, s.token_ids[:4], s.token_ids[4:], **params_of[s.sequence_id])
-            for row, s in zip(scores.numpy().copy(), sequences, strict=True)
-        ]
-        counts.penalize(scores, sequences)
-        assert np.allclose(scores, np.reshape(wanted, scores.shape), atol=1e-5)
-        new = chance.choices(range(VOCAB_SIZE), k=len(sequences))
-        counts.add(sequences, new)
-        for sequence, token_id in zip(sequences, new, strict=True):
-            sequence.token_ids.append(token_id)
 
 
 NUM_TOKENS = 100

@@ -49,8 +49,6 @@ class FakeDevice:
         self._memory: dict[int, int] = {}
         self._queue: list[FakeStep] = []
         self.num_ahead = 0
-        self.num_rows_in_vain = 0
-        """Rows read of sequences that had ended."""
 
     def execute(self, schedule: Schedule) -> Sampled:
         return self.read(self.launch(schedule))
@@ -74,8 +72,6 @@ class FakeDevice:
         while step in self._queue:
             first = self._queue.pop(0)
             first.token_ids = first.compute()
-        sampled = step.schedule.sampled
-        self.num_rows_in_vain += sum(s.state.value == "ended" for s in sampled)
         return Sampled(list(step.token_ids), {}, {})
 
     def is_settled(self, sequence: Sequence) -> bool:

@@ -43,12 +43,10 @@ def pacer_for(max_running: int = MAX_RUNNING) -> StepPacer:
 
 def run_full(pacer: StepPacer, cost: Cost, num_steps: int, noise: float = 0.0) -> list[int]:
     """Runs as many rows as the pacer allows in every step. Returns its limit after each step."""
-    generator = random.Random(1)
-    limits = []
+    generator, limits = random.Random(1), []
     for _ in range(num_steps):
-        num_rows = pacer.running_limit
-        step_s = cost(num_rows) * (1 + generator.uniform(-noise, noise))
-        pacer.record(num_decode_rows=num_rows, num_prefill_tokens=0, step_s=step_s)
+        step_s = cost(pacer.running_limit) * (1 + generator.uniform(-noise, noise))
+        pacer.record(num_decode_rows=pacer.running_limit, num_prefill_tokens=0, step_s=step_s)
         limits.append(pacer.running_limit)
     return limits
 
@@ -86,17 +84,6 @@ def test_what_moves_the_limit_and_what_does_not() -> None:
     assert pacer.running_limit == pytest.approx(FULL, abs=3)
     assert pacer_for(max_running=1).running_limit == 1
     assert run_full(pacer_for(max_running=20), gpu, 20)[-1] == 20
-
-
-@each_case("num_rows", [0, 1, 20, 50])
-def test_mixed_steps_take_the_target_together(num_rows: int) -> None:
-    pacer, token_s = pacer_for(), 0.0005
-    for _ in range(60):
-        num_tokens = pacer.prefill_tokens(num_rows)
-        step_s = (cpu(num_rows) if num_rows else 0.0) + num_tokens * token_s
-        pacer.record(num_decode_rows=num_rows, num_prefill_tokens=num_tokens, step_s=step_s)
-    assert step_s == pytest.approx(TARGET_S, rel=0.05)
-    assert SMALLEST_CHUNK < num_tokens < MAX_TOKENS
 
 
 @each_case(("tokens_per_s", "expected"), [(2000.0, 200), (1e9, MAX_TOKENS), (50.0, SMALLEST_CHUNK)])
@@ -177,32 +164,20 @@ class Card:
         return 0.012 + 0.0001 * num_rows + prompt_s
 
 
-def chunks_of(
-    pacer: StepPacer, card: Card, num_rows: int, num_chunks: int, num_decode_steps: int = 3
-) -> list[int]:
-    """Runs prompts in chunks as the pacer cuts them, and steps between them that only decode."""
-    sizes = []
-    for _ in range(num_chunks):
-        num_tokens = pacer.prefill_tokens(num_rows)
-        sizes.append(num_tokens)
-        pacer.record(
-            num_decode_rows=num_rows,
-            num_prefill_tokens=num_tokens,
-            step_s=card.seconds(num_rows, num_tokens),
-        )
-        for _ in range(num_decode_steps if num_rows else 0):
-            pacer.record(
-                num_decode_rows=num_rows, num_prefill_tokens=0, step_s=card.seconds(num_rows, 0)
-            )
-    return sizes
-
-
 def settled(card: Card, num_rows: int) -> tuple[StepPacer, int]:
-    """Returns the settled pace, and how long its chunks are then: the longer ones that explore now
-    and then left out."""
-    pacer = StepPacer(MAX_RUNNING, MOST_TOKENS, TARGET_S)
-    chunks_of(pacer, card, num_rows, 60)
-    return pacer, int(median(chunks_of(pacer, card, num_rows, 15)))
+    """Runs prompts in chunks as the pacer cuts them, and steps between them that only decode.
+    Returns the settled pace, and how long its chunks are then: the longer ones that explore now and
+    then left out."""
+    pacer, sizes = StepPacer(MAX_RUNNING, MOST_TOKENS, TARGET_S), []
+    for _ in range(75):
+        sizes.append(pacer.prefill_tokens(num_rows))
+        for num_tokens in (sizes[-1], 0, 0, 0) if num_rows else (sizes[-1],):
+            pacer.record(
+                num_decode_rows=num_rows,
+                num_prefill_tokens=num_tokens,
+                step_s=card.seconds(num_rows, num_tokens),
+            )
+    return pacer, int(median(sizes[-15:]))
 
 
 @each_case("num_rows", [0, 1, 16])
@@ -219,24 +194,6 @@ def test_chunks_take_the_target_where_they_can(unpacking_s: float, num_rows: int
     assert num_tokens / step_s > 0.4 * best
     assert step_s < max(TARGET_S, 2.5 * unpacking_s)
     assert num_rows < 16 or pacer.running_limit > 100, "prompts take no slots from who decodes"
-
-
-def test_noise_leaves_the_coefficients_near_what_they_are() -> None:
-    model, card, generator = (
-        StepTimeModel(row_s=0.0125, token_s=0.0002),
-        Card(0.05),
-        random.Random(3),
-    )
-    for _ in range(300):
-        num_rows = generator.randrange(1, 64)
-        num_tokens = generator.choice([0, generator.randrange(SMALLEST_CHUNK, 1024)])
-        step_s = card.seconds(num_rows, num_tokens) * generator.uniform(0.9, 1.1)
-        model.record(num_rows, num_tokens, step_s)
-    for num_rows, num_tokens in ((1, 0), (48, 0), (8, 512), (40, 1000)):
-        expected = card.seconds(num_rows, num_tokens)
-        assert model.seconds(num_rows, num_tokens) == pytest.approx(expected, rel=0.25)
-    model.record(20, 0, 10.0)
-    assert model.seconds(20, 0) < 1.5 * card.seconds(20, 0), "one step that hung changes little"
 
 
 @settings(max_examples=2 * settings.default.max_examples)

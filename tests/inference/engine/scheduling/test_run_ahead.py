@@ -32,17 +32,6 @@ def test_any_order_of_events_gives_the_same_answers(
     ).play(actions)
 
 
-def test_steady_decoding_is_always_one_step_ahead() -> None:
-    client = Client()
-    for first, max_tokens in ((0, 6), (6, 9), (4, 12)):
-        client.submit([first, 7, 9], max_tokens)
-    client.drain()
-    ends = client.answers.ends.values()
-    assert client.device.num_ahead >= max(end.num_output_tokens for end in ends) - 1
-    assert sorted(end.finish_reason for end in ends) == ["length", "length", "stop"]
-    assert client.device.num_rows_in_vain <= 1
-
-
 def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
     client = Client(max_running=64, target_step_s=0.1)
     running_limit = client.engine.running_limit

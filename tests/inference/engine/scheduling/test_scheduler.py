@@ -19,7 +19,7 @@ from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import FairQueue, SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule, end_of_chunk
-from inference.protocol.sampling import Grammar, SamplingParams
+from inference.protocol.sampling import Grammar
 from tests.cases import each_case
 from tests.inference.engine import asking
 
@@ -46,33 +46,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=4, max_queue_depth=8)
         )
         self.live: list[Sequence] = []
-        self.num_submitted = 0
-
-    def submit(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        first: Sequence | None,
-        grammar: Grammar | None,
-        account: str,
-    ) -> None:
-        if self.scheduler.is_full:
-            return
-        self.num_submitted += 1
-        sequence = Sequence(
-            f"r{self.num_submitted}",
-            prompt,
-            SamplingParams(max_tokens=max_tokens, grammar=grammar),
-            context_tokens=CONTEXT_TOKENS,
-            arrival=self.num_submitted,
-            deadline_s=0.0,
-            same_prompt_as=first,
-            account=account,
-            weight=2 if account == "heavy" else 1,
-            is_anonymous=account == "anonymous",
-        )
-        self.live.append(sequence)
-        self.scheduler.add(sequence)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -82,17 +55,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         account=st.sampled_from(["a", "heavy", "anonymous"]),
     )
     def submit_request(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        num_choices: int,
-        grammar: Grammar | None,
-        account: str,
+        self, prompt: list[int], num_choices: int, account: str, **params: Any
     ) -> None:
-        first = None
+        first: Sequence | None = None
         for _ in range(num_choices):
-            self.submit(prompt, max_tokens, first, grammar, account)
-            first = first or (self.live[-1] if self.live else None)
+            if self.scheduler.is_full:
+                continue
+            sequence = asking.sequence_of(
+                prompt,
+                context_tokens=CONTEXT_TOKENS,
+                same_prompt_as=first,
+                account=account,
+                weight=2 if account == "heavy" else 1,
+                is_anonymous=account == "anonymous",
+                **params,
+            )
+            first = first or sequence
+            self.live.append(sequence)
+            self.scheduler.add(sequence)
 
     @precondition(lambda self: any(s.grammar is None and s.params.grammar for s in self.live))
     @rule(data=st.data())
@@ -112,26 +92,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_running = len(self.scheduler.running)
         newest = max((s.admission for s in self.live), default=0)
         schedule = self.scheduler.schedule(FixedPace(budget, running_limit))
-        self.check_turns([s for s in self.scheduler.running if s.admission > newest])
-        assert len(self.scheduler.running) <= max(num_running, running_limit)
-        self.check_rows(schedule, budget)
-        self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
-
-    def check_turns(self, started: list[Sequence]) -> None:
-        """``started`` in this step for the first time."""
+        started = [s for s in self.scheduler.running if s.admission > newest]
         waiting = list(self.scheduler.waiting)
         if started:
             assert not any(s.admission for s in waiting), "preempted ones come first"
         if any(s.is_anonymous for s in started):
             assert all(s.is_anonymous or s.is_held for s in waiting), "known ones come first"
-
-    def check_rows(self, schedule: Schedule, budget: int) -> None:
+        assert len(self.scheduler.running) <= min(4, max(num_running, running_limit))
         assert schedule.num_prefill_tokens <= budget
-        assert len(self.scheduler.running) <= 4
         for sequence in schedule.decodes:
             assert len(sequence.block_ids) * BLOCK_TOKENS >= len(sequence.token_ids)
         for chunk in schedule.prefills:
             assert len(chunk.sequence.block_ids) * BLOCK_TOKENS >= chunk.end > chunk.start
+        self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
 
     def run(self, schedule: Schedule, token_ids: list[int]) -> None:
         rows = schedule.sampled
@@ -142,13 +115,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def queues_are_sound(self) -> None:
+        """The oldest of those that wait waits for its own grammar only."""
         self.scheduler.check_integrity()
         queued = [*self.scheduler.running, *self.scheduler.waiting]
         assert sorted(s.arrival for s in queued) == [s.arrival for s in self.live]
-
-    @invariant()
-    def nothing_is_held_for_ever(self) -> None:
-        """The oldest of those that wait waits for its own grammar only."""
         if self.scheduler.waiting and not self.scheduler.running:
             oldest = next(iter(self.scheduler.waiting))
             assert not oldest.is_held or oldest.params.grammar is not None
