@@ -96,48 +96,59 @@ tokens: of these seeds none does."""
 SHARED = random.Random(1).choices(range(128), k=100)
 
 
-def choice_engine(llama: Pair, *, num_tokens: int = 1024, max_running: int = 256) -> Engine:
-    limits = SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running)
-    return llama.engine(num_tokens, limits=limits)
+def ask_choices(engine: Engine, *choices: int, first: int | None = None) -> None:
+    """``first``: the choice whose prompt is that of the others."""
+    for choice in choices:
+        same = None if first is None or choice == first else str(first)
+        drawn = {"temperature": 0.8, "seed": FIRST_SEED + choice}
+        submit(engine, str(choice), SHARED, 30, same_prompt_as=same, **drawn)
 
 
-def ask_choice(engine: Engine, choice: int, same_prompt_as: str | None = None) -> None:
-    drawn = {"temperature": 0.8, "seed": FIRST_SEED + choice}
-    submit(engine, str(choice), SHARED, 30, same_prompt_as=same_prompt_as, **drawn)
-
-
-def ask_choices(engine: Engine, num_choices: int) -> None:
-    for choice in range(num_choices):
-        ask_choice(engine, choice, same_prompt_as="0" if choice else None)
-
-
-def separate_answers(llama: Any, num_choices: int) -> dict[str, list[int]]:
+@pytest.fixture
+def separate(llama: Any) -> dict[str, list[int]]:
+    """The answers of separate requests with the choices' seeds."""
     found = {}
-    for choice in range(num_choices):
-        engine = choice_engine(llama)
-        ask_choice(engine, choice)
+    for choice in range(6):
+        engine = engine_for(llama, prefill_tokens_per_step=48)
+        ask_choices(engine, choice)
         found |= tokens_of(engine)
     return found
 
 
 @each_case(
-    ("num_choices", "how", "is_preempted"),
-    [(4, {}, False), (6, {"num_tokens": 256}, True), (3, {"max_running": 1}, False)],
+    ("num_choices", "num_tokens", "max_running", "num_steps"),
+    [
+        (4, 1024, 256, None),
+        (6, 256, 256, None),  # some are preempted
+        (3, 1024, 1, None),
+        *((3, 1024, 256, num_steps) for num_steps in (0, 1, 5)),  # until the first is cancelled
+    ],
 )
 def test_choices_equal_separate_requests_with_their_seeds(
-    llama: Any, num_choices: int, how: dict[str, int], is_preempted: bool
+    llama: Any,
+    separate: dict[str, list[int]],
+    num_choices: int,
+    num_tokens: int,
+    max_running: int,
+    num_steps: int | None,
 ) -> None:
-    engine = choice_engine(llama, **how)
-    ask_choices(engine, num_choices)
-    found = tokens_of(engine)
-    assert found == separate_answers(llama, num_choices)
-    assert len({tuple(tokens) for tokens in found.values()}) > 1
-    assert (engine.stats().num_preemptions > 0) == is_preempted
+    limits = SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running)
+    engine, answers = llama.engine(num_tokens, limits=limits), Answers()
+    ask_choices(engine, *range(num_choices), first=0)
+    if num_steps is not None:
+        for _ in range(num_steps):
+            answers.step(engine)
+        engine.cancel(CancelSequence(sequence_id="0"))
+    answers.drain(engine)
+    names = [str(n) for n in range(num_choices) if n or num_steps is None]
+    assert [answers.tokens[name] for name in names] == [separate[name] for name in names]
+    assert len({tuple(answers.tokens[name]) for name in names}) > 1
+    assert (engine.stats().num_preemptions > 0) == (num_tokens == 256)
 
 
 def test_choices_share_the_blocks_of_their_prompt(llama: Any) -> None:
-    engine, answers = choice_engine(llama), Answers()
-    ask_choices(engine, 4)
+    engine, answers = engine_for(llama, prefill_tokens_per_step=48), Answers()
+    ask_choices(engine, *range(4), first=0)
     while len(answers.tokens) < 4:
         answers.step(engine)
     shared = (len(SHARED) - 1) // int(llama.block_tokens)
@@ -147,33 +158,17 @@ def test_choices_share_the_blocks_of_their_prompt(llama: Any) -> None:
     own = engine.stats().kv_blocks_used - shared
     assert 4 <= own <= 8
     answers.drain(engine)
-    ask_choice(engine, 5, same_prompt_as="0")
+    ask_choices(engine, 5, first=0)
     assert answers.drain(engine).cached["5"] == of_first["1"], "though the first has ended"
-
-
-def test_choices_go_ahead_when_the_first_is_cancelled(llama: Any) -> None:
-    expected = separate_answers(llama, 3)
-    for num_steps in (0, 1, 5):
-        engine, answers = choice_engine(llama), Answers()
-        ask_choices(engine, 3)
-        for _ in range(num_steps):
-            answers.step(engine)
-        engine.cancel(CancelSequence(sequence_id="0"))
-        answers.drain(engine)
-        assert [answers.tokens[choice] for choice in "12"] == [expected[c] for c in "12"]
 
 
 SCORED = random.Random(2).choices(range(128), k=200)
 
 
-def scoring_engine(llama: Pair, *, num_tokens: int = 2048, chunk_tokens: int = 512) -> Engine:
-    return llama.engine(num_tokens, limits=SchedulerLimits(prefill_tokens_per_step=chunk_tokens))
-
-
 @torch.inference_mode()
 def test_transformers_compute_the_same(llama: Any) -> None:
     reference = llama.reference(torch.tensor([SCORED])).logits[0].log_softmax(-1)
-    engine = scoring_engine(llama, chunk_tokens=37)
+    engine = engine_for(llama, prefill_tokens_per_step=37)
     submit(engine, "a", SCORED, 4, prompt_logprobs=3)
     submit(engine, "short", [5], 4, prompt_logprobs=1)
     scored = run(engine).scored
@@ -199,8 +194,8 @@ def test_transformers_compute_the_same(llama: Any) -> None:
 def test_chunks_and_preemption_report_each_token_once(
     llama: Any, lengths: list[int], chunk_tokens: int, data: st.DataObject
 ) -> None:
-    num_tokens = (max(lengths) // llama.block_tokens + 2) * llama.block_tokens
-    engine = scoring_engine(llama, num_tokens=num_tokens, chunk_tokens=chunk_tokens)
+    num_blocks = max(lengths) // llama.block_tokens + 2
+    engine = engine_for(llama, num_kv_blocks=num_blocks, prefill_tokens_per_step=chunk_tokens)
     prompts = {str(i): SCORED[i : i + length] for i, length in enumerate(lengths)}
     wanting = {name for name in prompts if data.draw(st.booleans(), label=name)}
     for name, prompt in prompts.items():

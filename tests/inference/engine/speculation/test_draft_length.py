@@ -4,6 +4,7 @@ after a text that repeats itself."""
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,18 +37,35 @@ from tests.cases import each_case
 from tests.inference.engine.asking import sequence_of
 
 
-class Each:
-    """Every row costs as much as the first, times ``part``."""
+@dataclass(frozen=True)
+class Device:
+    """A step takes ``fixed_s``, ``row_s`` for each row and some time for each prompt token."""
 
-    def __init__(self, part: float) -> None:
-        self._part = part
+    fixed_s: float
+    row_s: float
 
     def ratio(self, num_rows: int, num_base_rows: int) -> float:
-        return (1 + self._part * num_rows) / (1 + self._part * num_base_rows)
+        return self.seconds(num_rows) / self.seconds(num_base_rows)
+
+    def seconds(self, num_rows: int, num_tokens: int = 0) -> float:
+        return self.fixed_s + num_rows * self.row_s + num_tokens * 0.0004
+
+
+FIXED, STEEP = Device(0.020, 0.0002), Device(0.001, 0.010)
+
+
+def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> StepPacer:
+    """After steps of so many rows, and a prompt beside some of them."""
+    pacer = StepPacer(256, 2048, target_s)
+    for index, num_rows in enumerate(rows):
+        num_tokens = 64 if index % 5 == 0 else 0
+        step_s = device.seconds(num_rows, num_tokens)
+        pacer.record(num_decode_rows=num_rows, num_prefill_tokens=num_tokens, step_s=step_s)
+    return pacer
 
 
 @each_case(
-    ("num_rows", "candidates", "part", "most_rows", "expected"),
+    ("num_rows", "candidates", "row_s", "most_rows", "expected"),
     [
         (1, [(8, 0.5)], 0.0, 128, 8),  # rows that cost nothing are all run
         (32, [(8, 0.6)] * 32, 10.0, 1024, 0),  # rows that cost as much as a step are not
@@ -58,35 +76,9 @@ class Each:
     ],
 )
 def test_how_many_are_run(
-    num_rows: int, candidates: list[tuple[int, float]], part: float, most_rows: int, expected: int
+    num_rows: int, candidates: list[tuple[int, float]], row_s: float, most_rows: int, expected: int
 ) -> None:
-    assert best_length(num_rows, candidates, Each(part), most_rows) == expected
-
-
-class Device:
-    """A step takes ``fixed_s``, ``row_s`` for each row and ``token_s`` for each prompt token."""
-
-    def __init__(self, fixed_s: float, row_s: float) -> None:
-        self.fixed_s, self.row_s, self.token_s = fixed_s, row_s, 0.0004
-
-    def seconds(self, num_rows: int, num_tokens: int = 0) -> float:
-        return self.fixed_s + num_rows * self.row_s + num_tokens * self.token_s
-
-
-def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> StepPacer:
-    """After steps of so many rows, and a prompt beside some of them."""
-    pacer = StepPacer(256, 2048, target_s)
-    for index, num_rows in enumerate(rows):
-        num_tokens = 64 if index % 5 == 0 else 0
-        pacer.record(
-            num_decode_rows=num_rows,
-            num_prefill_tokens=num_tokens,
-            step_s=device.seconds(num_rows, num_tokens),
-        )
-    return pacer
-
-
-FIXED, STEEP = Device(0.020, 0.0002), Device(0.001, 0.010)
+    assert best_length(num_rows, candidates, Device(1.0, row_s), most_rows) == expected
 
 
 @each_case("target_s", [0.1, None])
@@ -142,75 +134,51 @@ def test_a_sequence_that_begins_to_repeat_is_drafted_for() -> None:
         speculator.record(sequence, [token_id])
         sequence.token_ids.append(token_id)
     assert any(num_drafts[-20:])
-
-
-def test_many_sequences_are_not_even_looked_at() -> None:
-    sequences = [sequence_of([1, 2, 1, 2, 1, 2]) for i in range(MOST_SEQUENCES + 1)]
+    many = [sequence_of([1, 2, 1, 2, 1, 2]) for _ in range(MOST_SEQUENCES + 1)]
     speculator = LookupSpeculator()
-    assert speculator.drafts(sequences) == {}
-    assert not any(sequence.drafting for sequence in sequences)
-    assert speculator.drafts(sequences[:1]) != {}
+    assert speculator.drafts(many) == {}
+    assert not any(sequence.drafting for sequence in many), "they are not even looked at"
+    assert speculator.drafts(many[:1]) != {}
 
 
 STEP_S = 0.1
 
 
-class FixedOrigin:
+def origin(name: str, worth: float) -> Any:
     """Offers two tokens, always of the same worth."""
 
-    status = ""
+    def offer(sequences: list[Sequence]) -> Offer | None:
+        made.num_asked += 1
+        drafts = dict.fromkeys(sequences, [len(name)] * 2)
+        return Offer(made.worth, made.is_trial, lambda: drafts) if made.worth else None
 
-    def __init__(self, name: str, worth: float = 0.0, *, is_trial: bool = False) -> None:
-        self.name = name
-        self.worth = worth
-        self.is_trial = is_trial
-        self.num_asked = 0
-        self.sampled: list[list[int]] = []
+    def drafts(sequences: list[Sequence]) -> dict[Sequence, list[int]]:
+        offered = offer(sequences)
+        return {} if offered is None else offered.make()
 
-    def offer(self, sequences: list[Sequence]) -> Offer | None:
-        self.num_asked += 1
-        if not self.worth:
-            return None
-        return Offer(
-            self.worth, self.is_trial, lambda: dict.fromkeys(sequences, [len(self.name)] * 2)
-        )
-
-    def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
-        offer = self.offer(sequences)
-        return {} if offer is None else offer.make()
-
-    def expects_drafts(self, sequences: list[Sequence]) -> bool:
-        return self.offer(sequences) is not None
-
-    def record(self, sequence: Sequence, sampled: list[int]) -> None:
-        self.sampled.append(sampled)
-
-    def weigh_by(self, step_time: StepTimeModel) -> None:
-        """Its worth is fixed."""
-
-    def take_drafting_s(self) -> float:
-        return 0.25
+    made = SimpleNamespace(name=name, worth=worth, is_trial=False, num_asked=0, sampled=[])
+    made.status, made.offer, made.drafts = "", offer, drafts
+    made.expects_drafts = lambda sequences: offer(sequences) is not None
+    made.record = lambda sequence, sampled: made.sampled.append(sampled)
+    made.weigh_by, made.take_drafting_s = lambda step_time: None, lambda: 0.25
+    return made
 
 
 class Bench:
     def __init__(self, lookup: float, predicted: float, *, following_s: float = 0.0) -> None:
-        self.lookup = FixedOrigin("lookup", lookup)
-        self.predicted = FixedOrigin("predicted", predicted)
+        self.lookup, self.predicted = origin("lookup", lookup), origin("predicted", predicted)
         self.follower: Any = SimpleNamespace(follows=True, following_s=following_s)
         self.follower.rest = lambda: setattr(self.follower, "follows", False)
         self.follower.resume = lambda: setattr(self.follower, "follows", True)
         self.speculator = AutomaticSpeculator(self.lookup, self.predicted, self.follower)
-        steps = StepTimeModel(row_s=STEP_S, token_s=STEP_S)
-        self.speculator.weigh_by(steps)
+        self.speculator.weigh_by(StepTimeModel(row_s=STEP_S, token_s=STEP_S))
         self.sequence = sequence_of([1, 2, 3])
 
     def step(self) -> str:
         """Returns the chosen origin's name; empty: none. Half of its drafts are right."""
         draft = self.speculator.drafts([self.sequence]).get(self.sequence)
         self.speculator.record(self.sequence, [7] if draft is None else [draft[0], 7])
-        if draft is None:
-            return ""
-        return next(one.name for one in (self.lookup, self.predicted) if len(one.name) == draft[0])
+        return "" if draft is None else {6: "lookup", 9: "predicted"}[draft[0]]
 
 
 def test_the_origin_that_is_worth_more_drafts() -> None:
@@ -266,17 +234,6 @@ def test_the_status_names_what_was_chosen() -> None:
     )
 
 
-def longest_match(text: list[int]) -> int:
-    """Finds the longest match by looking everywhere."""
-    best = 0
-    for end in range(1, len(text)):
-        length = 0
-        while length < min(end, LONGEST_MATCH) and text[end - 1 - length] == text[-1 - length]:
-            length += 1
-        best = max(best, length)
-    return best
-
-
 @each_case(
     ("text", "most", "proposed"),
     [
@@ -301,7 +258,12 @@ def test_as_good_as_looking_everywhere(num_words: int) -> None:
         text.append(generator.randrange(num_words) + 1_000_000)
         found, afresh = grown.propose(text, 4), PromptLookup().propose(text, 4)
         assert found == afresh
-        best = longest_match(text)
+        best = 0
+        for end in range(1, len(text)):
+            length = 0
+            while length < min(end, LONGEST_MATCH) and text[end - 1 - length] == text[-1 - length]:
+                length += 1
+            best = max(best, length)
         if found is None:
             assert best < SHORTEST_MATCH
         else:
