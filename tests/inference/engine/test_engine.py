@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_costs import bookkeeping_ms_per_step
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
@@ -210,10 +209,6 @@ def test_a_crowd_is_served_in_steps_that_a_cancellation_can_wait_for() -> None:
     assert max(executor.seconds) < 0.2
     busy = executor.seconds[20:-60]
     assert sum(busy) / len(busy) == pytest.approx(0.15, rel=0.15)
-
-
-def test_bookkeeping_benchmark_measures_full_steps() -> None:
-    assert bookkeeping_ms_per_step(num_sequences=8, num_steps=3) > 0
 
 
 @each_case(

@@ -1,17 +1,19 @@
 """A loaded engine has the queue, the KV format and the vision tower that its spec and files name;
-its report says what its host lacks, and that it does not fit where it gets no memory."""
+its report says what its host lacks, and that it does not fit where it gets no memory. One that
+slept answers as before, and holds nothing but its weights meanwhile."""
 
 from __future__ import annotations
 
 import errno
-import gc
-import hashlib
+import functools
 import json
 import shutil
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
-from unittest.mock import patch
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,23 +23,20 @@ from inference.engine.errors import DoesNotFitError
 from inference.engine.load import built_model
 from inference.engine.load.build import warm_up
 from inference.engine.load.load_engine import load_engine, load_warnings
-from inference.engine.load.trial import run_largest_image
+from inference.engine.load.memory_use import anonymous_bytes
+from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
 from inference.engine.serving import process
+from inference.engine.serving.loop import Served
 from inference.loading import image_processor
 from inference.models.config import ModelConfig
 from inference.models.errors import PositionError, UnsupportedKVError
 from inference.models.layers import rope, step
 from inference.models.native import model as native_model
 from inference.models.step_input import StepInput, block_table_of
-from inference.models.vision.tower import Tower
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed, StepOutputs
 from inference.protocol.images import (
-    SequenceImage,
-    TokenRun,
     VisionInput,
-    image_grid,
-    num_image_tokens,
 )
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
@@ -45,8 +44,6 @@ from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.engine.asking import answer_of, cpu_spec, run, submit
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
-from tests.inference.loading.test_image_processor import encoded, noise_image
-from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
 from tests.inference.models.vision.tiny_images import submit as submit_prompt
 from tests.inference.models.vision.tiny_qwen import MERGE, PATCH_PX, PROCESSOR, QWEN3_VL
@@ -114,9 +111,7 @@ def test_a_load_reports_what_it_stores(
 def test_a_path_without_the_feature_may_not_have_it(
     tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise UnsupportedKVError("kv_dtype int8 is not built there; set it to auto")
-
+    refuse = Mock(side_effect=UnsupportedKVError("kv_dtype int8 is not built there"))
     monkeypatch.setattr(built_model, "build_fastest_model", refuse)
     with pytest.raises(BadSourceError, match="kv_dtype int8 is not built there"):
         load_engine(cpu_spec(tiny_model_dir, kv_dtype="int8"), data_dir, lambda _: None)
@@ -135,11 +130,7 @@ def test_a_load_without_memory_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
     sent: list[Any] = []
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(process, "load_engine", fail)
+    monkeypatch.setattr(process, "load_engine", Mock(side_effect=error))
     monkeypatch.setattr(process, "configure_threads", lambda: None)
     spec = LoadSpec(job_id="1", model="tiny", source="path:none")
     messenger: Any = SimpleNamespace(send=sent.append)
@@ -226,51 +217,15 @@ VISION = VisionInput(
 )
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return QWEN3_VL.save(tmp_path_factory.mktemp("qwen3_vl"))
-
-
-@pytest.mark.parametrize("form", ["safetensors", "gguf"])
-def test_an_image_through_a_loaded_model(
-    directory: Path, form: str, tmp_path: Path, native_cache_dir: Path
-) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    source = directory if form == "safetensors" else QWEN3_VL.save_gguf(tmp_path / "gguf").parent
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "native").symlink_to(native_cache_dir)
-    spec = cpu_spec(source, max_concurrent_sequences=4, kv_memory_bytes=2 * 1024**2)
-    gc.collect()  # what earlier tests left is not freed while the load's memory is measured
-    found = load_engine(spec, tmp_path, lambda _: None, check_when_idle=True)
-    assert found.report.vision == VISION
-    assert found.report.actual_bytes > KEPT_ROWS_BYTES < found.report.estimated_bytes
-    assert found.report.compiled.startswith("native decoder")
-    data = encoded(noise_image(pillow, (23, 14)), "PNG")
-    grid = image_grid(23, 14, VISION)
-    pads = [IMAGE_TOKEN] * num_image_tokens(grid, VISION.merge)
-    image = SequenceImage(
-        digest=hashlib.sha256(data).hexdigest(),
-        data=data,
-        runs=[TokenRun(3, len(pads))],
-        grid=grid,
-    )
-    prompt = QWEN3_VL.prompt([5, 6, 7, *pads, 8])
-    prompt.images.append(image)
-    config = tiny_hybrid.opened(source, tmp_path).config
-    processor, _ = image_processor.open_image_processor(source, config)
-    assert processor is not None and isinstance(found.engine, Engine)
-    patches = torch.from_numpy(processor.patches(data, grid))
-    wanted = QWEN3_VL.greedy_of(QWEN3_VL.make(), prompt.token_ids, [patches], 6, [grid])
-    submit_prompt(found.engine, "it", prompt, 6)
-    answers, _ = tiny_hybrid.run(found.engine)
-    assert answers == {"it": wanted}
-
-
 def test_without_pillow_it_is_a_text_model(
-    directory: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec = cpu_spec(QWEN3_VL.save(tmp_path / "qwen3_vl"), kv_memory_bytes=2**21)
+    seeing = load_engine(spec, data_dir, lambda _: None).report
+    assert seeing.vision == VISION
+    assert seeing.actual_bytes > KEPT_ROWS_BYTES < seeing.estimated_bytes
     monkeypatch.setattr(image_processor, "find_spec", lambda name: None)
-    found = load_engine(cpu_spec(directory, kv_memory_bytes=2**21), data_dir, lambda _: None)
+    found = load_engine(spec, data_dir, lambda _: None)
     assert found.report.vision is None
     assert isinstance(found.engine, Engine)
     image_of_seed = QWEN3_VL.prompt([5], (b"1", 2, 2), [6])
@@ -280,11 +235,168 @@ def test_without_pillow_it_is_a_text_model(
     assert "no images: Pillow is not installed" in found.report.quantization
 
 
-def test_the_trial_runs_the_largest_image(directory: Path, tmp_path: Path) -> None:
-    model = tiny_hybrid.on_torch(directory, tmp_path)
-    tower = model.tower
-    assert tower is not None
-    with patch.object(Tower, "__call__", autospec=True, side_effect=Tower.__call__) as spy:
-        run_largest_image(model)
-    ((_, patches, grid),) = (call.args for call in spy.call_args_list)
-    assert grid == (1, 10, 10) and len(patches) == 100
+PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
+
+
+def answer(served: Served) -> tuple[list[int], int]:
+    """Tokens, and how many of the prompt's came from the prefix cache."""
+    assert isinstance(served.engine, Engine)
+    submit(served.engine, "a", PROMPT)
+    found = run(served.engine)
+    return found.tokens["a"], found.cached["a"]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"], ids=["native", "torch operators"])
+def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
+    dtype: str, tiny_model_dir: Path, data_dir: Path
+) -> None:
+    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=32_000_000, dtype=dtype)
+    loaded = load_engine(spec, data_dir, lambda progress: None)
+    report = loaded.report
+    assert ("native" in report.compiled) == (dtype == "auto")
+    served = Served(loaded)
+    before, _ = answer(served)
+    assert answer(served) == (before, 96), "three blocks of its prompt are known"
+    engine = weakref.ref(loaded.engine)
+    del loaded
+    for _ in range(2):
+        held = served.fall_asleep().held
+        assert engine() is None, "its keys and values went with it"
+        assert report.asleep is not None
+        assert held.host_bytes == 0 < held.device_bytes
+        assert held.device_bytes <= anonymous_bytes() + 64_000_000
+        assert served.stats().kv_blocks_total == 0
+        served.wake()
+        assert served.engine is not None
+        assert served.stats().kv_blocks_total == report.num_kv_blocks
+        assert answer(served) == (before, 0)
+        engine = weakref.ref(served.engine)
+    served.wake()
+    assert served.engine is engine(), "one that is awake stays as it is"
+    assert served.stats().warnings == []
+    assert served._sleeper is not None
+    served._sleeper._own._away.problem = "pages are not locked"
+    for act in (served.fall_asleep, served.wake):
+        act()
+        assert served.stats().warnings == ["pages are not locked"]
+
+
+@dataclass(slots=True, eq=False)
+class Slotted:
+    weight: torch.Tensor
+
+
+class Holder:
+    """Tensors in all the places where models have them."""
+
+    def __init__(self) -> None:
+        self.plain = torch.arange(6.0)
+        self.view = self.plain[2:4]
+        self.listed: list[Any] = [torch.ones(3), {"named": torch.full((2, 2), 7.0)}]
+        self.slotted = Slotted(torch.zeros(5, dtype=torch.int8))
+        self.module = torch.nn.Linear(3, 2)
+        bound = torch.full((4,), 3.0)
+        self.closure = lambda: bound
+        self.partial = functools.partial(torch.add, torch.full((2,), 9.0))
+        self.method = Slotted(torch.ones(1)).__repr__
+        self.itself = self
+
+    def values(self) -> list[torch.Tensor]:
+        held = [self.plain, self.view, self.listed[0], self.listed[1]["named"], self.closure()]
+        own = [self.slotted.weight, self.module.weight, self.module.bias, self.partial.args[0]]
+        return held + own
+
+
+def test_tensors_leave_and_come_back_where_they_were() -> None:
+    """The processor is the device: emptying and filling storages is the same on a card."""
+    model, device = Holder(), torch.device("cpu")
+    before = [value.detach().clone() for value in model.values()]
+    assert len(storages_of(model, device)) == len(before), "a view shares; the method's is one more"
+    away = AwayWeights(model, device)
+    away.take()
+    assert away.num_bytes == sum(value.nbytes for value in before) - model.view.nbytes + 4
+    assert all(value.untyped_storage().nbytes() == 0 for value in model.values())
+    away.restore()
+    assert away.num_bytes == 0
+    assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
+
+
+class Card:
+    """The processor as a card: its runtime remembers the error of a refused call until a launch
+    raises it, as cudart does."""
+
+    type = "cuda"
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
+        """``refuses``: the call that gives an error."""
+        self.locked: dict[int, int] = {}
+        self._refuses, self._error = refuses, 0
+        cudart = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
+        zeros = torch.zeros
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self._check())
+        monkeypatch.setattr(torch, "zeros", lambda size, device: (self._check(), zeros(size))[1])
+
+    def __eq__(self, other: object) -> bool:
+        return other == torch.device("cpu")
+
+    def register(self, address: int, num_bytes: int, flags: int) -> int:
+        self._error = 2 if self._refuses == "register" else 0
+        if not self._error:
+            self.locked[address] = num_bytes
+        return self._error
+
+    def unregister(self, address: int) -> int:
+        assert self.locked.pop(address)
+        self._error = 2 if self._refuses == "unregister" else 0
+        return self._error
+
+    def _check(self) -> None:
+        error, self._error = self._error, 0
+        if error:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+
+
+@each_case("refuses", ["", "register", "unregister"])
+def test_pages_are_locked_while_they_are_away_where_the_card_can(
+    refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each buffer is page-locked once, as a whole, and unlocked when its weights are back."""
+    model = Holder()
+    before = [value.detach().clone() for value in model.values()]
+    card = Card(monkeypatch, refuses)
+    away = AwayWeights(model, card)  # type: ignore[arg-type]
+    for _ in range(2):
+        away.take()
+        assert refuses or sum(card.locked.values()) == away.num_bytes > 0
+        away.restore()
+        torch.cuda.synchronize(torch.device("cpu"))
+        assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
+    assert ("waking takes longer" in away.problem) == bool(refuses)
+    assert refuses or away.problem == ""
+    assert card.locked == {}
+
+
+def test_steps_that_waking_did_not_capture_again_are_reported() -> None:
+    captured, missed = "decode steps of up to 8 rows in CUDA graphs", "no CUDA graphs (OutOfMemory)"
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        capture_in_words=captured,
+        sleep=lambda: setattr(model, "capture_in_words", "no CUDA graphs yet"),
+        wake=lambda: None,
+    )
+
+    def build() -> Any:
+        model.capture_in_words = missed if fails else captured
+        return SimpleNamespace(load_warnings=[], close=lambda: None)
+
+    sleeper = Sleeper([model], build, process_bytes=0, captures=[model])
+    served = Served(SimpleNamespace(engine=None, sleeper=sleeper))  # type: ignore[arg-type]
+    lost = f"after waking: {missed} where the load had {captured}"
+    for fails in (False, True, True, False):
+        sleeper.fall_asleep()
+        served.engine = None
+        assert served.wake().capture_problem == (lost if fails else "")
+        assert served.engine is not None
+        assert served.engine.load_warnings == ([lost] if fails else [])

@@ -146,15 +146,6 @@ def test_what_a_grammar_lets_through(
     assert states == [[]] * (len(best) - 1) + [[state] if state else []]
 
 
-def test_logprobs_stay_those_of_the_model(compiler: GrammarCompiler) -> None:
-    sequence = bound(compiler, lark("/a/"), top_logprobs=1)
-    sampled = follow(Sampler(VOCAB_SIZE), sequence, id_of("z"), id_of("a"))
-    expected = logits_for(id_of("z"), id_of("a"))[0].log_softmax(-1)
-    found = sampled.logprobs[0]
-    assert found.logprob == pytest.approx(float(expected[id_of("a")]), abs=1e-5)
-    assert [token_id for token_id, _ in found.top] == [id_of("z")]
-
-
 @given(seed=st.integers(0, 10_000), length=st.integers(0, 28))
 @settings(max_examples=50, deadline=None)
 def test_greedy_takes_the_likeliest_allowed_token(

@@ -21,7 +21,6 @@ from inference.engine.serving.loop import (
     logging_ends,
 )
 from inference.protocol.engine import (
-    EngineMessage,
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
@@ -30,7 +29,7 @@ from inference.protocol.engine import (
     StepOutputs,
 )
 from tests.cases import each_case
-from tests.inference.engine.scheduling.fake_device import Client
+from tests.inference.engine.scheduling.test_run_ahead import Client
 from tests.inference.reports import engine_stats
 
 FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)
@@ -121,40 +120,26 @@ def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
 
 def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    sent: list[EngineMessage] = []
-    outputs = StepOutputs(
-        outputs=[
-            SequenceStep(sequence_id="runs/0", token_ids=[7]),
-            SequenceStep(
-                sequence_id="ends/0",
-                token_ids=[8],
-                finish_reason="length",
-                num_output_tokens=11,
-                timing=SequenceTiming(
-                    queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50
-                ),
-            ),
-            SequenceFailed(
-                sequence_id="bad/0", code="numerical_error", message="3 logits are not finite"
-            ),
-        ],
-        stats=engine_stats(in_flight=1, kv_blocks_used=3),
+    timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
+    ends = SequenceStep(
+        sequence_id="s", token_ids=[8], finish_reason="length", num_output_tokens=11, timing=timing
     )
+    outputs = step(TOKEN, ends, FAILED)
+    sent: list[Any] = []
     logging_ends(sent.append)(outputs)
     (message,) = sent
-    assert isinstance(message, StepOutputs) and message.stats == outputs.stats
-    assert [message.outputs[0], message.outputs[2]] == [outputs.outputs[0], outputs.outputs[2]]
-    ended = message.outputs[1]
-    assert isinstance(ended, SequenceStep) and ended.timing is not None
-    assert ended.timing.memory_bytes > 1_000_000
+    assert message.stats == outputs.stats
+    assert [message.outputs[0], message.outputs[2]] == [TOKEN, FAILED]
+    memory_bytes = message.outputs[1].timing.memory_bytes
+    assert memory_bytes > 1_000_000
     finished, failed = caplog.records
     assert (finished.levelname, failed.levelname) == ("INFO", "WARNING")
     words = finished.getMessage().split()
-    assert words[:3] == ["ends/0", "length", "completion=11"]
+    assert words[:3] == ["s", "length", "completion=11"]
     assert {"queue_ms=12", "prefill_ms=100", "prefill_tokens=50", "decode_ms=500"} <= {*words}
-    assert {"prefill_tokens_per_s=500", "decode_tokens_per_s=20.0", "kv_blocks=3/64"} <= {*words}
-    assert f"memory_bytes={ended.timing.memory_bytes}" in words
-    assert failed.getMessage() == "bad/0 numerical_error: 3 logits are not finite"
+    assert {"prefill_tokens_per_s=500", "decode_tokens_per_s=20.0", "kv_blocks=0/64"} <= {*words}
+    assert f"memory_bytes={memory_bytes}" in words
+    assert failed.getMessage() == "s engine_error: It broke."
 
 
 def test_a_fault_that_another_thread_reports_wins() -> None:
