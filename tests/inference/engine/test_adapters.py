@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,6 @@ from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
 from inference.engine.load.build import AdapterLoader, build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.speculation.speculator import Speculator
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep
 from inference.protocol.load import AdapterSpec
@@ -55,18 +56,16 @@ class Adapted:
         *,
         num_kv_blocks: int = 128,
         slots: int = 8,
-        speculator: Speculator | None = None,
-        draft_model: Any = None,
         source: Any = None,
-        **limits: int,
+        prefill_tokens_per_step: int = 512,
+        **how: Any,
     ) -> Engine:
-        pair = self.pair
-        return pair.engine(
-            num_kv_blocks * pair.block_tokens,
-            limits=SchedulerLimits(**limits),
-            adapters=Adapters(source or AdapterLoader(pair.model, Path("/nowhere")), slots),
-            speculator=speculator,
-            draft_model=draft_model,
+        loader = source or AdapterLoader(self.pair.model, Path("/nowhere"))
+        return self.pair.engine(
+            num_kv_blocks * self.pair.block_tokens,
+            limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
+            adapters=Adapters(loader, slots),
+            **how,
         )
 
     def greedy(self, adapter: str | None, prompt: list[int], num_tokens: int) -> list[int]:
@@ -152,32 +151,22 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) 
     assert engine.stats().adapters == ["narrow", "output"]
 
 
-class Loads:
-    """A source whose loads end when the test ends them."""
-
-    def __init__(self) -> None:
-        self.futures: dict[str, Future[LoadedAdapter]] = {}
-
-    def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
-        self.futures[spec.name] = Future()
-        return self.futures[spec.name]
-
-
 def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) -> None:
-    loads = Loads()
-    engine = adapted.engine(source=loads)
+    """They come once the test ends their loads."""
+    loads: dict[str, Future[LoadedAdapter]] = defaultdict(Future)
+    engine = adapted.engine(source=SimpleNamespace(load=lambda spec: loads[spec.name]))
     for name, adapter in (("held", "all"), ("cancelled", "all"), ("refused", "mlp"), ("base", "")):
         submit(engine, name, prompt_of(4, 1), 3, adapter=adapted.specs.get(adapter))
     engine.cancel(CancelSequence(sequence_id="cancelled"))
     ended = [o for _ in range(6) for o in engine.step().outputs if isinstance(o, SequenceStep)]
     assert {output.sequence_id for output in ended} == {"base"}
-    loads.futures["mlp"].set_exception(AdapterError("it has use_dora"))
+    loads["mlp"].set_exception(AdapterError("it has use_dora"))
     (failed,) = engine.step().outputs
     assert isinstance(failed, SequenceFailed)
     assert (failed.sequence_id, failed.code) == ("refused", "model_load_failed")
     assert failed.message == "the adapter mlp cannot be loaded: it has use_dora"
     real = AdapterLoader(adapted.pair.model, Path("/nowhere")).load(adapted.specs["all"])
-    loads.futures["all"].set_result(real.result())
+    loads["all"].set_result(real.result())
     assert tokens_of(engine) == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
 
     engine = adapted.engine(slots=0)

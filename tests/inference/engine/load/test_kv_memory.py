@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -30,8 +29,9 @@ from inference.models.adapter import planned_adapter_bytes
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import DeltaConfig
-from inference.protocol.load import LoadSpec, PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
+from tests.inference.engine.asking import cpu_spec
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -164,28 +164,18 @@ def test_what_a_device_has_left(
     free_bytes = 100 * BLOCK_BYTES if device == "cpu" else 10**9
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: free_bytes)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    is_cpu, place = device == "cpu", torch.device(device)
-    model = SimpleNamespace(
-        config=CONFIG,
-        device=place,
-        dtype=torch.float32 if is_cpu else torch.bfloat16,
-        kv_format="fp32",
-        captured_bytes=lambda max_rows: 0,
+    place = torch.device(device)
+    model = SimpleNamespace(config=CONFIG, device=place, kv_format="fp32")
+    model.dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model.captured_bytes = lambda max_rows: 0
+    trial = SimpleNamespace(
+        bound=None, devices=[DeviceTrial(place, 7 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
     )
-    built: Any = SimpleNamespace(
-        model=model,
-        ranked=None,
-        staged=None,
-        trial=SimpleNamespace(
-            bound=None, devices=[DeviceTrial(place, 7 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
-        ),
-        draft=None,
-        draft_block_bytes=0,
-        num_positions=None,
-    )
+    nothing = dict.fromkeys(("ranked", "staged", "draft", "num_positions"))
+    built: Any = SimpleNamespace(model=model, trial=trial, draft_block_bytes=0, **nothing)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
-    spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)
-    found = kv_budget.kv_plan(msgspec.structs.replace(spec, **changes), opened, built)
+    spec = cpu_spec("x", **{"adapter_slots": 3} | changes)
+    found = kv_budget.kv_plan(spec, opened, built)
     assert found.adapter_bytes == adapter_bytes
     assert num_blocks is None or found.num_blocks == num_blocks
 

@@ -35,9 +35,7 @@ from inference.models.native import model as native_model
 from inference.models.step_input import StepInput, block_table_of
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed, StepOutputs
-from inference.protocol.images import (
-    VisionInput,
-)
+from inference.protocol.images import VisionInput
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
 from inference.protocol.load_progress import LoadProgress, LoadStage

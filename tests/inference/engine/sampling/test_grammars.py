@@ -20,16 +20,13 @@ from inference.engine.engine import Engine
 from inference.engine.errors import GrammarError
 from inference.engine.sampling import grammars
 from inference.engine.sampling.drawing import TorchDrawer
-from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
+from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
 from inference.engine.sampling.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
-from inference.protocol.engine import (
-    CancelSequence,
-    SequenceCancelled,
-)
+from inference.protocol.engine import CancelSequence, SequenceCancelled
 from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.asking import run, sequence_of, submit
@@ -189,23 +186,6 @@ def test_the_token_that_a_thinking_budget_forces(
     assert found == forced
 
 
-def start(compiler: GrammarCompiler, rule: str, starts_after: int | None = None) -> GrammarState:
-    grammar = Grammar(text=lark(rule), starts_after_token_id=starts_after)
-    return compiler.compile(grammar.text).result().start(grammar)
-
-
-def test_states_of_one_grammar_do_not_share_their_place(compiler: GrammarCompiler) -> None:
-    first, second = start(compiler, "/ab/"), start(compiler, "/ab/")
-    for token_id in ids_of("ab"):
-        first.advance(token_id)
-    assert first.is_complete
-    assert not second.is_complete
-    second.advance(ids_of("b")[0])
-    assert second.problem is not None and "\n" not in second.problem
-    assert not second.is_complete
-    assert first.problem is None
-
-
 def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
     ascii_tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,23 +245,6 @@ def json_grammar(schema: object, starts_after: int | None = None) -> Grammar:
     return Grammar(text=json.dumps({"grammars": [grammar]}), starts_after_token_id=starts_after)
 
 
-class HeldSource:
-    """Compiles when the test releases it."""
-
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self._pending: list[tuple[str, Future[CompiledGrammar]]] = []
-
-    def compile(self, text: str) -> Future[CompiledGrammar]:
-        future: Future[CompiledGrammar] = Future()
-        self._pending.append((text, future))
-        return future
-
-    def compile_all(self) -> None:
-        for text, future in self._pending:
-            future.set_result(self._compiler.compile(text).result())
-
-
 def engine_for(llama: Pair, grammars: Any, *, num_tokens: int = 2048) -> Engine:
     limits = SchedulerLimits(prefill_tokens_per_step=64)
     return llama.engine(num_tokens, limits=limits, grammars=grammars)
@@ -316,15 +279,21 @@ def test_any_model_answers_in_the_schema(
 
 
 def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCompiler) -> None:
-    source = HeldSource(compiler)
-    engine = engine_for(llama, source)
+    pending: list[tuple[str, Future[CompiledGrammar]]] = []
+
+    def compile_later(text: str) -> Future[CompiledGrammar]:
+        pending.append((text, Future()))
+        return pending[-1][1]
+
+    engine = engine_for(llama, SimpleNamespace(compile=compile_later))
     ask(engine, "bound", json_grammar(PEOPLE))
     ask(engine, "cancelled", json_grammar(PEOPLE))
     ask(engine, "free", None, max_tokens=5)
     seen = [o.sequence_id for _ in range(6) for o in engine.step().outputs]
     assert seen == ["free"] * 5
     engine.cancel(CancelSequence(sequence_id="cancelled"))
-    source.compile_all()
+    for text, future in pending:
+        future.set_result(compiler.compile(text).result())
     answers = run(engine)
     json.loads(text_of(answers.tokens["bound"]))
     assert set(answers.ends) == {"bound", "cancelled"}

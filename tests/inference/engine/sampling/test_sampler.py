@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from inference.engine.sampling.drawing import TOP_CANDIDATES, filter_probabilities
-from inference.engine.sampling.logits_processors import (
-    UsedTokens,
-)
+from inference.engine.sampling.logits_processors import UsedTokens
 from inference.engine.sampling.sampler import RandomStream, Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence

@@ -22,9 +22,7 @@ from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
-from inference.protocol.engine import (
-    CancelSequence,
-)
+from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, submit
 

@@ -34,7 +34,7 @@ from inference.engine.stages.messages import AddAdapter, Alive, NewKV
 from inference.engine.stages.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import StagedModel
-from inference.engine.step_frames import Array, message_of
+from inference.engine.step_frames import Array, message_of, step_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config
@@ -235,7 +235,7 @@ QUERIES = StepInput.of_queries(
 IMAGES = StepImages(
     torch.zeros(3, 5, dtype=torch.int64),
     torch.tensor([1, 2]),
-    ImageEmbeddings(torch.zeros(2, WIDTH), (torch.zeros(2, WIDTH),)),
+    ImageEmbeddings(torch.rand(2, WIDTH).bfloat16(), (torch.rand(2, WIDTH),)),
 )
 LAST_SEEN = np.array([17, 32, 32, 32, 33], dtype=np.int32)
 
@@ -249,9 +249,22 @@ def test_a_step_is_what_it_was() -> None:
     found = _check(step)
     for name in ("positions", "slots", "block_table", "context_lens", "logit_rows", "last_seen"):
         assert np.array_equal(getattr(found, name), getattr(step, name))
+    assert found.images is not None and torch.equal(found.images.row_ids, IMAGES.row_ids)
+    assert found.images.rows is not None and IMAGES.rows is not None
+    for ours, theirs in (
+        (found.images.rows.embeddings, IMAGES.rows.embeddings),
+        (found.images.rows.deepstack[0], IMAGES.rows.deepstack[0]),
+    ):
+        assert torch.equal(ours, theirs) and ours.dtype is theirs.dtype
     unplaced = _check(replace(QUERIES, images=replace(IMAGES, rotary=None))).images
     assert unplaced is not None and unplaced.rotary is None
-    assert found.images is not None and torch.equal(found.images.row_ids, IMAGES.row_ids)
+    plain = replace(QUERIES, logit_rows=None, state_reads=None, state_writes=None)
+    sent = step_of(message_of(plain))
+    assert (sent.logit_rows, sent.state_reads, sent.state_writes) == (None, None, None)
+    unread = StepInput.of_decodes(
+        [0, 0], [1, 2], QUERIES.block_table, 16, unread_ids=torch.tensor([70, 80])
+    )  # tokens that only the device knows are sent
+    assert step_of(message_of(unread)).token_ids.tolist() == [70, 80]
     for num_rows in (0, 4, 6):  # hidden rows of another number are refused
         with pytest.raises(StepInputFault):
             _check(QUERIES, num_rows)

@@ -15,11 +15,7 @@ from safetensors.torch import load_file
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
-from inference.protocol.engine import (
-    CancelSequence,
-    SequenceCancelled,
-    SequenceStep,
-)
+from inference.protocol.engine import CancelSequence, SequenceCancelled, SequenceStep
 from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
 from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
