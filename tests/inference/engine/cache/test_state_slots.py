@@ -161,14 +161,13 @@ def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
 
 def test_no_sequence_starts_from_an_invalidated_prefix() -> None:
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
-    bad = sequence_of(PROMPT)
+    bad, again = sequence_of(PROMPT), sequence_of(PROMPT)
     scheduler.add(bad)
     for _ in range(2):
         scheduler.commit(scheduler.schedule(FixedPace(tokens=16)), [])
     scheduler.kv_cache.invalidate_prefix(bad)
     scheduler.end(bad)
     scheduler.check_integrity()
-    again = sequence_of(PROMPT)
     run_through(scheduler, again)
     assert again.num_cached_tokens == 0
 

@@ -48,7 +48,6 @@ from tests.inference.models.vision.tiny_qwen import MERGE, PATCH_PX, PROCESSOR, 
 from tests.inference.reports import engine_stats
 
 KV_MEMORY_BYTES = 4 * 1024**2
-HEAD_DIM = 16
 
 
 @each_case(
@@ -100,7 +99,7 @@ def test_a_load_reports_what_it_stores(
     if not report.compiled.startswith("native"):
         pytest.skip(report.compiled)
     assert report.kv_dtype == kv_dtype
-    vector_bytes = {"fp32": 4 * HEAD_DIM, "bf16": 2 * HEAD_DIM, "int8": HEAD_DIM + 4}[kv_dtype]
+    vector_bytes = {"fp32": 4 * 16, "bf16": 2 * 16, "int8": 16 + 4}[kv_dtype]
     layers, kv_heads, block_tokens = 3, 2, 32
     block_bytes = 2 * layers * kv_heads * block_tokens * vector_bytes
     assert report.kv_bytes == report.num_kv_blocks * block_bytes

@@ -82,10 +82,6 @@ class EngineProcess:
         steps = [one for one in self.outputs(sequence_id) if isinstance(one, SequenceStep)]
         return [token_id for step in steps for token_id in step.token_ids]
 
-    def terminal(self, sequence_id: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
-        """The event that ends the sequence."""
-        return self.outputs(sequence_id)[-1]
-
     def outputs(self, sequence_id: str) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
         """The sequence's, up to the one that ends it."""
         outputs = []
@@ -148,19 +144,19 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
 
         engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
         engine.submit("answered", 5)
-        answered = engine.terminal("answered")
+        answered = engine.outputs("answered")[-1]
         assert isinstance(answered, SequenceStep)
         assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
 
         engine.submit("bound", 50, Grammar(text=A_GRAMMAR))
-        bound = engine.terminal("bound")
+        bound = engine.outputs("bound")[-1]
         assert isinstance(bound, SequenceStep)
         assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
 
         with engine.stopped():
             engine.submit("cancelled", 200)
             engine.send(CancelSequence(sequence_id="cancelled"))
-        assert isinstance(engine.terminal("cancelled"), SequenceCancelled)
+        assert isinstance(engine.outputs("cancelled")[-1], SequenceCancelled)
         idle = next(m for m in engine.messages() if isinstance(m, Idle))
         assert idle.stats.kv_blocks_used == 0
 
@@ -176,15 +172,9 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
 
 
 @pytest.mark.slow
-def test_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
-    with started(f"path:{tiny_model_dir}", data_dir) as engine:
-        # Closed while it is still importing or loading.
-        engine.connection.close()
-        assert engine.process.wait(EXIT_TIMEOUT_S) == 2
-
-
-@pytest.mark.slow
-def test_load_that_fails_names_the_reason_and_exits(tmp_path: Path, data_dir: Path) -> None:
+def test_a_load_that_fails_and_a_neuron_that_ends(
+    tiny_model_dir: Path, tmp_path: Path, data_dir: Path
+) -> None:
     with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
         failed = engine.wait_loaded()
         assert isinstance(failed, LoadFailedMessage)
@@ -192,6 +182,9 @@ def test_load_that_fails_names_the_reason_and_exits(tmp_path: Path, data_dir: Pa
         assert engine.process.wait(EXIT_TIMEOUT_S) == 1
         with pytest.raises(ChannelClosedError):
             engine.channel.receive()
+    with started(f"path:{tiny_model_dir}", data_dir) as engine:
+        engine.connection.close()  # while it is still importing or loading
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 2
 
 
 FAULTY_ENGINE = "tests.inference.engine.faulty_executor"

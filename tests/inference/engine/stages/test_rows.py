@@ -8,9 +8,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import MagicMock
 
 import msgspec
@@ -19,20 +18,16 @@ import pytest
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.children import Child
 from inference.engine.errors import (
     BadRowsError,
     DeviceFault,
-    HangFault,
     OutOfMemoryFault,
     StepFault,
     StepInputFault,
 )
-from inference.engine.stages import stage_processes
 from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
-from inference.engine.stages.messages import AddAdapter, Alive, NewKV
+from inference.engine.stages.messages import AddAdapter, NewKV
 from inference.engine.stages.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
-from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import StagedModel
 from inference.engine.step_frames import Array, message_of, step_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
@@ -40,7 +35,6 @@ from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
-from tests.inference.engine.stages.conftest import spec_of
 from tests.inference.models.parallel.tiny_configs import config_of
 
 NUM_FEATURES = 24
@@ -191,32 +185,6 @@ def test_steps_may_be_finished_in_any_order(model: StagedModel, arrivals: list[A
         arrivals.append(_rows(number, num_rows))
         with pytest.raises(DeviceFault):  # a step of another number of rows ends the model
             model.finish(number)
-
-
-@each_case("silent_index", [0, 1])
-def test_a_stage_that_stands_still_ends_the_model_in_time(
-    monkeypatch: pytest.MonkeyPatch, silent_index: int
-) -> None:
-    """The silent stage sends until the sixtieth second. Until then there are up to four checks
-    between two messages, as of processes of a busy host; from then on the other sends always."""
-    spec = spec_of(Path("/m"), 1, 2, 3)
-    processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
-    names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
-    processes.all = cast("list[Child]", names)
-
-    def sleep(seconds: float) -> None:
-        slept_s.append(seconds)
-        for index in (0, 1):
-            if index != silent_index if sum(slept_s) > 60 else len(slept_s) % 4 == 0:
-                processes._note(index, Alive())
-
-    monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
-    processes._on_lost = lost.append
-    processes._watch_silence()
-    (fault,) = lost
-    assert isinstance(fault, HangFault)
-    assert f"stage {silent_index + 2} has sent nothing" in str(fault)
-    assert 0 < sum(slept_s) - 60 < 10
 
 
 SIZE = NewKV(num_blocks=6, block_tokens=16, num_state_slots=4)
