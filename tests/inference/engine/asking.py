@@ -8,9 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.sequence import Sequence
+from inference.models.cache.paged_kv import PagedKV
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams, TokenLogprob
@@ -114,3 +117,17 @@ def answer_of(
     assert isinstance(loaded.engine, Engine)
     submit(loaded.engine, "a", prompt, max_tokens, **settings)
     return tokens_of(loaded.engine)["a"]
+
+
+def poison(kv: Any, block_ids: Iterable[int], block_tokens: int) -> None:
+    """Writes NaN to the blocks."""
+    blocks = torch.tensor([*block_ids])
+    if not isinstance(kv, PagedKV):
+        # All ones are no number as float, bfloat16 or float16: as the scales of codes, too.
+        kv.keys[:, blocks] = 255
+        kv.values[:, blocks] = 255
+        return
+    for layer in kv.layers:
+        tensor: Any = layer.entries if layer.scales is None else layer.scales
+        by_block = tensor[: len(tensor) // block_tokens * block_tokens]
+        by_block.view(-1, block_tokens, *tensor.shape[1:])[blocks] = float("nan")

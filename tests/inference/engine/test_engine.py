@@ -260,13 +260,6 @@ def test_queue_full() -> None:
     for sequence_id in ("runs", "waits", "refused"):
         harness.submit(sequence_id)
     assert failures(harness) == [("refused", "queue_full")]
-    # When blocks and not slots are short:
-    harness = Harness(num_blocks=4, context_tokens=16, max_running=9, max_queue_depth=1)
-    harness.submit("runs", num_tokens=12)
-    harness.submit("waits", num_tokens=12)
-    harness.step()
-    harness.submit("refused", num_tokens=1)
-    assert failures(harness) == [("refused", "queue_full")]
 
 
 def test_queue_timeout() -> None:

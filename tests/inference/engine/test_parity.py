@@ -10,22 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
-from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.engine import CancelSequence
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, run, submit, tokens_of
 from tests.inference.engine.conftest import Pair
+from tests.inference.engine.load import test_reports
 
 VOCAB_SIZE = 128
 
@@ -162,13 +157,14 @@ SCORED = random.Random(2).choices(range(128), k=200)
 
 
 @torch.inference_mode()
-def test_transformers_compute_the_same(llama: Any) -> None:
+def test_prompts_are_scored_as_transformers_does(llama: Any) -> None:
     reference = llama.reference(torch.tensor([SCORED])).logits[0].log_softmax(-1)
     engine = engine_for(llama, prefill_tokens_per_step=37)
     submit(engine, "a", SCORED, 4, prompt_logprobs=3)
     submit(engine, "short", [5], 4, prompt_logprobs=1)
+    submit(engine, "unscored", SCORED, 4)
     scored = run(engine).scored
-    assert [entry.token_id for entry in scored["a"]] == SCORED[1:] and "short" not in scored
+    assert [entry.token_id for entry in scored["a"]] == SCORED[1:] and [*scored] == ["a"]
     for entry, row in zip(scored["a"], reference, strict=False):
         assert entry.logprob is not None and entry.rank is not None
         assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=2e-3)
@@ -179,30 +175,14 @@ def test_transformers_compute_the_same(llama: Any) -> None:
         assert [value for _, value in entry.top] == pytest.approx(
             [float(row[token_id]) for token_id, _ in entry.top], abs=2e-3
         )
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=4),
-    chunk_tokens=st.integers(7, 64),
-    data=st.data(),
-)
-def test_chunks_and_preemption_report_each_token_once(
-    llama: Any, lengths: list[int], chunk_tokens: int, data: st.DataObject
-) -> None:
-    num_blocks = max(lengths) // llama.block_tokens + 2
-    engine = engine_for(llama, num_kv_blocks=num_blocks, prefill_tokens_per_step=chunk_tokens)
-    prompts = {str(i): SCORED[i : i + length] for i, length in enumerate(lengths)}
-    wanting = {name for name in prompts if data.draw(st.booleans(), label=name)}
+    tight = engine_for(llama, num_kv_blocks=300 // llama.block_tokens, prefill_tokens_per_step=64)
+    prompts = {"a": SCORED[:130], "b": SCORED[:129:-1], "c": SCORED[20:]}
     for name, prompt in prompts.items():
-        submit(engine, name, prompt, 4, prompt_logprobs=0 if name in wanting else None)
-    answers = run(engine)
-    scored, tokens = answers.scored, answers.tokens
-    assert set(tokens) == set(prompts)
-    for name in wanting:
-        found = [entry.token_id for entry in scored.get(name, [])]
-        assert found == prompts[name][1:]
-    assert set(scored) <= wanting
+        submit(tight, name, prompt, 60, prompt_logprobs=0)
+    answers = run(tight)
+    assert tight.stats().num_preemptions > 0
+    for name, prompt in prompts.items():  # each token is reported once
+        assert [entry.token_id for entry in answers.scored[name]] == prompt[1:]
 
 
 TOLERANCE = 1e-4
@@ -217,25 +197,9 @@ def quantized_model(
     request: pytest.FixtureRequest, tiny_model_dir: Path, data_dir: Path, native_cache_dir: Path
 ) -> AnyModel:
     """4-bit projections."""
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{tiny_model_dir}",
-        devices=["cpu"],
-        quantization="q4",
-        dtype="float32",
-    )
-    opened = open_model(spec, data_dir / "models", lambda _: None)
-    assert isinstance(opened, OpenedModel)
-    if request.param == "torch":
-        return build_model(opened.config, opened.weights, 256)
-    kv_format: KVFormat = "bf16" if request.param.endswith("bf16") else "int8"
-    built, execution = build_fastest_model(
-        opened.config, opened.weights, 256, native_cache_dir, kv_format
-    )
-    if not execution.startswith("native"):
-        pytest.skip(execution)
-    return built
+    execution, _, kv_format = request.param.partition(" ")
+    opened = test_reports.opened(tiny_model_dir, data_dir, "q4")
+    return test_reports.built(opened, execution, native_cache_dir, kv_format or None)
 
 
 def ask(engine: Engine, name: str, length: int, max_tokens: int = NUM_COMPARED) -> None:

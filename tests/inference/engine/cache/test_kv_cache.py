@@ -6,17 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.engine import Engine
 from inference.engine.sequence import Sequence
-from inference.models.cache.paged_kv import LayerKV, PagedKV
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of, submit
+from tests.inference.engine.asking import poison, sequence_of, submit
 from tests.inference.engine.conftest import Pair, build_pair
 from tests.inference.engine.test_parity import engine_for, prompt_of
 
@@ -175,23 +172,6 @@ def sliding(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     return build_pair("mistral", request.param, native_cache_dir)
 
 
-def spoil_free_blocks(engine: Engine) -> None:
-    """Fills blocks that no sequence holds with NaN, as a failed sequence would leave them."""
-    kv_cache = engine.scheduler.kv_cache
-    held = {b for s in engine.scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
-    free = torch.tensor([b for b in range(kv_cache.allocator.num_blocks) if b not in held])
-    kv = engine.executor.runner.kv  # type: ignore[attr-defined]
-    if not isinstance(kv, PagedKV):
-        for tensor in (kv.keys, kv.values):
-            tensor.view(torch.uint8).index_fill_(1, free, 255)
-        return
-    for layer in kv.layers:
-        assert isinstance(layer, LayerKV)
-        size = kv_cache.block_tokens
-        by_block = layer.entries[: kv_cache.allocator.num_blocks * size].view(-1, size, 2, 2, 16)
-        by_block.index_fill_(0, free, float("nan"))
-
-
 def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(sliding: Pair) -> None:
     contexts = 2 * -(-(40 + NUM_TOKENS) // sliding.block_tokens)
     engine = engine_for(sliding, num_kv_blocks=contexts * 2 // 3, prefill_tokens_per_step=9)
@@ -203,7 +183,9 @@ def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(sliding:
         for output in engine.step().outputs:
             answers[output.sequence_id].extend(output.token_ids)  # type: ignore[union-attr]
         engine.scheduler.check_integrity()
-        spoil_free_blocks(engine)
+        held = {b for s in engine.scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
+        free = {*range(engine.scheduler.kv_cache.allocator.num_blocks)} - held
+        poison(engine.executor.runner.kv, free, sliding.block_tokens)  # type: ignore[attr-defined]
     assert engine.stats().num_preemptions == 0
     assert answers == {name: sliding.greedy(p, NUM_TOKENS) for name, p in prompts.items()}
 

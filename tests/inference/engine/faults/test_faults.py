@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.protocol.engine import CancelSequence
 from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case
-from tests.inference.engine.asking import Answers, submit
+from tests.inference.engine.asking import Answers, poison, submit
 from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel, build_reference, our_config
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.models.dense_weights import DenseWeights
@@ -327,19 +326,6 @@ def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
     return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
 
 
-def poison(kv: Any, block_ids: Iterable[int]) -> None:
-    """Writes NaN to the blocks."""
-    blocks = torch.tensor([*block_ids])
-    if not isinstance(kv, PagedKV):
-        # All ones are no number as float, bfloat16 or float16: as the scales of codes, too.
-        kv.keys[:, blocks] = 255
-        kv.values[:, blocks] = 255
-        return
-    for layer in kv.layers:
-        tensor: Any = layer.entries if layer.scales is None else layer.scales
-        tensor.view(-1, BLOCK_TOKENS, *tensor.shape[1:])[blocks] = float("nan")
-
-
 def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
     model: AnyModel,
 ) -> None:
@@ -348,7 +334,7 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
 
     def answers(suffix: str = "", *, is_spoilt: bool = False) -> dict[str, list[int]]:
         if is_spoilt:
-            poison(watched.kv, range(NUM_BLOCKS + 1))
+            poison(watched.kv, range(NUM_BLOCKS + 1), BLOCK_TOKENS)
         for name, prompt in PROMPTS.items():
             watched.submit(name + suffix, prompt, max_tokens=8)
         watched.drain()
@@ -375,7 +361,7 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
     running = {one.sequence_id: one for one in watched.engine.scheduler.running}
     block_ids = list(running["bad"].block_ids)
     assert 0 in block_ids, "the first one, with which rows are filled up"
-    poison(watched.kv, block_ids)
+    poison(watched.kv, block_ids, BLOCK_TOKENS)
     watched.drain()
     assert watched.failed == {"bad": "numerical_error"}
     assert {name: watched.tokens[name] for name in PROMPTS} == undisturbed

@@ -107,21 +107,7 @@ def test_plans(
     assert all(reason in found.context_reason for reason in reasons), found.context_reason
 
 
-@each_case(
-    ("budget_bytes", "overrides", "refusal"),
-    [
-        (ALL, {"prefill": prefill_bound(20)}, r"256 tokens takes 26 s here and 20 s are allowed"),
-        (7 * BLOCK_BYTES, {}, r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_both_numbers(
-    budget_bytes: int, overrides: dict[str, Any], refusal: str
-) -> None:
-    with pytest.raises(DoesNotFitError, match=refusal):
-        plan(budget_bytes, **overrides)
-
-
-def test_kept_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_blocks_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for kept_bytes, expected in ((None, 40), (7 * BLOCK_BYTES + 100, 7), (70 * BLOCK_BYTES, 40)):
         assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
     # Past prompts take twice the weights unless the operator set more.
@@ -129,13 +115,15 @@ def test_kept_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept_host_bytes(10**6) == 2 * 10**6
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
     assert kept_host_bytes(10**6) is None
-
-
-@each_case("word", ["0", "1.5", "-1", "much"])
-def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
-    with pytest.raises(ValueError, match=word):
-        cpu_kv_share()
+    for word in ("0", "1.5", "-1", "much"):
+        monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
+        with pytest.raises(ValueError, match=word):
+            cpu_kv_share()
+    # What does not fit is refused with both numbers.
+    with pytest.raises(DoesNotFitError, match="256 tokens takes 26 s here and 20 s are allowed"):
+        plan(ALL, prefill=prefill_bound(20))
+    with pytest.raises(DoesNotFitError, match=r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"):
+        plan(7 * BLOCK_BYTES)
 
 
 ADAPTERS_BYTES = 3 * planned_adapter_bytes(CONFIG, 2)

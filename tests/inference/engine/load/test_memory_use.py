@@ -56,9 +56,7 @@ def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
     gauge.watch()
     assert 55 * MB < gauge.used_bytes() < 70 * MB
     assert held.any()
-
-
-def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
+    # Keys and values are held where somebody wrote to.
     before_bytes = anonymous_bytes()
     promised = lazy_zeros((50, 4 * MB), torch.uint8, torch.device("cpu"))
     assert anonymous_bytes() - before_bytes < 20 * MB
@@ -319,17 +317,13 @@ def test_the_largest_steps_are_the_engines_largest() -> None:
     run_largest_steps(model, LIMITS, 32_768, 10**6)
     assert (model.prompt_rows, model.longest) == ([512, 32], 32_768)
     assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
-
-
-@each_case("context_tokens", [20, 250])
-@each_case("copies_context", [False, True])
-def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
-    """The engine fills its prompt rows with several prompts then, none beyond its context."""
-    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
-    run_largest_steps(model, LIMITS, context_tokens, 10**6)
-    assert model.prompt_rows[0] == 512
-    assert model.decode_rows == [256] * (2 if copies_context else 1)
-    assert model.longest <= -(-context_tokens // 32) * 32
+    for context_tokens in (20, 250):  # its prompt rows are then filled with several prompts
+        for copies_context in (False, True):
+            model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+            run_largest_steps(model, LIMITS, context_tokens, 10**6)
+            assert model.prompt_rows[0] == 512
+            assert model.decode_rows == [256] * (1 + copies_context)
+            assert model.longest <= -(-context_tokens // 32) * 32
 
 
 if __name__ == "__main__":

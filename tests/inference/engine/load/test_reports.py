@@ -24,6 +24,7 @@ from inference.engine.load.quality import NotMeasurableError, compare, quality_i
 from inference.loading.described import check_shared_vocabulary
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
@@ -140,11 +141,13 @@ def opened(source: Path, tmp_path: Path, quantization: Quantization = "auto") ->
     return open_model(spec, tmp_path / "models", lambda _: None)
 
 
-def built(model: OpenedModel, execution: str, native_cache_dir: Path) -> AnyModel:
+def built(
+    model: OpenedModel, execution: str, native_cache_dir: Path, kv_format: KVFormat | None = None
+) -> AnyModel:
     if execution == "torch":
         return build_model(model.config, model.weights, CONTEXT_TOKENS)
     native, words = build_fastest_model(
-        model.config, model.weights, CONTEXT_TOKENS, native_cache_dir
+        model.config, model.weights, CONTEXT_TOKENS, native_cache_dir, kv_format
     )
     if not isinstance(native, NativeModel):
         pytest.skip(words)

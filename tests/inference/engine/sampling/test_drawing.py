@@ -255,16 +255,18 @@ class Wrong(TorchDrawer):
         return super().likeliest(scores.nan_to_num(0.0) if self._error == "numbers" else scores)
 
 
-@each_case("others", [{"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}], ids=str)
-def test_a_filter_that_is_wrong_is_found(others: dict[str, float]) -> None:
+@each_case(
+    "wrong",
+    [
+        *({"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}),
+        *({"error": "the first row"}, {"error": "its neighbour"}),
+        *({"error": "the last of equals"}, {"error": "numbers"}),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
     with pytest.raises(WrongResultError):
-        try_drawer(Wrong(CPU, **others), 61, CPU)
-
-
-@each_case("error", ["the first row", "its neighbour", "the last of equals", "numbers"])
-def test_an_error_is_found_and_rounding_is_none(error: str) -> None:
-    with pytest.raises(WrongResultError):
-        try_drawer(Wrong(CPU, error), 61, CPU)
+        try_drawer(Wrong(CPU, **wrong), 61, CPU)
     for vocab_size in (6, 61, 50_000):
         for drawer in (TorchDrawer(), Wrong(CPU)):
             try_drawer(drawer, vocab_size, CPU)

@@ -202,17 +202,9 @@ def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
     assert compiler.compile(long) is not compiler.compile(long)
 
 
-@each_case(
-    "text",
-    ["", "no grammar", '{"grammars": []}', '{"grammars": [{"json_schema": {"type": "nothing"}}]}'],
-)
-def test_what_is_no_grammar_names_the_reason(compiler: GrammarCompiler, text: str) -> None:
-    error = compiler.compile(text).exception()
-    assert isinstance(error, GrammarError)
-    assert str(error) and "\n" not in str(error)
-
-
-def test_tokenizers(tmp_path: Path, compiler: GrammarCompiler, ascii_tokenizer_file: Path) -> None:
+def test_tokenizers_and_grammars_that_cannot_be_read(
+    tmp_path: Path, compiler: GrammarCompiler, ascii_tokenizer_file: Path
+) -> None:
     assert compiler.wait_ready() is None
     both = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID, OTHER_END_ID))
     for stops, expected in [([END_ID, OTHER_END_ID], OTHER_END_ID), ([END_ID], END_ID)]:
@@ -225,6 +217,15 @@ def test_tokenizers(tmp_path: Path, compiler: GrammarCompiler, ascii_tokenizer_f
         problem = broken.wait_ready()
         assert problem is not None and "tokenizer cannot be used with grammars" in problem
         assert isinstance(broken.compile(lark("/a/")).exception(), GrammarError)
+    for text in (
+        "",
+        "no grammar",
+        '{"grammars": []}',
+        '{"grammars": [{"json_schema": {"type": 1}}]}',
+    ):
+        error = compiler.compile(text).exception()
+        assert isinstance(error, GrammarError)
+        assert str(error) and "\n" not in str(error)
 
 
 PEOPLE = {

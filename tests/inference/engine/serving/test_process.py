@@ -190,44 +190,6 @@ def test_a_load_that_fails_and_a_neuron_that_ends(
 FAULTY_ENGINE = "tests.inference.engine.faulty_executor"
 
 
-def ends_of(engine: EngineProcess, num_sequences: int) -> dict[str, str | None]:
-    """Failure code or finish reason, by sequence."""
-    ends: dict[str, str | None] = {}
-    for message in engine.messages():
-        for output in message.outputs if isinstance(message, StepOutputs) else []:
-            if isinstance(output, SequenceFailed):
-                ends[output.sequence_id] = output.code
-            elif isinstance(output, SequenceStep) and output.finish_reason is not None:
-                ends[output.sequence_id] = output.finish_reason
-        if len(ends) == num_sequences:
-            return ends
-    raise AssertionError("unreachable: messages() never ends")
-
-
-@pytest.mark.slow
-def test_on_a_sound_device_each_fails_alone(tiny_model_dir: Path, data_dir: Path) -> None:
-    source = f"path:{tiny_model_dir}"
-    with started(source, data_dir, module=FAULTY_ENGINE) as engine:
-        assert isinstance(engine.wait_loaded(), Loaded)
-        engine.submit("good", 40, first=7)
-        engine.submit("not a number", 40, first=Kind.NOT_A_NUMBER)
-        engine.submit("too large", 40, first=Kind.TOO_LARGE)
-        engine.submit("bad shape", 40, first=Kind.BAD_SHAPE)
-        assert ends_of(engine, 4) == {
-            "good": "length",
-            "not a number": "numerical_error",
-            "too large": "out_of_memory",
-            "bad shape": "engine_error",
-        }
-        engine.submit("afterwards", 5, first=7)
-        assert ends_of(engine, 1) == {"afterwards": "length"}
-        # HELEXA_ENGINE_CHECKS is on: the accounting was found in order when it fell idle.
-        idle = next(message for message in engine.messages() if isinstance(message, Idle))
-        assert idle.stats.kv_blocks_used == 0
-        engine.send(Shutdown())
-        assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code", "exit_code", "logged"),

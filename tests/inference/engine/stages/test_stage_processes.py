@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import pytest
@@ -45,29 +45,16 @@ def three_stages(
         processes(ordered(model_dir, [HERE, HERE, "b"], 1, 2, 3), data_dir) as there,
         process_of(there.spec, data_dir) as engine,
     ):
-        assert isinstance(engine.wait_loaded(), Loaded)
+        loaded = engine.wait_loaded()
+        assert isinstance(loaded, Loaded)
+        assert "3 stages: layers 0 on cpu" in loaded.report.compiled
+        (memory,) = loaded.report.stage_memory
+        assert memory.process_bytes > 100_000_000, "several processes"
+        engine.submit("one", 24)
+        assert len(engine.tokens("one")) == 24
         (local,) = psutil.Process(engine.process.pid).children()
         there.stages[0].next(StageReady)
         yield engine, local, there.stages[0]
-
-
-@pytest.mark.slow
-def test_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
-    found = []
-    for ends in ((), (1, 2, 3)):
-        with process_of(spec_of(tiny_model_dir, *ends), data_dir) as engine:
-            loaded: Any = engine.wait_loaded()
-            engine.submit("one", 24)
-            found.append(engine.tokens("one"))
-            children = psutil.Process(engine.process.pid).children()
-            engine.send(Shutdown())
-            assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
-            psutil.wait_procs(children, timeout=EXIT_TIMEOUT_S)
-            assert all(map(has_ended, children))
-    assert found[0] == found[1] and len(found[0]) == 24
-    assert "3 stages: layers 0 on cpu" in loaded.report.compiled
-    (memory,) = loaded.report.stage_memory
-    assert memory.process_bytes > 100_000_000, "three processes"
 
 
 @pytest.mark.slow
