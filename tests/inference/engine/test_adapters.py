@@ -151,7 +151,9 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) 
     assert engine.stats().adapters == ["narrow", "output"]
 
 
-def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) -> None:
+def test_sequences_wait_for_their_adapter_and_it_leaves_once_nobody_has_it(
+    adapted: Adapted,
+) -> None:
     """They come once the test ends their loads."""
     loads: dict[str, Future[LoadedAdapter]] = defaultdict(Future)
     engine = adapted.engine(source=SimpleNamespace(load=lambda spec: loads[spec.name]))
@@ -175,8 +177,7 @@ def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) ->
     assert isinstance(failed, SequenceFailed)
     assert failed.message == "this replica takes no adapters"
 
-
-def test_a_dropped_adapter_leaves_once_nobody_has_it(adapted: Adapted) -> None:
+    # One that is dropped leaves once nobody has it.
     engine, prompt = adapted.engine(), prompt_of(6, 2)
     submit(engine, "one", prompt, 8, adapter=adapted.specs["all"])
     while not engine.stats().in_flight:

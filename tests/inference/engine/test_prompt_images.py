@@ -280,9 +280,7 @@ def test_the_tower_runs_for_what_is_not_kept(
     with pytest.raises(InvalidImageFault, match="it is empty"):
         rows.of(stored_image(0))
     assert rows.num_runs == num_runs
-
-
-def test_parts_of_rows_share_no_memory() -> None:
+    # Parts of rows share no memory.
     whole = rows_of(8).of(stored_image(1))
     part = whole.part(1, 3)
     assert len(part.embeddings) == 2 and part.num_bytes == 2 * ROW_BYTES

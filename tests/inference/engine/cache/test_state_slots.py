@@ -127,18 +127,6 @@ def test_a_prefix_is_known_where_a_snapshot_is() -> None:
     assert following == 56, "an answer is known to the next turn: the last block that was full"
 
 
-def test_without_a_snapshot_a_prompt_is_computed_from_its_start() -> None:
-    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
-    run_through(scheduler, sequence_of(PROMPT))
-    for name in "abcd":  # as many as may run: no slot is left for a snapshot
-        scheduler.add(sequence_of([ord(name)] * 5, name=name))
-    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
-    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
-    scheduler.check_integrity()
-    assert scheduler.kv_cache.states is not None
-    assert scheduler.kv_cache.states.num_snapshots == 0
-
-
 def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING)  # for one sequence at a time six snapshots
     prompts = [[start] * 13 for start in range(6)]
@@ -183,6 +171,16 @@ def test_no_more_sequences_run_than_have_slots() -> None:
     scheduler.end(scheduler.running[0])
     assert [s.sequence_id for s in scheduler.schedule(FixedPace()).sequences] == ["b", "c"]
     scheduler.check_integrity()
+    # As many as may run leave no slot for a snapshot.
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
+    run_through(scheduler, sequence_of(PROMPT))
+    for name in "abcd":
+        scheduler.add(sequence_of([ord(name)] * 5, name=name))
+    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    scheduler.check_integrity()
+    assert scheduler.kv_cache.states is not None
+    assert scheduler.kv_cache.states.num_snapshots == 0
 
 
 @each_case(

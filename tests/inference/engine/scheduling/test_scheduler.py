@@ -270,10 +270,7 @@ def test_turns() -> None:
     assert {queue.take(), queue.take()} == {0, 3}
     add(queue, 4, "greedy", cost=1)
     assert drain(queue) == [1, 2, 4], "who comes back pays for what it had"
-
-
-def test_passing_accounts_are_forgotten() -> None:
-    queue: FairQueue[int] = FairQueue()
+    queue = FairQueue()  # passing accounts are forgotten
     add(queue, -1, "stays")
     add(queue, -2, "stays")
     for order in range(3000):

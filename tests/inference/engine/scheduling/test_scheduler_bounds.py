@@ -238,9 +238,7 @@ def test_rows_of_a_step_ahead() -> None:
     assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
     assert stays.num_computed_tokens == 4
     scheduler.check_integrity()
-
-
-def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
+    # A step ahead of who cannot start, and none once it can.
     scheduler = scheduler_of([sequence_of("a", 3)])
     schedule = scheduler.schedule(PACE)
     held = sequence_of("b", 3, grammar=Grammar(text=""))
