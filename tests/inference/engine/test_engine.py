@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine_costs import bookkeeping_ms_per_step
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
@@ -274,3 +275,7 @@ def test_queue_timeout() -> None:
     harness.now_s = 61.0
     assert sorted(failures(harness)) == [("patient", "queue_timeout"), ("waits", "queue_timeout")]
     assert harness.engine.stats().in_flight == 1
+
+
+def test_bookkeeping_benchmark_measures_full_steps() -> None:
+    assert bookkeeping_ms_per_step(num_sequences=8, num_steps=3) > 0

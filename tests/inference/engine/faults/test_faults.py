@@ -146,12 +146,8 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
     # The neighbours decode by now, and one more comes with the bad one.
     watched.submit_bad(kind)
     watched.submit("later", LATER_PROMPT)
-    if leaves := run_ahead and after == 4 and kind is Kind.BAD_SHAPE:
-        watched.submit("leaves", [3, 3])  # while its row is launched
-        watched.step(4)
-        watched.engine.cancel(CancelSequence(sequence_id="leaves"))
     watched.drain()
-    assert watched.failed == {"bad": code} | ({"leaves": "cancelled"} if leaves else {})
+    assert watched.failed == {"bad": code}
     assert len(watched.tokens["later"]) == 12
     for name, tokens in undisturbed.items():
         assert watched.tokens[name] == tokens, name
@@ -159,6 +155,30 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
     watched.submit("afterwards", LATER_PROMPT)
     watched.drain()
     assert watched.tokens["afterwards"] == watched.tokens["later"], "it answers as before"
+
+
+@each_case("stage", ["forward", "sampling"])
+def test_a_step_ahead_that_raises_is_run_again_without_who_left_meanwhile(
+    llama: Any, stage: str
+) -> None:
+    """Its neighbours are settled, as the ones above are not: their steps are launched ahead."""
+    neighbours = {"greedy": [5, 6, 7], "drawn": [8, 9], "short": [11], "drawn too": [12, 1]}
+    found = []
+    for run_ahead in (False, True):
+        watched = Watched(llama.engine(4096, run_ahead=run_ahead), stage=stage, after=4)
+        for index, (name, prompt) in enumerate(neighbours.items()):
+            drawn = {"temperature": 0.7 * (index % 2), "seed": index}
+            watched.submit(name, prompt, max_tokens=6 if name == "short" else 12, **drawn)
+        if run_ahead:
+            watched.submit("bad", [Kind.BAD_SHAPE, 1])
+            watched.submit("leaves", [3, 3])
+            watched.step(4)
+            watched.engine.cancel(CancelSequence(sequence_id="leaves"))
+        watched.drain()
+        found.append({name: watched.tokens[name] for name in neighbours})
+        wanted = {"bad": "engine_error", "leaves": "cancelled"} if run_ahead else {}
+        assert watched.failed == wanted
+    assert found[0] == found[1]
 
 
 class BreakingMatcher:
