@@ -1,15 +1,21 @@
-"""Asks an engine in the test's process, and collects what it answers; makes sequences."""
+"""Loads an engine or asks one in the test's process, and collects what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from inference.engine.engine import Engine
+from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.sequence import Sequence
+from inference.models.cache.paged_kv import PagedKV
 from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 FIELDS = {*SubmitSequence.__struct_fields__}
@@ -98,3 +104,30 @@ SEQUENCE_FIELDS = {
     *("context_tokens", "arrival", "deadline_s", "same_prompt_as", "account", "weight"),
     *("is_anonymous", "cache_salt", "images", "prediction"),
 }
+
+
+def cpu_spec(path: Path | str, **settings: Any) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source=f"path:{path}", devices=["cpu"], **settings)
+
+
+def answer_of(
+    loaded: LoadedEngine, prompt: list[int], max_tokens: int, **settings: Any
+) -> list[int]:
+    """The tokens after ``prompt``, greedily."""
+    assert isinstance(loaded.engine, Engine)
+    submit(loaded.engine, "a", prompt, max_tokens, **settings)
+    return tokens_of(loaded.engine)["a"]
+
+
+def poison(kv: Any, block_ids: Iterable[int], block_tokens: int) -> None:
+    """Writes NaN to the blocks."""
+    blocks = torch.tensor([*block_ids])
+    if not isinstance(kv, PagedKV):
+        # All ones are no number as float, bfloat16 or float16: as the scales of codes, too.
+        kv.keys[:, blocks] = 255
+        kv.values[:, blocks] = 255
+        return
+    for layer in kv.layers:
+        tensor: Any = layer.entries if layer.scales is None else layer.scales
+        by_block = tensor[: len(tensor) // block_tokens * block_tokens]
+        by_block.view(-1, block_tokens, *tensor.shape[1:])[blocks] = float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.loading.config.hub_config import parse_config
 from inference.models.backend import AnyModel
-from inference.models.config import ModelConfig, RopeScaling
+from inference.models.config import ModelConfig
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
@@ -43,32 +45,20 @@ SIZES = {
     "attn_implementation": "eager",
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
 
+
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = ROPE | {"rope_type": "linear", "factor": 4.0}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"rope_parameters": ROPE}),
     "llama-tied-biased": (
         "llama",
-        {
-            "rope_parameters": ROPE,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
+        {"rope_parameters": ROPE, "tie_word_embeddings": True}
+        | {"attention_bias": True, "mlp_bias": True},
     ),
     "llama3-rope": ("llama", {"rope_parameters": LLAMA3}),
     "linear-rope": ("llama", {"rope_parameters": LINEAR}),
@@ -129,34 +119,7 @@ def greedy(reference: PreTrainedModel, prompt: tuple[int, ...], num_tokens: int)
 
 
 def our_config(reference: PreTrainedModel) -> ModelConfig:
-    hf = reference.config
-    rope = hf.rope_parameters
-    scaling = None
-    if rope["rope_type"] != "default":
-        scaling = RopeScaling(
-            kind=rope["rope_type"],
-            factor=rope["factor"],
-            low_freq_factor=rope.get("low_freq_factor", 1.0),
-            high_freq_factor=rope.get("high_freq_factor", 4.0),
-            original_max_positions=rope.get("original_max_position_embeddings", 0),
-        )
-    return ModelConfig(
-        architecture=hf.model_type,
-        vocab_size=hf.vocab_size,
-        hidden_size=hf.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_key_value_heads,
-        head_dim=hf.head_dim if getattr(hf, "head_dim", None) else 16,
-        max_positions=hf.max_position_embeddings,
-        rms_norm_eps=hf.rms_norm_eps,
-        rope_theta=rope["rope_theta"],
-        rope_scaling=scaling,
-        tie_embeddings=hf.tie_word_embeddings,
-        qk_norm=hf.model_type == "qwen3",
-        sliding_window=getattr(hf, "sliding_window", None),
-    )
+    return parse_config(json.loads(reference.config.to_json_string()), {})
 
 
 @functools.cache

@@ -1,18 +1,24 @@
 """The tensor half of a step, breaking on purpose: a prompt's first token selects the fault of the
 steps that its sequence is part of. Raises torch's own exceptions where they can be provoked.
+
+``python -m tests.inference.engine.faulty_executor --fd N`` is an engine process with it.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import Counter
 from enum import IntEnum
 from typing import Any, Literal
 
 import torch
 
-from inference.engine.errors import StepFault
+from inference.engine.engine import Engine
+from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.model_runner import LaunchedStep, TensorExecutor
 from inference.engine.sequence import Sequence
+from inference.engine.serving import process
 from inference.engine.step import Sampled, Schedule
 
 
@@ -33,7 +39,7 @@ class PanicError(BaseException):
     """Stands for PyO3's ``PanicException``."""
 
 
-class FaultyExecutor:
+class FaultyExecutor(TensorExecutor):
     def __init__(
         self,
         inner: TensorExecutor,
@@ -45,11 +51,9 @@ class FaultyExecutor:
         """``stage``: breaks when the keys and values are written, or when all is drawn that is
         drawn. ``after``: steps that go well first. ``room_tokens``: the longest chunk that fits of
         a prompt that is too large."""
-        self._inner = inner
-        self._stage = stage
-        self._after = after
-        self._room_tokens = room_tokens
-        self._num_steps: dict[str, int] = {}
+        super().__init__(inner.runner, inner.sampler, inner._device)
+        self._stage, self._after, self._room_tokens = stage, after, room_tokens
+        self._num_steps: Counter[str] = Counter()
         self.schedule = Schedule()
         self._num_unread = 0
         self._forward = inner.runner.run
@@ -59,33 +63,16 @@ class FaultyExecutor:
         self.attempted_tokens: list[int] = []
         """Prompt tokens of every attempt."""
 
-    def execute(self, schedule: Schedule) -> Sampled:
-        return self.read(self.launch(schedule))
-
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
         self.schedule, self._num_unread = schedule, int(after is not None)
         self.attempted_tokens.append(schedule.num_prefill_tokens)
-        return self._inner.launch(schedule, after)
+        return super().launch(schedule, after)
 
     def read(self, step: LaunchedStep) -> Sampled:
         self.schedule, self._num_unread = step.schedule, 0
-        sampled = self._inner.read(step)
-        for sequence in step.schedule.sequences:
-            self._num_steps[sequence.sequence_id] = self._num_steps.get(sequence.sequence_id, 0) + 1
+        sampled = super().read(step)
+        self._num_steps.update(sequence.sequence_id for sequence in step.schedule.sequences)
         return sampled
-
-    def is_settled(self, sequence: Sequence) -> bool:
-        return self._inner.is_settled(sequence)
-
-    @property
-    def num_attempts(self) -> int:
-        return len(self.attempted_tokens)
-
-    def recover(self, error: Exception) -> StepFault:
-        return self._inner.recover(error)
-
-    def forget(self, sequence: Sequence) -> None:
-        self._inner.forget(sequence)
 
     def _run(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> torch.Tensor:
         logits = self._forward(schedule, unread_ids)
@@ -103,29 +90,38 @@ class FaultyExecutor:
         return self._take_logprobs(*arguments)
 
     def _is_due(self, sequence: Sequence) -> bool:
-        num_steps = self._num_steps.get(sequence.sequence_id, 0) + self._num_unread
-        return num_steps >= self._after
+        return self._num_steps[sequence.sequence_id] + self._num_unread >= self._after
 
     def _strike(self) -> None:
-        for sequence in self.schedule.sequences:
-            if self._is_due(sequence):
-                self._break(sequence.token_ids[0])
-
-    def _break(self, kind: int) -> None:
-        match kind:
-            case Kind.TOO_LARGE if not self._fits():
-                torch.empty(1 << 60, dtype=torch.uint8)
-            case Kind.PANICS:
-                raise PanicError("end byte index 100 is not a char boundary")
-            case Kind.BAD_SHAPE:
-                torch.ones(2, 3) @ torch.ones(2, 3)
-            case Kind.LOSES_THE_DEVICE:
-                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-            case Kind.HANGS:
-                time.sleep(3600)
-            case Kind.LOSES_A_PEER:
-                text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
-                raise torch.distributed.DistBackendError(text)
+        for kind in [s.token_ids[0] for s in self.schedule.sequences if self._is_due(s)]:
+            match kind:
+                case Kind.TOO_LARGE if not self._fits():
+                    torch.empty(1 << 60, dtype=torch.uint8)
+                case Kind.PANICS:
+                    raise PanicError("end byte index 100 is not a char boundary")
+                case Kind.BAD_SHAPE:
+                    torch.ones(2, 3) @ torch.ones(2, 3)
+                case Kind.LOSES_THE_DEVICE:
+                    raise torch.AcceleratorError("CUDA error: an illegal memory access")
+                case Kind.HANGS:
+                    time.sleep(3600)
+                case Kind.LOSES_A_PEER:
+                    text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
+                    raise torch.distributed.DistBackendError(text)
 
     def _fits(self) -> bool:
         return not self.schedule.decodes and self.schedule.num_prefill_tokens <= self._room_tokens
+
+
+def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
+    """Its first three steps go well."""
+    loaded = load_engine(*arguments, **options)
+    assert isinstance(loaded.engine, Engine)
+    assert isinstance(loaded.engine.executor, TensorExecutor)
+    loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=3)
+    return loaded
+
+
+if __name__ == "__main__":
+    process.load_engine = load_faulty_engine  # type: ignore[attr-defined]
+    sys.exit(process.main())

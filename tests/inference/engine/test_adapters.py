@@ -4,12 +4,13 @@ else runs beside it."""
 from __future__ import annotations
 
 import copy
-import ctypes
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,10 @@ from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
 from inference.engine.load.build import AdapterLoader, build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.speculation.speculator import Speculator
-from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep
 from inference.protocol.load import AdapterSpec
+from tests.cases import each_case
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
 from tests.inference.engine.asking import run, submit, tokens_of
 from tests.inference.engine.conftest import Pair, build_pair, greedy
@@ -38,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": {},
     "attention": {"rank": 20, "targets": ("q_proj", "v_proj"), "use_rslora": True},
     "mlp": {"rank": 3, "targets": ("down_proj", "up_proj"), "rank_pattern": {"up_proj": 17}},
+    "narrow": {"dtype": torch.bfloat16, "alpha": 7},
     "output": {"targets": ("o_proj",), "alpha_pattern": {"o_proj": 3.0}},
 }
 
@@ -55,18 +56,16 @@ class Adapted:
         *,
         num_kv_blocks: int = 128,
         slots: int = 8,
-        speculator: Speculator | None = None,
-        draft_model: Any = None,
         source: Any = None,
-        **limits: int,
+        prefill_tokens_per_step: int = 512,
+        **how: Any,
     ) -> Engine:
-        pair = self.pair
-        return pair.engine(
-            num_kv_blocks * pair.block_tokens,
-            limits=SchedulerLimits(**limits),
-            adapters=Adapters(source or AdapterLoader(pair.model, Path("/nowhere")), slots),
-            speculator=speculator,
-            draft_model=draft_model,
+        loader = source or AdapterLoader(self.pair.model, Path("/nowhere"))
+        return self.pair.engine(
+            num_kv_blocks * self.pair.block_tokens,
+            limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
+            adapters=Adapters(loader, slots),
+            **how,
         )
 
     def greedy(self, adapter: str | None, prompt: list[int], num_tokens: int) -> list[int]:
@@ -96,12 +95,16 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
-def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: Adapted) -> None:
-    engine = adapted.engine(prefill_tokens_per_step=19)
+@each_case("prefill_tokens", [19, 512])
+def test_each_adapter_among_the_others_gives_what_merged_weights_give(
+    adapted: Adapted, prefill_tokens: int
+) -> None:
+    """Prompts of 150 tokens go through the layers in blocks, where a step may have so many."""
+    engine = adapted.engine(prefill_tokens_per_step=prefill_tokens)
     wanted = {}
     for seed in range(2):
         for name in (*KINDS, None):
-            prompt = prompt_of(11 + 23 * seed, seed)
+            prompt = prompt_of(11 + 139 * seed, seed)
             submit(engine, f"{name}{seed}", prompt, 8, adapter=adapted.specs.get(name or ""))
             wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 8)
     assert len({tuple(answer) for answer in wanted.values()}) == len(wanted), "adapters do nothing"
@@ -109,15 +112,7 @@ def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: A
     assert engine.stats().adapters == [*KINDS]
 
 
-def test_long_prompts_go_through_the_layers_in_blocks(adapted: Adapted) -> None:
-    engine = adapted.engine()
-    prompts = {name: prompt_of(150, seed) for seed, name in enumerate(("all", "attention"))}
-    for name, prompt in prompts.items():
-        submit(engine, name, prompt, 8, adapter=adapted.specs[name])
-    assert tokens_of(engine) == {n: adapted.greedy(n, p, 8) for n, p in prompts.items()}
-
-
-def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) -> None:
+def test_drafted_and_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:
     prompts = {str(name): prompt_of(20, seed) for seed, name in enumerate((*KINDS, None))}
     wanted = {
         name: adapted.greedy(None if name == "None" else name, prompt, 16)
@@ -129,18 +124,13 @@ def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) ->
             submit(engine, name, prompt, 16, adapter=adapted.specs.get(name))
         assert tokens_of(engine) == wanted
     assert scripted.stats().num_accepted_drafts > 20
-
-
-def test_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:
-    blocks = 128 // adapted.pair.block_tokens
-    engine = adapted.engine(num_kv_blocks=blocks, prefill_tokens_per_step=32)
-    prompts = {name: prompt_of(20, seed) for seed, name in enumerate(KINDS)}
+    tight = adapted.engine(num_kv_blocks=128 // adapted.pair.block_tokens)
     for num_tokens in (1, 40):  # only adapters that are loaded already begin together
-        for name, prompt in prompts.items():
-            submit(engine, name, prompt, num_tokens, adapter=adapted.specs[name])
-        answers = tokens_of(engine)
-    assert engine.stats().num_preemptions > 0
-    assert answers == {name: adapted.greedy(name, p, 40) for name, p in prompts.items()}
+        for name in KINDS:
+            submit(tight, name, prompts[name], num_tokens, adapter=adapted.specs[name])
+        answers = tokens_of(tight)
+    assert tight.stats().num_preemptions > 0
+    assert answers == {name: adapted.greedy(name, prompts[name], 40) for name in KINDS}
 
 
 def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) -> None:
@@ -154,67 +144,40 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) 
         found.append(answers.cached["one"])
     assert found == [0, 0, 0, 2 * size, 2 * size]
 
-
-def test_more_adapters_than_slots_take_turns(adapted: Adapted) -> None:
-    engine = adapted.engine(slots=2)
-    prompt = prompt_of(9, seed=5)
+    engine = adapted.engine(slots=2)  # which adapters take in turn
     for name in KINDS:
-        submit(engine, name, prompt, 10, adapter=adapted.specs[name])
-    answers = tokens_of(engine)
-    assert answers == {name: adapted.greedy(name, prompt, 10) for name in KINDS}
-    assert engine.stats().adapters == ["mlp", "output"]
+        submit(engine, name, prompt[:9], 10, adapter=adapted.specs[name])
+    assert tokens_of(engine) == {name: adapted.greedy(name, prompt[:9], 10) for name in KINDS}
+    assert engine.stats().adapters == ["narrow", "output"]
 
 
-def logprobs_of(adapted: Adapted, mates: list[str | None]) -> list[dict[int, float]]:
-    engine = adapted.engine()
-    for number, name in enumerate(["all", *mates]):
-        prompt, adapter = prompt_of(9 + number, seed=number), adapted.specs.get(name or "")
-        submit(engine, str(number), prompt, 10, adapter=adapter, top_logprobs=20)
-    return [dict(one.top) for one in run(engine).logprobs["0"]]
-
-
-def test_a_rows_numbers_do_not_depend_on_its_neighbours(adapted: Adapted) -> None:
-    alone = logprobs_of(adapted, [])
-    for mates in (["all"], ["all", "all", "mlp"], [None, "attention", "all", None, "output"]):
-        among = logprobs_of(adapted, mates)
-        for first, second in zip(alone, among, strict=True):
-            assert first == pytest.approx(second, abs=1e-4)
-            if adapted.pair.block_tokens == 32:
-                assert first == second
-
-
-class Loads:
-    """A source whose loads end when the test ends them."""
-
-    def __init__(self) -> None:
-        self.futures: dict[str, Future[LoadedAdapter]] = {}
-
-    def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
-        self.futures[spec.name] = Future()
-        return self.futures[spec.name]
-
-
-def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) -> None:
-    loads = Loads()
-    engine = adapted.engine(source=loads)
-    submit(engine, "held", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
-    submit(engine, "cancelled", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
-    submit(engine, "refused", prompt_of(4, 1), 3, adapter=adapted.specs["mlp"])
-    submit(engine, "base", prompt_of(4, 1), 3)
+def test_sequences_wait_for_their_adapter_and_it_leaves_once_nobody_has_it(
+    adapted: Adapted,
+) -> None:
+    """They come once the test ends their loads."""
+    loads: dict[str, Future[LoadedAdapter]] = defaultdict(Future)
+    engine = adapted.engine(source=SimpleNamespace(load=lambda spec: loads[spec.name]))
+    for name, adapter in (("held", "all"), ("cancelled", "all"), ("refused", "mlp"), ("base", "")):
+        submit(engine, name, prompt_of(4, 1), 3, adapter=adapted.specs.get(adapter))
     engine.cancel(CancelSequence(sequence_id="cancelled"))
     ended = [o for _ in range(6) for o in engine.step().outputs if isinstance(o, SequenceStep)]
     assert {output.sequence_id for output in ended} == {"base"}
-    loads.futures["mlp"].set_exception(AdapterError("it has use_dora"))
+    loads["mlp"].set_exception(AdapterError("it has use_dora"))
     (failed,) = engine.step().outputs
     assert isinstance(failed, SequenceFailed)
     assert (failed.sequence_id, failed.code) == ("refused", "model_load_failed")
     assert failed.message == "the adapter mlp cannot be loaded: it has use_dora"
     real = AdapterLoader(adapted.pair.model, Path("/nowhere")).load(adapted.specs["all"])
-    loads.futures["all"].set_result(real.result())
+    loads["all"].set_result(real.result())
     assert tokens_of(engine) == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
 
+    engine = adapted.engine(slots=0)
+    submit(engine, "one", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
+    (failed,) = engine.step().outputs
+    assert isinstance(failed, SequenceFailed)
+    assert failed.message == "this replica takes no adapters"
 
-def test_a_dropped_adapter_leaves_once_nobody_has_it(adapted: Adapted) -> None:
+    # One that is dropped leaves once nobody has it.
     engine, prompt = adapted.engine(), prompt_of(6, 2)
     submit(engine, "one", prompt, 8, adapter=adapted.specs["all"])
     while not engine.stats().in_flight:
@@ -229,48 +192,18 @@ def test_a_dropped_adapter_leaves_once_nobody_has_it(adapted: Adapted) -> None:
     assert engine.stats().adapters == []
 
 
-def test_an_engine_without_slots_refuses(adapted: Adapted) -> None:
-    engine = adapted.engine(slots=0)
-    submit(engine, "one", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
-    (failed,) = engine.step().outputs
-    assert isinstance(failed, SequenceFailed)
-    assert failed.message == "this replica takes no adapters"
-
-
-def test_bfloat16_files_keep_their_numbers(adapted: Adapted, tmp_path: Path) -> None:
-    pair = adapted.pair
-    base = {name: weight.detach() for name, weight in pair.reference.state_dict().items()}
-    merged = copy.deepcopy(pair.reference)
-    merged.load_state_dict(
-        write_adapter(tmp_path / "narrow", base, seed=9, dtype=torch.bfloat16, alpha=7)
-    )
-    engine, prompt = adapted.engine(), prompt_of(12, 4)
-    submit(engine, "one", prompt, 12, adapter=spec_of(tmp_path / "narrow"))
-    assert tokens_of(engine)["one"] == list(greedy(merged, tuple(prompt), 12))
-
-
 LINEAR_TARGETS = {
     "qwen3_5": (*LLAMA_TARGETS, "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"),
     "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"),
 }
-NUM_TOKENS = 16
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
-def path(request: pytest.FixtureRequest, native_cache_dir: Path) -> ctypes.CDLL | None:
-    """The native decoder's library, or ``None`` for torch's operators."""
-    if request.param == "torch":
-        return None
-    try:
-        return load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.mark.parametrize("made", [tiny.qwen3_5, tiny.qwen3_next], ids=lambda made: made.__name__)
+@each_case("made", [tiny.qwen3_5, tiny.qwen3_next])
+@each_case("is_native", [False, True])
 def test_an_adapter_of_all_linear_layers(
-    made: Callable[[], PreTrainedModel], path: ctypes.CDLL | None, tmp_path: Path
+    made: Callable[[], PreTrainedModel], is_native: bool, tmp_path: Path, native_cache_dir: Path
 ) -> None:
+    """In one batch with the model alone, in chunks."""
     reference, directory = made(), tmp_path / "base"
     tiny.save(reference, directory)
     base = {
@@ -281,28 +214,18 @@ def test_an_adapter_of_all_linear_layers(
     targets = LINEAR_TARGETS[made.__name__]
     merged = write_adapter(tmp_path / "adapter", base, seed=1, targets=targets, size=0.15)
     changed = {name for name in base if not torch.equal(base[name], merged[name])}
-    assert {target for target in targets if any(f".{target}." in name for name in changed)} == {
-        *targets
-    }
+    assert {t for t in targets if any(f".{t}." in name for name in changed)} == {*targets}
     expected = copy.deepcopy(reference)
     expected.load_state_dict(merged, strict=False)
-
-    model = (
-        tiny.on_torch(directory, tmp_path)
-        if path is None
-        else tiny.natively(path, directory, tmp_path)
-    )
-    prompts = {name: random.Random(name).choices(range(100), k=40) for name in ("with", "without")}
-    answers = answers_of(model, prompts, tmp_path / "adapter")
-    check_greedy(expected, prompts["with"], answers["with"])
-    check_greedy(reference, prompts["without"], answers["without"])
-
-
-def answers_of(
-    model: AnyModel, prompts: dict[str, list[int]], adapter: Path
-) -> dict[str, list[int]]:
-    """Returns the answers of both in one batch, in chunks, one of them with the adapter."""
-    block_tokens: Any = getattr(getattr(model, "decoder", None), "block_tokens", 8)
+    try:
+        model: Any = (
+            tiny.natively(load_library(native_cache_dir), directory, tmp_path)
+            if is_native
+            else tiny.on_torch(directory, tmp_path)
+        )
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    block_tokens = getattr(getattr(model, "decoder", None), "block_tokens", 8)
     engine = build_engine(
         model,
         context_tokens=tiny.CONTEXT_TOKENS,
@@ -310,11 +233,11 @@ def answers_of(
         block_tokens=block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=19),
         adapters=Adapters(AdapterLoader(model, Path("/nowhere")), 2),
-        check_when_idle=True,
     )
-    for name, prompt in prompts.items():
-        own = spec_of(adapter) if name == "with" else None
-        submit(engine, name, prompt, NUM_TOKENS, adapter=own)
+    for name in ("with", "without"):
+        own = spec_of(tmp_path / "adapter") if name == "with" else None
+        submit(engine, name, random.Random(name).choices(range(100), k=40), 16, adapter=own)
     answers = tokens_of(engine)
-    assert all(len(answer) == NUM_TOKENS for answer in answers.values())
-    return answers
+    for name, wanted in (("with", expected), ("without", reference)):
+        assert len(answers[name]) == 16
+        check_greedy(wanted, random.Random(name).choices(range(100), k=40), answers[name])

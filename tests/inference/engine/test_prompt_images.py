@@ -1,21 +1,30 @@
-"""Where a prompt's images are, and by what its tokens are rotated."""
+"""Where a prompt's images are, and by what its tokens are rotated. Rows of images are kept while
+there is room, the latest used ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pytest
 import torch
 
-from inference.engine.image_rows import last_seen, step_images
+from inference.engine.errors import InvalidImageFault
+from inference.engine.image_rows import ImageRows, last_seen, step_images
 from inference.engine.prompt_images import PromptImages, image_problem
+from inference.engine.scheduling.pace import StepTimes
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import PrefillChunk, Schedule
+from inference.engine.step import PrefillAverage, PrefillChunk, Schedule
+from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun
+from inference.protocol.load import PrefillSpeed
+from inference.recent_results import ENTRY_BYTES
 from tests.cases import each_case
 from tests.inference.engine.asking import sequence_of
 
@@ -49,7 +58,7 @@ def image(first_token: int, height: int, width: int, digest: str = "a") -> Seque
     )
 
 
-def test_places_of_texts_and_an_image() -> None:
+def test_places() -> None:
     images = PromptImages([image(3, 2, 3)], 11, merge=2)
     assert images.places(0, 11).tolist() == [
         [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7],
@@ -57,22 +66,25 @@ def test_places_of_texts_and_an_image() -> None:
         [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7],
     ]
     assert images.lag == 3
-
-
-def test_outputs_continue_where_the_prompt_ends() -> None:
     images = PromptImages([image(0, 1, 4)], 4, merge=2)
     assert images.lag == 0
-    assert images.places(4, 6).tolist() == [[4, 5]] * 3
+    assert images.places(4, 6).tolist() == [[4, 5]] * 3, "outputs continue where the prompt ends"
     images = PromptImages([image(1, 2, 2)], 5, merge=2)
     assert images.places(3, 7).tolist() == [[1, 1, 3, 4], [2, 2, 3, 4], [1, 2, 3, 4]]
-
-
-@each_case("cut", range(1, 14))
-def test_places_do_not_depend_on_where_a_prompt_is_cut(cut: int) -> None:
     images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
     whole = images.places(0, 14).tolist()
-    parts = [images.places(0, cut).tolist(), images.places(cut, 14).tolist()]
-    assert [first + last for first, last in zip(*parts, strict=True)] == whole
+    for cut in range(1, 14):
+        parts = [images.places(0, cut).tolist(), images.places(cut, 14).tolist()]
+        assert [first + last for first, last in zip(*parts, strict=True)] == whole
+
+
+APART = SequenceImage(
+    digest="a",
+    data=b"",
+    runs=[TokenRun(2, 2), TokenRun(5, 2), TokenRun(8, 4)],
+    grid=(1, 4, 8),
+)
+"""An image whose tokens are in three runs, with one token of text between two of them."""
 
 
 def test_what_blocks_hold_beside_tokens() -> None:
@@ -83,15 +95,14 @@ def test_what_blocks_hold_beside_tokens() -> None:
     assert contents == [(), (first,), (first,), (first, second), (), (second,), ()]
     smaller = PromptImages([image(2, 1, 2)], 12, merge=2)
     assert smaller.content(2, 3) != images.content(2, 3), "the same file in another size"
+    images = PromptImages([APART], 14, merge=2, has_places=False)
+    assert images.lag == 0
+    spans = [(0, 2), (0, 3), (4, 5), (4, 6), (7, 8), (11, 12), (12, 14), (0, 14)]
+    found = [bool(images.content(*span)) for span in spans]
+    assert found == [False, True, False, True, False, True, False, True]
+    assert images.content(0, 14) == ("a 1x4x8",)
 
 
-APART = SequenceImage(
-    digest="a",
-    data=b"",
-    runs=[TokenRun(2, 2), TokenRun(5, 2), TokenRun(8, 4)],
-    grid=(1, 4, 8),
-)
-"""An image whose tokens are in three runs, with one token of text between two of them."""
 PROMPT = [1, PAD, PAD, PAD, PAD, 2]
 PROMPT_APART = [1, 1, PAD, PAD, 1, PAD, PAD, 1, PAD, PAD, PAD, PAD, 1]
 UNPLACED = replace(VISION, mrope_section=None, max_pixels=32 * 256)
@@ -194,15 +205,6 @@ def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
     assert whole.end_of_whole(2, 4, may_exceed=False) == 2, "nothing: it begins with it"
 
 
-def test_what_blocks_hold_of_an_image_in_several_runs() -> None:
-    images = PromptImages([APART], 14, merge=2, has_places=False)
-    assert images.lag == 0
-    spans = [(0, 2), (0, 3), (4, 5), (4, 6), (7, 8), (11, 12), (12, 14), (0, 14)]
-    found = [bool(images.content(*span)) for span in spans]
-    assert found == [False, True, False, True, False, True, False, True]
-    assert images.content(0, 14) == ("a 1x4x8",)
-
-
 CPU = torch.device("cpu")
 TOKENS = [1, PAD, PAD, PAD, PAD, 2, 3]
 
@@ -227,28 +229,80 @@ def test_what_the_rows_of_an_image_see() -> None:
     assert step_images(decodes, positions[:1], lambda image: rows, CPU) is None
 
 
-def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
-    seeing = sequence_of(TOKENS, images=PromptImages([image(1, 2, 2)], 7, merge=2))
-    reading = sequence_of(TOKENS)
-    schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
-    assert schedule.decode_rows == [seeing, seeing, seeing, reading]
-    positions = np.array([6, 7, 8, 6], dtype=np.int32)
-    images = step_images(schedule, positions, lambda image: None, CPU)  # type: ignore[arg-type, return-value]
-    assert images is not None
-    assert images.rotary.tolist() == [[4, 5, 6, 6]] * 3
+ROW_BYTES = 2 * 4 * 3
+"""The bytes of a row of the tower below: three numbers for the decoder, and three for a layer."""
 
 
-@each_case("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
-def test_each_run_reads_its_part_of_the_rows(cuts: tuple[int, ...]) -> None:
-    sequence = sequence_of([1] * 14, images=PromptImages([APART], 14, merge=2, has_places=False))
-    whole = ImageEmbeddings(torch.arange(8.0)[:, None])
-    rows: dict[int, float] = {}
-    for start, end in pairwise((0, *cuts, 14)):
-        schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=end == 14)])
-        positions = np.arange(start, end, dtype=np.int32)
-        images = step_images(schedule, positions, lambda image: whole, CPU)
-        if images is not None:
-            assert images.rows is not None
-            found = images.rows.embeddings[:, 0].tolist()
-            rows |= dict(zip((images.row_ids + start).tolist(), found, strict=True))
-    assert rows == dict(zip([2, 3, 5, 6, 8, 9, 10, 11], range(8), strict=True))
+def stored_image(number: int, num_patches: int = 4) -> SequenceImage:
+    return SequenceImage(
+        digest=str(number),
+        data=bytes([number]) if number else b"",
+        runs=[TokenRun(0, num_patches // 4)],
+        grid=(1, 2, num_patches // 2),
+    )
+
+
+def rows_of(kept_patches: int) -> ImageRows:
+    """Of a tower that doubles the patches of an image, which are all its file's first byte."""
+
+    def patches(data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+        if not data:
+            raise InvalidImageError("it is empty")
+        return np.full((grid[1] * grid[2], 3), data[0], dtype=np.float32)
+
+    kept_bytes = kept_patches * ROW_BYTES + 2 * ENTRY_BYTES
+    processor: Any = SimpleNamespace(patches=patches)
+    tower: Any = lambda patches, grid: ImageEmbeddings(2 * patches, (3 * patches,))  # noqa: E731
+    return ImageRows(tower, processor, kept_bytes)
+
+
+@each_case(
+    ("kept_patches", "asked", "num_runs"),
+    [
+        (16, [(1, 4), (1, 8), (1, 4), (1, 8)], 2),  # one file in two sizes
+        (8, [(1, 4), (2, 4), (1, 4), (3, 4), (1, 4)], 3),
+        (8, [(1, 4), (2, 4), (1, 4), (3, 4), (1, 4), (2, 4)], 4),  # the longest unused made room
+        (8, [(1, 4), (2, 36), (2, 36), (1, 4)], 3),  # one larger than all pushes nobody out
+    ],
+)
+def test_the_tower_runs_for_what_is_not_kept(
+    kept_patches: int, asked: list[tuple[int, int]], num_runs: int
+) -> None:
+    rows = rows_of(kept_patches)
+    for number, num_patches in asked:
+        assert len(rows.of(stored_image(number, num_patches)).embeddings) == num_patches
+    assert rows.num_runs == num_runs
+    first = rows.of(stored_image(1))
+    assert first is rows.of(stored_image(1))
+    assert first.embeddings.tolist() == [[2.0] * 3] * 4
+    assert first.deepstack[0].tolist() == [[3.0] * 3] * 4
+    num_runs = rows.num_runs
+    with pytest.raises(InvalidImageFault, match="it is empty"):
+        rows.of(stored_image(0))
+    assert rows.num_runs == num_runs
+    # Parts of rows share no memory.
+    whole = rows_of(8).of(stored_image(1))
+    part = whole.part(1, 3)
+    assert len(part.embeddings) == 2 and part.num_bytes == 2 * ROW_BYTES
+    part.embeddings.zero_()
+    assert whole.embeddings.min() == 2.0
+    both = ImageEmbeddings.joined([whole, whole.part(0, 1)])
+    assert len(both.embeddings) == 5 and len(both.deepstack[0]) == 5
+
+
+@each_case("has_image", [True, False])
+def test_the_towers_time_is_no_measure_of_prompt_tokens(has_image: bool) -> None:
+    limits, average = (
+        SchedulerLimits(target_step_s=0.1),
+        PrefillAverage(PrefillSpeed(token_s=0.001)),
+    )
+    times = StepTimes(limits, average)
+    before = times.pacer.prefill_tokens(0)
+    images = PromptImages([image(40, 2, 2)], 100, merge=2) if has_image else None
+    sequence = sequence_of([1] * 100, images=images)
+    for start, end, has_rows in ((0, 40, False), (42, 43, True), (44, 60, False), (0, 100, True)):
+        schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=False)])
+        assert schedule.has_image_rows == (has_image and has_rows)
+    times.record(schedule, step_s=30.0, now_s=1.0)
+    assert (times.pacer.prefill_tokens(0) == before) == has_image
+    assert times.last_forward_unix_s is not None

@@ -6,16 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.engine import Engine
 from inference.engine.sequence import Sequence
-from inference.models.cache.paged_kv import LayerKV, PagedKV
-from tests.inference.engine.asking import sequence_of, submit, tokens_of
+from tests.cases import each_case
+from tests.inference.engine.asking import poison, sequence_of, submit
 from tests.inference.engine.conftest import Pair, build_pair
 from tests.inference.engine.test_parity import engine_for, prompt_of
 
@@ -41,9 +39,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         """Compute up to ``end``: each slot records the whole prefix that its numbers depend on."""
         for position in range(sequence.num_computed_tokens, end):
             block_id = sequence.block_ids[position // BLOCK_TOKENS]
-            prefix = tuple(sequence.token_ids[: position + 1])
             slots = self.stored.setdefault(block_id, [()] * BLOCK_TOKENS)
-            slots[position % BLOCK_TOKENS] = prefix
+            slots[position % BLOCK_TOKENS] = tuple(sequence.token_ids[: position + 1])
         sequence.num_computed_tokens = end
         self.cache.register_computed(sequence)
 
@@ -55,43 +52,34 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert sequence.num_computed_tokens < len(tokens)
             self.live.append(sequence)
         else:
-            assert self.cache.allocator.num_free == free_before
-            assert sequence.block_ids == []
+            assert (self.cache.allocator.num_free, sequence.block_ids) == (free_before, [])
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def compute(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), token=st.none() | st.integers(0, 1))
+    def compute(self, data: st.DataObject, token: int | None) -> None:
+        """Up to somewhere, or all there is and another token."""
         sequence = data.draw(st.sampled_from(self.live))
-        end = data.draw(st.integers(sequence.num_computed_tokens, len(sequence.token_ids)))
-        self.write(sequence, end)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def append(self, data: st.DataObject, token: int) -> None:
-        sequence = data.draw(st.sampled_from(self.live))
-        self.write(sequence, len(sequence.token_ids))
-        sequence.token_ids.append(token)
-        if not self.cache.grow(sequence, len(sequence.token_ids)):
+        num_tokens = len(sequence.token_ids)
+        if token is None:
+            self.write(sequence, data.draw(st.integers(sequence.num_computed_tokens, num_tokens)))
+            return
+        self.write(sequence, num_tokens)
+        if self.cache.grow(sequence, num_tokens + 1):
+            sequence.token_ids.append(token)
+        else:
             assert self.cache.allocator.num_free == 0
-            sequence.token_ids.pop()
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_invalid=st.booleans())
+    def release(self, data: st.DataObject, is_invalid: bool) -> None:
         sequence = data.draw(st.sampled_from(self.live))
         self.live.remove(sequence)
+        block_ids = set(sequence.block_ids)
+        if is_invalid:
+            self.cache.invalidate_prefix(sequence)
         self.cache.release(sequence)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def invalidate_and_release(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.live))
-        self.live.remove(sequence)
-        block_ids, tokens = set(sequence.block_ids), sequence.token_ids
-        self.cache.invalidate_prefix(sequence)
-        self.cache.release(sequence)
-        again = sequence_of([*tokens, 0])
-        if self.cache.admit(again):
+        again = sequence_of([*sequence.token_ids, 0])
+        if is_invalid and self.cache.admit(again):
             self.most_held = max(self.most_held, self.cache.allocator.num_used)
             self.seen.update(again.block_ids)
             num_shared = again.num_computed_tokens // BLOCK_TOKENS
@@ -107,14 +95,11 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.seen |= held
         kept_blocks = NUM_BLOCKS if self.kept_blocks is None else self.kept_blocks
         assert len(self.seen) <= max(self.most_held, kept_blocks)
-
-    @invariant()
-    def every_sequence_reads_its_own_tokens(self) -> None:
-        for sequence in self.live:
+        for sequence in self.live:  # each reads its own tokens
             for position in range(sequence.num_computed_tokens):
-                block_id = sequence.block_ids[position // BLOCK_TOKENS]
+                slots = self.stored[sequence.block_ids[position // BLOCK_TOKENS]]
                 expected = tuple(sequence.token_ids[: position + 1])
-                assert self.stored[block_id][position % BLOCK_TOKENS] == expected
+                assert slots[position % BLOCK_TOKENS] == expected
 
 
 TestKVCache = KVCacheMachine.TestCase
@@ -153,17 +138,12 @@ def test_past_prompts_alone_touch_no_more_blocks_than_are_kept() -> None:
     assert len(seen) == 6
     assert run_through(cache, [39] * 8 + [0]) == 8
     assert run_through(cache, [36] * 8 + [0]) == 0
-
-
-def test_a_prompt_longer_than_what_is_kept_is_known_the_next_time() -> None:
-    cache = KVCache(100, BLOCK_TOKENS, kept_blocks=2)
-    seen: set[int] = set()
+    # A prompt longer than what is kept is known the next time.
+    cache, seen = KVCache(100, BLOCK_TOKENS, kept_blocks=2), set()
     run_through(cache, [1] * 40, seen)
     assert len(seen) == 10
     assert run_through(cache, [1] * 41) == 40
-
-
-def test_sequences_get_every_block_whatever_is_kept() -> None:
+    # Sequences get every block, whatever is kept.
     cache = KVCache(12, BLOCK_TOKENS, kept_blocks=0)
     for token in range(4):
         assert cache.admit(sequence_of([token] * 12))
@@ -177,22 +157,10 @@ def test_oldest_reusable_block_goes_first_and_tails_before_heads() -> None:
         assert cache.admit(sequence)
         sequence.num_computed_tokens = 8
         cache.register_computed(sequence)
-    head, tail = first.block_ids
+    oldest = first.block_ids[::-1]
     cache.release(first)
     cache.release(second)
-    assert cache.allocator.allocate() == tail
-    assert cache.allocator.allocate() == head
-
-
-def test_equal_block_after_another_prefix_is_not_shared() -> None:
-    cache = KVCache(8, BLOCK_TOKENS)
-    first = sequence_of([1] * 4 + [3] * 4)
-    assert cache.admit(first)
-    first.num_computed_tokens = 8
-    cache.register_computed(first)
-    other = sequence_of([2] * 4 + [3] * 4 + [9])
-    assert cache.admit(other)
-    assert other.num_computed_tokens == 0
+    assert [cache.allocator.allocate(), cache.allocator.allocate()] == oldest
 
 
 NUM_TOKENS = 120
@@ -202,27 +170,6 @@ NUM_TOKENS = 120
 def sliding(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     """A window of 24 tokens."""
     return build_pair("mistral", request.param, native_cache_dir)
-
-
-def kv_cache_of(engine: Engine) -> KVCache:
-    return engine.scheduler.kv_cache
-
-
-def spoil_free_blocks(engine: Engine) -> None:
-    """Fills blocks that no sequence holds with NaN, as a failed sequence would leave them."""
-    kv_cache = kv_cache_of(engine)
-    held = {b for s in engine.scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
-    free = torch.tensor([b for b in range(kv_cache.allocator.num_blocks) if b not in held])
-    kv = engine.executor.runner.kv  # type: ignore[attr-defined]
-    if not isinstance(kv, PagedKV):
-        for tensor in (kv.keys, kv.values):
-            tensor.view(torch.uint8).index_fill_(1, free, 255)
-        return
-    for layer in kv.layers:
-        assert isinstance(layer, LayerKV)
-        size = kv_cache.block_tokens
-        by_block = layer.entries[: kv_cache.allocator.num_blocks * size].view(-1, size, 2, 2, 16)
-        by_block.index_fill_(0, free, float("nan"))
 
 
 def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(sliding: Pair) -> None:
@@ -236,53 +183,45 @@ def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(sliding:
         for output in engine.step().outputs:
             answers[output.sequence_id].extend(output.token_ids)  # type: ignore[union-attr]
         engine.scheduler.check_integrity()
-        spoil_free_blocks(engine)
+        held = {b for s in engine.scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
+        free = {*range(engine.scheduler.kv_cache.allocator.num_blocks)} - held
+        poison(engine.executor.runner.kv, free, sliding.block_tokens)  # type: ignore[attr-defined]
     assert engine.stats().num_preemptions == 0
     assert answers == {name: sliding.greedy(p, NUM_TOKENS) for name, p in prompts.items()}
 
 
-def test_what_slid_out_stays_known(sliding: Pair) -> None:
-    engine = engine_for(sliding)
-    prompt = prompt_of(100, seed=3)
-    for name in ("first", "again"):
-        submit(engine, name, prompt, 40)
-        assert tokens_of(engine)[name] == sliding.greedy(prompt, 40)
-    assert engine.stats().prefix_hit_tokens >= 64
-
-
-def test_a_sequence_holds_its_window_and_what_is_not_computed_yet() -> None:
-    cache = KVCache(num_blocks=16, block_tokens=4, window=6)
+@each_case(
+    ("window", "held_by_end"),
+    # The row at 8 sees 3 to 8, that at 9 sees 4 to 9, that at 16 sees 11 to 16.
+    [(6, {3: 10, 8: 10, 9: 9, 16: 8, 40: 2}), (None, {3: 10, 40: 10})],
+)
+def test_a_sequence_holds_its_window_and_what_is_not_computed_yet(
+    window: int | None, held_by_end: dict[int, int]
+) -> None:
+    cache = KVCache(num_blocks=16, block_tokens=4, window=window)
     sequence = sequence_of(range(40))
     assert cache.admit(sequence)
-    held = []
-    for num_computed in (3, 8, 9, 16, 40):
+    for num_computed, held in held_by_end.items():
         sequence.num_computed_tokens = num_computed
         cache.register_computed(sequence)
-        held.append(cache.allocator.num_used)
+        assert cache.allocator.num_used == held
         cache.check_integrity([sequence])
-    # The row at 8 sees 3 to 8, that at 9 sees 4 to 9, that at 16 sees 11 to 16.
-    assert held == [10, 10, 9, 8, 2]
     cache.release(sequence)
     cache.check_integrity([])
     assert cache.allocator.num_used == 0
     assert cache.admit(sequence) and sequence.num_dropped_blocks == 0
 
 
-def test_without_a_window_nothing_is_released() -> None:
-    cache = KVCache(num_blocks=16, block_tokens=4)
-    sequence = sequence_of(range(40))
-    assert cache.admit(sequence)
-    sequence.num_computed_tokens = 40
-    cache.register_computed(sequence)
-    assert cache.allocator.num_used == 10
-
-
-def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
+def test_blocks_that_slid_out_are_forgotten_unless_they_are_anothers_now() -> None:
     cache = KVCache(num_blocks=6, block_tokens=4, window=6)
     first = sequence_of(range(24))
     assert cache.admit(first)
     first.num_computed_tokens = 24
     cache.register_computed(first)
+    assert len(cache.known_prefix(first)[0]) == 5
+    cache.invalidate_prefix(first)
+    assert cache.known_prefix(first)[0] == []
+    cache.check_integrity([first])
     other = sequence_of([77] * 9)
     assert cache.admit(other), "in blocks that the first one released"
     assert set(other.block_ids) & set(first.block_ids)
@@ -293,15 +232,3 @@ def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
     cache.invalidate_prefix(first)
     assert cache.known_prefix(other)[0] == known
     cache.check_integrity([first, other])
-
-
-def test_blocks_that_slid_out_and_are_still_its_own_are_forgotten() -> None:
-    cache = KVCache(num_blocks=6, block_tokens=4, window=6)
-    sequence = sequence_of(range(24))
-    assert cache.admit(sequence)
-    sequence.num_computed_tokens = 24
-    cache.register_computed(sequence)
-    assert len(cache.known_prefix(sequence)[0]) == 5
-    cache.invalidate_prefix(sequence)
-    assert cache.known_prefix(sequence)[0] == []
-    cache.check_integrity([sequence])

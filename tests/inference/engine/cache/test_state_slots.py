@@ -3,8 +3,6 @@ ends: no step reads another state than its sequence's own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -88,14 +86,6 @@ TestStates = StatesMachine.TestCase
 TestStates.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
-class NoRoomForSnapshotsMachine(StatesMachine):
-    num_snapshots = 0
-
-
-TestNoRoomForSnapshots = NoRoomForSnapshotsMachine.TestCase
-TestNoRoomForSnapshots.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
-
-
 def scheduler_of(num_slots: int, *, num_blocks: int = 100) -> Scheduler:
     cache = KVCache(num_blocks, BLOCK_TOKENS, num_state_slots=num_slots)
     return Scheduler(cache, SchedulerLimits(max_running=MAX_RUNNING))
@@ -119,42 +109,22 @@ def run_through(scheduler: Scheduler, sequence: Sequence, num_tokens: int = 1) -
 PROMPT = list(range(40))
 
 
-def test_a_prompt_is_cut_where_the_next_turn_begins() -> None:
+def test_a_prefix_is_known_where_a_snapshot_is() -> None:
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
+
+    def num_cached(*tokens: int) -> int:
+        sequence = sequence_of(tokens)
+        run_through(scheduler, sequence)
+        return sequence.num_cached_tokens or 0
+
     ends = run_through(scheduler, sequence_of(PROMPT))
-    assert ends == [16, 32, 40]
+    assert ends == [16, 32, 40], "cut where the next turn begins"
     assert ends[-2] == (len(PROMPT) - NEW_TURN_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
-    again = sequence_of([*PROMPT[:-NEW_TURN_TOKENS], *range(100, 120)])
-    run_through(scheduler, again)
-    assert again.num_cached_tokens == 32
-
-
-def test_a_prefix_is_known_only_where_a_snapshot_is() -> None:
-    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
-    run_through(scheduler, sequence_of(PROMPT))
-    other = sequence_of([*PROMPT[:24], *range(100, 120)])
-    run_through(scheduler, other)
-    assert other.num_cached_tokens == 16
-
-
-def test_an_answer_is_known_to_the_next_turn() -> None:
-    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
+    assert num_cached(*PROMPT[:-NEW_TURN_TOKENS], *range(100, 120)) == 32
+    assert num_cached(*PROMPT[:24], *range(100, 120)) == 16
     run_through(scheduler, sequence_of(PROMPT, max_tokens=30), 20)
-    following = sequence_of([*PROMPT, *[7] * 20, *range(100, 120)])
-    run_through(scheduler, following)
-    assert following.num_cached_tokens == 56, "the last block that was full"
-
-
-def test_without_a_snapshot_a_prompt_is_computed_from_its_start() -> None:
-    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
-    run_through(scheduler, sequence_of(PROMPT))
-    for name in "abcd":  # as many as may run: no slot is left for a snapshot
-        scheduler.add(sequence_of([ord(name)] * 5, name=name))
-    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
-    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
-    scheduler.check_integrity()
-    assert scheduler.kv_cache.states is not None
-    assert scheduler.kv_cache.states.num_snapshots == 0
+    following = num_cached(*PROMPT, *[7] * 20, *range(100, 120))
+    assert following == 56, "an answer is known to the next turn: the last block that was full"
 
 
 def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
@@ -170,27 +140,22 @@ def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
     for sequence in known:
         run_through(scheduler, sequence)
     assert [sequence.num_cached_tokens for sequence in known] == [4, 0]
-
-
-def test_those_who_decode_do_not_push_out_what_prompts_left() -> None:
-    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
-    run_through(scheduler, sequence_of([1] * 12))
-    run_through(scheduler, sequence_of([2] * 5, max_tokens=100), 90)
-    again = sequence_of([1] * 12)
+    run_through(scheduler, sequence_of([8] * 12))
+    run_through(scheduler, sequence_of([9] * 5, max_tokens=100), 90)
+    again = sequence_of([8] * 12)
     run_through(scheduler, again)
-    assert again.num_cached_tokens == 4
+    assert again.num_cached_tokens == 4, "who decodes does not push out what prompts left"
 
 
 def test_no_sequence_starts_from_an_invalidated_prefix() -> None:
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
-    bad = sequence_of(PROMPT)
+    bad, again = sequence_of(PROMPT), sequence_of(PROMPT)
     scheduler.add(bad)
     for _ in range(2):
         scheduler.commit(scheduler.schedule(FixedPace(tokens=16)), [])
     scheduler.kv_cache.invalidate_prefix(bad)
     scheduler.end(bad)
     scheduler.check_integrity()
-    again = sequence_of(PROMPT)
     run_through(scheduler, again)
     assert again.num_cached_tokens == 0
 
@@ -200,63 +165,56 @@ def test_no_more_sequences_run_than_have_slots() -> None:
     for name in "abc":
         scheduler.add(sequence_of([ord(name)] * 5, name=name))
     schedule = scheduler.schedule(FixedPace(tokens=100))
+    assert scheduler.schedule_ahead(schedule, FixedPace()) is None, "it may have to run again"
     assert [s.sequence_id for s in schedule.sequences] == ["a", "b"]
     scheduler.commit(schedule, [7, 7])
     scheduler.end(scheduler.running[0])
     assert [s.sequence_id for s in scheduler.schedule(FixedPace()).sequences] == ["b", "c"]
     scheduler.check_integrity()
-
-
-def test_no_step_is_scheduled_ahead_while_the_last_may_have_to_be_run_again() -> None:
+    # As many as may run leave no slot for a snapshot.
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
-    scheduler.add(sequence_of([1] * 5))
-    schedule = scheduler.schedule(FixedPace())
-    assert scheduler.schedule_ahead(schedule, FixedPace()) is None
-
-
-def too_many(states: StateSlots, sequence: Sequence) -> list[Sequence]:
-    return []
-
-
-def one_too_few(states: StateSlots, sequence: Sequence) -> list[Sequence]:
-    sequence.state_slot = EMPTY_SLOT
-    return [sequence]
-
-
-def writes_what_it_reads(states: StateSlots, sequence: Sequence) -> list[Sequence]:
-    states.keep(sequence, 5)
-    states._references[sequence.next_state_slot or 0] = 0
-    states._free.append(sequence.next_state_slot or 0)
-    sequence.next_state_slot = sequence.state_slot
-    states._references[sequence.state_slot or 0] += 1
-    return [sequence]
-
-
-def without_slots(states: StateSlots, sequence: Sequence) -> list[Sequence]:
-    return [sequence, sequence_of([1], name="other")]
-
-
-def lost_snapshot(states: StateSlots, sequence: Sequence) -> list[Sequence]:
-    states.keep(sequence, 5)
-    states.check_known({5, 6})
-    states.check_known({6})
-    return []
+    run_through(scheduler, sequence_of(PROMPT))
+    for name in "abcd":
+        scheduler.add(sequence_of([ord(name)] * 5, name=name))
+    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    scheduler.check_integrity()
+    assert scheduler.kv_cache.states is not None
+    assert scheduler.kv_cache.states.num_snapshots == 0
 
 
 @each_case(
     ("disorder", "problem"),
     [
-        (too_many, "differ from what is held"),
-        (one_too_few, "differ from what is held"),
-        (writes_what_it_reads, "would write"),
-        (without_slots, "other runs without"),
-        (lost_snapshot, "nobody can find"),
+        ("too many", "differ from what is held"),
+        ("one too few", "differ from what is held"),
+        ("writes what it reads", "would write"),
+        ("without slots", "other runs without"),
+        ("lost snapshot", "nobody can find"),
     ],
 )
-def test_disorder_is_noticed(disorder: Any, problem: str) -> None:
+def test_disorder_is_noticed(disorder: str, problem: str) -> None:
     states, sequence = StateSlots(9), sequence_of([1] * 5)
     states.admit(sequence, None)
     states.advance(sequence)
     states.check_integrity([sequence])
+    running = [] if disorder == "too many" else [sequence]
+    known = {5, 6}
+    match disorder:
+        case "one too few":
+            sequence.state_slot = EMPTY_SLOT
+        case "writes what it reads":
+            states.keep(sequence, 5)
+            states._references[sequence.next_state_slot or 0] = 0
+            states._free.append(sequence.next_state_slot or 0)
+            sequence.next_state_slot = sequence.state_slot
+            states._references[sequence.state_slot or 0] += 1
+        case "without slots":
+            running.append(sequence_of([1], name="other"))
+        case "lost snapshot":
+            states.keep(sequence, 5)
+            states.check_known({5, 6})
+            known = {6}
     with pytest.raises(IntegrityError, match=problem):
-        states.check_integrity(disorder(states, sequence))
+        states.check_known(known)
+        states.check_integrity(running)

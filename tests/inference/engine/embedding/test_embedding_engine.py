@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import cast
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +25,6 @@ from inference.engine.embedding.embedding_queue import (
 )
 from inference.engine.errors import DeviceFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS, recover
-from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -32,6 +33,7 @@ from inference.protocol.engine import (
     SequencesEmbedded,
     SequenceUsage,
 )
+from tests.cases import each_case
 
 NOT_A_NUMBER = 13
 """An input that begins with this token id has no vector."""
@@ -39,10 +41,11 @@ TOO_LARGE, LOSES_THE_DEVICE = 14, 15
 
 
 class FakeExecutor:
-    def __init__(self, tokens_per_s: float) -> None:
+    """Runs a thousand tokens a second."""
+
+    def __init__(self) -> None:
         self.now_s = 0.0
         self.batches: list[list[int]] = []
-        self._tokens_per_s = tokens_per_s
 
     def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
         lengths = [len(row.token_ids) for row in rows]
@@ -52,7 +55,7 @@ class FakeExecutor:
             raise MemoryError
         if LOSES_THE_DEVICE in first_ids:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        self.now_s += len(rows) * max(lengths) / self._tokens_per_s
+        self.now_s += len(rows) * max(lengths) / 1000
         return [
             None if row.token_ids[0] == NOT_A_NUMBER else bytes([len(row.token_ids)])
             for row in rows
@@ -60,11 +63,6 @@ class FakeExecutor:
 
     def recover(self, error: Exception) -> StepFault:
         return recover(error, "cpu")
-
-
-@pytest.fixture
-def executor() -> FakeExecutor:
-    return FakeExecutor(tokens_per_s=1000)
 
 
 def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
@@ -92,7 +90,8 @@ def run(engine: EmbeddingEngine) -> dict[str, object]:
     return ended
 
 
-def test_vectors_come_in_the_order_of_the_inputs(executor: FakeExecutor) -> None:
+def test_vectors_come_in_the_order_of_the_inputs() -> None:
+    executor = FakeExecutor()
     engine = engine_of(executor)
     engine.submit(command("a", 3, 90, 7, 60))
     engine.submit(command("b", 50))
@@ -103,7 +102,8 @@ def test_vectors_come_in_the_order_of_the_inputs(executor: FakeExecutor) -> None
     assert max(len(batch) for batch in executor.batches) > 1
 
 
-def test_steps_become_as_long_as_a_cancel_may_take(executor: FakeExecutor) -> None:
+def test_steps_become_as_long_as_a_cancel_may_take() -> None:
+    executor = FakeExecutor()
     engine = engine_of(executor)
     engine.submit(command("a", *[20] * 400))
     for _ in range(10):
@@ -122,16 +122,7 @@ def test_steps_become_as_long_as_a_cancel_may_take(executor: FakeExecutor) -> No
     assert (engine.stats().in_flight, engine.stats().queue_depth) == (0, 0)
 
 
-def test_a_small_request_does_not_wait_for_a_large_one(executor: FakeExecutor) -> None:
-    engine = engine_of(executor)
-    engine.submit(command("large", *[100] * 1000))
-    engine.step()
-    engine.submit(command("small", 5))
-    outputs = [output for _ in range(2) for output in engine.step().outputs]
-    assert [output.sequence_id for output in outputs] == ["small"]
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("refused", "code"),
     [
         (EmbedSequences(sequence_id="a", prompts=[]), "bad_token_id"),
@@ -142,7 +133,8 @@ def test_a_small_request_does_not_wait_for_a_large_one(executor: FakeExecutor) -
         (command("a", 5, dimensions=9), "engine_error"),
     ],
 )
-def test_refusals(executor: FakeExecutor, refused: EmbedSequences, code: str) -> None:
+def test_refusals(refused: EmbedSequences, code: str) -> None:
+    executor = FakeExecutor()
     engine = engine_of(executor)
     engine.submit(refused)
     (output,) = engine.step().outputs
@@ -151,35 +143,20 @@ def test_refusals(executor: FakeExecutor, refused: EmbedSequences, code: str) ->
     assert not engine.has_work and not executor.batches
 
 
-def test_a_full_queue(executor: FakeExecutor) -> None:
-    engine = engine_of(executor, max_queue_depth=2)
-    for name in ("a", "b", "c"):
-        engine.submit(command(name, 5))
+def test_a_full_queue_and_waiting_too_long() -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor, max_queue_depth=2, max_started=1, max_queue_wait_s=0.5)
+    for name, lengths in (("a", [100] * 40), ("b", [5]), ("c", [5])):
+        engine.submit(command(name, *lengths))
     assert engine.stats().queue_depth == 2
     ended = run(engine)
-    failed = ended.pop("c")
-    assert isinstance(failed, SequenceFailed) and failed.code == "queue_full"
-    assert all(isinstance(output, SequencesEmbedded) for output in ended.values())
-
-
-def test_waiting_too_long(executor: FakeExecutor) -> None:
-    engine = engine_of(executor, max_started=1, max_queue_wait_s=0.5)
-    engine.submit(command("a", *[100] * 40))
-    engine.submit(command("b", 5))
-    ended = run(engine)
     assert isinstance(ended["a"], SequencesEmbedded)
-    assert isinstance(failed := ended["b"], SequenceFailed)
-    assert failed.code == "queue_timeout"
+    codes = [one.code for one in (ended["b"], ended["c"]) if isinstance(one, SequenceFailed)]
+    assert codes == ["queue_timeout", "queue_full"]
 
 
-def test_a_lost_device_is_not_the_engines_to_survive(executor: FakeExecutor) -> None:
-    engine = engine_of(executor)
-    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
-    with pytest.raises(DeviceFault):
-        run(engine)
-
-
-def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeExecutor) -> None:
+def test_a_device_that_gives_no_numbers_any_more_is_not_trusted() -> None:
+    executor = FakeExecutor()
     engine = engine_of(executor)
     for index in range(SUSPICIOUS_STEPS - 1):
         engine.submit(command(f"a{index}", 5, first=NOT_A_NUMBER))
@@ -187,15 +164,20 @@ def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeEx
     engine.submit(command("last", 5, first=NOT_A_NUMBER))
     with pytest.raises(DeviceFault):
         run(engine)
+    engine = engine_of(executor)
+    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
+    with pytest.raises(DeviceFault):
+        run(engine)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("first", "lengths", "code"),
     [(NOT_A_NUMBER, [20] * 200, "numerical_error"), (TOO_LARGE, [5, 20, 6], "out_of_memory")],
 )
 def test_an_input_at_fault_fails_its_request_alone(
-    executor: FakeExecutor, first: int, lengths: list[int], code: str
+    first: int, lengths: list[int], code: str
 ) -> None:
+    executor = FakeExecutor()
     engine = engine_of(executor)
     engine.cancel(CancelSequence(sequence_id="nobody"))
     engine.submit(command("bad", *lengths, first=first))
@@ -206,39 +188,23 @@ def test_an_input_at_fault_fails_its_request_alone(
     assert isinstance(ended["good"], SequencesEmbedded)
 
 
-class FakeModel:
-    def embed(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-        nan, inf = float("nan"), float("inf")
-        return torch.tensor([[0.6, 0.0, 0.8], [1.0, nan, 0.0], [0.0, inf, 1.0]])[: len(prompts)]
-
-
-@pytest.mark.parametrize(("dimensions", "vector"), [(None, (0.6, 0.0, 0.8)), (2, (1.0, 0.0))])
+@each_case(("dimensions", "vector"), [(None, (0.6, 0.0, 0.8)), (2, (1.0, 0.0))])
 def test_vectors_are_bytes_and_leading_dimensions_brought_to_length_one(
     dimensions: int | None, vector: tuple[float, ...]
 ) -> None:
     job = EmbeddingJob(command("a", 2, 1, 1, dimensions=dimensions), deadline_s=0.0)
-    runner = EmbeddingRunner(cast(EmbeddingModel, FakeModel()))
+    nan, inf = float("nan"), float("inf")
+    vectors = torch.tensor([[0.6, 0.0, 0.8], [1.0, nan, 0.0], [0.0, inf, 1.0]])
+    model: Any = SimpleNamespace(embed=lambda prompts: vectors[: len(prompts)])
+    runner = EmbeddingRunner(model)
     found = runner.embed([Row(job, index) for index in range(3)])
     assert found[0] is not None and found[1:] == [None, None]
     assert struct.unpack(f"<{len(vector)}f", found[0]) == pytest.approx(vector)
 
 
-def job(
-    name: str,
-    *lengths: int,
-    deadline_s: float = 60.0,
-    account: str = "",
-    weight: int = 1,
-    is_anonymous: bool = False,
-) -> EmbeddingJob:
-    command = EmbedSequences(
-        sequence_id=name,
-        prompts=[[1] * length for length in lengths],
-        account=account,
-        weight=weight,
-        is_anonymous=is_anonymous,
-    )
-    return EmbeddingJob(command, deadline_s=deadline_s)
+def job(name: str, *lengths: int, deadline_s: float = 60.0, account: str = "") -> EmbeddingJob:
+    asked = msgspec.structs.replace(command(name, *lengths), account=account)
+    return EmbeddingJob(asked, deadline_s=deadline_s)
 
 
 def queue_of(*jobs: EmbeddingJob, **limits: int) -> EmbeddingQueue:
@@ -252,91 +218,59 @@ def names(rows: list[Row]) -> list[tuple[str, int]]:
     return [(row.job.sequence_id, row.index) for row in rows]
 
 
-def test_the_longest_first_and_what_is_about_as_long_joins() -> None:
-    queue = queue_of(job("a", 10, 40, 21, 19), job("b", 5, 30), job("c", 50))
-    assert names(queue.take_batch(1000)) == [("a", 1), ("b", 1), ("a", 2)]
-    assert names(queue.take_batch(1000)) == [("b", 0)]
+@each_case(
+    ("jobs", "step_tokens", "batches"),
+    [
+        # The longest first, and what is about as long joins.
+        (
+            [("a", 10, 40, 21, 19), ("b", 5, 30), ("c", 50)],
+            *(1000, [[("a", 1), ("b", 1), ("a", 2)], [("b", 0)]]),
+        ),
+        # A batch with its padding stays within the step; one input may be longer than it.
+        ([("a", 40, 39, 38, 37)], 120, [[("a", 0), ("a", 1), ("a", 2)]]),
+        ([("a", 500)], 100, [[("a", 0)]]),
+        # Jobs take turns.
+        (
+            [("large", *[100] * 50), ("small", 3)],
+            *(
+                200,
+                [[("large", 49), ("large", 48)], [("small", 0)], [("large", 47), ("large", 46)]],
+            ),
+        ),
+    ],
+)
+def test_batches(
+    jobs: list[tuple[Any, ...]], step_tokens: int, batches: list[list[tuple[str, int]]]
+) -> None:
+    queue = queue_of(*(job(*one) for one in jobs))
+    assert [names(queue.take_batch(step_tokens)) for _ in batches] == batches
 
 
-def test_a_batch_with_its_padding_stays_within_the_step() -> None:
-    queue = queue_of(job("a", 40, 39, 38, 37))
-    assert names(queue.take_batch(120)) == [("a", 0), ("a", 1), ("a", 2)]
+def test_room_and_what_is_overdue() -> None:
+    queue = queue_of(max_queue_depth=4, max_started=1)
+    for index in range(3):
+        assert not queue.is_full_for("burst")
+        queue.add(job(f"burst{index}", 10, account="burst"))
+    assert queue.is_full_for("burst"), "one account may have half of the queue"
+    assert not queue.is_full_for("other") and queue.has_room(10)
 
-
-def test_one_input_may_be_longer_than_a_step() -> None:
-    assert names(queue_of(job("a", 500)).take_batch(100)) == [("a", 0)]
-
-
-def test_jobs_take_turns() -> None:
-    queue = queue_of(job("large", *[100] * 50), job("small", 3))
-    assert {name for name, _ in names(queue.take_batch(200))} == {"large"}
-    assert names(queue.take_batch(200)) == [("small", 0)]
-    assert {name for name, _ in names(queue.take_batch(200))} == {"large"}
-
-
-def test_a_burst_of_jobs_delays_another_account_by_one_batch() -> None:
+    queue = queue_of(max_queue_depth=1)
+    assert queue.has_room(10 * MAX_QUEUED_TOKENS)
+    queue.add(job("a", 10, 10, deadline_s=1.0))
+    assert not queue.has_room(1)
+    queue.take_batch(10)
+    assert queue.has_room(1)
+    assert not queue.has_room(MAX_QUEUED_TOKENS)
+    queue.add(late := job("b", 100, deadline_s=2.0))
+    assert queue.overdue(1.5) == [], "only what has not started"
+    assert queue.overdue(2.0) == [late]
+    # A burst of jobs delays another account by one batch.
     burst = [job(f"burst{index}", *[100] * 20, account="burst") for index in range(50)]
     queue = queue_of(*burst, max_started=8)
     queue.take_batch(200)
     queue.add(job("single", 3, account="single"))
     batches = [names(queue.take_batch(200)) for _ in range(2)]
     assert [("single", 0)] in batches
-
-
-def test_accounts_are_given_tokens_by_weight() -> None:
-    light = [job(f"light{index}", *[100] * 40, account="light") for index in range(3)]
-    heavy = job("heavy", *[90] * 40, account="heavy", weight=3)
-    queue = queue_of(*light, heavy)
-    taken = [name for _ in range(40) for name, _ in names(queue.take_batch(100))]
-    num_heavy = taken.count("heavy")
-    assert 28 <= num_heavy <= 32
-
-
-def test_anonymous_jobs_come_last() -> None:
-    queue = queue_of(
-        job("nobody", *[10] * 3, account="anonymous", is_anonymous=True),
-        job("known", *[100] * 3, account="acme"),
-    )
-    taken = [name for _ in range(6) for name, _ in names(queue.take_batch(100))]
-    assert taken == ["known"] * 3 + ["nobody"] * 3
-
-
-def test_one_account_may_have_half_of_the_queue() -> None:
-    queue = queue_of(max_queue_depth=4, max_started=1)
-    for index in range(3):
-        assert not queue.is_full_for("burst")
-        queue.add(job(f"burst{index}", 10, account="burst"))
-    assert queue.is_full_for("burst")
-    assert not queue.is_full_for("other") and queue.has_room(10)
-
-
-def test_the_running_limit() -> None:
-    first = job("a", 10, 9)
-    queue = queue_of(first, job("b", 10), max_started=1)
-    assert names(queue.take_batch(10)) == [("a", 0)]
-    assert (queue.num_started, queue.num_waiting) == (1, 1)
-    assert names(queue.take_batch(100)) == [("a", 1)]
-    assert queue.take_batch(100) == []
-    queue.remove(first)
-    assert names(queue.take_batch(100)) == [("b", 0)]
-
-
-def test_overdue_is_what_has_not_started() -> None:
-    started, late = job("a", 10, 10, deadline_s=1.0), job("b", 100, deadline_s=2.0)
-    queue = queue_of(started, late)
-    queue.take_batch(10)
-    assert queue.overdue(1.5) == []
-    assert queue.overdue(2.0) == [late]
-
-
-def test_room() -> None:
-    queue = queue_of(max_queue_depth=1)
-    assert queue.has_room(10 * MAX_QUEUED_TOKENS)
-    queue.add(job("a", 10))
-    assert not queue.has_room(1)
-    queue.take_batch(10)
-    assert queue.has_room(1)
-    assert not queue.has_room(MAX_QUEUED_TOKENS)
 
 
 @given(
@@ -347,20 +281,17 @@ def test_room() -> None:
 def test_every_input_runs_once(jobs: list[list[int]], max_tokens: int, max_started: int) -> None:
     made = [job(str(number), *lengths) for number, lengths in enumerate(jobs)]
     queue = queue_of(*made, max_started=max_started)
-    ran: list[tuple[str, int]] = []
+    left = {(str(n), i) for n, lengths in enumerate(jobs) for i in range(len(lengths))}
     while rows := queue.take_batch(max_tokens):
         lengths = [len(row.token_ids) for row in rows]
         assert lengths == sorted(lengths, reverse=True)
         assert len(rows) == 1 or len(rows) * lengths[0] <= max_tokens
         assert 2 * lengths[-1] >= lengths[0]
         assert queue.num_started <= max_started
-        ran += names(rows)
         for row in rows:
+            left.remove((row.job.sequence_id, row.index))
             row.job.vectors[row.index] = b""
         for one in {id(row.job): row.job for row in rows}.values():
             if one.is_done:
                 queue.remove(one)
-    assert len(queue) == 0
-    assert sorted(ran) == [
-        (str(n), i) for n, lengths in enumerate(jobs) for i in range(len(lengths))
-    ]
+    assert (len(queue), left) == (0, set())

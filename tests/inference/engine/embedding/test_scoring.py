@@ -22,8 +22,8 @@ from inference.neuron.text.embeddings import prepare_scoring
 from inference.neuron.text.text_loading import load_text
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
+from tests.inference.engine.asking import cpu_spec
 from tests.sandbox_workers import WORKERS
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "what", "is", "red", "blood", "grass", "a", "rose"]
@@ -68,13 +68,6 @@ def _save(directory: Path, model_type: str, **fields: Any) -> Path:
     return directory
 
 
-def _opened(directory: Path) -> OpenedEmbeddingModel:
-    spec = LoadSpec(job_id="j", model="m", source=f"path:{directory}", devices=["cpu"])
-    opened = open_model(spec, directory / "cache", lambda progress: None)
-    assert isinstance(opened, OpenedEmbeddingModel)
-    return opened
-
-
 @torch.inference_mode()
 def _expected(directory: Path) -> list[float]:
     """Each pair by itself, token types as the tokenizer has them."""
@@ -110,11 +103,7 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path)
     words = {word: number for number, word in enumerate(WORDS)}
     Tokenizer(models.WordLevel(words, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    loaded = load_engine(
-        LoadSpec(job_id="1", model="m", source=f"path:{tmp_path}", devices=["cpu"]),
-        tmp_path / "data",
-        lambda _: None,
-    )
+    loaded = load_engine(cpu_spec(tmp_path), tmp_path / "data", lambda _: None)
     report, engine = loaded.report, loaded.engine
     assert isinstance(engine, EmbeddingEngine)
     assert (report.kind, report.architecture, report.is_matryoshka) == ("embedding", "qwen3", True)
@@ -132,8 +121,9 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
 
 @each_case("model_type", ["bert", "xlm-roberta", "modernbert", "qwen3"])
 def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
-    opened = _opened(_save(tmp_path, model_type))
-    spec = LoadSpec(job_id="j", model="m", source="path:")
+    spec = cpu_spec(_save(tmp_path, model_type))
+    opened = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(opened, OpenedEmbeddingModel)
     engine, model = load_embedding_engine(spec, opened, lambda progress: None)
     report = embedding_report(opened, model, 0.0)
     assert (report.kind, report.embedding_dimensions) == ("reranker", None)
@@ -145,11 +135,10 @@ def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     scores = [float(np.frombuffer(vector, "<f4")[0]) for vector in found]
     assert scores == pytest.approx(_expected(tmp_path), abs=1e-5)
     assert len(set(scores)) == len(PAIRS)
-
-
-def test_a_separator_is_looked_for_where_tokens_have_types(tmp_path: Path) -> None:
-    assert separator_of_pairs(_save(tmp_path / "a", "bert")) == WORDS.index("[SEP]")
-    assert separator_of_pairs(_save(tmp_path / "b", "xlm-roberta")) is None
+    # Looked for where tokens have types.
+    separators = {"bert": WORDS.index("[SEP]"), "xlm-roberta": None}
+    if model_type in separators:
+        assert separator_of_pairs(tmp_path) == separators[model_type]
 
 
 def test_which_tokens_are_the_second_texts() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -25,11 +23,10 @@ from inference.engine.faults import classify, load_failure, recover
 from inference.models.errors import UnfitWeightsError, UnlikeKernelsError
 from tests.cases import each_case
 
-EXABYTE = 1 << 60
 dist: Any = torch.distributed
 REAL: list[tuple[Callable[[], object], type[StepFault]]] = [
-    (lambda: torch.empty(EXABYTE, dtype=torch.uint8), OutOfMemoryFault),
-    (lambda: bytearray(EXABYTE), OutOfMemoryFault),
+    (lambda: torch.empty(1 << 60, dtype=torch.uint8), OutOfMemoryFault),
+    (lambda: bytearray(1 << 60), OutOfMemoryFault),
     (lambda: torch.ones(2, 3) @ torch.ones(2, 3), StepInputFault),
     (lambda: torch.cat([torch.ones(2, 2), torch.ones(2, 3)]), StepInputFault),
     (lambda: torch.ones(6).view(4, 2), StepInputFault),
@@ -85,6 +82,8 @@ TEXTS: list[tuple[Exception, type[StepFault]]] = [
         ),
         HangFault,
     ),
+    (NumericalFault("row 3"), NumericalFault),
+    (RuntimeError("!block->expandable INTERNAL ASSERT FAILED at CUDACaching.cpp"), DeviceFault),
     (
         RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc] Timed out waiting 1000ms"),
         HangFault,
@@ -95,33 +94,8 @@ TEXTS: list[tuple[Exception, type[StepFault]]] = [
 @each_case(("error", "fault"), TEXTS, ids=lambda value: str(value)[:40])
 def test_what_is_raised_elsewhere(error: Exception, fault: type[StepFault]) -> None:
     assert classify(error, "cuda") is fault
-
-
-def test_torchs_own_books_being_wrong_is_worse_on_a_device() -> None:
-    error = RuntimeError("!block->expandable INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
-    assert classify(error, "cuda") is DeviceFault
-    assert classify(error, "cpu") is StepInputFault
-
-
-def test_a_fault_is_itself() -> None:
-    assert classify(NumericalFault("row 3"), "cpu") is NumericalFault
-
-
-def test_a_collective_whose_peer_does_not_come_hangs() -> None:
-    """Two ranks of gloo in two threads, of which one stays away from the reduction."""
-    store = dist.HashStore()
-    timeout = timedelta(seconds=20)
-
-    def join(rank: int) -> Any:
-        return dist.ProcessGroupGloo(store, rank, 2, timeout)
-
-    with ThreadPoolExecutor(2) as pool:
-        first, _second = pool.map(join, range(2))
-    options = dist.AllreduceOptions()
-    options.timeout = timedelta(milliseconds=50)
-    with pytest.raises(RuntimeError) as raised:
-        first.allreduce([torch.ones(3)], options).wait()
-    assert classify(raised.value, "cpu") is HangFault
+    if "INTERNAL ASSERT" in str(error):  # torch's own books: worse on a device
+        assert classify(error, "cpu") is StepInputFault
 
 
 def test_after_recovering_the_attempt_holds_nothing() -> None:

@@ -3,24 +3,37 @@ other sequence's tokens change."""
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from inference.engine import faults
 from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, HangFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS
-from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sequence import Sequence
+from inference.engine.step import Schedule
+from inference.models.backend import AnyModel
+from inference.models.cache.kv_format import KVFormat
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.model import NativeModel
+from inference.models.registry import build_model
+from inference.protocol.engine import CancelSequence
 from inference.protocol.sampling import Grammar, ThinkingLimit
-from tests.inference.engine.asking import Answers, submit
+from tests.cases import each_case
+from tests.inference.engine.asking import Answers, poison, submit
+from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel, build_reference, our_config
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+from tests.inference.models.dense_weights import DenseWeights
 
-CONTEXT_TOKENS = 256
 BAD_LENGTH = 90
 END_THINK_ID = 98
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
@@ -47,9 +60,14 @@ LATER_PROMPT = [40, *range(20)]
 class Watched:
     """An engine, what it was asked and what came of it."""
 
-    def __init__(self, engine: Engine, faulty: FaultyExecutor) -> None:
+    def __init__(self, engine: Engine, **faults: Any) -> None:
+        assert isinstance(engine.executor, TensorExecutor)
+        self.kv: Any = engine.executor.runner.kv
+        self.faulty = FaultyExecutor(engine.executor, **faults)
         self.engine = engine
-        self.faulty = faulty
+        engine.executor = self.faulty
+        if engine.run_ahead is not None:
+            engine.run_ahead.executor = self.faulty
         self.answers = Answers()
         self.tokens, self.failed = self.answers.tokens, self.answers.failed
         self.num_steps = 0
@@ -64,9 +82,10 @@ class Watched:
     def submit_bad(self, kind: Kind, sequence_id: str = "bad") -> None:
         self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)])
 
-    def step(self) -> None:
-        self.num_steps += 1
-        self.answers.step(self.engine)
+    def step(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.num_steps += 1
+            self.answers.step(self.engine)
 
     def drain(self) -> None:
         while self.engine.has_work:
@@ -80,20 +99,14 @@ MakeEngine = Callable[..., Watched]
 
 @pytest.fixture
 def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
-    def make(**faults: Any) -> Watched:
-        engine = build_engine(
-            llama.model,
-            context_tokens=CONTEXT_TOKENS,
-            num_kv_blocks=100,
-            block_tokens=llama.block_tokens,
-            scheduler_limits=SchedulerLimits(prefill_tokens_per_step=128),
+    def make(*, run_ahead: bool = False, **faults: Any) -> Watched:
+        engine = llama.engine(
+            100 * llama.block_tokens,
+            limits=SchedulerLimits(prefill_tokens_per_step=128),
             grammars=compiler,
-            check_when_idle=True,
+            run_ahead=run_ahead,
         )
-        assert isinstance(engine.executor, TensorExecutor)
-        faulty = FaultyExecutor(engine.executor, **faults)
-        engine.executor = faulty
-        return Watched(engine, faulty)
+        return Watched(engine, **faults)
 
     return make
 
@@ -106,9 +119,10 @@ def undisturbed(make_engine: MakeEngine) -> dict[str, list[int]]:
     return watched.tokens
 
 
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize("after", [0, 4], ids=["prefilling", "decoding"])
-@pytest.mark.parametrize(
+@each_case("stage", ["forward", "sampling"])
+@each_case("run_ahead", [False, True])
+@each_case("after", [0, 1, 4])
+@each_case(
     ("kind", "code"),
     [
         (Kind.NOT_A_NUMBER, "numerical_error"),
@@ -124,11 +138,11 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
     code: str,
     after: int,
     stage: str,
+    run_ahead: bool,
 ) -> None:
-    watched = make_engine(stage=stage, after=after)
+    watched = make_engine(stage=stage, after=after, run_ahead=run_ahead)
     watched.submit_neighbours()
-    for _ in range(3):
-        watched.step()
+    watched.step(3)
     # The neighbours decode by now, and one more comes with the bad one.
     watched.submit_bad(kind)
     watched.submit("later", LATER_PROMPT)
@@ -143,20 +157,28 @@ def test_a_fault_fails_its_sequence_and_nobody_else_notices(
     assert watched.tokens["afterwards"] == watched.tokens["later"], "it answers as before"
 
 
-def test_two_bad_ones_are_both_found(
-    make_engine: MakeEngine, undisturbed: dict[str, list[int]]
+@each_case("stage", ["forward", "sampling"])
+def test_a_step_ahead_that_raises_is_run_again_without_who_left_meanwhile(
+    llama: Any, stage: str
 ) -> None:
-    watched = make_engine(after=2)
-    watched.submit_bad(Kind.BAD_SHAPE, "first")
-    watched.submit_neighbours()
-    watched.submit_bad(Kind.BAD_SHAPE, "last")
-    watched.drain()
-    assert watched.failed == {"first": "engine_error", "last": "engine_error"}
-    assert {name: watched.tokens[name] for name in NEIGHBOURS} == undisturbed
-
-
-class PanicException(BaseException):
-    """Stands for what pyo3 raises where Rust panics."""
+    """Its neighbours are settled, as the ones above are not: their steps are launched ahead."""
+    neighbours = {"greedy": [5, 6, 7], "drawn": [8, 9], "short": [11], "drawn too": [12, 1]}
+    found = []
+    for run_ahead in (False, True):
+        watched = Watched(llama.engine(4096, run_ahead=run_ahead), stage=stage, after=4)
+        for index, (name, prompt) in enumerate(neighbours.items()):
+            drawn = {"temperature": 0.7 * (index % 2), "seed": index}
+            watched.submit(name, prompt, max_tokens=6 if name == "short" else 12, **drawn)
+        if run_ahead:
+            watched.submit("bad", [Kind.BAD_SHAPE, 1])
+            watched.submit("leaves", [3, 3])
+            watched.step(4)
+            watched.engine.cancel(CancelSequence(sequence_id="leaves"))
+        watched.drain()
+        found.append({name: watched.tokens[name] for name in neighbours})
+        wanted = {"bad": "engine_error", "leaves": "cancelled"} if run_ahead else {}
+        assert watched.failed == wanted
+    assert found[0] == found[1]
 
 
 class BreakingMatcher:
@@ -175,8 +197,12 @@ class BreakingMatcher:
         return getattr(self._inner, name)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
-@pytest.mark.parametrize(
+class PanicException(BaseException):
+    """Stands for what pyo3 raises where Rust panics."""
+
+
+@each_case("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
+@each_case(
     ("method", "temperature"),
     [("consume_token", 0.5), ("unsafe_compute_mask_ptr", 0.5), ("validate_tokens", 0.0)],
 )
@@ -200,8 +226,7 @@ def test_a_grammar_that_raises_fails_alone_and_nobody_follows_a_token_twice(
     monkeypatch.setattr(CompiledGrammar, "start", start_breaking)
     watched = make_engine()
     watched.submit_neighbours()
-    for _ in range(3):
-        watched.step()
+    watched.step(3)
     grammar = Grammar(text=DIGITS_GRAMMAR)
     watched.submit("bad", [30, 31], grammar=grammar, temperature=temperature)
     watched.submit("later", LATER_PROMPT)
@@ -229,40 +254,24 @@ def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
     assert roomy.faulty.attempted_tokens == [90]
 
 
-def test_keys_and_values_that_may_not_be_numbers_are_not_given_to_others(
-    make_engine: MakeEngine,
-) -> None:
-    watched = make_engine()
-    prompt = [Kind.NOT_A_NUMBER, *range(BAD_LENGTH - 1)]
-    watched.submit("bad", prompt)
-    watched.drain()
-    watched.submit("bad again", prompt)
-    watched.drain()
-    assert watched.engine.stats().prefix_hit_tokens == 0
-    watched.submit("good", LATER_PROMPT * 4)
-    watched.drain()
-    watched.submit("good again", LATER_PROMPT * 4)
-    watched.drain()
-    assert watched.engine.stats().prefix_hit_tokens > 0
-
-
 def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(make_engine: MakeEngine) -> None:
+    """Nor are its keys and values given to others."""
     watched = make_engine()
-    for index in range(SUSPICIOUS_STEPS - 1):
-        watched.submit_bad(Kind.NOT_A_NUMBER, f"bad-{index}")
-        watched.drain()
-    watched.submit("good", LATER_PROMPT, max_tokens=1)
-    watched.drain()
-    for index in range(SUSPICIOUS_STEPS - 1):
-        watched.submit_bad(Kind.NOT_A_NUMBER, f"bad again {index}")
-        watched.drain()
+    for name in ("bad", "bad again"):
+        for index in range(SUSPICIOUS_STEPS - 1):
+            watched.submit_bad(Kind.NOT_A_NUMBER, f"{name} {index}")
+            watched.drain()
+        assert watched.engine.stats().prefix_hit_tokens == 0
+        if name == "bad":
+            watched.submit("good", LATER_PROMPT * 4, max_tokens=1)
+            watched.drain()
     watched.submit_bad(Kind.NOT_A_NUMBER, "one too many")
     with pytest.raises(DeviceFault):
         watched.drain()
 
 
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize(
+@each_case("stage", ["forward", "sampling"])
+@each_case(
     ("kind", "fault"), [(Kind.LOSES_THE_DEVICE, DeviceFault), (Kind.LOSES_A_PEER, HangFault)]
 )
 def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
@@ -273,4 +282,114 @@ def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
     watched.submit_bad(kind)
     with pytest.raises(fault):
         watched.drain()
-    assert watched.faulty.num_attempts == 4, "it is not asked again"
+    assert len(watched.faulty.attempted_tokens) == 4, "it is not asked again"
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def sequences() -> list[Sequence]:
+    """Finds the sequences by their type itself: ``isinstance`` raises for a weak proxy whose object
+    is gone, which other tests may have left."""
+    return [there for there in gc.get_objects() if type(there) is Sequence]
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+def test_sequences_that_ended_are_freed_at_once(
+    llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults.log, "disabled", True)  # pytest keeps log records
+    before = sequences()  # kept, so that no new one has the id of an old one
+    known = {id(there) for there in before}
+    watched = Watched(llama.engine(4096), stage=stage, after=2)
+    engine = watched.engine
+    for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
+        drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
+        submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
+    for _ in range(4):
+        engine.step()
+    engine.cancel(CancelSequence(sequence_id="5"))
+    while engine.has_work:
+        engine.step()
+    watched.faulty.schedule = Schedule()
+    assert [there.sequence_id for there in sequences() if id(there) not in known] == []
+
+
+BLOCK_TOKENS = 32
+NUM_BLOCKS = 12
+PATHS: list[tuple[str, KVFormat]] = [
+    *[("torch", kv_format) for kv_format in ("fp32", "bf16", "int8", "fp8")],
+    *[("native", kv_format) for kv_format in ("fp32", "bf16", "int8")],
+]
+PROMPTS = {f"p{length}": [(7 * i + length) % 128 for i in range(length)] for length in (2, 33, 79)}
+"""The prompts of one batch: padding of two blocks, and of one; unwritten slots in each last
+block."""
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=" ".join)
+def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
+    path, kv_format = request.param
+    reference = build_reference("llama")
+    config = our_config(reference)
+    weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
+    if path == "torch":
+        return build_model(config, weights, CONTEXT_TOKENS, kv_format)
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
+
+
+def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
+    model: AnyModel,
+) -> None:
+    """NaN stays with the sequence that computed it, wherever keys and values lie: in blocks of
+    earlier ones, in slots that no row has written yet, and in the padding of rows."""
+
+    def answers(suffix: str = "", *, is_spoilt: bool = False) -> dict[str, list[int]]:
+        if is_spoilt:
+            poison(watched.kv, range(NUM_BLOCKS + 1), BLOCK_TOKENS)
+        for name, prompt in PROMPTS.items():
+            watched.submit(name + suffix, prompt, max_tokens=8)
+        watched.drain()
+        return {name: watched.tokens[name + suffix] for name in PROMPTS}
+
+    def engine() -> Watched:
+        own = OwnModel()
+        own.model, own.block_tokens = model, BLOCK_TOKENS
+        limits = SchedulerLimits(prefill_tokens_per_step=64)
+        return Watched(own.engine(NUM_BLOCKS * BLOCK_TOKENS, limits=limits))
+
+    watched = engine()
+    undisturbed = answers()
+    watched = engine()
+    assert answers(is_spoilt=True) == undisturbed
+    assert watched.failed == {}
+
+    watched, bad = engine(), [(3 * i) % 128 for i in range(70)]
+    watched.submit("bad", bad, max_tokens=100)
+    for name, prompt in PROMPTS.items():
+        watched.submit(name, prompt, max_tokens=8)
+    while not watched.tokens.get("bad"):
+        watched.step()
+    running = {one.sequence_id: one for one in watched.engine.scheduler.running}
+    block_ids = list(running["bad"].block_ids)
+    assert 0 in block_ids, "the first one, with which rows are filled up"
+    poison(watched.kv, block_ids, BLOCK_TOKENS)
+    watched.drain()
+    assert watched.failed == {"bad": "numerical_error"}
+    assert {name: watched.tokens[name] for name in PROMPTS} == undisturbed
+    for index in range(3):  # until other sequences have had all of its blocks
+        for name, prompt in PROMPTS.items():
+            watched.submit(f"{name} later {index}", [*prompt[:-1], index, prompt[-1]])
+        watched.drain()
+    watched.submit("good", bad)
+    watched.drain()
+    assert answers(" again") == undisturbed
+    assert watched.failed == {"bad": "numerical_error"}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -26,12 +25,13 @@ from inference.engine.load.kv_memory import (
     wanted_slots,
 )
 from inference.engine.load.trial import DeviceTrial
-from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
+from inference.models.adapter import planned_adapter_bytes
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import DeltaConfig
-from inference.protocol.load import LoadSpec, PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
+from tests.inference.engine.asking import cpu_spec
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -49,14 +49,10 @@ CONFIG = ModelConfig(
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
 
 
-def plan(budget_bytes: int, **overrides: Any) -> KVPlan:
-    arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4}
+def plan(budget_bytes: int, *, config: ModelConfig = CONFIG, **overrides: Any) -> KVPlan:
+    arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4} | overrides
     return plan_kv(
-        CONFIG,
-        budget_bytes=budget_bytes,
-        block_tokens=32,
-        kv_format="fp32",
-        **(arguments | overrides),
+        config, budget_bytes=budget_bytes, block_tokens=32, kv_format="fp32", **arguments
     )
 
 
@@ -111,42 +107,23 @@ def test_plans(
     assert all(reason in found.context_reason for reason in reasons), found.context_reason
 
 
-@each_case(
-    ("budget_bytes", "overrides", "refusal"),
-    [
-        (ALL, {"prefill": prefill_bound(20)}, r"256 tokens takes 26 s here and 20 s are allowed"),
-        (7 * BLOCK_BYTES, {}, r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_both_numbers(
-    budget_bytes: int, overrides: dict[str, Any], refusal: str
-) -> None:
-    with pytest.raises(DoesNotFitError, match=refusal):
-        plan(budget_bytes, **overrides)
-
-
-@each_case(("kept_blocks", "expected"), [(None, 40), (7, 7), (70, 40)])
-def test_whole_blocks_are_kept_and_never_more_than_there_are(
-    kept_blocks: int | None, expected: int
-) -> None:
-    kept_bytes = None if kept_blocks is None else kept_blocks * BLOCK_BYTES + 100
-    assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
-
-
-def test_past_prompts_take_twice_the_weights_unless_the_operator_set_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kept_blocks_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kept_bytes, expected in ((None, 40), (7 * BLOCK_BYTES + 100, 7), (70 * BLOCK_BYTES, 40)):
+        assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
+    # Past prompts take twice the weights unless the operator set more.
     monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
     assert kept_host_bytes(10**6) == 2 * 10**6
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
     assert kept_host_bytes(10**6) is None
-
-
-@each_case("word", ["0", "1.5", "-1", "much"])
-def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
-    with pytest.raises(ValueError, match=word):
-        cpu_kv_share()
+    for word in ("0", "1.5", "-1", "much"):
+        monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
+        with pytest.raises(ValueError, match=word):
+            cpu_kv_share()
+    # What does not fit is refused with both numbers.
+    with pytest.raises(DoesNotFitError, match="256 tokens takes 26 s here and 20 s are allowed"):
+        plan(ALL, prefill=prefill_bound(20))
+    with pytest.raises(DoesNotFitError, match=r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"):
+        plan(7 * BLOCK_BYTES)
 
 
 ADAPTERS_BYTES = 3 * planned_adapter_bytes(CONFIG, 2)
@@ -175,28 +152,18 @@ def test_what_a_device_has_left(
     free_bytes = 100 * BLOCK_BYTES if device == "cpu" else 10**9
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: free_bytes)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    is_cpu, place = device == "cpu", torch.device(device)
-    model = SimpleNamespace(
-        config=CONFIG,
-        device=place,
-        dtype=torch.float32 if is_cpu else torch.bfloat16,
-        kv_format="fp32",
-        captured_bytes=lambda max_rows: 0,
+    place = torch.device(device)
+    model = SimpleNamespace(config=CONFIG, device=place, kv_format="fp32")
+    model.dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model.captured_bytes = lambda max_rows: 0
+    trial = SimpleNamespace(
+        bound=None, devices=[DeviceTrial(place, 7 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
     )
-    built: Any = SimpleNamespace(
-        model=model,
-        ranked=None,
-        staged=None,
-        trial=SimpleNamespace(
-            bound=None, devices=[DeviceTrial(place, 7 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
-        ),
-        draft=None,
-        draft_block_bytes=0,
-        num_positions=None,
-    )
+    nothing = dict.fromkeys(("ranked", "staged", "draft", "num_positions"))
+    built: Any = SimpleNamespace(model=model, trial=trial, draft_block_bytes=0, **nothing)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
-    spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)
-    found = kv_budget.kv_plan(msgspec.structs.replace(spec, **changes), opened, built)
+    spec = cpu_spec("x", **{"adapter_slots": 3} | changes)
+    found = kv_budget.kv_plan(spec, opened, built)
     assert found.adapter_bytes == adapter_bytes
     assert num_blocks is None or found.num_blocks == num_blocks
 
@@ -216,14 +183,6 @@ def test_by_default_another_model_finds_room_beside(free: int, sequences: int, t
     assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
 
 
-def test_the_plan_of_a_card_leaves_room_and_reports_its_kv() -> None:
-    alone = plan(10_000 * BLOCK_BYTES, max_sequences=1000)
-    shared = plan(10_000 * BLOCK_BYTES, leaves_room=True, max_sequences=1000)
-    assert shared.context_tokens == alone.context_tokens
-    assert shared.kv_bytes < alone.kv_bytes
-    assert f"{shared.num_blocks * 32:,}" in shared.context_reason
-
-
 def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
     """Keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
     assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
@@ -234,18 +193,12 @@ def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
 DELTA = DeltaConfig(
     num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=6, conv_kernel=4
 )
-HYBRID = ModelConfig(
+HYBRID = replace(
+    CONFIG,
     architecture="qwen3_5",
     vocab_size=128,
-    hidden_size=64,
-    intermediate_size=96,
     num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
     max_positions=256,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
     mixers=("delta", "delta", "delta", "attention"),
     delta=DELTA,
 )
@@ -253,42 +206,29 @@ LAYOUT = cache_layout(HYBRID)
 SLOT_BYTES = 3 * 4 * (3 * (2 * 16 + 24) + 4 * 8 * 6)
 
 
-def test_a_layout_names_who_keeps_what() -> None:
-    assert LAYOUT.attention_layers == (3,)
-    assert LAYOUT.state_layers == (0, 1, 2)
-    assert LAYOUT.state_bytes_per_slot == SLOT_BYTES
-    assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
-
-
-def test_all_sequences_get_slots_and_snapshots_where_there_is_room() -> None:
-    plan = plan_states(LAYOUT, budget_bytes=10**9, max_sequences=8)
-    assert plan.num_slots == wanted_slots(8) == 33
-    assert plan.max_sequences == 8 and plan.num_snapshots == 16
-    assert plan.state_bytes == 33 * SLOT_BYTES
-    assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
-
-
 @each_case(
-    ("num_slots", "num_sequences", "num_snapshots"), [(3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)]
+    ("num_slots", "num_sequences", "num_snapshots"),
+    [(33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)],
 )
-def test_fewer_run_where_memory_is_short(
-    num_slots: int, num_sequences: int, num_snapshots: int
-) -> None:
-    plan = plan_states(LAYOUT, budget_bytes=2 * num_slots * SLOT_BYTES, max_sequences=8)
-    assert plan.num_slots == num_slots
-    assert plan.max_sequences == num_sequences
+def test_slots_of_states(num_slots: int, num_sequences: int, num_snapshots: int) -> None:
+    """Half of a budget is for them; fewer run where memory is short."""
+    budget_bytes = 10**9 if num_slots == wanted_slots(8) else 2 * num_slots * SLOT_BYTES
+    plan = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
+    assert (plan.num_slots, plan.max_sequences) == (num_slots, num_sequences)
     assert plan.num_snapshots == num_snapshots
+    assert plan.state_bytes == num_slots * SLOT_BYTES == num_slots * LAYOUT.state_bytes_per_slot
 
 
-def test_states_leave_room_for_others_and_are_none_without_recurrent_layers() -> None:
+def test_states() -> None:
+    assert (LAYOUT.attention_layers, LAYOUT.state_layers) == ((3,), (0, 1, 2))
+    assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
+    plan = plan_states(LAYOUT, budget_bytes=10**9, max_sequences=8)
+    assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
     plan = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
     assert plan.num_slots == 20
     plan = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
     assert (plan.num_slots, plan.state_bytes, plan.max_sequences) == (0, 0, 8)
     assert plan.in_words() == ""
-
-
-def test_not_even_one_sequence() -> None:
     with pytest.raises(DoesNotFitError, match="one sequence needs"):
         plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
 
@@ -296,18 +236,11 @@ def test_not_even_one_sequence() -> None:
 def test_blocks_get_what_states_leave() -> None:
     block_bytes = 32 * kv_bytes_per_token(HYBRID, "fp32")
     budget_bytes = wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
-    plan = plan_kv(
-        HYBRID,
-        budget_bytes=budget_bytes,
-        block_tokens=32,
-        kv_format="fp32",
-        max_context_tokens=None,
-        max_sequences=2,
-    )
-    assert plan.states.num_slots == wanted_slots(2)
-    assert plan.num_blocks == 16, "two contexts of 256 tokens"
-    assert plan.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
-    assert "states of 2 sequences and 4 snapshots" in plan.context_reason
+    found = plan(budget_bytes, config=HYBRID, max_sequences=2)
+    assert found.states.num_slots == wanted_slots(2)
+    assert found.num_blocks == 16, "two contexts of 256 tokens"
+    assert found.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
+    assert "states of 2 sequences and 4 snapshots" in found.context_reason
 
 
 def states_of(num_slots: int, max_sequences: int) -> StatePlan:
@@ -331,29 +264,13 @@ def part(num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: i
 def test_the_smallest_part_decides() -> None:
     found = smallest_plan([part(40, 1280), part(25, 640), part(90, 1280)])
     assert (found.num_blocks, found.kept_blocks, found.context_tokens) == (25, 12, 640)
-    assert found.kv_bytes == 25 * 300
+    assert (found.kv_bytes, found.adapter_bytes) == (25 * 300, 9)
     assert found.context_reason == "640 tokens"
-    assert found.adapter_bytes == 9
     assert found.states.num_slots == 0 and found.states.max_sequences == 8
-
-
-def test_parts_without_states_bound_no_slots() -> None:
+    # Parts without states bound no slots, and those without keys no blocks.
     found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
-    assert found.states.num_slots == 9
-    assert found.states.state_bytes == 45
-    assert found.states.max_sequences == 8
-
-
-def test_parts_without_keys_bound_no_blocks() -> None:
+    assert found.states == StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
     only_states = PartPlan(None, states_of(4, max_sequences=2), block_bytes=0, slot_bytes=11)
     found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
     assert (found.num_blocks, found.kv_bytes) == (25, 2500)
-    assert found.states.num_slots == 4
-    assert found.states.state_bytes == 4 * 16
-    assert found.states.max_sequences == 2
-
-
-def test_a_planned_adapter_changes_every_projection() -> None:
-    hidden, inner, kv = CONFIG.hidden_size, CONFIG.intermediate_size, 2 * 16
-    of_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
-    assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer
+    assert found.states == StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)

@@ -1,15 +1,20 @@
-"""A loaded engine has the queue and the KV format that its spec names, and its report says what its
-host lacks. One that gets no memory reports that the model does not fit."""
+"""A loaded engine has the queue, the KV format and the vision tower that its spec and files name;
+its report says what its host lacks, and that it does not fit where it gets no memory. One that
+slept answers as before, and holds nothing but its weights meanwhile."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import shutil
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import Mock
 
-import msgspec
 import pytest
 import torch
 
@@ -18,73 +23,57 @@ from inference.engine.errors import DoesNotFitError
 from inference.engine.load import built_model
 from inference.engine.load.build import warm_up
 from inference.engine.load.load_engine import load_engine, load_warnings
+from inference.engine.load.memory_use import anonymous_bytes
+from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
 from inference.engine.serving import process
-from inference.models.cache.kv_format import ELEMENT_BYTES
+from inference.engine.serving.loop import Served
+from inference.loading import image_processor
 from inference.models.config import ModelConfig
 from inference.models.errors import PositionError, UnsupportedKVError
 from inference.models.layers import rope, step
 from inference.models.native import model as native_model
 from inference.models.step_input import StepInput, block_table_of
-from inference.protocol.engine import SamplingParams, SequenceFailed, StepOutputs, SubmitSequence
+from inference.models.vision_config import KEPT_ROWS_BYTES
+from inference.protocol.engine import SequenceFailed, StepOutputs
+from inference.protocol.images import VisionInput
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
+from tests.inference.engine.asking import answer_of, cpu_spec, run, submit
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
-from tests.inference.engine.load.loads import answer_of, cpu_spec
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
+from tests.inference.models.vision.tiny_images import submit as submit_prompt
+from tests.inference.models.vision.tiny_qwen import MERGE, PATCH_PX, PROCESSOR, QWEN3_VL
 from tests.inference.reports import engine_stats
 
 KV_MEMORY_BYTES = 4 * 1024**2
-HEAD_DIM = 16
-
-
-def loaded(directory: Path, data_dir: Path, **queue: int | float) -> Engine:
-    spec = cpu_spec(directory, kv_memory_bytes=KV_MEMORY_BYTES, max_concurrent_sequences=1)
-    engine = load_engine(msgspec.structs.replace(spec, **queue), data_dir, lambda _: None).engine
-    assert isinstance(engine, Engine)
-    return engine
-
-
-def refused(engine: Engine, num_sequences: int) -> list[tuple[str, str]]:
-    """Ids and codes of those that fail among so many of one account."""
-    for number in range(num_sequences):
-        engine.submit(
-            SubmitSequence(
-                sequence_id=str(number),
-                token_ids=[1],
-                params=SamplingParams(max_tokens=1),
-                account="a",
-            )
-        )
-    outputs = []
-    while engine.has_work:
-        outputs += engine.step().outputs
-    return [(one.sequence_id, one.code) for one in outputs if isinstance(one, SequenceFailed)]
 
 
 @each_case(
     ("queue", "expected"),
     [
-        ({"max_queue_depth": 2, "max_queue_share_percent": 100}, [("3", "queue_full")]),
-        ({"max_queue_depth": 4, "max_queue_share_percent": 50}, [("3", "rate_limit_exceeded")]),
-        ({"max_queue_depth": 4, "max_queue_share_percent": 100, "max_queue_wait_s": 0.0}, None),
-        ({"max_queue_depth": 4, "max_queue_share_percent": 100}, []),
+        ({"max_queue_depth": 2, "max_queue_share_percent": 100}, {"3": "queue_full"}),
+        ({"max_queue_depth": 4, "max_queue_share_percent": 50}, {"3": "rate_limit_exceeded"}),
+        (
+            {"max_queue_depth": 4, "max_queue_share_percent": 100, "max_queue_wait_s": 0.0},
+            dict.fromkeys("123", "queue_timeout"),
+        ),
+        ({"max_queue_depth": 4, "max_queue_share_percent": 100}, {}),
     ],
 )
 def test_depth_share_and_wait(
-    tiny_model_dir: Path, data_dir: Path, queue: dict[str, int | float], expected
+    tiny_model_dir: Path, data_dir: Path, queue: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    found = refused(loaded(tiny_model_dir, data_dir, **queue), 4)
-    if expected is None:
-        assert {code for _, code in found} == {"queue_timeout"}
-    else:
-        assert found == expected
-
-
-def test_a_first_load_counts_its_steps(tiny_model_dir: Path, data_dir: Path) -> None:
-    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=KV_MEMORY_BYTES)
+    spec = cpu_spec(
+        tiny_model_dir, kv_memory_bytes=KV_MEMORY_BYTES, max_concurrent_sequences=1, **queue
+    )
     reported: list[LoadProgress] = []
-    load_engine(spec, data_dir, reported.append)
+    engine = load_engine(spec, data_dir, reported.append).engine
+    assert isinstance(engine, Engine)
+    for number in range(4):
+        submit(engine, str(number), [1], 1, account="a")
+    assert run(engine).failed == expected
     steps = [one for one in reported if one.stage is LoadStage.WARMUP]
     assert {one.unit for one in steps} == {"steps"}
     (total,) = {one.total for one in steps}
@@ -101,124 +90,81 @@ def test_a_card_on_a_host_without_a_c_compiler(
     assert load_warnings(torch.device("cpu")) == [], "nothing there is built with Triton"
 
 
-def spec(directory: Path, kv_dtype: KVDtype) -> LoadSpec:
-    return cpu_spec(
-        directory, kv_dtype=kv_dtype, kv_memory_bytes=KV_MEMORY_BYTES, max_concurrent_sequences=2
-    )
-
-
 @each_case("kv_dtype", ["fp32", "bf16", "int8"])
 def test_a_load_reports_what_it_stores(
     tiny_model_dir: Path, data_dir: Path, kv_dtype: KVDtype
 ) -> None:
-    report = load_engine(spec(tiny_model_dir, kv_dtype), data_dir, lambda _: None).report
+    spec = cpu_spec(tiny_model_dir, kv_dtype=kv_dtype, kv_memory_bytes=KV_MEMORY_BYTES)
+    report = load_engine(spec, data_dir, lambda _: None).report
     if not report.compiled.startswith("native"):
         pytest.skip(report.compiled)
     assert report.kv_dtype == kv_dtype
-    exact = load_engine(spec(tiny_model_dir, "fp32"), data_dir, lambda _: None).report
-    scale_bytes = 4 if kv_dtype == "int8" else 0
-    assert kv_dtype != "auto"
-    ratio = (HEAD_DIM * ELEMENT_BYTES[kv_dtype] + scale_bytes) / (HEAD_DIM * 4)
-    per_block = report.kv_bytes / report.num_kv_blocks
-    assert per_block == ratio * exact.kv_bytes / exact.num_kv_blocks
+    vector_bytes = {"fp32": 4 * 16, "bf16": 2 * 16, "int8": 16 + 4}[kv_dtype]
+    layers, kv_heads, block_tokens = 3, 2, 32
+    block_bytes = 2 * layers * kv_heads * block_tokens * vector_bytes
+    assert report.kv_bytes == report.num_kv_blocks * block_bytes
 
 
 def test_a_path_without_the_feature_may_not_have_it(
     tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise UnsupportedKVError("kv_dtype int8 is not built there; set it to auto")
-
+    refuse = Mock(side_effect=UnsupportedKVError("kv_dtype int8 is not built there"))
     monkeypatch.setattr(built_model, "build_fastest_model", refuse)
     with pytest.raises(BadSourceError, match="kv_dtype int8 is not built there"):
-        load_engine(spec(tiny_model_dir, "int8"), data_dir, lambda _: None)
-
-
-STATS = engine_stats()
-
-
-def no_memory_of_torch() -> None:
-    torch.empty(1 << 60, dtype=torch.uint8)
-
-
-def no_memory_of_the_native_decoder() -> None:
-    raise MemoryError("no memory for a native decoder of 2 threads")
-
-
-def no_pages() -> None:
-    raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-
-def something_else() -> None:
-    raise OSError(errno.EIO, "Input/output error")
+        load_engine(cpu_spec(tiny_model_dir, kv_dtype="int8"), data_dir, lambda _: None)
 
 
 @each_case(
-    ("fails", "code"),
+    ("error", "code"),
     [
-        (no_memory_of_torch, "does_not_fit"),
-        (no_memory_of_the_native_decoder, "does_not_fit"),
-        (no_pages, "does_not_fit"),
-        (something_else, "engine_crashed"),
+        (MemoryError("no memory for a native decoder of 2 threads"), "does_not_fit"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "does_not_fit"),
+        (OSError(errno.EIO, "Input/output error"), "engine_crashed"),
     ],
+    ids=repr,
 )
 def test_a_load_without_memory_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, fails: Any, code: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
     sent: list[Any] = []
-
-    class Messenger:
-        def send(self, message: Any) -> None:
-            sent.append(message)
-
-    monkeypatch.setattr(process, "load_engine", lambda *_, **__: fails())
+    monkeypatch.setattr(process, "load_engine", Mock(side_effect=error))
     monkeypatch.setattr(process, "configure_threads", lambda: None)
     spec = LoadSpec(job_id="1", model="tiny", source="path:none")
-    assert process._load(spec, Messenger()) is None  # type: ignore[arg-type]
-    failure: LoadFailure = sent[-1].failure
-    assert failure.code == code
+    messenger: Any = SimpleNamespace(send=sent.append)
+    assert process._load(spec, messenger) is None
+    assert sent[-1].failure.code == code
 
 
 def test_first_steps_without_memory_report_it() -> None:
-    class Engine:
-        has_work = True
+    asked: list[Any] = []
 
-        def submit(self, command: Any) -> None:
-            self.sequence_id = command.sequence_id
+    def step() -> StepOutputs:
+        name = asked[-1].sequence_id
+        failed = SequenceFailed(sequence_id=name, code="out_of_memory", message="no memory")
+        return StepOutputs(outputs=[failed], stats=engine_stats())
 
-        def step(self) -> StepOutputs:
-            failed = SequenceFailed(
-                sequence_id=self.sequence_id, code="out_of_memory", message="no memory"
-            )
-            return StepOutputs(outputs=[failed], stats=STATS)
-
+    engine: Any = SimpleNamespace(has_work=True, submit=asked.append, step=step)
     with pytest.raises(DoesNotFitError):
-        warm_up(Engine(), 100, lambda _: None)  # type: ignore[arg-type]
+        warm_up(engine, 100, lambda _: None)
 
 
 @each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
-@each_case("context_tokens", [50, 128])
 def test_a_clamped_context_loads_and_is_used_to_its_end(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    dtype: Literal["bfloat16", "float32"],
-    context_tokens: int,
+    tiny_model_dir: Path, data_dir: Path, dtype: Literal["bfloat16", "float32"]
 ) -> None:
-    spec = cpu_spec(
-        tiny_model_dir,
-        dtype=dtype,
-        max_context_tokens=context_tokens,
-        kv_memory_bytes=4 * 1024**2,
-        max_concurrent_sequences=16,
-    )
-    loaded = load_engine(spec, data_dir, lambda _: None)
-    assert loaded.report.context_tokens == context_tokens
-    prompt = list(range(1, 41))
-    answer = answer_of(loaded, prompt, context_tokens)
-    assert len(prompt) + len(answer) == context_tokens
+    for context_tokens in (50, 128):
+        spec = cpu_spec(
+            tiny_model_dir,
+            dtype=dtype,
+            max_context_tokens=context_tokens,
+            kv_memory_bytes=KV_MEMORY_BYTES,
+        )
+        loaded = load_engine(spec, data_dir, lambda _: None)
+        assert loaded.report.context_tokens == context_tokens
+        assert 40 + len(answer_of(loaded, [*range(1, 41)], context_tokens)) == context_tokens
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
+@each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
 def test_a_declared_context_is_a_claim_that_memory_bounds(
     tiny_model_dir: Path,
     data_dir: Path,
@@ -227,8 +173,7 @@ def test_a_declared_context_is_a_claim_that_memory_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Angles of sixteen million positions would take gigabytes."""
-    shutil.copytree(tiny_model_dir, tmp_path / "claiming")
-    path = tmp_path / "claiming" / "config.json"
+    path = shutil.copytree(tiny_model_dir, tmp_path / "claiming") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 2**24}))
     lengths: list[int] = []
     table_of = rope.rope_table
@@ -239,7 +184,7 @@ def test_a_declared_context_is_a_claim_that_memory_bounds(
 
     for user in (native_model, step):
         monkeypatch.setattr(user, "rope_table", measured)
-    spec = cpu_spec(path.parent, dtype=dtype, kv_memory_bytes=4 * 1024**2)
+    spec = cpu_spec(path.parent, dtype=dtype, kv_memory_bytes=KV_MEMORY_BYTES)
     report = load_engine(spec, data_dir, lambda _: None).report
     assert 1000 < report.context_tokens <= max(lengths) < 30_000
     assert "bound by KV memory, the model's own are 16,777,216" in report.context_reason
@@ -258,3 +203,197 @@ def test_a_step_beyond_the_angles_is_refused_before_it_writes(llama: Pair) -> No
     assert not any(bool(tensor.any()) for tensor in tensors)
     whole = StepInput.of_sequence([0] * CONTEXT_TOKENS, size)
     assert bool(model.forward(whole, kv).isfinite().all()), "up to them it is computed"
+
+
+VISION = VisionInput(
+    pad_token_id=IMAGE_TOKEN,
+    patch_px=PATCH_PX,
+    merge=MERGE,
+    min_pixels=PROCESSOR["size"]["shortest_edge"],
+    max_pixels=PROCESSOR["size"]["longest_edge"],
+)
+
+
+def test_without_pillow_it_is_a_text_model(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = cpu_spec(QWEN3_VL.save(tmp_path / "qwen3_vl"), kv_memory_bytes=2**21)
+    seeing = load_engine(spec, data_dir, lambda _: None).report
+    assert seeing.vision == VISION
+    assert seeing.actual_bytes > KEPT_ROWS_BYTES < seeing.estimated_bytes
+    monkeypatch.setattr(image_processor, "find_spec", lambda name: None)
+    found = load_engine(spec, data_dir, lambda _: None)
+    assert found.report.vision is None
+    assert isinstance(found.engine, Engine)
+    image_of_seed = QWEN3_VL.prompt([5], (b"1", 2, 2), [6])
+    submit_prompt(found.engine, "it", image_of_seed, 3)
+    (refused,) = found.engine.step().outputs
+    assert isinstance(refused, SequenceFailed) and refused.code == "vision_unsupported"
+    assert "no images: Pillow is not installed" in found.report.quantization
+
+
+PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
+
+
+def answer(served: Served) -> tuple[list[int], int]:
+    """Tokens, and how many of the prompt's came from the prefix cache."""
+    assert isinstance(served.engine, Engine)
+    submit(served.engine, "a", PROMPT)
+    found = run(served.engine)
+    return found.tokens["a"], found.cached["a"]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"], ids=["native", "torch operators"])
+def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
+    dtype: str, tiny_model_dir: Path, data_dir: Path
+) -> None:
+    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=32_000_000, dtype=dtype)
+    loaded = load_engine(spec, data_dir, lambda progress: None)
+    report = loaded.report
+    assert ("native" in report.compiled) == (dtype == "auto")
+    served = Served(loaded)
+    before, _ = answer(served)
+    assert answer(served) == (before, 96), "three blocks of its prompt are known"
+    engine = weakref.ref(loaded.engine)
+    del loaded
+    for _ in range(2):
+        held = served.fall_asleep().held
+        assert engine() is None, "its keys and values went with it"
+        assert report.asleep is not None
+        assert held.host_bytes == 0 < held.device_bytes
+        assert held.device_bytes <= anonymous_bytes() + 64_000_000
+        assert served.stats().kv_blocks_total == 0
+        served.wake()
+        assert served.engine is not None
+        assert served.stats().kv_blocks_total == report.num_kv_blocks
+        assert answer(served) == (before, 0)
+        engine = weakref.ref(served.engine)
+    served.wake()
+    assert served.engine is engine(), "one that is awake stays as it is"
+    assert served.stats().warnings == []
+    assert served._sleeper is not None
+    served._sleeper._own._away.problem = "pages are not locked"
+    for act in (served.fall_asleep, served.wake):
+        act()
+        assert served.stats().warnings == ["pages are not locked"]
+
+
+@dataclass(slots=True, eq=False)
+class Slotted:
+    weight: torch.Tensor
+
+
+class Holder:
+    """Tensors in all the places where models have them."""
+
+    def __init__(self) -> None:
+        self.plain = torch.arange(6.0)
+        self.view = self.plain[2:4]
+        self.listed: list[Any] = [torch.ones(3), {"named": torch.full((2, 2), 7.0)}]
+        self.slotted = Slotted(torch.zeros(5, dtype=torch.int8))
+        self.module = torch.nn.Linear(3, 2)
+        bound = torch.full((4,), 3.0)
+        self.closure = lambda: bound
+        self.partial = functools.partial(torch.add, torch.full((2,), 9.0))
+        self.method = Slotted(torch.ones(1)).__repr__
+        self.itself = self
+
+    def values(self) -> list[torch.Tensor]:
+        held = [self.plain, self.view, self.listed[0], self.listed[1]["named"], self.closure()]
+        own = [self.slotted.weight, self.module.weight, self.module.bias, self.partial.args[0]]
+        return held + own
+
+
+def test_tensors_leave_and_come_back_where_they_were() -> None:
+    """The processor is the device: emptying and filling storages is the same on a card."""
+    model, device = Holder(), torch.device("cpu")
+    before = [value.detach().clone() for value in model.values()]
+    assert len(storages_of(model, device)) == len(before), "a view shares; the method's is one more"
+    away = AwayWeights(model, device)
+    away.take()
+    assert away.num_bytes == sum(value.nbytes for value in before) - model.view.nbytes + 4
+    assert all(value.untyped_storage().nbytes() == 0 for value in model.values())
+    away.restore()
+    assert away.num_bytes == 0
+    assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
+
+
+class Card:
+    """The processor as a card: its runtime remembers the error of a refused call until a launch
+    raises it, as cudart does."""
+
+    type = "cuda"
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
+        """``refuses``: the call that gives an error."""
+        self.locked: dict[int, int] = {}
+        self._refuses, self._error = refuses, 0
+        cudart = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
+        zeros = torch.zeros
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self._check())
+        monkeypatch.setattr(torch, "zeros", lambda size, device: (self._check(), zeros(size))[1])
+
+    def __eq__(self, other: object) -> bool:
+        return other == torch.device("cpu")
+
+    def register(self, address: int, num_bytes: int, flags: int) -> int:
+        self._error = 2 if self._refuses == "register" else 0
+        if not self._error:
+            self.locked[address] = num_bytes
+        return self._error
+
+    def unregister(self, address: int) -> int:
+        assert self.locked.pop(address)
+        self._error = 2 if self._refuses == "unregister" else 0
+        return self._error
+
+    def _check(self) -> None:
+        error, self._error = self._error, 0
+        if error:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+
+
+@each_case("refuses", ["", "register", "unregister"])
+def test_pages_are_locked_while_they_are_away_where_the_card_can(
+    refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each buffer is page-locked once, as a whole, and unlocked when its weights are back."""
+    model = Holder()
+    before = [value.detach().clone() for value in model.values()]
+    card = Card(monkeypatch, refuses)
+    away = AwayWeights(model, card)  # type: ignore[arg-type]
+    for _ in range(2):
+        away.take()
+        assert refuses or sum(card.locked.values()) == away.num_bytes > 0
+        away.restore()
+        torch.cuda.synchronize(torch.device("cpu"))
+        assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
+    assert ("waking takes longer" in away.problem) == bool(refuses)
+    assert refuses or away.problem == ""
+    assert card.locked == {}
+
+
+def test_steps_that_waking_did_not_capture_again_are_reported() -> None:
+    captured, missed = "decode steps of up to 8 rows in CUDA graphs", "no CUDA graphs (OutOfMemory)"
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        capture_in_words=captured,
+        sleep=lambda: setattr(model, "capture_in_words", "no CUDA graphs yet"),
+        wake=lambda: None,
+    )
+
+    def build() -> Any:
+        model.capture_in_words = missed if fails else captured
+        return SimpleNamespace(load_warnings=[], close=lambda: None)
+
+    sleeper = Sleeper([model], build, process_bytes=0, captures=[model])
+    served = Served(SimpleNamespace(engine=None, sleeper=sleeper))  # type: ignore[arg-type]
+    lost = f"after waking: {missed} where the load had {captured}"
+    for fails in (False, True, True, False):
+        sleeper.fall_asleep()
+        served.engine = None
+        assert served.wake().capture_problem == (lost if fails else "")
+        assert served.engine is not None
+        assert served.engine.load_warnings == ([lost] if fails else [])

@@ -1,36 +1,49 @@
 """What a load takes is what its process then holds; a second load knows what the first one took,
-and how fast requests were."""
+and how fast requests were. What a model's first steps measure. Weights go straight to where they
+stay."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
-import socket
+import shutil
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pynvml
 import pytest
 import torch
 
-from inference.channel import Channel
 from inference.engine.load import memory_use
+from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
+from inference.engine.load.trial import measure_prefill, run_largest_steps
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.garbage import release_freed_memory
+from inference.models.backend import PlainBackend
+from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.cache.paged_kv import lazy_zeros
-from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
+from inference.models.layers.attention import MOST_GATHERED_BYTES
+from inference.models.step_input import NUM_LONE_STATES, StepInput
+from inference.protocol.engine import Loaded
 from inference.protocol.load import EarlierLoads, PrefillSpeed
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
-from tests.inference.engine.load.loads import cpu_spec
+from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.load.test_kv_memory import CONFIG
+from tests.inference.engine.serving.test_process import started
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6
-KV_MEMORY_BYTES = 64 * MB
 
 
 def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
@@ -43,9 +56,7 @@ def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
     gauge.watch()
     assert 55 * MB < gauge.used_bytes() < 70 * MB
     assert held.any()
-
-
-def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
+    # Keys and values are held where somebody wrote to.
     before_bytes = anonymous_bytes()
     promised = lazy_zeros((50, 4 * MB), torch.uint8, torch.device("cpu"))
     assert anonymous_bytes() - before_bytes < 20 * MB
@@ -54,58 +65,39 @@ def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
     assert int(promised[:, :2].sum()) == 50, "all else is zero"
 
 
-class Card:
-    """A card of 24 GB as NVML and torch see it from one process of several."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, *, lists_us: bool) -> None:
-        self.lists_us = lists_us
-        self.others_bytes = 3_000 * MB
-        self.context_bytes = 0
-        self.reserved_bytes = 0
-
-    @property
-    def free_bytes(self) -> int:
-        return 24_000 * MB - self.others_bytes - self.context_bytes - self.reserved_bytes
-
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        if index == 0:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return "GPU-1234"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        assert uuid == "GPU-1234"
-        return 1
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(free=self.free_bytes)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        others = SimpleNamespace(pid=1, usedGpuMemory=self.others_bytes)
-        own_bytes = self.context_bytes + self.reserved_bytes
-        own = SimpleNamespace(pid=os.getpid(), usedGpuMemory=own_bytes)
-        return [others, own] if self.lists_us else []
-
-
 @each_case("lists_us", [True, False], ids=["on the host", "in a container"])
 def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_process(
     lists_us: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = Card(lists_us=lists_us)
-    monkeypatch.setattr(memory_use, "pynvml", card)
+    """A card of 24 GB as NVML and torch see it from one process of several; another one is lost."""
+    card = SimpleNamespace(context_bytes=0, reserved_bytes=0)
+
+    def used_bytes() -> int:
+        return int(card.context_bytes + card.reserved_bytes)
+
+    def handle_of(index: int) -> int:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    def processes(handle: int) -> list[Any]:
+        others = SimpleNamespace(pid=1, usedGpuMemory=3_000 * MB)
+        return [others, SimpleNamespace(pid=os.getpid(), usedGpuMemory=used_bytes())]
+
+    nvml = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=handle_of,
+        nvmlDeviceGetUUID=lambda handle: "GPU-1234",
+        nvmlDeviceGetHandleByUUID={"GPU-1234": 1}.__getitem__,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=21_000 * MB - used_bytes()),
+        nvmlDeviceGetComputeRunningProcesses=processes if lists_us else lambda handle: [],
+    )
+    monkeypatch.setattr(memory_use, "pynvml", nvml)
     cuda = SimpleNamespace(
         get_device_properties=lambda device: SimpleNamespace(uuid="1234"),
-        mem_get_info=lambda device: (card.free_bytes, 24_000 * MB),
+        mem_get_info=lambda device: (21_000 * MB - used_bytes(), 24_000 * MB),
         memory_reserved=lambda device: card.reserved_bytes,
     )
     host = HostGauge()
@@ -114,51 +106,225 @@ def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_proce
     assert gauge_for(torch.device("cuda:0"), host).process_bytes == 450 * MB
 
 
-def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport:
-    """Loads in an engine process of its own, as a neuron would."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            cwd=REPOSITORY_DIR,
-            env=os.environ | {"HELEXA_DATA_DIR": str(data_dir)},
-        )
-        try:
-            channel = Channel(ours)
-            spec = cpu_spec(
-                gguf, kv_memory_bytes=KV_MEMORY_BYTES, max_prefill_s=300, earlier_loads=earlier
-            )
-            channel.send(msgspec.msgpack.encode(spec))
-            while isinstance(message := decode_engine_message(channel.receive()), LoadProgressed):
-                pass
-        finally:
-            process.kill()
-            process.wait(30)
-    assert isinstance(message, Loaded), message
-    return message.report
-
-
 @pytest.mark.slow
 def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_speed(
     default_gguf: Path, data_dir: Path
 ) -> None:
     """KV, which both count whole, is subtracted: only the rest could be wrong."""
-    first = load(default_gguf, data_dir, None)
+
+    def load(earlier: EarlierLoads | None) -> LoadReport:
+        spec = cpu_spec(
+            default_gguf, kv_memory_bytes=64 * MB, max_prefill_s=300, earlier_loads=earlier
+        )
+        with started(spec, data_dir) as engine:
+            message = engine.wait_loaded()
+        assert isinstance(message, Loaded), message
+        return message.report
+
+    first = load(None)
     assert first.actual_bytes - first.kv_bytes > first.weight_bytes
     assert first.process_bytes > 50 * MB
     assert first.prefill_speed is not None
-    earlier = EarlierLoads(
-        device_kind="cpu",
-        memory_correction_bytes=first.memory_correction_bytes,
-        prefill_speed=PrefillSpeed(token_s=0.25),
+    second = load(
+        EarlierLoads(
+            device_kind="cpu",
+            memory_correction_bytes=first.memory_correction_bytes,
+            prefill_speed=PrefillSpeed(token_s=0.25),
+        )
     )
-    second = load(default_gguf, data_dir, earlier)
-    estimated_bytes = second.estimated_bytes - second.kv_bytes
     actual_bytes = second.actual_bytes - second.kv_bytes
-    assert abs(estimated_bytes - actual_bytes) <= 0.05 * actual_bytes
+    assert abs(second.estimated_bytes - second.actual_bytes) <= 0.05 * actual_bytes
     # Learning from an estimate that was right changes next to nothing.
     learnt = second.memory_correction_bytes - first.memory_correction_bytes
     assert abs(learnt) <= 0.05 * actual_bytes
     assert second.context_tokens == 1200, "300 s at the four tokens a second that requests had"
     assert "(4 tokens/s, average of earlier requests)" in second.context_reason
+
+
+def save_sharded(directory: Path) -> Path:
+    """A llama of 120 million weights, in shards of at most 60 MB."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # which no engine has a use for
+
+    config = LlamaConfig(
+        vocab_size=16_000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(directory, max_shard_size="60MB")
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4"])
+def test_beside_the_model_there_is_never_more_than_one_shard(
+    tmp_path: Path, ascii_tokenizer_file: Path, data_dir: Path, kind: str
+) -> None:
+    """Anonymous memory: the mapped files are the page cache's. float32 goes through the native
+    decoder's panels, bfloat16 through torch, and q4 is made on the way by all cores."""
+    directory = save_sharded(tmp_path / "sharded")
+    shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
+    shard_bytes = max(file.stat().st_size for file in directory.glob("*.safetensors"))
+    environment = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, __file__, str(directory), kind],
+        cwd=REPOSITORY_DIR,
+        env=os.environ | environment | {"PYTHONPATH": str(REPOSITORY_DIR)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["model_bytes"] > shard_bytes
+    assert seen["peak_bytes"] - seen["model_bytes"] <= 1.1 * shard_bytes, seen
+    unneeded = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
+    assert not unneeded.intersection(seen["packages"]), "tens of megabytes"
+
+
+def load_watched(directory: str, kind: str) -> None:
+    """Prints, as JSON, how much anonymous memory it held at the most while the weights came in, how
+    much once they were there (bytes), and which packages. It runs in a process of its own, for what
+    other tests left in the allocator would blur the peak."""
+    peak_bytes = 0
+
+    def sample() -> None:
+        nonlocal peak_bytes
+        while True:
+            peak_bytes = max(peak_bytes, anonymous_bytes())
+            time.sleep(0.0005)  # a tensor takes tens of milliseconds, so no peak of one goes unseen
+
+    def on_progress(progress: LoadProgress) -> None:
+        """The weights are there when the engine begins to try them out, which is not waited for."""
+        if progress.stage is LoadStage.WARMUP:
+            release_freed_memory()  # or what the allocator hoards would pass for the model
+            packages = sorted({name.partition(".")[0] for name in sys.modules})
+            seen = {"peak_bytes": peak_bytes, "model_bytes": anonymous_bytes()}
+            print(json.dumps(seen | {"packages": packages}), flush=True)
+            os._exit(0)
+
+    threading.Thread(target=sample, daemon=True).start()
+    asked: Any = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
+    spec = cpu_spec(directory, kv_memory_bytes=2**26, **asked)
+    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), on_progress)
+
+
+TRIED = replace(CONFIG, vocab_size=8, num_layers=1, max_positions=32_768)
+LIMITS = SchedulerLimits(prefill_tokens_per_step=512)
+
+
+class TimedModel(PlainBackend):
+    """Its clock moves by ``speed`` for each prompt row, and by ten times that the first time."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+    kv_format: KVFormat = "fp32"
+
+    def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
+        self.config = replace(TRIED, sliding_window=speed.window_tokens)
+        self.copies_context = copies_context
+        self.now_s = 0.0
+        self.prompt_rows: list[int] = []
+        self.decode_rows: list[int] = []
+        self.longest = 0
+        """Context of any row so far."""
+        self.most_copied = 0
+        """Slots of all rows' contexts, of any step so far."""
+        self._speed = speed
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> Any:
+        return SimpleNamespace(num_blocks=num_blocks, block_tokens=block_tokens)
+
+    def forward(self, step: StepInput, kv: Any) -> torch.Tensor:
+        self.longest = max(self.longest, step.longest_context)
+        count = step.num_decodes
+        if count:
+            self.decode_rows.append(count)
+            width = -(-int(step.context_lens[:count].max()) // kv.block_tokens)
+            self.most_copied = max(self.most_copied, count * width * kv.block_tokens)
+        if len(step.context_lens) > count:
+            self._prefill(step, kv)
+        rows = step.token_ids if step.logit_rows is None else step.logit_rows
+        return torch.zeros(len(rows), TRIED.vocab_size)
+
+    def _prefill(self, step: StepInput, kv: Any) -> None:
+        first_prompt_row = int(step.query_start[step.num_decodes])
+        slots = step.slots[first_prompt_row:]
+        assert slots.max() < kv.num_blocks * kv.block_tokens
+        assert len(set(slots.tolist())) == len(slots)
+        for index in range(step.num_decodes, len(step.context_lens)):
+            first_row, last_row = step.query_start[index : index + 2].tolist()
+            end = int(step.context_lens[index])
+            start = end - (last_row - first_row)
+            positions = step.positions[first_row:last_row]
+            assert positions.tolist() == list(range(start, end))
+        first_time = 1 if self.prompt_rows else 10
+        self.prompt_rows.append(last_row - first_prompt_row)
+        self.now_s += first_time * self._speed.span_s(start, end)
+
+
+def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
+    return measure_prefill(model, LIMITS, context_tokens, clock=lambda: model.now_s)
+
+
+@each_case("window_tokens", [None, 2048])
+@each_case("token_s", [0.01, 0.001, 0.00001])
+def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -> None:
+    speed = PrefillSpeed(token_s=token_s, growth_s=token_s / 3000, window_tokens=window_tokens)
+    found = measured(TimedModel(speed), 32_768)
+    for num_tokens in (100, 1000, 8192, 32_000):
+        assert found.prompt_s(num_tokens) == pytest.approx(speed.prompt_s(num_tokens), rel=0.02)
+
+
+def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
+    slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
+    for speed, sizes in ((slow, [32] * 2), (fast, [512] * 4)):
+        model = TimedModel(speed)
+        measured(model, 4096)
+        assert model.prompt_rows[2:] == sizes
+    speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
+    model = TimedModel(speed)
+    model.has_own_threads = True  # long chunks of native code are timed once
+    run_largest_steps(model, LIMITS, 4096, 10**10)  # pays for first times
+    model.prompt_rows = model.prompt_rows[:1]
+    found = measured(model, 4096)
+    assert model.prompt_rows[1:] == [32, 32]
+    assert found.prompt_s(2000) == pytest.approx(speed.prompt_s(2000), rel=0.02)
+    model = TimedModel(PrefillSpeed(token_s=0.001, growth_s=1e-7))
+    found = measured(model, 20)  # a short context is timed at its start alone
+    assert (max(model.prompt_rows), found.growth_s) == (20, 0)
+
+
+def test_the_largest_steps_are_the_engines_largest() -> None:
+    model = TimedModel(PrefillSpeed(token_s=0.001))
+    num_blocks = run_largest_steps(model, LIMITS, 32_768, 10**6)
+    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
+    kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
+    assert kv_bytes == {model.device: (512 + 32) * kv_bytes_per_token(TRIED, "fp32")}
+    model = TimedModel(PrefillSpeed(token_s=0.001))  # a large one on a CPU is tried with fewer rows
+    run_largest_steps(model, LIMITS, 32_768, 8 * 10**8)
+    assert (model.prompt_rows, model.decode_rows) == ([31], [31])
+    run_largest_steps(model, LIMITS, 32_768, 10**12)
+    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
+    # Where contexts are copied, one is as long as may be, and many as are copied at once.
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    run_largest_steps(model, LIMITS, 32_768, 10**6)
+    assert (model.prompt_rows, model.longest) == ([512, 32], 32_768)
+    assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
+    for context_tokens in (20, 250):  # its prompt rows are then filled with several prompts
+        for copies_context in (False, True):
+            model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+            run_largest_steps(model, LIMITS, context_tokens, 10**6)
+            assert model.prompt_rows[0] == 512
+            assert model.decode_rows == [256] * (1 + copies_context)
+            assert model.longest <= -(-context_tokens // 32) * 32
+
+
+if __name__ == "__main__":
+    load_watched(*sys.argv[1:])

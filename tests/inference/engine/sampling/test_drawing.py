@@ -1,9 +1,11 @@
 """Drawing from filtered distributions: every drawer, and against sorting in float64 those that do
-not take long for it; tests/inference/models/cuda/test_drawing.py has the third."""
+not take long for it; tests/inference/models/cuda/test_drawing.py has the third. Rows as wide as a
+vocabulary are taken some at a time, with a bounded peak that a load counts."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
@@ -17,6 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.engine.load.memory_use import HostGauge
+from inference.engine.load.trial import try_out
 from inference.engine.sampling import drawing
 from inference.engine.sampling.drawing import (
     Draw,
@@ -26,24 +30,26 @@ from inference.engine.sampling.drawing import (
     TritonDrawer,
     choose_drawer,
     drawer_on_card,
+    filter_among,
     try_drawer,
 )
-from inference.models.config import ModelConfig
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
 from inference.models.weights.stored import DenseWeight
+from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.load.test_kv_memory import CONFIG
+from tests.inference.engine.load.test_memory_use import TimedModel
 from tests.inference.models.cuda.tiny import tiny_model
 
 ROUNDING = 2e-5
 """The rounding of a cumulative probability in float32."""
 DrawerOf = Callable[[int], Drawer]
-
-
 against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indirect=True)
 
 
@@ -70,27 +76,14 @@ def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerO
     return native
 
 
-def empty_decoder(library: object, vocab_size: int) -> NativeDecoder:
+def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
     """Makes a decoder without a layer: it draws, and nothing else."""
-    config = ModelConfig(
-        architecture="llama",
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=32,
-        num_layers=0,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        max_positions=8,
-        rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
-    )
-    table = pack(DenseWeight(weight=torch.zeros(vocab_size, 32)))
+    table = pack(DenseWeight(weight=torch.zeros(vocab_size, 64)))
     return NativeDecoder(
-        library,  # type: ignore[arg-type]
-        config,
+        library,
+        replace(CONFIG, vocab_size=vocab_size, num_layers=0),
         layers=[],
-        final_norm=NativeNorm(torch.ones(32)),
+        final_norm=NativeNorm(torch.ones(64)),
         embedding=table,
         head=table,
         kv_format="fp32",
@@ -198,147 +191,175 @@ def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: in
     assert are_finite.tolist() == [False]
 
 
-def test_ties_with_the_last_one_stay(drawer_of: DrawerOf) -> None:
+def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     scores = torch.full((1, 600), -20.0)
     tied = [3, 90, 91, 200, 511, 599]
     scores[0, tied] = 1.0
     params = SamplingParams(max_tokens=1, top_k=2)
     draws = [Draw(0, params, (i + 0.5) / 6) for i in range(6)]
-    assert draw_all(drawer_of(600), scores, draws) == tied
+    assert draw_all(drawer_of(600), scores, draws) == tied, "ties with the last one stay"
 
-
-def test_a_flat_nucleus_is_found_without_its_order(drawer_of: DrawerOf) -> None:
-    scores = torch.zeros(1, 5000)
+    scores = torch.zeros(1, 600)  # a flat nucleus is found without its order
     scores[0, ::2] = math.log(3)
     draws = [Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
-    drawn = draw_all(drawer_of(5000), scores, draws)
+    drawn = draw_all(drawer_of(600), scores, draws)
     assert all(token_id % 2 == 0 for token_id in drawn)
-    assert drawn == sorted(drawn) and drawn[-1] > 4000
+    assert drawn == sorted(drawn) and drawn[-1] > 480
 
-
-def test_forbidden_tokens_are_never_drawn(drawer_of: DrawerOf) -> None:
-    scores = torch.full((1, 100), -math.inf)
+    scores = torch.full((1, 600), -math.inf)  # forbidden tokens are never drawn
     scores[0, [7, 60]] = torch.tensor([0.0, 1.0])
-    for params in (
-        SamplingParams(max_tokens=1),
-        SamplingParams(max_tokens=1, top_k=50),
-        SamplingParams(max_tokens=1, top_p=0.99),
-    ):
+    for how in ({}, {"top_k": 50}, {"top_p": 0.99}):
+        params = SamplingParams(max_tokens=1, **how)
         draws = [Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
-        assert draw_all(drawer_of(100), scores, draws) == [7, 7, 60, 60]
+        assert draw_all(drawer_of(600), scores, draws) == [7, 7, 60, 60]
 
-
-def test_what_is_no_number_leaves_other_rows_alone(drawer_of: DrawerOf) -> None:
-    scores = torch.zeros(3, 40)
+    scores = torch.zeros(3, 600)  # what is no number leaves other rows alone
     scores[1, 5] = math.nan
     scores[::2, 9] = 50.0
     params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
-    drawn = draw_all(drawer_of(40), scores, [Draw(row, params, 0.5) for row in range(3)])
+    drawn = draw_all(drawer_of(600), scores, [Draw(row, params, 0.5) for row in range(3)])
     assert drawn[0] == drawn[2] == 9
-    assert 0 <= drawn[1] < 40
-
-
-def test_a_low_temperature_is_greedy(drawer_of: DrawerOf) -> None:
-    scores = torch.linspace(0, 1, 300).flip(0).unsqueeze(0)
-    params = SamplingParams(max_tokens=1, temperature=1e-6)
-    assert draw_all(drawer_of(300), scores, [Draw(0, params, 0.999)]) == [0]
+    assert 0 <= drawn[1] < 600
 
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card runs no kernel on a CPU's tensors")
-@pytest.mark.slow
-def test_triton_where_it_runs() -> None:
-    drawer, words = drawer_on_card(61, CPU)
-    assert isinstance(drawer, TritonDrawer)
-    assert words == "Triton drawing"
-    assert drawer.is_exact
-
-
-def test_on_a_cpu_nothing_is_tried() -> None:
-    drawer, words = choose_drawer(tiny_model(CPU))
-    assert isinstance(drawer, TorchDrawer)
-    assert words == ""
-    assert not drawer.is_exact
-
-
 class Wrong(TorchDrawer):
-    """Rounds as a kernel may, and replaces the draw's parameters by ``others``."""
+    """Rounds as a kernel may, and errs in one thing."""
 
-    def __init__(self, device: torch.device, **others: float) -> None:
+    def __init__(self, device: torch.device, error: str = "", **others: float) -> None:
+        """``others`` replace a draw's parameters."""
         super().__init__()
-        self._others = others
+        self._error, self._others = error, others
 
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        wrong = [self._wrong(draw) for draw in draws]
+        wrong = [
+            replace(
+                draw,
+                row=0 if self._error == "the first row" else draw.row,
+                params=msgspec.structs.replace(draw.params, **self._others),
+            )
+            for draw in draws
+        ]
         noise = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)) * 1e-6
-        return super().draw(scores + noise, wrong, num_candidates)
+        token_ids, is_short = super().draw(scores + noise, wrong, num_candidates)
+        return token_ids + (self._error == "its neighbour"), is_short
 
-    def _wrong(self, draw: Draw) -> Draw:
-        return replace(draw, params=msgspec.structs.replace(draw.params, **self._others))
-
-
-class FirstRow(Wrong):
-    def _wrong(self, draw: Draw) -> Draw:
-        return replace(draw, row=0)
-
-
-class Neighbour(Wrong):
-    def draw(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        token_ids, is_short = super().draw(*arguments)
-        return token_ids + 1, is_short
-
-
-class LastOfEquals(TorchDrawer):
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        token_ids, are_finite = super().likeliest(scores.flip(1))
-        return scores.shape[1] - 1 - token_ids, are_finite
-
-
-class BlindToNumbers(TorchDrawer):
-    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().likeliest(scores.nan_to_num(0.0))
+        if self._error == "the last of equals":
+            token_ids, are_finite = super().likeliest(scores.flip(1))
+            return scores.shape[1] - 1 - token_ids, are_finite
+        return super().likeliest(scores.nan_to_num(0.0) if self._error == "numbers" else scores)
 
 
 @each_case(
-    "drawer",
+    "wrong",
     [
-        Wrong(CPU, temperature=1.0),
-        Wrong(CPU, top_k=0),
-        Wrong(CPU, top_p=1.0),
-        Wrong(CPU, min_p=0.0),
-        FirstRow(CPU),
-        Neighbour(CPU),
-        LastOfEquals(),
-        BlindToNumbers(),
+        *({"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}),
+        *({"error": "the first row"}, {"error": "its neighbour"}),
+        *({"error": "the last of equals"}, {"error": "numbers"}),
     ],
-    ids=lambda drawer: f"{type(drawer).__name__} {getattr(drawer, '_others', '')}",
+    ids=str,
 )
-def test_what_is_wrong_is_found(drawer: TorchDrawer) -> None:
+def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
     with pytest.raises(WrongResultError):
-        try_drawer(drawer, 61, CPU)
+        try_drawer(Wrong(CPU, **wrong), 61, CPU)
+    for vocab_size in (6, 61, 50_000):
+        for drawer in (TorchDrawer(), Wrong(CPU)):
+            try_drawer(drawer, vocab_size, CPU)
 
 
-@each_case("vocab_size", [6, 61, 50_000])
-def test_torch_passes_its_own_trial_and_rounding_is_not_wrong(vocab_size: int) -> None:
-    for drawer in (TorchDrawer(), Wrong(CPU)):
-        try_drawer(drawer, vocab_size, CPU)
+@each_case("reason", ["WrongResultError", "RuntimeError"])
+def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    def triton_drawer(device: torch.device) -> TorchDrawer:
+        if reason == "RuntimeError":
+            raise RuntimeError("no compiler")
+        return Wrong(device, "its neighbour")
 
-
-def _refuses(device: torch.device) -> TritonDrawer:
-    raise RuntimeError("no compiler")
-
-
-@each_case(
-    ("triton_drawer", "reason"), [(Neighbour, "WrongResultError"), (_refuses, "RuntimeError")]
-)
-def test_what_fails_there_leaves_torch(
-    monkeypatch: pytest.MonkeyPatch, triton_drawer: object, reason: str
-) -> None:
     monkeypatch.setattr(drawing, "TritonDrawer", triton_drawer)
     drawer, words = drawer_on_card(61, CPU)
     assert type(drawer) is TorchDrawer
     assert words == f"torch drawing (Triton: {reason})"
+    drawer, words = choose_drawer(tiny_model(CPU))
+    assert type(drawer) is TorchDrawer and not drawer.is_exact
+    assert words == "", "on a CPU nothing is tried"
+
+
+VOCAB_SIZE = 3000
+NUM_ROWS = 11
+PARAMS = [
+    SamplingParams(max_tokens=1, temperature=0.5 + row / 4, top_p=0.6 + row / 30, top_k=300 * row)
+    for row in range(NUM_ROWS)
+]
+
+
+def scores() -> torch.Tensor:
+    return torch.randn(NUM_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(4)) * 2
+
+
+@each_case(
+    ("num_rows", "vocab_size", "sizes"),
+    [(3, 49_152, [3]), (256, 151_936, [55] * 4 + [36]), (2, 10**9, [1, 1]), (0, 100, [])],
+)
+def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
+    pieces = list(drawing.row_pieces(num_rows, vocab_size))
+    assert [piece.stop - piece.start for piece in pieces] == sizes
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == [*range(num_rows)]
+
+
+@each_case("at_once", [1, 4])
+def test_draws_in_pieces_are_the_same_and_none_is_larger(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    draws = [Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
+    whole, are_short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    seen: list[int] = []
+
+    def watched(rows: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(rows))
+        return filter_among(rows, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drawing, "filter_among", watched)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
+    drawn, short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    assert torch.equal(drawn, whole) and torch.equal(short, are_short)
+    assert max(seen) <= at_once and sum(seen) == NUM_ROWS
+
+
+@each_case("rows", [[2, 0, 9, 5], list(range(NUM_ROWS))])
+def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
+    bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
+    whole, pieces = scores(), scores()
+    TorchDrawer().forbid(whole, rows, bits)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 2 * VOCAB_SIZE)
+    TorchDrawer().forbid(pieces, rows, bits)
+    assert torch.equal(pieces, whole)
+    allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
+    wanted = scores()
+    wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
+    assert torch.equal(whole, wanted)
+
+
+def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
+    own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
+    mate = SamplingParams(max_tokens=1, top_k=VOCAB_SIZE - 1, top_p=0.999)
+    for seed in range(40):
+        row = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+        alone, _ = filter_among(row, [own], 1)
+        among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
+        assert torch.equal(alone[0], among[0])
+
+
+def test_a_load_counts_what_sampling_takes() -> None:
+    limits = SchedulerLimits(max_running=96)
+    vocab_size = 50_000 + random.Random(0).randrange(8)
+    model = TimedModel(PrefillSpeed(token_s=1e-5))
+    gauge = HostGauge()
+    spec = LoadSpec(job_id="1", model="tiny", source="path:none", max_context_tokens=64)
+    small = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
+    model.config = replace(model.config, vocab_size=vocab_size)
+    large = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
+    assert large.load_bytes - small.load_bytes > 2 * limits.max_running * vocab_size * 4

@@ -1,7 +1,10 @@
-"""Queues under any order of arrivals, holds, cancels and steps: no sequence is lost or starves."""
+"""Queues under any order of arrivals, holds, cancels and steps: no sequence is lost or starves.
+Fair queueing between accounts: by weight and cost, known callers first."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import FairQueue, SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import CHUNK_MULTIPLE, Schedule, end_of_chunk
-from inference.protocol.sampling import Grammar, SamplingParams
+from inference.engine.step import Schedule, end_of_chunk
+from inference.protocol.sampling import Grammar
 from tests.cases import each_case
 from tests.inference.engine import asking
 
@@ -43,33 +46,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=4, max_queue_depth=8)
         )
         self.live: list[Sequence] = []
-        self.num_submitted = 0
-
-    def submit(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        first: Sequence | None,
-        grammar: Grammar | None,
-        account: str,
-    ) -> None:
-        if self.scheduler.is_full:
-            return
-        self.num_submitted += 1
-        sequence = Sequence(
-            f"r{self.num_submitted}",
-            prompt,
-            SamplingParams(max_tokens=max_tokens, grammar=grammar),
-            context_tokens=CONTEXT_TOKENS,
-            arrival=self.num_submitted,
-            deadline_s=0.0,
-            same_prompt_as=first,
-            account=account,
-            weight=2 if account == "heavy" else 1,
-            is_anonymous=account == "anonymous",
-        )
-        self.live.append(sequence)
-        self.scheduler.add(sequence)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -79,17 +55,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         account=st.sampled_from(["a", "heavy", "anonymous"]),
     )
     def submit_request(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        num_choices: int,
-        grammar: Grammar | None,
-        account: str,
+        self, prompt: list[int], num_choices: int, account: str, **params: Any
     ) -> None:
-        first = None
+        first: Sequence | None = None
         for _ in range(num_choices):
-            self.submit(prompt, max_tokens, first, grammar, account)
-            first = first or (self.live[-1] if self.live else None)
+            if self.scheduler.is_full:
+                continue
+            sequence = asking.sequence_of(
+                prompt,
+                context_tokens=CONTEXT_TOKENS,
+                same_prompt_as=first,
+                account=account,
+                weight=2 if account == "heavy" else 1,
+                is_anonymous=account == "anonymous",
+                **params,
+            )
+            first = first or sequence
+            self.live.append(sequence)
+            self.scheduler.add(sequence)
 
     @precondition(lambda self: any(s.grammar is None and s.params.grammar for s in self.live))
     @rule(data=st.data())
@@ -109,26 +92,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_running = len(self.scheduler.running)
         newest = max((s.admission for s in self.live), default=0)
         schedule = self.scheduler.schedule(FixedPace(budget, running_limit))
-        self.check_turns([s for s in self.scheduler.running if s.admission > newest])
-        assert len(self.scheduler.running) <= max(num_running, running_limit)
-        self.check_rows(schedule, budget)
-        self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
-
-    def check_turns(self, started: list[Sequence]) -> None:
-        """``started`` in this step for the first time."""
+        started = [s for s in self.scheduler.running if s.admission > newest]
         waiting = list(self.scheduler.waiting)
         if started:
             assert not any(s.admission for s in waiting), "preempted ones come first"
         if any(s.is_anonymous for s in started):
             assert all(s.is_anonymous or s.is_held for s in waiting), "known ones come first"
-
-    def check_rows(self, schedule: Schedule, budget: int) -> None:
+        assert len(self.scheduler.running) <= min(4, max(num_running, running_limit))
         assert schedule.num_prefill_tokens <= budget
-        assert len(self.scheduler.running) <= 4
         for sequence in schedule.decodes:
             assert len(sequence.block_ids) * BLOCK_TOKENS >= len(sequence.token_ids)
         for chunk in schedule.prefills:
             assert len(chunk.sequence.block_ids) * BLOCK_TOKENS >= chunk.end > chunk.start
+        self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
 
     def run(self, schedule: Schedule, token_ids: list[int]) -> None:
         rows = schedule.sampled
@@ -139,13 +115,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def queues_are_sound(self) -> None:
+        """The oldest of those that wait waits for its own grammar only."""
         self.scheduler.check_integrity()
         queued = [*self.scheduler.running, *self.scheduler.waiting]
         assert sorted(s.arrival for s in queued) == [s.arrival for s in self.live]
-
-    @invariant()
-    def nothing_is_held_for_ever(self) -> None:
-        """The oldest of those that wait waits for its own grammar only."""
         if self.scheduler.waiting and not self.scheduler.running:
             oldest = next(iter(self.scheduler.waiting))
             assert not oldest.is_held or oldest.params.grammar is not None
@@ -169,66 +142,6 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(stateful_step_count=40)
 
 
-def sequence_of(arrival: int, prompt: list[int], first: Sequence | None = None, **own: Any) -> Any:
-    own = {"account": "a", "arrival": arrival, "same_prompt_as": first, "max_tokens": 9} | own
-    return asking.sequence_of(prompt, context_tokens=CONTEXT_TOKENS, **own)
-
-
-def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() -> None:
-    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=3))
-    first = sequence_of(1, [1] * 12)
-    choice = sequence_of(2, [1] * 12, first)
-    other, last = sequence_of(3, [2] * 4), sequence_of(4, [2] * 4)
-    for sequence in (first, choice, other, last):
-        scheduler.add(sequence)
-    schedule = scheduler.schedule(FixedPace())
-    assert [chunk.sequence for chunk in schedule.prefills] == [first]
-    scheduler.commit(schedule, [])
-    schedule = scheduler.schedule(FixedPace())
-    assert [chunk.sequence for chunk in schedule.prefills] == [first, other]
-    scheduler.commit(schedule, [5, 6])
-    schedule = scheduler.schedule(FixedPace())
-    assert scheduler.running == [first, other, choice]
-    assert list(scheduler.waiting) == [last]
-    assert choice.num_cached_tokens == 8
-    assert choice.block_ids[:2] == first.block_ids[:2]
-
-
-def test_who_runs_is_not_preempted_for_one_that_came_before_and_started_later() -> None:
-    scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=3))
-    burst = [sequence_of(arrival, [arrival] * 8, account="burst") for arrival in range(3)]
-    single = sequence_of(3, [9] * 8, account="single")
-    for sequence in (*burst, single):
-        scheduler.add(sequence)
-    while scheduler.num_preemptions == 0:
-        schedule = scheduler.schedule(FixedPace(100))
-        scheduler.commit(schedule, [5] * len(schedule.sampled))
-        scheduler.check_integrity()
-    assert single in scheduler.running
-    assert next(iter(scheduler.waiting)) is burst[1], "it had started last"
-
-
-def test_an_account_s_blocks_are_not_another_s() -> None:
-    cache = KVCache(16, BLOCK_TOKENS)
-    known: dict[str, int] = {}
-    for salt in ("acme", "acme", "bert", ""):
-        sequence = sequence_of(1, [7] * 13, cache_salt=salt)
-        assert cache.admit(sequence)
-        known[salt] = sequence.num_computed_tokens
-        sequence.num_computed_tokens = 13
-        cache.register_computed(sequence)
-        cache.release(sequence)
-        cache.check_integrity([])
-    assert known == {"acme": 12, "bert": 0, "": 0}
-
-
-def chunks(length: int, budget: int) -> list[int]:
-    ends = [0]
-    while ends[-1] < length:
-        ends.append(end_of_chunk(ends[-1], length, budget))
-    return [end - start for start, end in pairwise(ends)]
-
-
 @each_case(
     ("length", "budget", "expected"),
     [
@@ -242,13 +155,130 @@ def chunks(length: int, budget: int) -> list[int]:
     ],
 )
 def test_a_prompt_is_cut_into_even_chunks(length: int, budget: int, expected: list[int]) -> None:
-    assert chunks(length, budget) == expected
+    ends = [0]
+    while ends[-1] < length:
+        ends.append(end_of_chunk(ends[-1], length, budget))
+    assert [end - start for start, end in pairwise(ends)] == expected
 
 
-@given(st.integers(1, 5000), st.integers(1, 600))
-def test_chunks_hold_what_steps_have_time_for(length: int, budget: int) -> None:
-    sizes = chunks(length, budget)
-    assert sum(sizes) == length and max(sizes) <= budget
-    if budget >= 2 * CHUNK_MULTIPLE:
-        assert all(size % CHUNK_MULTIPLE == 0 for size in sizes[:-1])
-        assert len(sizes) <= -(-length // (budget - CHUNK_MULTIPLE)) + 1
+PACE = FixedPace(tokens=100)
+
+
+def sequence_of(name: str, num_prompt_tokens: int, max_tokens: int = 9, **own: Any) -> Sequence:
+    """A sequence whose prompt no other one shares."""
+    prompt = [ord(name[0]) + index for index in range(num_prompt_tokens)]
+    own = {"account": "a", "arrival": int(name[1:] or 0) * 100 + ord(name[0])} | own
+    return asking.sequence_of(prompt, name=name, max_tokens=max_tokens, **own)
+
+
+def scheduler_of(
+    sequences: Iterable[Sequence] = (), *, num_blocks: int = 200, max_running: int = 8
+) -> Scheduler:
+    cache = KVCache(num_blocks, BLOCK_TOKENS)
+    scheduler = Scheduler(cache, SchedulerLimits(max_running=max_running, max_queue_depth=4))
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler
+
+
+def step(scheduler: Scheduler, pace: FixedPace = PACE) -> Schedule:
+    """Every token is a 7."""
+    schedule = scheduler.schedule(pace)
+    scheduler.commit(schedule, [7] * len(schedule.sampled))
+    scheduler.check_integrity()
+    return schedule
+
+
+def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
+    return [(c.sequence.sequence_id, c.start, c.end, c.is_last) for c in schedule.prefills]
+
+
+MAX_COST = 50
+
+
+def add(
+    queue: FairQueue[int],
+    order: int,
+    account: str,
+    cost: int = 1,
+    weight: int = 1,
+    is_anonymous: bool = False,
+) -> int:
+    queue.add(
+        order, account=account, order=order, cost=cost, weight=weight, is_anonymous=is_anonymous
+    )
+    return order
+
+
+def drain(queue: FairQueue[int]) -> list[int]:
+    taken = []
+    while queue:
+        queue.check_integrity()
+        head = queue.head()
+        taken.append(queue.take())
+        assert taken[-1] == head
+    return taken
+
+
+@given(
+    costs=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, MAX_COST)), min_size=2, max_size=80
+    ),
+    weights=st.fixed_dictionaries({name: st.integers(1, 4) for name in "abc"}),
+)
+def test_accounts_that_both_wait_get_their_weights_shares(
+    costs: list[tuple[str, int]], weights: dict[str, int]
+) -> None:
+    queue: FairQueue[int] = FairQueue()
+    for order, (account, cost) in enumerate(costs):
+        add(queue, order, account, cost, weights[account])
+    given_to: dict[str, float] = defaultdict(float)
+    waiting = [account for account, _ in costs]
+    for order in drain(queue):
+        account, cost = costs[order]
+        given_to[account] += cost / weights[account]
+        waiting.remove(account)
+        for one in {*waiting}:
+            for other in {*waiting}:
+                most = MAX_COST / weights[one] + MAX_COST / weights[other]
+                assert given_to[one] - given_to[other] <= most + 0.01
+
+
+def test_turns() -> None:
+    queue: FairQueue[int] = FairQueue()
+    assert queue.head() is None
+    for order in range(3):
+        add(queue, order, "anonymous", is_anonymous=True)
+    for order in (3, 4):
+        add(queue, order, "known", cost=1000)
+    assert {*queue} == {*range(5)}
+    assert drain(queue) == [3, 4, 0, 1, 2], "anonymous callers yield"
+    queue = FairQueue()
+    for order in range(50):
+        add(queue, order, "a", cost=1000)
+    add(queue, 60, "b", cost=10)
+    add(queue, 61, "b", cost=10)
+    for order in range(50):
+        queue.remove(order)
+    add(queue, 62, "a", cost=10)
+    assert len(queue) == 3
+    assert drain(queue) == [60, 62, 61], "an account does not pay for what was withdrawn"
+    queue = FairQueue()
+    for order in range(3):
+        add(queue, order, "a", cost=10)
+    add(queue, 3, "greedy", cost=1000)
+    assert {queue.take(), queue.take()} == {0, 3}
+    add(queue, 4, "greedy", cost=1)
+    assert drain(queue) == [1, 2, 4], "who comes back pays for what it had"
+    queue = FairQueue()  # passing accounts are forgotten
+    add(queue, -1, "stays")
+    add(queue, -2, "stays")
+    for order in range(3000):
+        add(queue, order, f"passer-{order}")
+        if order % 2:
+            queue.remove(order)
+        else:
+            add(queue, 10_000 + order, "stays")
+            queue.take()
+            queue.take()
+    assert len(queue._accounts) < 400

@@ -3,24 +3,29 @@ steps that are launched before the last one is read."""
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.errors import IntegrityError
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.sequence import Sequence, SequenceState
+from inference.engine.sequence import SequenceState
 from inference.engine.step import PrefillChunk
 from inference.protocol.sampling import Grammar
 from tests.cases import each_case
-from tests.inference.engine.scheduling.small_scheduler import (
+from tests.inference.engine import asking
+from tests.inference.engine.scheduling.test_scheduler import (
     BLOCK_TOKENS,
+    COMPILED,
     PACE,
+    FixedPace,
     chunks,
     scheduler_of,
     sequence_of,
     step,
 )
-from tests.inference.engine.scheduling.test_scheduler import COMPILED, FixedPace
 
 
 def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
@@ -28,14 +33,8 @@ def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
 ) -> None:
     scheduler = scheduler_of([sequence_of("a", 5, 60)], num_blocks=24)
     step(scheduler)
-    looked_up: list[Sequence] = []
-    known_prefix = scheduler.kv_cache.known_prefix
-
-    def counted(sequence: Sequence) -> tuple[list[int], list[int]]:
-        looked_up.append(sequence)
-        return known_prefix(sequence)
-
-    monkeypatch.setattr(scheduler.kv_cache, "known_prefix", counted)
+    looked_up = Mock(side_effect=scheduler.kv_cache.known_prefix)
+    monkeypatch.setattr(scheduler.kv_cache, "known_prefix", looked_up)
     long = sequence_of("b", 90, 2)
     scheduler.add(long)
     for _ in range(50):
@@ -43,23 +42,10 @@ def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
         assert scheduler.schedule_ahead(schedule, PACE) is not None
         scheduler.commit(schedule, [7])
     assert long in scheduler.waiting
-    assert len(looked_up) < 15, "at most once for each block that has become known"
+    assert 0 < looked_up.call_count < 15, "at most once for each block that has become known"
     scheduler.end(scheduler.running[0])
     step(scheduler)
     assert long in scheduler.running
-
-
-def test_prompts_are_those_that_wait_or_are_being_computed() -> None:
-    scheduler = scheduler_of()
-    assert not scheduler.has_prompts
-    scheduler.add(sequence_of("a", 20))
-    assert scheduler.has_prompts, "it waits"
-    step(scheduler, FixedPace(tokens=16))
-    assert scheduler.has_prompts and not scheduler.waiting, "some of it is computed"
-    step(scheduler)
-    assert not scheduler.has_prompts, "it decodes"
-    step(scheduler)
-    assert not scheduler.has_prompts
 
 
 @each_case(
@@ -85,36 +71,6 @@ def test_a_step_holds_its_prompt_tokens_and_no_more(
 
 
 @each_case(
-    ("tokens", "wanted"),
-    [
-        (0, []),
-        (31, [("a", 48, 64, False)]),
-        (32, [("a", 48, 80, True)]),
-        (33, [("a", 48, 80, True), ("b", 48, 49, False)]),
-        (64, [("a", 48, 80, True), ("b", 48, 80, True)]),
-    ],
-)
-def test_prompts_under_way_continue_before_others_begin(
-    tokens: int, wanted: list[tuple[str, int, int, bool]]
-) -> None:
-    scheduler = scheduler_of([sequence_of("a", 80), sequence_of("b", 80)])
-    for sequence in (*scheduler.waiting,):
-        assert scheduler._admit(scheduler.waiting.next() or sequence)
-        sequence.num_computed_tokens = 48
-    scheduler.add(sequence_of("c", 8))
-    assert chunks(scheduler.schedule(FixedPace(tokens=tokens))) == wanted
-
-
-def test_a_prompt_that_continues_takes_the_whole_budget() -> None:
-    scheduler = scheduler_of([sequence_of("a", 100), sequence_of("b", 8)])
-    assert chunks(step(scheduler, FixedPace(tokens=60))) == [("a", 0, 64 - 16, False)]
-    assert chunks(step(scheduler, FixedPace(tokens=60))) == [
-        ("a", 48, 100, True),
-        ("b", 0, 8, True),
-    ]
-
-
-@each_case(
     ("paced_limit", "max_running", "running_limit"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
 )
 def test_as_many_run_as_there_are_slots(
@@ -126,27 +82,31 @@ def test_as_many_run_as_there_are_slots(
     assert len(scheduler.waiting) == 4 - running_limit
 
 
-def test_blocks_are_given_for_as_many_tokens_as_there_are() -> None:
-    sequence = sequence_of("a", BLOCK_TOKENS)
-    scheduler = scheduler_of([sequence])
-    held = []
-    for _ in range(BLOCK_TOKENS + 2):
-        step(scheduler)
-        held.append((len(sequence.token_ids), len(sequence.block_ids)))
-    # The newest token has no slot before the step that computes it.
-    assert held == [(5, 1), (6, 2), (7, 2), (8, 2), (9, 2), (10, 3)]
-
-
 def test_the_queue_is_as_deep_as_it_may_be() -> None:
-    scheduler = scheduler_of(max_running=2)
+    """Two running slots and four places in the queue; three of one account."""
+    assert SchedulerLimits(max_queue_depth=5).max_queue_depth_per_account == 3
+    quarter = SchedulerLimits(max_queue_depth=100, max_queue_share_percent=25)
+    assert quarter.max_queue_depth_per_account == 25
+    scheduler, late = scheduler_of(max_running=2), []
     for index in range(1, 7):
         assert not scheduler.is_full
-        scheduler.add(sequence_of(f"q{index}", 2))
-    assert scheduler.is_full, "two running slots and four places in the queue"
-    step(scheduler)
+        assert scheduler.is_full_for("a") == (index > 4)
+        late.append(sequence_of(f"q{index}", 2, deadline_s=5.0))
+        scheduler.add(late[-1])
     assert scheduler.is_full
+    assert scheduler.overdue(4.9) == []
+    assert scheduler.overdue(5.0) == late[2:], "two have a slot promised"
+    step(scheduler)
+    assert scheduler.is_full and scheduler.is_full_for("a")
+    assert scheduler.overdue(5.0) == late[2:]
     scheduler.end(scheduler.running[0])
     assert not scheduler.is_full
+    scheduler.end_many(scheduler.running[:])
+    for sequence in list(scheduler.waiting):
+        scheduler.end(sequence)
+    assert not scheduler.running and not scheduler.waiting
+    assert all(s.state is SequenceState.ENDED and not s.block_ids for s in late)
+    assert scheduler.kv_cache.allocator.num_used == 0
 
 
 def test_slots_are_no_promise_while_blocks_are_short() -> None:
@@ -167,28 +127,6 @@ def test_slots_are_no_promise_while_blocks_are_short() -> None:
     assert scheduler.is_full
 
 
-def test_one_account_s_places_are_half_of_an_odd_queue_too() -> None:
-    assert SchedulerLimits(max_queue_depth=5).max_queue_depth_per_account == 3
-    quarter = SchedulerLimits(max_queue_depth=100, max_queue_share_percent=25)
-    assert quarter.max_queue_depth_per_account == 25
-    scheduler = scheduler_of(max_running=1)
-    for index in range(1, 4):
-        assert not scheduler.is_full_for("a")
-        scheduler.add(sequence_of(f"q{index}", 2))
-    assert scheduler.is_full_for("a") and not scheduler.is_full_for("b")
-
-
-def test_who_has_a_slot_promised_is_not_overdue() -> None:
-    scheduler = scheduler_of(max_running=2)
-    late = [sequence_of(f"q{index}", 2, deadline_s=5.0) for index in range(1, 5)]
-    for sequence in late:
-        scheduler.add(sequence)
-    assert scheduler.overdue(4.9) == []
-    assert scheduler.overdue(5.0) == late[2:]
-    step(scheduler)
-    assert scheduler.overdue(5.0) == late[2:], "the two run"
-
-
 def test_scored_tokens_have_a_bound_of_their_own() -> None:
     first = sequence_of("a", SCORED_TOKENS_PER_STEP // 2 + 1, prompt_logprobs=0)
     second = sequence_of("b", 200, prompt_logprobs=0)
@@ -206,17 +144,17 @@ def test_scored_tokens_have_a_bound_of_their_own() -> None:
         assert schedule.num_scored_tokens <= SCORED_TOKENS_PER_STEP
         scheduler.commit(schedule, [7] * len(schedule.sampled))
     assert second.num_scored_tokens == 199 and third.num_scored_tokens == 7
-
-
-def test_what_is_scored_of_a_chunk() -> None:
-    sequence = sequence_of("a", 10, prompt_logprobs=0)
-    assert PrefillChunk(sequence, 0, 4, False).scored == range(4)
-    assert PrefillChunk(sequence, 4, 10, True).scored == range(4, 9)
-    sequence.num_scored_tokens = 6
-    assert PrefillChunk(sequence, 4, 10, True).scored == range(6, 9)
-    assert not PrefillChunk(sequence, 0, 5, False).scored
-    sequence.num_scored_tokens = 9
-    assert not PrefillChunk(sequence, 4, 10, True).scored
+    for start, end, num_scored, wanted in (
+        (0, 4, 0, range(4)),
+        (4, 10, 0, range(4, 9)),
+        (4, 10, 6, range(6, 9)),
+        (0, 5, 6, range(0)),
+        (4, 10, 9, range(0)),
+    ):
+        one = sequence_of("d", 10, prompt_logprobs=0)
+        one.num_scored_tokens = num_scored
+        found = PrefillChunk(one, start, end, end == 10).scored
+        assert found == wanted or not (found or wanted)
 
 
 def test_the_newest_gives_its_blocks_up_and_comes_back_first() -> None:
@@ -259,65 +197,48 @@ def test_what_is_counted_of_a_prompt_is_counted_once() -> None:
     assert again.num_prefilled_tokens == 40, "of the prompt: outputs are no part of it"
 
 
-def test_ended_ones_leave_nothing() -> None:
-    sequences = [sequence_of(name, 5) for name in "abc"]
-    scheduler = scheduler_of([*sequences, sequence_of("d", 400)], num_blocks=50)
-    step(scheduler)
-    waiting = next(iter(scheduler.waiting))
-    scheduler.end_many([])
-    assert scheduler.running == sequences
-    scheduler.end_many(sequences[:2])
-    assert scheduler.running == sequences[2:]
-    assert all(s.state is SequenceState.ENDED and not s.block_ids for s in sequences[:2])
-    scheduler.end(sequences[2])
-    scheduler.end(waiting)
-    assert not scheduler.running and not scheduler.waiting
-    assert scheduler.kv_cache.allocator.num_used == 0
-
-
 def test_disorder_is_noticed() -> None:
     scheduler = scheduler_of(sequence_of(name, 3) for name in "ab")
     step(scheduler)
+    scheduler.add(waiting := sequence_of("v", 3))
     first, second = scheduler.running
-    for running in ([second, first], [first, first, second]):
-        scheduler.running = running
+    for one, field, value in (
+        (scheduler, "running", [second, first]),
+        (scheduler, "running", [first, first, second]),
+        (first, "admission", 0),
+        (second, "same_prompt_as", sequence_of("w", 3)),
+        (first, "block_ids", first.block_ids[:-1]),
+        (waiting, "admission", 9),
+    ):
+        scheduler.check_integrity()
+        before = getattr(one, field)
+        setattr(one, field, value)
         with pytest.raises(IntegrityError):
             scheduler.check_integrity()
-    scheduler.running = [first, second]
-    scheduler.check_integrity()
-    first.admission = 0
-    with pytest.raises(IntegrityError):
-        scheduler.check_integrity()
-    first.admission = 1
-    scheduler.check_integrity()
-    second.same_prompt_as = sequence_of("w", 3)
-    with pytest.raises(IntegrityError):
-        scheduler.check_integrity()
-    second.same_prompt_as = None
-    held = first.block_ids.pop()
-    with pytest.raises(IntegrityError):
-        scheduler.check_integrity()
-    first.block_ids.append(held)
-    scheduler.add(waiting := sequence_of("v", 3))
-    scheduler.check_integrity()
-    waiting.admission = 9
-    with pytest.raises(IntegrityError):
-        scheduler.check_integrity()
+        setattr(one, field, before)
 
 
-def test_a_step_ahead_has_a_row_for_each_that_continues() -> None:
-    long, short = sequence_of("a", 3, 9), sequence_of("b", 3, 2)
-    scheduler = scheduler_of([long, short])
+def test_rows_of_a_step_ahead() -> None:
+    """One for each that continues; that of who has ended meanwhile counts for nothing."""
+    stays, short, leaves = sequence_of("a", 3), sequence_of("b", 3, 2), sequence_of("c", 3)
+    scheduler = scheduler_of([stays, short, leaves])
     schedule = scheduler.schedule(PACE)
     ahead = scheduler.schedule_ahead(schedule, PACE)
-    assert ahead is not None and ahead.decodes == [long, short] and ahead.prefills == []
-    scheduler.commit(schedule, [7, 7])
+    assert ahead is not None and ahead.decodes == [stays, short, leaves] and ahead.prefills == []
+    scheduler.commit(schedule, [7, 7, 8])
+    assert schedule.sequences == ahead.sequences
+    assert not ahead.has_ended_rows
+    scheduler.end(leaves)
+    assert ahead.has_ended_rows
+    assert ahead.without_ended_rows().decodes == [stays, short]
     further = scheduler.schedule_ahead(ahead, PACE)
-    assert further is not None and further.decodes == [long], "the other ends by its length"
-    assert len(long.block_ids) == 2, "for its fifth token"
-
-
-def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
+    assert further is not None and further.decodes == [stays], "the other ends by its length"
+    assert len(stays.block_ids) == 2, "for its fifth token"
+    scheduler.commit(ahead, [9, 9, 9])
+    assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
+    assert stays.num_computed_tokens == 4
+    scheduler.check_integrity()
+    # A step ahead of who cannot start, and none once it can.
     scheduler = scheduler_of([sequence_of("a", 3)])
     schedule = scheduler.schedule(PACE)
     held = sequence_of("b", 3, grammar=Grammar(text=""))
@@ -327,26 +248,6 @@ def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
     scheduler.commit(schedule, [7])
     held.grammar = COMPILED
     assert scheduler.schedule_ahead(ahead, PACE) is None
-
-
-def test_a_launched_row_of_who_has_ended_counts_for_nothing() -> None:
-    stays, leaves = sequence_of("a", 3), sequence_of("b", 3)
-    scheduler = scheduler_of([stays, leaves])
-    schedule = scheduler.schedule(PACE)
-    ahead = scheduler.schedule_ahead(schedule, PACE)
-    assert ahead is not None
-    scheduler.commit(schedule, [7, 8])
-    assert schedule.sequences == ahead.sequences == [stays, leaves]
-    assert not ahead.has_ended_rows
-    scheduler.end(leaves)
-    assert ahead.has_ended_rows
-    assert ahead.without_ended_rows().decodes == [stays]
-    further = scheduler.schedule_ahead(ahead, PACE)
-    assert further is not None and further.decodes == [stays]
-    scheduler.commit(ahead, [9, 9])
-    assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
-    assert stays.num_computed_tokens == 4
-    scheduler.check_integrity()
 
 
 @each_case(
@@ -374,3 +275,17 @@ def test_when_there_is_a_step_ahead(
         scheduler.add(sequence_of(*later))
     assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
     assert later is None or not scheduler.is_full_for("b")
+
+
+def test_an_account_s_blocks_are_not_another_s() -> None:
+    cache = KVCache(16, BLOCK_TOKENS)
+    known: dict[str, int] = {}
+    for salt in ("acme", "acme", "bert", ""):
+        sequence = asking.sequence_of([7] * 13, cache_salt=salt)
+        assert cache.admit(sequence)
+        known[salt] = sequence.num_computed_tokens
+        sequence.num_computed_tokens = 13
+        cache.register_computed(sequence)
+        cache.release(sequence)
+        cache.check_integrity([])
+    assert known == {"acme": 12, "bert": 0, "": 0}

@@ -1,12 +1,14 @@
 """Whatever is drafted, right or wrong, for whomever: answers are those without drafts, token for
-token, on the native decoder and on torch's operators. A draft model reads what sequences share
-once."""
+token, on the native decoder and on torch's operators, also of models with recurrent layers. A draft
+model reads what sequences share once."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,13 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
+from inference.models.backend import AnyModel
+from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.step_input import StepInput
-from inference.protocol.engine import (
-    CancelSequence,
-    EngineStats,
-    SequenceCancelled,
-)
+from inference.protocol.engine import CancelSequence, SequenceCancelled
 from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.inference.engine.asking import Answers, run, submit
 from tests.inference.engine.conftest import OwnModel, Pair, build_pair
@@ -33,6 +32,8 @@ from tests.inference.engine.speculation.scripted_speculator import (
     LookupOnFreeRows,
     ScriptedSpeculator,
 )
+from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families import tiny_states as states
 
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
 SCHEMA = {"type": "array", "minItems": 3, "items": {"enum": ["some", "words"]}, "maxItems": 6}
@@ -68,19 +69,11 @@ def engine_for(
     llama: OwnModel,
     speculator: Speculator | None,
     grammars: Any = None,
-    *,
     num_tokens: int = 4096,
-    run_ahead: bool = False,
-    draft_model: Any = None,
+    **how: Any,
 ) -> Engine:
-    return llama.engine(
-        num_tokens,
-        limits=SchedulerLimits(prefill_tokens_per_step=64),
-        grammars=grammars,
-        speculator=speculator,
-        draft_model=draft_model,
-        run_ahead=run_ahead,
-    )
+    limits = SchedulerLimits(prefill_tokens_per_step=64)
+    return llama.engine(num_tokens, limits=limits, grammars=grammars, speculator=speculator, **how)
 
 
 def prompt_of(name: str) -> list[int]:
@@ -142,45 +135,25 @@ def _drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def drafted(request: pytest.FixtureRequest, llama: Any, plain: Answers) -> Callable[..., Engine]:
     """Engines whose drafts are scripted, or of the model itself."""
 
-    def made(grammars: Any = None, answers: Answers = plain, **how: Any) -> Engine:
-        if request.param == "scripted":
-            return engine_for(llama, script(answers), grammars, **how)
-        return engine_for(llama, None, grammars, draft_model=llama.model, **how)
+    def made(grammars: Any = None, **how: Any) -> Engine:
+        is_scripted = request.param == "scripted"
+        own = {} if is_scripted else {"draft_model": llama.model}
+        return engine_for(llama, script(plain) if is_scripted else None, grammars, **own, **how)
 
     return made
 
 
-@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize(("run_ahead", "num_tokens"), [(False, 4096), (True, 4096), (False, 256)])
 def test_every_parameter(
-    drafted: Callable[..., Engine], compiler: Any, plain: Answers, run_ahead: bool
+    drafted: Callable[..., Engine], compiler: Any, plain: Answers, run_ahead: bool, num_tokens: int
 ) -> None:
-    engine = drafted(compiler, run_ahead=run_ahead)
+    """With preemptions where it has few blocks."""
+    engine = drafted(compiler, run_ahead=run_ahead, num_tokens=num_tokens)
     submit_all(engine, PARAMS)
     check_same(run(engine), plain)
     stats = engine.stats()
     assert stats.num_drafted_tokens > stats.num_accepted_drafts > 80
-
-
-@NATIVE
-def test_with_preemptions(drafted: Callable[..., Engine], compiler: Any, plain: Answers) -> None:
-    engine = drafted(compiler, num_tokens=256)
-    submit_all(engine, PARAMS)
-    check_same(run(engine), plain)
-    stats = engine.stats()
-    assert stats.num_preemptions > 0 and stats.num_accepted_drafts > 0
-
-
-@NATIVE
-def test_choices_of_one_request(drafted: Callable[..., Engine], llama: Any) -> None:
-    def answers(engine: Engine) -> Answers:
-        for choice in range(3):
-            first = "0" if choice else None
-            drawn = {"temperature": 0.9, "seed": choice + 20, "same_prompt_as": first}
-            submit(engine, str(choice), prompt_of("shared by all the choices"), 40, **drawn)
-        return run(engine)
-
-    expected = answers(engine_for(llama, None))
-    check_same(answers(drafted(answers=expected)), expected)
+    assert (stats.num_preemptions > 0) == (num_tokens == 256)
 
 
 @NATIVE
@@ -197,62 +170,70 @@ def test_cancelled_between_runs(drafted: Callable[..., Engine], plain: Answers) 
 
 
 @NATIVE
-def test_fewer_steps_where_drafts_are_right(llama: Any, compiler: Any, plain: Answers) -> None:
-    speculator, names = script(plain, wrong_every=1e9), ["greedy", "bound", "drawn"]
-    engine = engine_for(llama, speculator, compiler)
-    submit_all(engine, names)
-    check_same(run(engine), plain, names)
-    assert speculator.num_steps < 40 / 2
+def test_looked_up_in_the_text_or_a_prediction(llama: Any) -> None:
+    few_words = {"logit_bias": dict.fromkeys((5, 6, 7), 100.0)}
+    asked = {"few words": few_words, "greedy": {}, "drawn": {"temperature": 0.8, "seed": 5}}
+    plain: dict[str, list[int]] = {}
+    for name, params in asked.items():
+        engine = engine_for(llama, None)
+        submit(engine, name, prompt_of(name), 40, **params)
+        plain |= run(engine).tokens
+    greedy = plain["greedy"]
+    edited = [*greedy[:15], 1, 2, 3, *greedy[20:]]
+    for name, prediction, least in (
+        ("few words", [], 1),
+        ("greedy", edited, 15),
+        ("greedy", greedy, 21),
+        ("drawn", plain["drawn"], 21),
+    ):
+        engine, found = engine_for(llama, LookupOnFreeRows()), Answers()
+        submit(engine, name, prompt_of(name), 40, prediction=prediction, **asked[name])
+        num_steps = 0
+        while engine.has_work:
+            found.step(engine)
+            num_steps += 1
+        stats = engine.stats()
+        assert found.tokens[name] == plain[name]
+        assert stats.num_accepted_drafts >= least
+        assert num_steps < 20 or least < 21
+        assert stats.num_drafted_tokens > stats.num_accepted_drafts or prediction is not edited
 
 
 @NATIVE
-def test_looked_up_in_the_text(llama: Any) -> None:
-    found = []
-    for speculator in (None, LookupOnFreeRows()):
-        engine = engine_for(llama, speculator)
-        for name in ("a", "b"):
-            submit(engine, name, prompt_of(name), 60, logit_bias=dict.fromkeys((5, 6, 7), 100.0))
-        found.append(run(engine))
-    check_same(*found)
-    assert engine.stats().num_accepted_drafts > 0
-
-
-@NATIVE
-def test_a_step_that_raises_is_run_without_its_drafts(
-    llama: Any, plain: Answers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["a step", "a round", "a draft"])
+def test_what_raises_is_done_without(
+    llama: Any, plain: Answers, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    forward, raised = llama.model.forward, []
+    """The step is run without its drafts, a round of drawing ends the run there, and a draft model
+    is left after some failures."""
+    forward, choose, raised = llama.model.forward, Sampler.choose, []
 
-    def refusing(step: StepInput, kv: Any) -> torch.Tensor:
-        if step.query_start[step.num_decodes] > step.num_decodes:
-            raised.append(step)
+    def refuse(is_due: bool) -> None:
+        if is_due:
+            raised.append(what)
             raise RuntimeError("an operator that refuses")
+
+    def refusing_step(step: StepInput, kv: Any) -> torch.Tensor:
+        refuse(bool(step.query_start[step.num_decodes] > step.num_decodes))
         return forward(step, kv)
 
-    monkeypatch.setattr(llama.model, "forward", refusing)
-    engine, names = engine_for(llama, script(plain)), ["greedy", "drawn", "penalised"]
-    submit_all(engine, names)
-    check_same(run(engine), plain, names)
-    assert raised
-
-
-@NATIVE
-def test_a_round_that_raises_ends_the_run_there(
-    llama: Any, plain: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose, raised = Sampler.choose, []
-
-    def refusing(self: Sampler, *args: Any, num_ahead: int = 0) -> SampledTokens:
-        if num_ahead == 2:
-            raised.append(args)
-            raise RuntimeError("an operator that refuses")
+    def refusing_round(self: Sampler, *args: Any, num_ahead: int = 0) -> SampledTokens:
+        refuse(num_ahead == 2)
         return choose(self, *args, num_ahead=num_ahead)
 
-    monkeypatch.setattr(Sampler, "choose", refusing)
-    engine, names = engine_for(llama, script(plain)), ["drawn", "penalised and drawn", "scored"]
+    speculator = None if what == "a draft" else script(plain)
+    match what:
+        case "a step":
+            monkeypatch.setattr(llama.model, "forward", refusing_step)
+        case "a round":
+            monkeypatch.setattr(Sampler, "choose", refusing_round)
+        case _:
+            monkeypatch.setattr(DraftRunner, "draft", lambda self, rows: refuse(True))
+    engine = engine_for(llama, speculator, draft_model=None if speculator else llama.model)
+    names = ["drawn", "penalised and drawn", "scored", "greedy"]
     submit_all(engine, names)
     check_same(run(engine), plain, names)
-    assert raised
+    assert len(raised) == draft_model.MOST_FAILURES if what == "a draft" else raised
 
 
 @NATIVE
@@ -276,75 +257,108 @@ def test_rows_that_are_no_numbers_fail_their_own_sequence(
     assert found.ends["greedy"].used.num_output_tokens == 21
 
 
+@NATIVE
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_model_drafts_as_well_as_it_knows_the_other(
+    llama: Pair, compiler: Any, plain: Answers, native_cache_dir: Path, is_same: bool
+) -> None:
+    """Weights of its own, and biases: the other model knows nothing of the first."""
+    other = build_pair("llama-tied-biased", "native", native_cache_dir).model
+    names = ["greedy"] if is_same else list(PARAMS)
+    engine = engine_for(llama, None, compiler, draft_model=llama.model if is_same else other)
+    submit_all(engine, names)
+    check_same(run(engine), plain, names)
+    stats = engine.stats()
+    accepted = stats.num_accepted_drafts / stats.num_drafted_tokens
+    assert accepted > 0.95 if is_same else accepted < 0.5
+    assert is_same or stats.num_drafted_tokens > 100
+
+
+@dataclass(frozen=True)
+class Hybrid(OwnModel):
+    model: AnyModel
+    block_tokens: int
+
+
+def library(native_cache_dir: Path) -> ctypes.CDLL:
+    try:
+        return load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture(scope="module")
-def other(llama: Pair, native_cache_dir: Path) -> Any:
-    """Weights of its own, and another number of heads' biases: it knows nothing of the first."""
-    return build_pair("llama-tied-biased", "native", native_cache_dir).model
+def native(native_cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
+    directory = tiny.save(tiny.qwen3_5(), tmp_path_factory.mktemp("hybrid"))
+    return Hybrid(tiny.natively(library(native_cache_dir), directory, directory / "cache"), 32)
 
 
-def accepted(stats: EngineStats) -> float:
-    return stats.num_accepted_drafts / stats.num_drafted_tokens
-
-
-@NATIVE
-def test_the_same_model_drafts_all_greedy_tokens(llama: Pair, plain: Answers) -> None:
-    engine = engine_for(llama, None, draft_model=llama.model)
-    submit_all(engine, ["greedy"])
-    check_same(run(engine), plain, ["greedy"])
-    assert accepted(engine.stats()) > 0.95
-
-
-@NATIVE
-def test_another_model_drafts_few_right_tokens_and_changes_no_answer(
-    llama: Pair, compiler: Any, plain: Answers, other: Any
-) -> None:
-    engine = engine_for(llama, None, compiler, draft_model=other)
+@pytest.fixture(scope="module")
+def plain_hybrid(native: Hybrid, compiler: Any) -> Answers:
+    engine = engine_for(native, None, compiler)
     submit_all(engine, list(PARAMS))
-    check_same(run(engine), plain)
-    assert engine.stats().num_drafted_tokens > 100
-    assert accepted(engine.stats()) < 0.5
+    return run(engine)
 
 
-@NATIVE
-def test_a_prefix_that_was_read_for_one_serves_the_next(
-    llama: Pair, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_tokens", [4096, 256])
+def test_every_parameter_of_a_hybrid(
+    native: Hybrid, compiler: Any, plain_hybrid: Answers, num_tokens: int
 ) -> None:
-    filled: list[tuple[int, int]] = []
-    fill = DraftRunner.fill
-
-    def counted(self: DraftRunner, sequence: Sequence, start: int, end: int) -> None:
-        filled.append((start, end))
-        fill(self, sequence, start, end)
-
-    monkeypatch.setattr(DraftRunner, "fill", counted)
-    engine = engine_for(llama, None, draft_model=llama.model)
-    document = prompt_of("a document") * 4
-    size = llama.block_tokens
-    for name in ("first", "second"):
-        before = engine.stats()
-        submit(engine, name, [*document, *prompt_of(name)], 30)
-        run(engine)
-        stats = engine.stats()
-        num_accepted = stats.num_accepted_drafts - before.num_accepted_drafts
-        assert num_accepted > 0.9 * (stats.num_drafted_tokens - before.num_drafted_tokens)
-    starts = [start for start, _ in filled]
-    assert starts[0] == 0
-    assert starts[-1] == len(document) // size * size
-    assert len(starts) == 2
+    """With preemptions where it has few blocks."""
+    engine = engine_for(native, script(plain_hybrid), compiler, num_tokens=num_tokens)
+    submit_all(engine, PARAMS)
+    check_same(run(engine), plain_hybrid)
+    stats = engine.stats()
+    assert 80 < stats.num_accepted_drafts < stats.num_drafted_tokens
+    assert (stats.num_preemptions > 0) == (num_tokens == 256)
 
 
-@NATIVE
-def test_one_that_raises_is_done_without(
-    llama: Pair, plain: Answers, monkeypatch: pytest.MonkeyPatch
+def test_prompts_that_come_while_states_lag(native: Hybrid, plain_hybrid: Answers) -> None:
+    names = ["greedy", "drawn", "penalised", "scored", "filtered", "short"]
+    engine = engine_for(native, script(plain_hybrid, wrong_every=2))
+    found = Answers()
+    waiting = list(names)
+    num_mixed = 0
+    while waiting or engine.has_work:
+        is_lagging = any(s.num_lagging for s in engine.scheduler.running)
+        if waiting and (is_lagging or not engine.has_work):
+            submit_all(engine, [waiting.pop(0)])
+            num_mixed += is_lagging
+        found.step(engine)
+    assert num_mixed > 2
+    assert found.tokens == {name: plain_hybrid.tokens[name] for name in names}
+
+
+def test_the_next_turn_continues_from_a_state_that_lacks_nothing(native: Hybrid) -> None:
+    def turns(speculator: Speculator | None) -> Answers:
+        engine = engine_for(native, speculator)
+        prompt, answers = prompt_of("a long conversation") * 3, Answers()
+        for turn in range(3):
+            submit(engine, f"turn {turn}", prompt, 40)
+            answers.drain(engine)
+            prompt = [*prompt, *answers.tokens[f"turn {turn}"], *prompt_of(f"{turn}")]
+        assert engine.stats().prefix_hit_tokens > 0
+        return answers
+
+    expected = turns(None)
+    assert turns(script(expected, wrong_every=3)).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("made", [tiny.qwen3_5, states.lfm2, states.granite4])
+def test_states_of_other_kinds(
+    made: Callable[[], Any], native_cache_dir: Path, tmp_path: Path
 ) -> None:
-    raised = []
+    """The first on torch's operators."""
+    directory = tiny.save(made(), tmp_path / "model")
+    if made is tiny.qwen3_5:
+        model = Hybrid(tiny.on_torch(directory, tmp_path), tiny.BLOCK_TOKENS)
+    else:
+        model = Hybrid(tiny.natively(library(native_cache_dir), directory, tmp_path), 32)
 
-    def refusing(self: DraftRunner, rows: Any) -> list[list[int]]:
-        raised.append(rows)
-        raise RuntimeError("an operator that refuses")
+    def answers(speculator: Speculator | None) -> Answers:
+        engine = engine_for(model, speculator)
+        submit_all(engine, ["greedy", "penalised", "drawn"])
+        return run(engine)
 
-    monkeypatch.setattr(DraftRunner, "draft", refusing)
-    engine: Engine = engine_for(llama, None, draft_model=llama.model)
-    submit_all(engine, ["greedy", "drawn"])
-    check_same(run(engine), plain, ["greedy", "drawn"])
-    assert len(raised) == draft_model.MOST_FAILURES
+    expected = answers(None)
+    check_same(answers(script(expected, wrong_every=3)), expected)

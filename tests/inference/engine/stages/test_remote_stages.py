@@ -1,10 +1,12 @@
 """Stages of other neurons answer what the undivided model answers, wherever they are in the order:
 to the bit where its dtype is float32, else what its stages answer when rows are rounded where they
-leave a host. What they report to their own neurons, and what ends a load or a stage."""
+leave a host. What ends a load or a stage: the other end of a link may be another host's."""
 
 from __future__ import annotations
 
+import shutil
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,15 +16,18 @@ import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
 from inference.engine.engine import Engine
-from inference.engine.errors import EngineExit
+from inference.engine.errors import DeviceFault, EngineError, EngineExit
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.stages import remote_stage, stage_processes, stage_runner
 from inference.engine.stages.messages import (
+    AdapterAdded,
+    Alive,
     BuildStage,
     Done,
     FromStage,
     MeetStage,
     RunStep,
+    StageOpened,
     ToStage,
 )
 from inference.engine.stages.stage_specs import are_narrow, files_digest
@@ -39,19 +44,23 @@ from inference.protocol.engine import (
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import new_identity
-from inference.stage_links.links import address_of, dial
+from inference.stage_links.links import LinkListener, address_of, dial
 from tests.inference.engine.asking import run, submit
-from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of
-from tests.inference.engine.stages.remote_stages import (
+from tests.inference.engine.stages.conftest import (
     HERE,
+    PROMPT,
+    WAIT_S,
     HeldStage,
     RemoteStages,
+    answers,
+    close_all,
+    load,
     ordered,
+    spec_of,
     started,
+    with_stage,
 )
 
-EXACT = {"dtype": "float32"}
-"""The setting with which rows to other hosts are not rounded: a CPU computes alike without it."""
 ORDERS = {
     "there and back": ([HERE, "b"], (1, 3)),
     "from here to another": ([HERE, HERE, "b"], (1, 2, 3)),
@@ -59,26 +68,22 @@ ORDERS = {
     "from another to a third": ([HERE, "b", "c"], (1, 2, 3)),
     "beside each other": ([HERE, "b", "b"], (1, 2, 3)),
 }
-each_order = pytest.mark.parametrize(("neurons", "ends"), ORDERS.values(), ids=ORDERS)
 
 
-@each_order
+@pytest.mark.parametrize(("neurons", "ends"), ORDERS.values(), ids=ORDERS)
 def test_in_any_order(
     tiny_model_dir: Path, data_dir: Path, neurons: list[str], ends: tuple[int, ...]
 ) -> None:
+    """Also what a stage reports to its own neuron. In float32 rows to other hosts are not rounded:
+    a CPU computes alike without it."""
     expected = answers(load(spec_of(tiny_model_dir), data_dir))
-    there = started(ordered(tiny_model_dir, neurons, *ends, **EXACT), data_dir)
+    there = started(ordered(tiny_model_dir, neurons, *ends, dtype="float32"), data_dir)
     loaded = load(there.spec, data_dir)
-    assert [stage.neuron for stage in loaded.report.stages] == neurons
+    report, stage = loaded.report, there.stages[0]
+    assert [stage.neuron for stage in report.stages] == neurons
     assert answers(loaded) == expected
-
-
-def test_what_a_stage_reports_to_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
-    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
-    (stage,) = there.stages
-    report = load(there.spec, data_dir).report
     ready = stage.next(StageReady)
-    assert report.stages[1] == ready.report and ready.report.neuron == "b"
+    assert report.stages[neurons.index("b")] == ready.report and ready.report.neuron == "b"
     (memory,) = report.stage_memory
     assert memory.device == report.device == ready.memory.device == "cpu"
     assert memory.actual_bytes == report.actual_bytes
@@ -90,7 +95,9 @@ def test_what_a_stage_reports_to_its_neuron(tiny_model_dir: Path, data_dir: Path
     assert isinstance(stage.last(), StageReleased) and stage.code == EngineExit.OK
 
 
-@each_order
+@pytest.mark.parametrize(
+    ("neurons", "ends"), [([HERE, "b"], (1, 3)), ([HERE, "b", "c"], (1, 2, 3))]
+)
 def test_rows_are_rounded_where_they_leave_a_host(
     tiny_model_dir: Path,
     data_dir: Path,
@@ -107,11 +114,10 @@ def test_rows_are_rounded_where_they_leave_a_host(
     for module in (stage_processes, stage_runner):
         monkeypatch.setattr(module, "are_narrow", lambda _, index: are_narrow(there.spec, index))
     assert found == scores(load(spec_of(tiny_model_dir, *ends), data_dir))
-    assert 0 < distance(found, exact) < distance(computed, exact)
-
-
-def distance(found: list[float], exact: list[float]) -> float:
-    return sum(abs(a - b) for a, b in zip(found, exact, strict=True)) / len(exact)
+    of_rounding, of_computing = (
+        sum(abs(a - b) for a, b in zip(one, exact, strict=True)) for one in (found, computed)
+    )
+    assert 0 < of_rounding < of_computing
 
 
 def scores(loaded: LoadedEngine) -> list[float]:
@@ -127,8 +133,7 @@ def test_files_that_are_not_the_engines_are_refused(
     tiny_model_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     """A stage that computed with others would answer, and wrongly."""
-    for path in tiny_model_dir.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(tiny_model_dir, tmp_path, dirs_exist_ok=True)
     weights = bytearray((tmp_path / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
@@ -143,10 +148,13 @@ def test_files_that_are_not_the_engines_are_refused(
 def test_a_stage_that_is_another_is_refused(tiny_model_dir: Path, data_dir: Path) -> None:
     """Its certificate is not the one that the load names; it waits for its own engine."""
     there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
-    other = msgspec.structs.replace(there.spec.stages[1], certificate=new_identity().certificate)
-    for changes in ({"stages": [there.spec.stages[0], other]}, {"link_identity": new_identity()}):
+    other = new_identity()
+    for spec in (
+        with_stage(there.spec, 1, certificate=other.certificate),
+        msgspec.structs.replace(there.spec, link_identity=other),
+    ):
         with pytest.raises(StageUnreachableError):
-            load(msgspec.structs.replace(there.spec, **changes), data_dir)
+            load(spec, data_dir)
     load(there.spec, data_dir)
     there.stages[0].next(StageReady)
 
@@ -231,3 +239,42 @@ def test_what_no_engine_sends_ends_the_stage(
         control.close()
     assert isinstance(there.stages[0].last(), LoadFailedMessage | StageReleased)
     control.close()
+
+
+NO_DEVICE = StageOpened(device="everything", required_bytes=1, weight_bytes=1, num_positions=256)
+LIES = {
+    **{name: NO_ENGINES[name] for name in ("garbage", "a frame without an end", "its end")},
+    "another type": HEADER.pack(1) + b"\xc0",
+    "an engine's frame": framed(MeetStage(files_digest="")),
+    "an answer to nothing": framed(Done()),
+    "an adapter that nobody adds": framed(AdapterAdded(number=1)),
+    "no device": framed(Alive(), NO_DEVICE),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_what_no_stage_sends_fails_the_load(
+    tiny_model_dir: Path, data_dir: Path, lie: bytes
+) -> None:
+    """A host whose stage sends the lie on its control link and ends."""
+    there = ordered(tiny_model_dir, [HERE, "b"], 1, 3)
+    stage = there.orders[1].link_identity
+    assert stage is not None
+    purposes = dict.fromkeys(("control", "rows", "rows-back"), there.engine.certificate)
+    listener = LinkListener(("127.0.0.1", 0), stage, purposes)
+
+    def answer() -> None:
+        control = listener.accept("control", WAIT_S)
+        listener.accept_all(WAIT_S)
+        control.sendall(lie)
+        Channel(control).receive()  # until the engine has taken it
+        control.close()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    spec = with_stage(there.spec, 1, address=f"127.0.0.1:{listener.port}")
+    with pytest.raises((EngineError, RuntimeError)) as raised:
+        load(spec, data_dir)
+    assert isinstance(raised.value, DeviceFault) or "device" in str(raised.value)
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
