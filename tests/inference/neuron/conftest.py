@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
@@ -51,7 +52,7 @@ from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.sampling import SamplingOptions
 from inference.text.tokens.tokenizer import Tokenizer
-from tests.inference.neuron.fake_engines import running_engines
+from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
@@ -189,6 +190,12 @@ def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
+    """Returns the fake engine's running processes of a neuron, else of this process."""
+    children = psutil.Process(neuron_pid).children(recursive=True)
+    return [child for child in children if FAKE_ENGINE.name in " ".join(command_line(child))]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from inference.neuron.requests.request_table import RequestTable
@@ -11,7 +10,13 @@ from inference.neuron.requests.starter import Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Event
-from inference.protocol.generation import Request, Submit
+from inference.protocol.generation import GenerationRequest, Request, Submit, TextInput
+
+
+def submit_of(request_id: str, request: Request | None = None, **fields: Any) -> Submit:
+    made = request or GenerationRequest(model="m", input=TextInput(texts=["x"]))
+    given = {"gateway_id": "g", "model": "m", "deadline_unix_s": 4e9} | fields
+    return Submit(request_id=request_id, request=made, **given)
 
 
 class RecordingEngine:
@@ -44,14 +49,7 @@ class Started:
             read_images=lambda _: {},
             **({} if bodies is None else {"bodies": bodies}),
         )
-        submit = Submit(
-            request_id="r",
-            gateway_id="g",
-            model="m",
-            request=request,
-            deadline_unix_s=time.time() + 600,
-            **fields,
-        )
+        submit = submit_of("r", request, **fields)
         assert starter.admit(submit)
         starter.start(submit)
         assert self.events

@@ -9,9 +9,8 @@ import pytest
 from inference.neuron.replicas.by_model import SpecStore
 from inference.protocol.events import Finished
 from inference.protocol.load import LoadSpec
-from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
+from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
-from tests.inference.neuron.fake_engines import running_engines
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +64,16 @@ def test_it_sleeps_and_wakes_in_the_same_process(
     assert neuron.answers()
 
 
-def test_requests_that_run_are_answered_before_it_sleeps(neuron: TestNeuron, gateway: Any) -> None:
-    neuron.load(**SLEEPER)
+def test_requests_that_run_are_answered_first_and_who_asks_meanwhile_wakes_it(
+    neuron: TestNeuron, gateway: Any
+) -> None:
+    neuron.load(**SLEEPER, sleep_s=0.3)
+    before = pids()
     request_id = neuron.running(max_tokens=30)
     neuron.service.sleep_model("m", "j-sleep")
     # Gateways place it again: no engine has accepted it.
     assert failure_of(neuron.ask(max_tokens=3)).code == "model_not_loaded"
-    gateway.wait_status("asleep")
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-
-
-def test_who_asks_while_it_falls_asleep_wakes_it(neuron: TestNeuron, gateway: Any) -> None:
-    neuron.load(**SLEEPER, sleep_s=0.3)
-    before = pids()
-    neuron.service.sleep_model("m", "j-sleep")
     neuron.load(job_id="j2", **SLEEPER, sleep_s=0.3, status=None)
     wait_until(lambda: gateway.replica().job_id == "j2")
     gateway.wait_status("ready")
@@ -102,9 +97,16 @@ def test_one_that_cannot_sleep_serves_on_and_reports_it(
     assert state.sleep_refusal.job_id == "j-sleep"
 
 
-def test_it_is_unloaded_asleep_and_while_it_falls_asleep(
+def test_it_is_replaced_or_unloaded_asleep_and_while_it_falls_asleep(
     neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
+    asleep(neuron, cards)
+    before = pids()
+    assert neuron.load(job_id="j2").job_id == "j2", "another spec"
+    assert pids() != before
+    neuron.service.unload_model("m")
+    neuron.wait_gone()
+    cards.there = [card(0, 2), card(1, 20), host(100)]
     asleep(neuron, cards)
     neuron.service.unload_model("m")
     wait_until(lambda: gateway.replica() is None and not running_engines())
@@ -114,13 +116,6 @@ def test_it_is_unloaded_asleep_and_while_it_falls_asleep(
     neuron.service.unload_model("m")
     wait_until(lambda: gateway.replica() is None and not running_engines())
     assert gateway.heartbeat().devices[2].reserved_bytes == 0
-
-
-def test_another_spec_replaces_one_that_sleeps(neuron: TestNeuron, cards: Machine) -> None:
-    asleep(neuron, cards)
-    before = pids()
-    assert neuron.load(job_id="j2").job_id == "j2"
-    assert pids() != before
 
 
 @pytest.mark.parametrize("dies", ["crash_sleep", "killed asleep"])

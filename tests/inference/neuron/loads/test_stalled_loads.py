@@ -20,8 +20,7 @@ from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
-from tests.inference.neuron.conftest import TestNeuron, wait_until
-from tests.inference.neuron.fake_engines import running_engines
+from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until
 from tests.processes import command_line
 
 pytestmark = pytest.mark.slow

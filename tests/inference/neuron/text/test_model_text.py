@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from inference.text.answers.phrases import SPOKEN
 from tests.cases import each_case
-from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import a_chat, prepared
+from tests.inference.neuron.model_texts import OPENS, THINKS, a_chat, model_text, prepared
 from tests.inference.text.family_templates import GEMMA, LLAMA, MISTRAL, QWEN
 
 BEGINS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -65,12 +65,38 @@ REFUSES = "{% for m in messages %}{% if TEST %}{{ raise_exception('no') }}{% end
     ],
     ids=lambda value: str(value)[-80:],
 )
-def test_it_stands_in_the_report(byte_level_dir: Path, template: str, problem: str | None) -> None:
+def test_what_is_wrong_with_a_template_stands_in_the_report(
+    byte_level_dir: Path, tmp_path: Path, template: str, problem: str | None
+) -> None:
     found = model_text(byte_level_dir, chat_template=template).report.template_problem
     assert found == problem or str(found).startswith(str(problem))
-
-
-def test_a_model_without_a_template_is_reported(byte_level_dir: Path, tmp_path: Path) -> None:
     shutil.copy(byte_level_dir / "tokenizer.json", tmp_path)
     found = model_text(tmp_path).report.template_problem
     assert found == "the model has no chat template; conversations are written as ChatML"
+
+
+def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir)
+    assert text.fingerprint == model_text(byte_level_dir).fingerprint
+    assert text.fingerprint != model_text(byte_level_dir, dtype="bfloat16").fingerprint
+    assert text.fingerprint != model_text(byte_level_dir, chat_template="x").fingerprint
+
+
+def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_dir: Path) -> None:
+    always = {"chat", "completions", "logprobs", "structured_output"}
+    takes_tools, thoughts = (
+        "{{ tools }}<tool_call>",
+        " ".join((SPOKEN.opens[0], "{% if thinking %}", SPOKEN.closes[0], "{% endif %}")),
+    )
+    for directory, template, more in (
+        (byte_level_dir, None, set()),
+        (byte_level_dir, takes_tools, {"tool_call"}),
+        (byte_level_dir, OPENS, set()),
+        (byte_level_dir, thoughts, {"reasoning"}),
+        (thinking_dir, THINKS, set()),
+        (thinking_dir, OPENS, {"reasoning"}),
+        (thinking_dir, OPENS + takes_tools, {"reasoning", "tool_call"}),
+    ):
+        found = model_text(directory, chat_template=template).capabilities
+        assert set(found) == always | more
+    assert model_text(byte_level_dir, kind="embedding").capabilities == ["embeddings"]

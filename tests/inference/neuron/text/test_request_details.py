@@ -18,17 +18,15 @@ from inference.protocol.generation import TextInput, ToolDefinition
 from inference.settings.neuron import ACCOUNTS
 from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
-from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import a_chat, request_for_model
+from tests.inference.neuron.model_texts import a_chat, model_text, request_for_model
 from tests.inference.neuron.recording_engine import Started
 from tests.inference.text.family_templates import QWEN
 
 SECRET = "sk-proj-0123456789abcdef"
-WEATHER = ToolDefinition(name="weather", path="tools[0]")
-CHAT = a_chat(f"The cat sat. {SECRET}", tools=[WEATHER])
+CHAT = a_chat(f"The cat sat. {SECRET}", tools=[ToolDefinition(name="weather", path="tools[0]")])
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 BROKEN = '<tool_call>{"name": "weather", "arguments": {"city": Oslo'
-END = SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")
+THOUGHT = "<think>\nHm, the cat.\n</think>\nYes."
 
 
 @pytest.fixture
@@ -50,28 +48,34 @@ def answer(table: RequestTable, text: ModelText, answered: str) -> list[Any]:
     """Returns the events of the last step."""
     for token_id in text.tokenizer.encode(answered, add_special_tokens=False):
         table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
-    return [one.event for one in table.apply([END]).events]
+    end = SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")
+    return [one.event for one in table.apply([end]).events]
 
 
 def logged(caplog: Any, text: ModelText, answered: str, given: Any = CHAT, **more: Any) -> Any:
+    caplog.clear()
     caplog.set_level(more.pop("level", logging.DEBUG), logger="inference.neuron")
     answer(started(text, given, **more), text, answered)
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "inference.neuron.text.request_details"
-    ]
+    name = "inference.neuron.text.request_details"
+    return [record.getMessage() for record in caplog.records if record.name == name]
 
 
 def test_without_the_setting_no_text_is_in_the_log(caplog: Any, text: ModelText) -> None:
     assert logged(caplog, text, CALL, bodies="all", level=logging.INFO) == []
-    prompt, call = logged(caplog, text, CALL)
-    assert prompt.startswith("r prompt 0: tokens=")
-    assert "tools=1 tool_format=hermes characters=" in prompt and "digest=" in prompt
-    assert call.startswith("r/0 tool calls=1 weather(characters=15 digest=")
-    assert f"block: characters={len(CALL)} digest=" in call
-    everything = prompt + call
-    assert not [word for word in ("cat", "Oslo", "sk-", "text=") if word in everything]
+    for bodies in (None, "other"):
+        prompt, call = logged(caplog, text, CALL, bodies=bodies)
+        assert prompt.startswith("r prompt 0: tokens=")
+        assert "tools=1 tool_format=hermes characters=" in prompt and "digest=" in prompt
+        assert call.startswith("r/0 tool calls=1 weather(characters=15 digest=")
+        assert f"block: characters={len(CALL)} digest=" in call
+        everything = prompt + call
+        assert not [word for word in ("cat", "Oslo", "sk-", "text=") if word in everything]
+    _, broken = logged(caplog, text, BROKEN)
+    assert broken.startswith("r/0 tool calls=0 text because its call cannot be read block: char")
+    assert "secret_plan" not in str(logged(caplog, text, CALL.replace("weather", "secret_plan")))
+    _, opens, closes = logged(caplog, text, THOUGHT)
+    assert opens.startswith("r/0 reasoning opens") and closes.startswith("r/0 reasoning closes")
+    assert "cat" not in opens + closes
 
 
 @each_case("bodies", ["all", "acme", "other, acme"])
@@ -83,27 +87,7 @@ def test_the_rendered_prompt_and_a_call_of_an_account_that_is_named(
     assert rendered.startswith("<|im_start|>") and "The cat sat. sk-***" in rendered
     assert SECRET not in rendered
     assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
-
-
-def test_other_accounts_texts_stay_out(caplog: Any, text: ModelText) -> None:
-    lines = logged(caplog, text, CALL, bodies="other")
-    assert len(lines) == 2 and "text=" not in "".join(lines)
-
-
-def test_blocks_that_are_no_calls_of_its_tools(caplog: Any, text: ModelText) -> None:
-    _, broken = logged(caplog, text, BROKEN)
-    assert broken.startswith("r/0 tool calls=0 text because its call cannot be read block: char")
-    assert "secret_plan" not in str(logged(caplog, text, CALL.replace("weather", "secret_plan")))
-
-
-def test_thinking_opens_and_closes(caplog: Any, text: ModelText) -> None:
-    _, opens, closes = logged(caplog, text, "<think>\nHm, the cat.\n</think>\nYes.")
-    assert opens.startswith("r/0 reasoning opens") and closes.startswith("r/0 reasoning closes")
-    assert "cat" not in opens + closes
-
-
-def test_a_prompt_that_is_text(caplog: Any, text: ModelText) -> None:
-    (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies="all")
+    (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies=bodies)
     assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
 
 
@@ -123,9 +107,6 @@ def test_a_trace_has_the_prompt_the_raw_text_and_what_the_parser_decided(text: M
     assert "raw text: tokens=" in rest and rest.endswith(f"text={CALL}")
     untraced = answer(started(text), text, CALL)
     assert not [one for one in untraced if isinstance(one, Traced)]
-
-
-def test_a_cancelled_request_reports_it_too(text: ModelText) -> None:
     table = started(text, captures=True)
     assert table.apply([SequenceStep(sequence_id="r/0", token_ids=[5])]).ended_early == []
     table.cancel("r")
@@ -134,7 +115,7 @@ def test_a_cancelled_request_reports_it_too(text: ModelText) -> None:
     assert isinstance(traced, Traced) and isinstance(cancelled, Cancelled)
 
 
-def test_it_is_bounded(text: ModelText) -> None:
+def test_a_trace_is_bounded(text: ModelText) -> None:
     trace = RequestTrace("r", text.tokenizer)
     for _ in range(10):
         trace.output(0, list(range(3, 103)) * 1000, [])
