@@ -1,11 +1,12 @@
 """An engine process without a model: the real channel, real messages, invented tokens.
 
 It answers with the prompt's own tokens, over and over. Its behaviour is written in the spec's
-source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a tokenizer directory:
+source, ``fake:rate=200,load_s=0.1,crash_after=5``, or for any source in ``--options``, and the
+spec's file names a tokenizer directory:
 
     rate         engine steps per second; 0: accepts sequences and never steps
     load_s       how long a load takes
-    load_fails   1: the load is refused
+    load_fails   1: the load is refused for want of room, 2: for good
     crash_load   1: the process dies while it loads
     crash_after  the process kills itself after so many steps
     fault_after  its device is lost after so many steps
@@ -83,10 +84,11 @@ class Sequence:
 
 
 class FakeEngine:
-    def __init__(self, channel: Channel, spec: LoadSpec) -> None:
+    def __init__(self, channel: Channel, spec: LoadSpec, words: str) -> None:
         self.channel = channel
         self.spec = spec
-        options = dict(word.split("=") for word in spec.source.removeprefix("fake:").split(","))
+        words = words or spec.source.removeprefix("fake:")
+        options = dict(word.split("=") for word in words.split(","))
         self.options = {name: float(value) for name, value in options.items()}
         self.commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self.sequences: dict[str, Sequence] = {}
@@ -128,11 +130,13 @@ class FakeEngine:
         time.sleep(self.options.get("load_s", 0.0))
         if self.options.get("crash_load"):
             os._exit(3)
-        if self.options.get("load_fails"):
-            failure = LoadFailure(code="does_not_fit", message="needs 9 GB, 1 GB is free")
+        failures = {
+            1: LoadFailure(code="does_not_fit", message="needs 9 GB, 1 GB is free"),
+            2: LoadFailure(code="unknown_architecture", message="mamba"),
+        }
+        if failure := failures.get(int(self.options.get("load_fails", 0))):
             self._send(LoadFailedMessage(failure=failure))
-            return True
-        return False
+        return failure is not None
 
     def _hold_a_stage(self, index: int) -> None:
         if self._refuses():
@@ -297,9 +301,11 @@ class FakeEngine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
+    parser.add_argument("--options", default="")
+    given = parser.parse_args()
+    channel = Channel(socket.socket(fileno=given.fd))
     spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
-    FakeEngine(channel, spec).run()
+    FakeEngine(channel, spec, given.options).run()
 
 
 if __name__ == "__main__":

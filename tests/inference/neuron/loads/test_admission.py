@@ -21,21 +21,13 @@ from tests.inference.neuron.devices import GB, Machine, card, host
 from tests.inference.neuron.loads.test_queue import begun, free_gb, load_of, loaded, stages
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Loaded:
     """A replica that is ready on a card."""
 
-    def __init__(self, load: Load, clock: Clock, leaves_after: float = 0.0) -> None:
+    def __init__(self, load: Load) -> None:
         self.spec, self.load, self.may_sleep_as = load.spec, load, None
-        self.clock = clock
         self.is_busy = self.has_left = False
-        self.leaves_after = leaves_after
+        self.now_s, self.leaves_after = 0.0, 0
         """Looks: until then the kernel does not end its process."""
 
     def is_idle(self) -> bool:
@@ -45,8 +37,11 @@ class Loaded:
         self.has_left = True
         return True
 
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+
     def wait_left(self, timeout_s: float | None = None) -> bool:
-        self.clock.now_s += timeout_s or 0.0
+        self.pass_time(timeout_s or 0.0)
         self.leaves_after -= 1
         return self.leaves_after < 0
 
@@ -56,8 +51,8 @@ class House:
 
     def __init__(self, checker: FileChecker | None = None) -> None:
         self.machine = Machine(card(0, 6), card(1, 20), host(100))
-        self.queue, self.clock = LoadQueue(self.machine), Clock()
-        self.old = Loaded(load_of(18, model="old"), self.clock)
+        self.queue = LoadQueue(self.machine)
+        self.old = Loaded(load_of(18, model="old"))
         begun(self.queue, self.old.load)
         loaded(self.queue, self.old.load, took_gb=18)
         self.machine.there[1] = card(1, 2)
@@ -67,13 +62,10 @@ class House:
             fetch=lambda *_: None,
             check_files=(checker or FileChecker(is_enabled=False)).check,
             find=lambda model: old if model == "old" else None,
-            clock=self.clock,
-            sleep=self._sleep,
+            clock=lambda: old.now_s,
+            sleep=old.pass_time,
         )
         self.reported: list[LoadProgress] = []
-
-    def _sleep(self, seconds: float) -> None:
-        self.clock.now_s += seconds
 
     def admit(self, gigabytes: float | None, **changes: Any) -> Any:
         evicting = {"model": "new", "devices": ["cuda:1"], "evict": ["old"]} | changes
@@ -113,26 +105,21 @@ def test_nobody_leaves_for_a_load_that_would_fail(tmp_path: Path) -> None:
     assert not house.old.has_left
     assert free_gb(house.queue) == [6, 2, 100], "and they keep no memory"
 
-
-def test_nobody_leaves_for_files_that_the_engine_would_refuse(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "lama"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     house = House(FileChecker())
-    failure = house.refusal(15, source=f"path:{tmp_path}")
+    failure = house.refusal(15, source=f"path:{tmp_path}")  # which the engine would refuse
     assert failure.code == "unknown_architecture" and not house.old.has_left
 
 
-def test_the_evicted_leave_and_their_memory_is_waited_for() -> None:
+def test_the_evicted_leave_and_their_memory_is_waited_for_but_not_for_ever() -> None:
     house = House()
     failure = house.refusal(15, evict=["old", "long-gone"])
-    assert house.old.has_left and house.clock.now_s > 5
+    assert house.old.has_left and house.old.now_s > 5
     assert failure.code == "does_not_fit", "the driver does not release it"
     house.machine.there[1] = card(1, 20)
     house.queue.release(house.old.load)
     assert house.admit(15).devices == ["cuda:1"]
-
-
-def test_an_evicted_model_that_does_not_leave_is_not_waited_for_for_ever() -> None:
     house = House()
     house.old.leaves_after = 10_000
     failure = house.refusal(15)

@@ -82,25 +82,27 @@ def test_on_a_cpu_what_was_promised_stays_promised_while_it_is_not_held() -> Non
         assert free_gb(queue) == [74]
 
 
-def test_ranks_share_what_a_load_takes_of_cards() -> None:
-    queue = LoadQueue(Machine(card(0, 20), card(1, 20)))
-    load = load_of(12, tensor_parallel=2)
-    assert begun(queue, load).devices == ["cuda:0", "cuda:1"]
-    assert free_gb(queue) == [14, 14]
-    loaded(queue, load, 16)
-    assert {name: claim.num_bytes for name, claim in load.claims.items()} == {
-        "cuda:0": 8 * GB,
-        "cuda:1": 8 * GB,
-    }
-
-
-def test_a_load_that_waits_leaves_what_it_needs() -> None:
+def test_loads_that_wait_and_ranks_share_the_cards() -> None:
     queue = LoadQueue(Machine(card(0, 20)))
     queue.accept(later := load_of(8))
     queue.accept(first := load_of(5))
     # Accepted before it, so its promise stands; the other way round as well, as far as 5 are left.
     assert queue.room(first).limit_bytes == 12 * GB
     assert queue.room(later).limit_bytes == 15 * GB
+    queue.release(later)
+    queue.release(first)
+    unknown = load_of(None, kv_memory_bytes=2 * GB)
+    queue.accept(unknown)
+    assert free_gb(queue) == [18]
+    queue.expect(unknown, 5 * GB)  # its files are there
+    assert 12 < free_gb(queue)[0] < 13
+    queue = LoadQueue(Machine(card(0, 20), card(1, 20)))
+    load = load_of(12, tensor_parallel=2)
+    assert begun(queue, load).devices == ["cuda:0", "cuda:1"]
+    assert free_gb(queue) == [14, 14]
+    loaded(queue, load, 16)
+    claims = {name: claim.num_bytes for name, claim in load.claims.items()}
+    assert claims == {"cuda:0": 8 * GB, "cuda:1": 8 * GB}
 
 
 def test_a_load_may_take_what_the_operator_lets_models_use() -> None:
@@ -120,15 +122,6 @@ def test_a_load_may_take_what_the_operator_lets_models_use() -> None:
     assert queue.limit_problems() == [
         "HELEXA_MEMORY_LIMIT names cuda:1, which is not here; this neuron has cpu"
     ]
-
-
-def test_files_that_are_there_show_roughly_what_an_unknown_load_takes() -> None:
-    queue = LoadQueue(Machine(card(0, 20)))
-    load = load_of(None, kv_memory_bytes=2 * GB)
-    queue.accept(load)
-    assert free_gb(queue) == [18]
-    queue.expect(load, 5 * GB)
-    assert 12 < free_gb(queue)[0] < 13
 
 
 def stages(card_gb: float, host_gb: float) -> list[StageSpec]:
@@ -171,10 +164,6 @@ def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
     assert [stage.memory_limit_bytes for stage in spec.stages] == [11 * GB, 3 * GB, 11 * GB]
     queue.release(load)
     assert free_gb(queue) == [32, 20]
-
-
-def test_others_promises_bound_each_stage_on_its_device() -> None:
-    queue = LoadQueue(Machine(host(32), card(0, 20)))
     begun(queue, load_of(7, devices=["cpu"]))
     later = load_of(stages=stages(12, 5))
     queue.accept(later)
