@@ -45,25 +45,16 @@ class Breaks:
         return self.real(*args, **options)
 
 
-def code_of(events: list[Event]) -> str:
-    return failure_of(events).code
-
-
-def test_more_panics_than_threads_leave_the_intake_whole(
-    loaded: TestNeuron, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_breaks_ends_alone(
+    loaded: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two short ones used to end every short request to every model."""
+    """Two short ones used to end every short request to every model; an answer that broke ended its
+    model's engine, and every request there."""
     errors: list[BaseException] = [PanicError(), SystemExit(1), KeyboardInterrupt(), PanicError()]
     monkeypatch.setattr(starter, "prepare", Breaks(starter.prepare, *errors))
     for request_id in [loaded.submit() for _ in errors]:
-        assert code_of(loaded.gateway.wait_end(request_id)) == "engine_error"
+        assert failure_of(gateway.wait_end(request_id)).code == "engine_error"
     assert all(loaded.answers() for _ in range(3))
-
-
-def test_an_answer_that_breaks_ends_alone(
-    loaded: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It used to end its model's engine, and every request there."""
     neighbour, broken = loaded.running(), loaded.running()
     real_feed = Answer.feed
 
@@ -73,11 +64,14 @@ def test_an_answer_that_breaks_ends_alone(
         return real_feed(answer, index, result)
 
     monkeypatch.setattr(Answer, "feed", feed)
-    assert code_of(gateway.wait_end(broken)) == "engine_error"
+    assert failure_of(gateway.wait_end(broken)).code == "engine_error"
     num_before = len(gateway.events(neighbour))
     gateway.wait_events(neighbour, lambda events: len(events) > num_before + 5)
     assert gateway.replica().num_restarts == 0
-    loaded.end(neighbour)
+    breaks = Breaks(engine_run.EngineRuns._take, PanicError())
+    monkeypatch.setattr(engine_run.EngineRuns, "_take", lambda *taken: breaks(*taken))
+    assert failure_of(gateway.wait_end(neighbour)).code == "engine_crashed", "of its supervisor"
+    wait_until(lambda: gateway.wait_status("ready").num_restarts)
 
 
 def test_a_heartbeat_that_breaks_continues_and_reports_it(neuron: TestNeuron, gateway: Any) -> None:
@@ -121,16 +115,6 @@ def test_events_are_sent_again_after_the_resender_broke(
     wait_until(lambda: not once.errors)
     redis_db.xadd(events_key("n1", "g"), {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
     wait_until(lambda: redis_db.xlen(events_key("n1", "g")) == 2)
-
-
-def test_a_supervisor_that_breaks_starts_the_engine_again(
-    loaded: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = loaded.running()
-    breaks = Breaks(engine_run.EngineRuns._take, PanicError())
-    monkeypatch.setattr(engine_run.EngineRuns, "_take", lambda *taken: breaks(*taken))
-    assert code_of(gateway.wait_end(running)) == "engine_crashed"
-    wait_until(lambda: gateway.wait_status("ready").num_restarts)
 
 
 def test_a_load_or_waking_that_breaks_has_failed_and_others_have_their_turn(

@@ -3,7 +3,6 @@ its own request's error, and no other request is affected."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -43,83 +42,62 @@ def request(model: str = "m", text: str = "Hi", **fields: Any) -> GenerationRequ
     return GenerationRequest(model=model, **(made | fields))
 
 
-def json_format(schema: dict[str, Any]) -> OutputFormat:
-    return OutputFormat(path="response_format.schema", schema=schema)
-
-
-def tool(schema: dict[str, Any], *, strict: bool) -> ToolDefinition:
-    path = "tools[0].function.parameters"
-    return ToolDefinition(name="f", path=path, parameters=schema, strict=strict)
-
-
-@pytest.fixture
-def serving(neuron: TestNeuron) -> TestNeuron:
-    """Its model takes tools."""
-    neuron.load(chat_template=template_file(TOOL_TEMPLATE))
-    return neuron
-
-
 def is_fine(neuron: TestNeuron, model: str = "m") -> bool:
     return isinstance(neuron.ask(request=request(model), model=model)[-1], Finished)
 
 
-HOSTILE: dict[str, dict[str, Any]] = {
-    "const": {"const": LEAST},
-    "const inside": {"properties": {"a": {"const": {"b": [LEAST + 1]}}}},
-    "enum": {"enum": [1, LEAST]},
-    "minimum of emoji": {"type": "integer", "minimum": EMOJI},
-    "maxLength of emoji": {"properties": {"a": {"type": "string", "maxLength": "a" + EMOJI}}},
-    "required of emoji": {"required": EMOJI},
-    "reference that is none": {"properties": {"a": {"$ref": [EMOJI]}}},
-    "least minimum": {"type": "integer", "minimum": LEAST},
-    "greatest maximum": {"type": "integer", "maximum": 2**64 - 1},
-}
+HOSTILE: list[dict[str, Any]] = [
+    {"const": LEAST},
+    {"properties": {"a": {"const": {"b": [LEAST + 1]}}}},
+    {"enum": [1, LEAST]},
+    {"type": "integer", "minimum": EMOJI},
+    {"properties": {"a": {"type": "string", "maxLength": "a" + EMOJI}}},
+    {"required": EMOJI},
+    {"properties": {"a": {"$ref": [EMOJI]}}},
+    {"type": "integer", "minimum": LEAST},
+    {"type": "integer", "maximum": 2**64 - 1},
+]
+TEXTS: list[dict[str, Any]] = [
+    {"regex": "(" * 5000},
+    {"regex": "((a{1,1000}){1,1000}){1,1000}(?"},
+    {"grammar": 'start: "a"{1,1000000000000000000000}'},
+    {"grammar": "root ::= " + "(" * 20_000},
+    {"grammar": "root ::= root root | root"},
+    {"grammar": 'start: %json {"const": -9223372036854775808}'},
+    {"choices": ["\0" * 10, EMOJI]},
+]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_schemas_are_refused_at_their_place(serving: TestNeuron, name: str) -> None:
-    schema, process = HOSTILE[name], os.getpid()
-    fields: dict[str, Any] = {"output_format": json_format(schema)}
+def test_hostile_schemas_and_texts_are_refused_at_their_place(neuron: TestNeuron) -> None:
+    neuron.load(chat_template=template_file(TOOL_TEMPLATE))
     of_format, of_tool = "response_format.schema", "tools[0].function.parameters"
-    strict, loose = tool(schema, strict=True), tool(schema, strict=False)
-    forced = chat(tools=[loose], tool_choice=ToolChoice(mode="required"))
-    for asked, place in [
-        (request(**fields), of_format),
-        (TokenCountRequest(model="m", input=chat(), **fields), of_format),
-        (request(input=TextInput(texts=["Hi"]), **fields), of_format),
-        (request(input=chat(tools=[strict])), of_tool),
-        (request(input=forced), of_tool),
-    ]:
-        events = serving.ask(request=asked)
-        if asked.input is forced and isinstance(events[-1], Finished):
-            continue  # what is not strict may lose what cannot be enforced
-        failure = failure_of(events)
-        assert failure.code in ("invalid_schema", "invalid_grammar"), failure
-        assert (failure.param or "").startswith(place), failure
-    assert is_fine(serving)
-    assert serving.gateway.replica().num_restarts == 0
-    assert os.getpid() == process
-
-
-@pytest.mark.parametrize(
-    "demand",
-    [
-        {"regex": "(" * 5000},
-        {"regex": "((a{1,1000}){1,1000}){1,1000}(?"},
-        {"grammar": 'start: "a"{1,1000000000000000000000}'},
-        {"grammar": "root ::= " + "(" * 20_000},
-        {"grammar": "root ::= root root | root"},
-        {"grammar": 'start: %json {"const": -9223372036854775808}'},
-        {"choices": ["\0" * 10, EMOJI]},
-    ],
-    ids=["deep", "repeated", "huge count", "deep GBNF", "endless GBNF", "nested JSON", "choices"],
-)
-def test_hostile_texts_are_refused_or_followed(serving: TestNeuron, demand: dict[str, Any]) -> None:
-    output_format = OutputFormat(path="guided", **demand)
-    (*_, end) = serving.ask(request=request(output_format=output_format))
-    if isinstance(end, Failed):
-        assert (end.failure.code, end.failure.param) == ("invalid_grammar", "guided"), end
-    assert is_fine(serving)
+    for schema in HOSTILE:
+        fields: dict[str, Any] = {"output_format": OutputFormat(path=of_format, schema=schema)}
+        strict, loose = (
+            ToolDefinition(name="f", path=of_tool, parameters=schema, strict=is_strict)
+            for is_strict in (True, False)
+        )
+        forced = chat(tools=[loose], tool_choice=ToolChoice(mode="required"))
+        for asked, place in [
+            (request(**fields), of_format),
+            (TokenCountRequest(model="m", input=chat(), **fields), of_format),
+            (request(input=TextInput(texts=["Hi"]), **fields), of_format),
+            (request(input=chat(tools=[strict])), of_tool),
+            (request(input=forced), of_tool),
+        ]:
+            events = neuron.ask(request=asked)
+            if asked.input is forced and isinstance(events[-1], Finished):
+                continue  # what is not strict may lose what cannot be enforced
+            failure = failure_of(events)
+            assert failure.code in ("invalid_schema", "invalid_grammar"), (schema, failure)
+            assert (failure.param or "").startswith(place), (schema, failure)
+        assert is_fine(neuron)
+    for demand in TEXTS:
+        (*_, end) = neuron.ask(request=request(output_format=OutputFormat(path="guided", **demand)))
+        if isinstance(end, Failed):  # else it was followed
+            assert (end.failure.code, end.failure.param) == ("invalid_grammar", "guided"), end
+        assert is_fine(neuron)
+    assert neuron.gateway.replica().num_restarts == 0
 
 
 def test_a_template_that_hangs_holds_up_no_other_model(neuron: TestNeuron, gateway: Any) -> None:
@@ -141,7 +119,7 @@ def test_a_template_that_hangs_holds_up_no_other_model(neuron: TestNeuron, gatew
     assert is_fine(neuron)
 
 
-def test_a_template_that_never_renders_is_reported_on_load(
+def test_a_template_that_fails_is_reported_on_load_and_to_clients(
     neuron: TestNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
     neuron.options["workers"] = WorkerPool()
@@ -152,20 +130,16 @@ def test_a_template_that_never_renders_is_reported_on_load(
     (line,) = [one for one in caplog.messages if "chat template" in one]
     assert line.startswith("m: its chat template took too long")
     assert neuron.answers(), "to a text"
-
-
-def test_a_template_that_refuses_turns_is_reported_on_load_and_to_clients(
-    neuron: TestNeuron,
-) -> None:
     refusing = (
         "{% for m in messages if m.role == 'assistant' %}{{ raise_exception('no answers') }}"
         "{% endfor %}{{ messages[0].content }}"
     )
     problem = "the model's chat template fails at turn 2 of 3 (assistant after user): no answers"
-    report = neuron.load(chat_template=template_file(refusing)).report
+    report = neuron.load("other", "j2", chat_template=template_file(refusing)).report
     assert report.template_problem == problem
     turns = [ChatMessage(role=role, content="Hi") for role in ("user", "assistant", "user")]
-    failure = failure_of(neuron.ask(request=request(input=ChatInput(messages=turns))))
+    asked = request("other", input=ChatInput(messages=turns))
+    failure = failure_of(neuron.ask(request=asked, model="other"))
     assert (failure.code, failure.param) == ("template_render_failed", "messages")
     assert failure.message == problem
-    assert is_fine(neuron)
+    assert is_fine(neuron, "other")
