@@ -124,7 +124,3 @@ def samples(setting: Setting[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words = setting.kind.rule.split(" or ")
         return (*words, words[-1].upper()), ("other", f"{words[0]}x", "1")
     return ("x", "x" * 4096), ()  # any text
-
-
-def refused(setting: Setting[Any]) -> tuple[str, ...]:
-    return samples(setting)[1]
