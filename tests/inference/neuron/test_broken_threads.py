@@ -138,10 +138,11 @@ def test_an_engine_whose_lines_break_their_reader_is_read_on() -> None:
     """The pipe would fill, and the engine with it stand still."""
     lines: list[bytes] = []
     spec = LoadSpec(job_id="j", model="m", source="path:/nowhere")
-    program = "import sys\nfor i in range(50): print('x' * 4000, file=sys.stderr)"
+    program = "import sys\nfor i in range(50): sys.stderr.write('\\n' * (i > 0) + 'x' * 4000)"
     engine = EngineProcess(
         spec, [sys.executable, "-c", program], on_line=Breaks(lines.append, PanicError())
     )
     wait_until(lambda: len(lines) == 49)
     assert list(engine.messages()) == []
     assert engine.reap() == "exited with code 0"
+    assert lines[-1] == b"x" * 4000, "the last one has no end"

@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 import redis
 
-from inference.loading.host import HostMemory
-from inference.neuron.host import discovery
-from inference.neuron.host.discovery import Discovery
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.replicas.engine_process import EngineProcess
@@ -26,7 +23,6 @@ from inference.protocol.events import Finished
 from inference.protocol.keys import heartbeat_key, specs_key
 from inference.protocol.load import EarlierLoads, StageSpec, spec_digest
 from inference.protocol.load_progress import LOADED, LoadStage
-from inference.settings.neuron import MemoryLimits
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
@@ -116,28 +112,6 @@ def test_stopping_fails_what_runs_and_the_next_life_loads_what_the_last_had(
     assert gateway.heartbeat().epoch == service.epoch != loaded.service.epoch
 
 
-def test_what_loaded_models_may_still_take_is_not_free(
-    neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free_bytes = 32 * GB
-    memory = HostMemory(2 * free_bytes, free_bytes)
-    monkeypatch.setattr(discovery, "host_memory", lambda: memory)
-    neuron.options = {"discovery": Discovery()}
-    neuron.load(takes_gb=10)
-    service = neuron.service
-    [cpu] = service.heartbeat().devices
-    promised_bytes = free_bytes - cpu.free_memory_bytes
-    assert 9.5 * GB < promised_bytes < 10 * GB  # it holds a little of it
-    assert service.heartbeat().host.free_memory_bytes == free_bytes
-    other = neuron.load("other")
-    reported_bytes = int(other.report.context_reason.split()[0])  # reserved by others than it
-    assert abs(reported_bytes - promised_bytes) < 10**8
-    service.unload_model("m")
-    service.unload_model("other")
-    wait_until(lambda: not service.heartbeat().replicas)
-    assert service.heartbeat().devices[0].free_memory_bytes == free_bytes
-
-
 KINDS = (ModelText, Tokenizer, Replica, EngineProcess)
 
 
@@ -177,24 +151,6 @@ def cards(neuron: TestNeuron) -> Machine:
     cards = Machine(card(0, 6), card(1, 20), host(100))
     neuron.options = {"discovery": cards}
     return cards
-
-
-def test_a_neuron_uses_no_more_of_a_device_than_its_operator_lets_it(
-    neuron: TestNeuron, cards: Machine
-) -> None:
-    limits = MemoryLimits((("cuda:1", 10 * GB), ("cuda:7", GB)))
-    neuron.options["memory_limits"] = limits
-    heartbeat = neuron.service.heartbeat()
-    _, limited, _ = heartbeat.devices
-    assert (limited.free_memory_bytes, limited.total_memory_bytes) == (10 * GB, 10 * GB)
-    assert limited.installed_memory_bytes == 24 * GB
-    assert [text for text in heartbeat.host.problems if "cuda:7" in text]
-    failure = neuron.refused(devices=["cuda:1"], kv_memory_bytes=11 * GB)
-    assert (failure.code, failure.is_permanent) == ("exceeds_device", True)
-    assert "10.00 GB in all by HELEXA_MEMORY_LIMIT" in failure.message
-    assert not running_engines(), "none is started for it"
-    state = neuron.load(job_id="j2", needs_gb=9)
-    assert (state.devices, state.report.device) == (["cuda:1"], "cuda:1")
 
 
 def test_cold_loads_take_turns_and_their_memory_is_not_free_for_others(
@@ -256,17 +212,6 @@ def test_evicted_models_leave_first_unless_one_got_busy(
     assert len(running_engines()) == 1
     (stored,) = SpecStore(gateway.client, neuron="n1").read()
     assert (stored.model, stored.evict) == ("new", [])  # the next instance evicts nothing
-
-
-def test_an_engine_that_died_comes_back_within_what_it_had(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
-    neuron.load(takes_gb=7, crash_after=3)
-    neuron.ask(max_tokens=50)
-    wait_until(lambda: gateway.replica().num_restarts == 1 and gateway.replica().status == "ready")
-    state = gateway.replica()
-    assert state.devices == ["cuda:1"]
-    assert state.report.context_reason.endswith(f"{7 * GB} are mine")
 
 
 def test_a_restart_loads_what_was_used_last_first(neuron: TestNeuron, gateway: Any) -> None:

@@ -156,15 +156,3 @@ def test_models_that_make_room_sleep_where_that_does(
         neuron.wait_gone("old")
     cards.there[1] = card(1, 19 if sleeps else 20)
     gateway.wait_status("ready", "new")
-
-
-def test_what_makes_room_for_one_that_wakes(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
-    asleep(neuron, cards, "a")
-    neuron.load("b", **SLEEPER, devices=["cuda:1"])
-    cards.there[1] = card(1, 1)
-    neuron.load("a", **SLEEPER, evict=["b"], status=None)
-    gateway.wait_status("asleep", "b")
-    cards.there[1] = card(1, 18)
-    assert gateway.wait_status("ready", "a").memory_bytes == 18 * GB

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.admission import Leaving, LoadAdmission, choose_sleepers
@@ -150,25 +148,3 @@ CASES = {
 @each_case(("who", "lacking", "host", "expected"), CASES.values(), ids=CASES.keys())
 def test_who_sleeps(who: list[Leaving], lacking: int | None, host: int, expected: set[str]) -> None:
     assert choose_sleepers(who, lacking_bytes=lacking, host_bytes=host) == expected
-
-
-SIZES = st.integers(min_value=0, max_value=100)
-
-
-@given(
-    st.lists(st.tuples(SIZES, st.none() | SIZES, SIZES), max_size=5),
-    st.none() | st.integers(min_value=-50, max_value=300),
-    SIZES,
-)
-def test_room_is_made_and_the_host_is_not_overrun(
-    sizes: list[tuple[int, int | None, int]], lacking: int | None, host: int
-) -> None:
-    who = [leaving(str(index), *size) for index, size in enumerate(sizes)]
-    sleepers = choose_sleepers(who, lacking_bytes=lacking, host_bytes=host)
-    asleep = [one for one in who if one.model in sleepers]
-    assert sum(one.asleep.host_bytes for one in asleep if one.asleep is not None) <= host
-    assert all(one.asleep is not None for one in asleep)
-    if asleep:
-        assert lacking is not None
-        freed = sum(one.held_bytes - one.withheld_bytes * (one.model in sleepers) for one in who)
-        assert freed >= lacking

@@ -118,6 +118,9 @@ def test_a_load_may_take_what_the_operator_lets_models_use() -> None:
     assert queue.host_bytes() == int((1 - HOST_SHARE_KEPT) * 40 * GB)
     assert queue.free_bytes() == {"cuda:0": 2 * GB, "cpu": 40 * GB}
     assert queue.limit_problems() == []
+    too_much = msgspec.structs.replace(SPEC, devices=["cuda:0"], kv_memory_bytes=11 * GB)
+    with pytest.raises(LoadRefusedError, match=r"10.00 GB in all by HELEXA_MEMORY_LIMIT"):
+        check_possible(too_much, queue.devices())
     queue = LoadQueue(Machine(host(100)), MemoryLimits((("cuda:1", GB),)))
     assert queue.limit_problems() == [
         "HELEXA_MEMORY_LIMIT names cuda:1, which is not here; this neuron has cpu"

@@ -34,7 +34,6 @@ from inference.neuron.process.redis_client import (
     RedisUntrustedError,
     connect,
 )
-from inference.protocol.events import Finished
 from inference.protocol.joining import Joining
 from inference.protocol.keys import (
     HEARTBEAT_INTERVAL_S,
@@ -43,7 +42,7 @@ from inference.protocol.keys import (
     lease_key,
 )
 from inference.protocol.stalls import SETTLING_S
-from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
+from tests.inference.neuron.conftest import TestNeuron, wait_until
 from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import MortalRedis
 from tests.servers.tls_front import tls_front
@@ -144,23 +143,6 @@ def test_while_redis_stands_still_no_neuron_gets_it(mortal: MortalRedis) -> None
 
 
 @pytest.mark.slow
-def test_a_neuron_that_may_not_write_the_names_beats_all_the_same(
-    make_service: Any, gateway: Any, redis_db: redis.Redis, redis_url: str
-) -> None:
-    password = redis_url.partition("://:")[2].partition("@")[0]
-    redis_db.acl_setuser(
-        "guest", enabled=True, passwords=[f"+{password}"], keys=["*"], commands=["+@all", "-zadd"]
-    )
-    try:
-        make_service(client=connect(redis_url.replace("://:", "://guest:")))
-        first = gateway.heartbeat().time_unix_s
-        wait_until(lambda: gateway.heartbeat().time_unix_s > first)
-        assert not redis_db.exists("helexa:neurons")
-    finally:
-        redis_db.acl_deluser("guest")
-
-
-@pytest.mark.slow
 def test_leaving_finishes_what_runs_and_is_bounded_and_can_be_hurried(
     loaded: TestNeuron, gateway: Any
 ) -> None:
@@ -172,22 +154,6 @@ def test_leaving_finishes_what_runs_and_is_bounded_and_can_be_hurried(
     assert time.monotonic() - started_s < 60
     assert gateway.heartbeat().replicas
     loaded.end(endless)
-
-
-@pytest.mark.slow
-def test_leaving_refuses_what_is_new(loaded: TestNeuron, gateway: Any) -> None:
-    running = loaded.running(max_tokens=100)
-    (engine,) = running_engines()
-    engine.suspend()  # it runs for as long as the test wants
-    leaving = threading.Thread(target=loaded.service.leave, args=(60.0, threading.Event()))
-    leaving.start()
-    wait_until(lambda: gateway.heartbeat().is_leaving)
-    failure = failure_of(gateway.wait_end(gateway.submit(max_tokens=5)))
-    assert failure.code == "neuron_stopping" and failure.retry_after_s is not None
-    engine.resume()
-    assert isinstance(gateway.wait_end(running)[-1], Finished)
-    leaving.join(60)
-    assert not leaving.is_alive()
 
 
 @pytest.mark.slow

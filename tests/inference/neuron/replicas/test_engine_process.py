@@ -21,7 +21,6 @@ from inference.neuron.replicas import record as record_module
 from inference.neuron.replicas.engine_process import (
     AHEAD_LIMIT_S,
     EngineLogs,
-    EngineProcess,
     EngineStarts,
 )
 from inference.neuron.replicas.record import ReplicaRecord
@@ -36,26 +35,10 @@ from tests.cases import each_case
 from tests.inference.reports import engine_stats, load_report
 
 WAIT_S = 30.0
-WRITES = r"""
-import sys
-sys.stderr.write("first\nlast line without an end")
-sys.stderr.flush()
-"""
 
 
 def spec_of(job_id: str = "j") -> LoadSpec:
     return LoadSpec(job_id=job_id, model="m", source="path:/m")
-
-
-def test_the_last_words_of_an_engine_are_there_once_it_is_reaped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine_process, "LAST_LINES_S", 60.0)
-    lines: list[bytes] = []
-    engine = EngineProcess(spec_of(), [sys.executable, "-c", WRITES], on_line=lines.append)
-    list(engine.messages())
-    engine.reap()
-    assert lines == [b"first\n", b"last line without an end"]
 
 
 def test_lines_are_bounded_in_bytes_and_models(

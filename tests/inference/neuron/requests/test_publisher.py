@@ -185,27 +185,6 @@ def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRed
     assert published.lost == []
 
 
-def test_threads_publish_together_in_number_order(published: Published) -> None:
-    published.make_streams("a", "b")
-
-    def publish(name: str) -> None:
-        for number in range(50):
-            published.publish(_event("a", name, str(number)), _event("b", name, str(number)))
-
-    threads = [threading.Thread(target=publish, args=(f"r{index}",)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    published.publisher.flush(60)
-    for gateway_id in ("a", "b"):
-        assert published.numbers(gateway_id) == list(range(200))
-        events: list[Any] = [e for batch in published.batches(gateway_id) for e in batch.events]
-        for index in range(4):
-            of_one = [event.text for event in events if event.request_id == f"r{index}"]
-            assert of_one == [str(number) for number in range(50)]
-
-
 def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis) -> None:
     """Together they are several times the bound on kept bytes: the publishing thread waits, and
     other gateways do not."""

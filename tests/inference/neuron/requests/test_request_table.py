@@ -121,6 +121,7 @@ def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str,
     events += table.fail_all(CRASHED)
     is_forgotten = ("forget", 0) in steps or ("forget", 1) in steps
     terminal = [event for _, event in events if isinstance(event, TERMINAL_EVENTS)]
+    assert not [event for _, event in events if isinstance(event, StageTimes)], "it is not traced"
     assert len(terminal) == (0 if is_forgotten and not terminal else 1)
     assert not events or isinstance(events[-1].event, TERMINAL_EVENTS) or is_forgotten
 
@@ -291,6 +292,7 @@ FIRST, LATER = step(0, 70, prefill_ms=2000.0), step(0, 70)
     [
         # Its engine has it after 1 s; each output comes 3 s after the one before, the end 3 s on.
         (TRACED, [FIRST, LATER], (1000.0, 1000.0, 2000.0, 6000.0)),
+        (TRACED, [FIRST, step(0, finish_reason="stop")], (1000.0, 1000.0, 2000.0, 3000.0)),
         (TRACED, [FIRST, failed(num_output_tokens=1)], (1000.0, 1000.0, 2000.0, 3000.0)),
         (TRACED, [failed(num_prompt_tokens=4, prefill_ms=1500.0)], (1000.0, 1500.0, 1500.0, None)),
         (TRACED, [cancelled()], (1000.0, 3000.0, None, None)),
@@ -316,32 +318,12 @@ def test_how_long_a_traced_request_spent_in_each_stage(
     if table.is_live("r"):
         now_s += 3.0
         events += table.fail("r", CRASHED)
-    (times,) = [one.event for one in events if isinstance(one.event, StageTimes)]
+    *before, times, end = (one.event for one in events)
+    assert isinstance(times, StageTimes) and isinstance(end, TERMINAL_EVENTS)
+    assert not [one for one in before if isinstance(one, StageTimes)]
     assert (times.prepare_ms, times.queue_ms, times.prefill_ms, times.decode_ms) == expected
     assert times.total_ms == 1000 * (now_s - 100.0)
     table.admit(TRACED)  # it is never prepared
     now_s += 2.0
     times, _ = (one.event for one in table.fail("r", CRASHED))
     assert times == StageTimes(request_id="r", total_ms=2000.0, prepare_ms=2000.0)
-
-
-@each_case("is_traced", [True, False])
-@each_case("end", ["finish", "engine_cancelled", "crash", "refuse"])
-def test_times_are_reported_before_every_end_of_a_traced_request_and_no_other(
-    tokenizer: Tokenizer, end: str, is_traced: bool
-) -> None:
-    table, submit = RequestTable(), TRACED if is_traced else submit_of("r")
-    if end == "refuse":
-        table.admit(submit)
-        events = table.fail("r", CRASHED)
-    else:
-        engine = running_request(table, answer_of(tokenizer), submit)
-        table.apply([FIRST])
-        crash = table.fail_engine(engine, CRASHED) if end == "crash" else []
-        events = crash or table.apply([OUTPUTS[end](0)]).events
-    *before, last = (one.event for one in events)
-    assert isinstance(last, Finished | Cancelled | Failed)
-    times = [one for one in before if isinstance(one, StageTimes)]
-    assert len(times) == is_traced
-    if is_traced:
-        assert before[-1] is times[0] and (times[0].prefill_ms is None) == (end == "refuse")

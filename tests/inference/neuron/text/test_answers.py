@@ -29,7 +29,6 @@ from inference.protocol.events import (
 )
 from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText
-from inference.text.answers.phrases import SPOKEN
 from inference.text.answers.reasoning import find_markers
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
@@ -235,17 +234,6 @@ def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
     finished = events_of_steps(answer, steps, 1)[-1]
     assert isinstance(finished, Finished)
     assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
-
-
-@given(cuts=CUTS)
-def test_phrases_split_an_answer(tokenizer: Tokenizer, cuts: list[int]) -> None:
-    spoken = f"{SPOKEN.opens[0]} So. {SPOKEN.closes[0]} Here it is"
-    for text, answer in ((spoken, "Here it is"), ("Here is a list", "Here is a list")):
-        choice = Choice(request_id="r", text=ChoiceText(tokenizer, phrases=SPOKEN))
-        folded = Folded(events_of_steps(choice, steps_of(ids_of(tokenizer, text), cuts)))
-        assert folded.reported[-1] == ["text", answer]
-        assert "".join(entry.token for entry in folded.logprobs).strip().endswith(answer)
-        assert folded.num_tokens == choice.num_output_tokens
 
 
 def test_the_engines_times_go_up_with_the_end_of_its_only_sequence(tokenizer: Tokenizer) -> None:
