@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference.protocol.events import Cancelled, Failed, Finished
+from inference.protocol.events import Failed, Finished
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -29,8 +29,6 @@ pytestmark = pytest.mark.slow
 LEAST = -(2**63)
 EMOJI = "😀" * 50
 TOOL_TEMPLATE = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}" + TEMPLATE
-LOOPS_ON_DEMAND = "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}" + TEMPLATE
-"""Renders short conversations, and never comes to an end with one that begins with "loop"."""
 
 
 def chat(text: str = "Hi", **fields: Any) -> ChatInput:
@@ -98,25 +96,6 @@ def test_hostile_schemas_and_texts_are_refused_at_their_place(neuron: TestNeuron
             assert (end.failure.code, end.failure.param) == ("invalid_grammar", "guided"), end
         assert is_fine(neuron)
     assert neuron.gateway.replica().num_restarts == 0
-
-
-def test_a_template_that_hangs_holds_up_no_other_model(neuron: TestNeuron, gateway: Any) -> None:
-    neuron.options["workers"] = WorkerPool()
-    neuron.load(chat_template=template_file(LOOPS_ON_DEMAND))
-    neuron.load("other", "j2", chat_template=template_file(TEMPLATE))
-    hanging = [gateway.submit(request=request(text="loop")) for _ in range(13)]
-    neuron.service.drain_inbox()
-    for _ in range(10):
-        assert is_fine(neuron, "other")
-    gateway.read()
-    assert any(not gateway.events(request_id) for request_id in hanging)
-    for request_id in hanging[3:]:
-        assert isinstance(neuron.end(request_id)[-1], Cancelled | Failed)
-    for request_id in hanging[:3]:
-        failure = failure_of(gateway.wait_end(request_id))
-        assert (failure.code, failure.param) == ("template_limit_exceeded", "messages")
-        assert "took too long" in failure.message
-    assert is_fine(neuron)
 
 
 def test_a_template_that_fails_is_reported_on_load_and_to_clients(

@@ -167,11 +167,25 @@ def wait_stage(neuron: TestNeuron, model: str, stage: LoadStage) -> None:
 
 
 @pytest.mark.slow
-def test_a_load_that_hangs_holds_nobody_up_for_ever(neuron: TestNeuron, gateway: Any) -> None:
+def test_what_hangs_holds_nobody_up_for_ever(
+    neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load, and a tokenizer inside the neuron."""
+    gate, is_stuck = threading.Event(), threading.Event()
+    real_load = engine_run.load_text
+
+    def load(spec: LoadSpec, *arguments: Any) -> ModelText:
+        if spec.model == "stuck" and not gate.is_set():
+            is_stuck.set()
+            gate.wait(120)
+        return real_load(spec, *arguments)
+
+    monkeypatch.setattr(engine_run, "load_text", load)
     neuron.load(load_s=3600, status=None)
     wait_stage(neuron, "m", LoadStage.WEIGHTS)
-    neuron.load("other", status=None)
-    wait_stage(neuron, "other", LoadStage.QUEUED)
+    for name in ("stuck", "other"):
+        neuron.load(name, status=None)
+        wait_stage(neuron, name, LoadStage.QUEUED)
     (hangs,) = running_engines()
     replica = neuron.service._replicas.find("m")
     for done in (2, 3):  # a load that moves is left alone
@@ -183,38 +197,17 @@ def test_a_load_that_hangs_holds_nobody_up_for_ever(neuron: TestNeuron, gateway:
     failure = gateway.wait_status("failed").failure
     assert failure.code == "load_stalled"
     assert "at weights, 3 of 9 bytes" in failure.message
-    gateway.wait_status("ready", "other")
-    assert not psutil.pid_exists(hangs.pid)
-    assert gateway.replica("other").num_restarts == 0
-
-
-@pytest.mark.slow
-def test_a_tokenizer_that_hangs_inside_the_neuron_is_given_up(
-    neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, is_stuck = threading.Event(), threading.Event()
-    real_load = engine_run.load_text
-
-    def load(spec: LoadSpec, *arguments: Any) -> ModelText:
-        if spec.model == "m" and not gate.is_set():
-            is_stuck.set()
-            gate.wait(120)
-        return real_load(spec, *arguments)
-
-    monkeypatch.setattr(engine_run, "load_text", load)
-    neuron.load(status=None)
     assert is_stuck.wait(120)
-    neuron.load("other", status=None)
-    wait_stage(neuron, "other", LoadStage.QUEUED)
+    assert not psutil.pid_exists(hangs.pid)
     pass_time(neuron, LIMIT_S + 20)
-    assert gateway.replica().status == "loading", "its thread gets a moment"
+    assert gateway.replica("stuck").status == "loading", "its thread gets a moment"
     pass_time(neuron, 30)
-    failure = gateway.wait_status("failed").failure
+    failure = gateway.wait_status("failed", "stuck").failure
     assert failure.code == "load_stalled" and "tokenizer" in failure.message
-    gateway.wait_status("ready", "other")
+    assert gateway.wait_status("ready", "other").num_restarts == 0
     gate.set()
-    neuron.load(job_id="j2")
-    assert neuron.answers() and neuron.answers("other")
+    neuron.load("stuck", "j2")
+    assert neuron.answers("stuck") and neuron.answers("other")
     wait_until(lambda: len(running_engines()) == 2)
 
 

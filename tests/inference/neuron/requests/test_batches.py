@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inference.neuron.requests.batches import batches_within
@@ -26,7 +26,6 @@ from inference.protocol.events import (
     decode_event,
     encode_event,
 )
-from tests.cases import each_case
 
 MAX_BYTES = 4096
 ID = "a-request"
@@ -86,19 +85,6 @@ def _meaning(events: list[Event]) -> dict[str, Any]:
     return found
 
 
-@each_case("event", LARGE, ids=lambda event: type(event).__name__)
-def test_a_large_event_is_split_and_means_the_same(event: Event) -> None:
-    batches = list(batches_within(MAX_BYTES, [event]))
-    assert len(batches) > 5
-    assert all(sum(map(len, map(encode_event, batch))) <= MAX_BYTES for batch in batches)
-    split = [part for batch in batches for part in batch]
-    if event in (LARGE[0], *LARGE[2:4]):
-        assert not any(isinstance(part, Fragment) for part in split), "its kind can be split"
-    parts = _whole(split)
-    assert _meaning(parts) == _meaning([event])
-    assert type(parts[-1]) is type(event), "the last one ends what the event ends"
-
-
 small = st.builds(
     Delta, request_id=st.just(ID), text=st.text(max_size=2000), num_tokens=st.integers(0, 9)
 )
@@ -106,12 +92,19 @@ finished = st.builds(ChoiceFinished, request_id=st.just(ID), reason=st.just("sto
 
 
 @given(st.lists(small | finished | st.sampled_from(LARGE), max_size=20))
-def test_any_events_keep_their_order_and_fit(events: list[Event]) -> None:
+@example(LARGE[:1])
+@example(LARGE)
+def test_large_events_are_split_in_order_and_mean_the_same(events: list[Event]) -> None:
     batches = list(batches_within(MAX_BYTES, events))
     assert all(0 < sum(map(len, map(encode_event, batch))) <= MAX_BYTES for batch in batches)
-    parts = _whole([part for batch in batches for part in batch])
+    split = [part for batch in batches for part in batch]
+    parts = _whole(split)
     assert _meaning(parts) == _meaning(events)
     untouched = [event for event in events if event not in LARGE]
     assert [part for part in parts if part in untouched] == untouched
+    if events:
+        assert type(parts[-1]) is type(events[-1]), "the last one ends what the event ends"
+    if all(event in (LARGE[0], *LARGE[2:4]) for event in events):
+        assert not any(isinstance(part, Fragment) for part in split), "their kinds can be split"
     shared = [Delta(request_id=ID, text="x") for _ in range(100)]
     assert list(batches_within(MAX_BYTES, shared)) == [shared]

@@ -138,69 +138,59 @@ def test_what_is_refused(
 
 
 @each_case(
-    ("given", "max_tokens", "operators", "fits"),
+    ("given", "limits", "fits"),
     [
-        (TokensInput(prompts=[[5] * 100]), None, None, "75 of input beside 25 of output"),
-        (TokensInput(prompts=[[5] * 90]), 11, None, "75 of input beside 25 of output"),
-        (TextInput(texts=["q7" * 60]), None, 10, "90 of input beside 10 of output"),
-        (TextInput(texts=["x" * 100_000]), None, 10, "90 of input beside 10 of output"),
+        (TokensInput(prompts=[[5] * 100]), {}, "75 of input beside 25 of output"),
+        (TokensInput(prompts=[[5] * 90]), {"max_tokens": 11}, "75 of input beside 25 of output"),
+        (TextInput(texts=["q7" * 60]), {"bound": 10}, "90 of input beside 10 of output"),
+        (TextInput(texts=["x" * 100_000]), {"bound": 10}, "90 of input beside 10 of output"),
     ],
     ids=["prompt", "answer", "text by tokens", "text by bytes alone"],
 )
 def test_what_does_not_fit_is_refused_with_both_limits(
-    byte_level_dir: Path, given: Any, max_tokens: int | None, operators: int | None, fits: str
+    byte_level_dir: Path, given: Any, limits: dict[str, int], fits: str
 ) -> None:
-    text = model_text(byte_level_dir, max_output_tokens=operators)
-    failure = refusal(text, given, max_tokens=max_tokens)
+    text = model_text(byte_level_dir, max_output_tokens=limits.get("bound"))
+    failure = refusal(text, given, max_tokens=limits.get("max_tokens"))
     assert failure.code == "context_length_exceeded" and failure.too_long is not None
     assert "maximum context length is 100 tokens" in failure.message
     assert failure.message.endswith(f"What always fits is {fits}")
 
 
 @each_case(
-    ("asked", "bound", "ends_at_context", "max_tokens", "reason"),
+    ("asked", "bound", "budget", "ends_at_context", "max_tokens", "reason"),
     [
-        (None, None, False, 10, "length"),
-        (None, None, True, 10, "context"),
-        (None, 4, True, 4, "length"),
-        (None, 50, True, 10, "context"),
-        (10, None, True, 10, "length"),
-        (11, None, True, 10, "context"),
-        (4, 4, False, 4, "length"),
-        (5, 4, True, 4, "length"),
-        (11, 20, True, 10, "context"),
-        (21, 20, True, 10, "context"),
+        (None, None, None, False, 10, "length"),
+        (None, None, None, True, 10, "context"),
+        (None, 4, None, True, 4, "length"),
+        (None, 50, None, True, 10, "context"),
+        (10, None, None, True, 10, "length"),
+        (11, None, None, True, 10, "context"),
+        (4, 4, None, False, 4, "length"),
+        (5, 4, None, True, 4, "length"),
+        (11, 20, None, True, 10, "context"),
+        (21, 20, None, True, 10, "context"),
+        # The budget bounds an answer for which the client named no number.
+        (None, None, 8, False, 8, "length"),
+        (None, 5, 8, False, 5, "length"),
+        (None, 9, 8, False, 8, "length"),
+        (9, None, 8, False, 9, "length"),
+        (None, None, 500, False, 10, "length"),
     ],
 )
 def test_how_long_an_answer_may_be_and_why(
     byte_level_dir: Path,
-    asked: Any,
-    bound: Any,
+    asked: int | None,
+    bound: int | None,
+    budget: int | None,
     ends_at_context: bool,
     max_tokens: int,
     reason: str,
 ) -> None:
     text = model_text(byte_level_dir, max_output_tokens=bound)
-    made = prepared(text, max_tokens=asked, ends_at_context=ends_at_context)
+    request = request_for_model(max_tokens=asked, ends_at_context=ends_at_context)
+    made = prepare(request, text, TokenBudget(output_tokens=budget))
     assert (made.params.max_tokens, made.limit.reason) == (max_tokens, reason)
-
-
-@each_case(
-    ("cap", "asked", "operators", "expected"),
-    [
-        (8, None, None, 8),
-        (8, None, 5, 5),
-        (8, None, 12, 8),
-        (8, 20, None, 20),
-        (500, None, None, 70),
-    ],
-)
-def test_the_budget_bounds_an_answer_for_which_the_client_named_no_number(
-    byte_level_dir: Path, cap: int, asked: int | None, operators: int | None, expected: int
-) -> None:
-    text = model_text(byte_level_dir, max_output_tokens=operators)
-    made = prepare(request_for_model(TWO, max_tokens=asked), text, TokenBudget(output_tokens=cap))
-    assert (made.params.max_tokens, made.limit.reason) == (expected, "length")
 
 
 def test_more_than_the_operator_or_the_budget_allows_is_refused(
