@@ -1,4 +1,5 @@
-"""The text side of a model that is only a tokenizer directory, and what it makes of requests."""
+"""The text side of a model that is only a tokenizer directory, and what it makes of requests; a starter
+whose engine, in this process, records what it is sent and answers nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +12,23 @@ from typing import Any
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
+from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.starter import Starter
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget
 from inference.neuron.text.prompts import Prepared, prepare
 from inference.neuron.text.text_loading import load_text
-from inference.protocol.events import Failure
-from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, TokensInput
+from inference.protocol.engine import EmbedSequences, SubmitSequence
+from inference.protocol.events import Event, Failure
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    Request,
+    Submit,
+    TextInput,
+    TokensInput,
+)
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.reports import load_report
@@ -88,3 +100,45 @@ OPENS = THINKS + "{% if enable_thinking is not false %}<think>\n{% endif %}"
 
 def a_chat(content: str = "Hi", **kwargs: Any) -> ChatInput:
     return ChatInput(messages=[ChatMessage(role="user", content=content)], **kwargs)
+
+
+def submit_of(request_id: str, request: Request | None = None, **fields: Any) -> Submit:
+    made = request or GenerationRequest(model="m", input=TextInput(texts=["x"]))
+    given = {"gateway_id": "g", "model": "m", "deadline_unix_s": 4e9} | fields
+    return Submit(request_id=request_id, request=made, **given)
+
+
+class RecordingEngine:
+    def __init__(self) -> None:
+        self.sent: list[SubmitSequence | EmbedSequences] = []
+        self.cancelled: list[str] = []
+        """Ids of sequences."""
+
+    def send(self, command: SubmitSequence | EmbedSequences) -> None:
+        self.sent.append(command)
+
+    def cancel(self, sequence_id: str) -> None:
+        self.cancelled.append(sequence_id)
+
+
+class Started:
+    """A request "r" that was handed to the engine of ``text``, or refused."""
+
+    def __init__(
+        self, text: ModelText, request: Request, *, bodies: Any = None, **fields: Any
+    ) -> None:
+        """``fields``: of the submit."""
+        self.engine = RecordingEngine()
+        self.table = RequestTable()
+        self.events: list[Event] = []
+        starter = Starter(
+            table=self.table,
+            publish=lambda events: self.events.extend(one.event for one in events),
+            take=lambda model: (self.engine, text),  # type: ignore[arg-type, return-value]
+            read_images=lambda _: {},
+            **({} if bodies is None else {"bodies": bodies}),
+        )
+        submit = submit_of("r", request, **fields)
+        assert starter.admit(submit)
+        starter.start(submit)
+        assert self.events

@@ -25,8 +25,12 @@ from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Cancelled, Event, Failed
 from inference.protocol.generation import TokensInput
 from tests.inference.neuron.conftest import wait_until
-from tests.inference.neuron.model_texts import model_text, request_for_model
-from tests.inference.neuron.recording_engine import RecordingEngine, submit_of
+from tests.inference.neuron.model_texts import (
+    RecordingEngine,
+    model_text,
+    request_for_model,
+    submit_of,
+)
 
 
 class PanicError(BaseException):

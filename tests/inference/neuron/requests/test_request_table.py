@@ -35,7 +35,7 @@ from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
 from inference.text.answers.choice_text import ChoiceText
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
-from tests.inference.neuron.recording_engine import RecordingEngine, submit_of
+from tests.inference.neuron.model_texts import RecordingEngine, submit_of
 
 CRASHED = engine_crashed("m")
 TRACED = msgspec.structs.replace(

@@ -32,7 +32,7 @@ from inference.protocol.held import MARKS_EXPIRY_S
 from inference.protocol.inbox_parts import PARTS_A_READ, inbox_entries
 from inference.protocol.keys import inbox_key, preparing_key
 from tests.inference.neuron.conftest import wait_until
-from tests.inference.neuron.recording_engine import submit_of
+from tests.inference.neuron.model_texts import submit_of
 from tests.servers.private_redis import MortalRedis
 
 

@@ -35,8 +35,7 @@ from inference.protocol.generation import (
 )
 from inference.text.errors import TokenizerFilesError
 from tests.cases import each_case
-from tests.inference.neuron.model_texts import a_chat, model_text
-from tests.inference.neuron.recording_engine import Started
+from tests.inference.neuron.model_texts import Started, a_chat, model_text
 
 LIMIT = 20
 NAME = sequence_id("r", 0)
