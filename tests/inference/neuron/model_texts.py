@@ -1,5 +1,5 @@
-"""The text side of a model that is only a tokenizer directory, and what it makes of requests; a starter
-whose engine, in this process, records what it is sent and answers nothing."""
+"""The text side of a model that is only a tokenizer directory, and what it makes of requests; a
+starter whose engine, in this process, records what it is sent and answers nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The table of settings: complete, documented, and right about each setting's values, by some that are
-accepted and some just outside of that."""
+"""The table of settings: complete, documented, and right about each setting's values, by some
+that are accepted and some just outside of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a model's files and its chat template say of it, and what a log and a trace have of its requests."""
+"""What a model's files and its chat template say of it; what a log and a trace have of its
+requests."""
 
 from __future__ import annotations
 
