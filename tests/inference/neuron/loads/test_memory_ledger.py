@@ -77,14 +77,6 @@ def test_the_freest_devices_are_chosen_unless_some_are_named(
     assert refused.value.failure.code == "no_device"  # of another neuron, or another day
 
 
-def test_what_waits_is_not_free_on_its_device() -> None:
-    reduced, other = ledger(5)[0].without_promised([card(0, 20), card(1, 20)])
-    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (15 * GB, 5 * GB)
-    assert (other.free_memory_bytes, other.reserved_bytes) == (20 * GB, 0)
-    (reduced,) = ledger(50)[0].without_promised([card(0, 20)])
-    assert reduced.free_memory_bytes == 0, "never less"
-
-
 def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
     book = MemoryLedger()
     book.share_host_memory(["cuda:0"])
@@ -99,30 +91,17 @@ def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
     assert book.outstanding_bytes("cuda:0") == 30 * GB
 
 
-@each_case(
-    ("promised_gb", "which", "needed_gb", "limit_gb"),
-    [
-        ((5, 8), 0, 5, 12),
-        ((15, 8), 0, 15, 15),
-        ((0, 8), 0, None, 20),
-        ((8, 15), 1, 15, 12),
-    ],
-    ids=[
-        "a load leaves later ones their promise",
-        "but not what it needs itself",
-        "one of unknown size goes before later ones",
-        "earlier promises are kept whatever a load needs",
-    ],
-)
-def test_the_limit_of_a_load(
-    promised_gb: tuple[float, float], which: int, needed_gb: int | None, limit_gb: int
-) -> None:
-    book, claims = ledger(*promised_gb)
-    needed = None if needed_gb is None else needed_gb * GB
-    assert book.limit_bytes(claims[which], "cuda:0", 20 * GB, needed) == limit_gb * GB
-
-
-def test_a_load_that_moves_to_another_card_keeps_its_place() -> None:
+def test_the_limit_of_a_load() -> None:
+    for promised_gb, which, needed_gb, limit_gb in (
+        ((5, 8), 0, 5, 12),  # a load leaves later ones their promise
+        ((15, 8), 0, 15, 15),  # but not what it needs itself
+        ((0, 8), 0, None, 20),  # one of unknown size goes before later ones
+        ((8, 15), 1, 15, 12),  # earlier promises are kept whatever a load needs
+    ):
+        book, claims = ledger(*promised_gb)
+        needed = None if needed_gb is None else needed_gb * GB
+        assert book.limit_bytes(claims[which], "cuda:0", 20 * GB, needed) == limit_gb * GB
+    # One that moves to another card keeps its place.
     book, (first, later) = ledger(5, 8)
     (moved,) = book.claim(["cuda:1"], before=[first]).values()
     moved.num_bytes = 5 * GB
@@ -138,13 +117,15 @@ def test_a_limit_bounds_what_all_owners_hold_of_a_device() -> None:
     assert (limited.free_memory_bytes, limited.reserved_bytes) == (6 * GB, 4 * GB)
     assert (limited.total_memory_bytes, limited.installed_memory_bytes) == (10 * GB, 24 * GB)
     assert (free.total_memory_bytes, free.installed_memory_bytes) == (24 * GB, None)
+    assert (free.free_memory_bytes, free.reserved_bytes) == (20 * GB, 0)
     first.is_begun, first.held_bytes = True, 3 * GB
     later = claimed(book, "cuda:0", 0)
     assert book.limit_bytes(later, "cuda:0", 17 * GB, None) == 6 * GB
     assert book.limit_bytes(later, "cuda:0", 17 * GB, None, gone=[first]) == 10 * GB
     assert book.limit_bytes(later, "cuda:0", 17 * GB, None, asleep={first: GB}) == 9 * GB
     assert book.limit_bytes(later, "cuda:0", 2 * GB, None, gone=[first]) == 5 * GB
-
+    (reduced,) = ledger(50)[0].without_promised([card(0, 20)])
+    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (0, 50 * GB), "never less"
     (reduced,) = MemoryLedger(limits(cpu=100)).without_promised([host(8, 64)])
     assert (reduced.free_memory_bytes, reduced.total_memory_bytes) == (8 * GB, 64 * GB)
     assert reduced.installed_memory_bytes is None, "other programs leave less"

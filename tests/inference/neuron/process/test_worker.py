@@ -92,43 +92,10 @@ def running(gateway: TestGateway, **options: Any) -> str:
 
 
 @pytest.mark.slow
-def test_load_stream_cancel_and_both_kills(
-    start: Start, tasks: Tasks, redis_url: str, gateway: Any, fake_spec: Any
-) -> None:
-    neuron = start(redis_url)
-    tasks.load(fake_spec())
-    gateway.wait_status("ready")
-    tasks.answers_and_cancels(gateway)
-    epoch = gateway.heartbeat().epoch
-    second = start(redis_url, stderr=subprocess.PIPE)  # one more of its name
-    _, output = second.communicate(timeout=150)
-    assert second.returncode == 1
-    assert f"process {neuron.pid}, epoch {epoch[:8]}, since 20" in output.decode()
-
-    request_id = running(gateway)
-    (engine,) = running_engines(neuron.pid)
-    engine.kill()
-    assert failure_of(gateway.wait_end(request_id)).code == "engine_crashed"
-    wait_until(lambda: gateway.replica().num_restarts == 1)
-    gateway.wait_status("ready")
-
-    (engine,) = running_engines(neuron.pid)
-    assert gateway.heartbeat().epoch == epoch
-    neuron.kill()
-    neuron.wait()
-    wait_until(lambda: not engine.is_running())
-    start(redis_url)
-    wait_until(lambda: gateway.heartbeat().epoch != epoch)
-    gateway.wait_status("ready")
-    assert isinstance(gateway.wait_end(gateway.submit(max_tokens=5))[-1], Finished)
-    tasks.send(TASK_UNLOAD_MODEL, "m")
-    wait_until(lambda: gateway.replica() is None)
-
-
-@pytest.mark.slow
 def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> None:
-    """By ``manage.py neuron --join LINE`` over TCP, under a Redis user of its own. Redis dies and
-    comes back empty: the model stays loaded, and work continues."""
+    """By ``manage.py neuron --join LINE`` over TCP, under a Redis user of its own. A second one of
+    its name ends. Redis dies and comes back empty: the model stays loaded, and work continues. So
+    it does after the neuron was killed, with its engine."""
     secret, port = "a-secret-of-this-test-alone", free_port()
     directives = Share(host="127.0.0.1", port=port).directives()
     server = configure_private_redis(tmp_path / "redis", listening=directives)
@@ -155,6 +122,12 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
             assert denied <= {("command", "zadd"), ("key", "helexa:neurons")}
             commands = Path(f"/proc/{neuron.pid}/cmdline").read_bytes()
             assert secret.encode() not in commands and line.encode() not in commands
+            epoch = gateway.heartbeat().epoch
+            second = start(server.url, stderr=subprocess.PIPE)
+            _, output = second.communicate(timeout=150)
+            assert second.returncode == 1
+            assert f"process {neuron.pid}, epoch {epoch[:8]}, since 20" in output.decode()
+            assert gateway.heartbeat().epoch == epoch
             running(gateway)
             engines = running_engines(neuron.pid)
             process.kill()
@@ -164,11 +137,15 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
             assert gateway.wait_status("ready").num_restarts == 0
             assert running_engines(neuron.pid) == engines
             wait_until(gateway.is_idle)
-            neuron.send_signal(signal.SIGTERM)
-            assert neuron.wait(60) == 0
+            neuron.kill()
+            neuron.wait()
+            wait_until(lambda: not engines[0].is_running())
             neuron = start(None, manage, "neuron")  # it knows where it belongs
-            wait_until(gateway.has_heartbeat)
+            wait_until(lambda: gateway.heartbeat().epoch != epoch)
             gateway.wait_status("ready")
+            tasks.answers_and_cancels(gateway)
+            tasks.send(TASK_UNLOAD_MODEL, "m")
+            wait_until(lambda: gateway.replica() is None)
         finally:
             process.kill()
             process.wait()

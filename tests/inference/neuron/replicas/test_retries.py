@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,37 +111,27 @@ def watch_of(*failed: FailedReplica, **changes: Any) -> FailedLoads:
     return FailedLoads(lambda: list(failed), **values | changes)  # type: ignore[arg-type]
 
 
-def rewritten(folder: Path) -> None:
-    """Rewrites the file to as many bytes."""
-    file = folder / "a.gguf"
-    file.write_bytes(b"good")
-    stats = file.stat()
-    os.utime(file, ns=(stats.st_atime_ns, stats.st_mtime_ns + 1))
-
-
-def replaced(folder: Path) -> None:
-    """Replaces the file by another one of the same size and time."""
-    stats = (folder / "a.gguf").stat()
-    shutil.copy2(folder / "a.gguf", folder / "b.tmp")
-    (folder / "b.tmp").replace(folder / "a.gguf")
-    os.utime(folder / "a.gguf", ns=(stats.st_atime_ns, stats.st_mtime_ns))
-
-
-def completed(folder: Path) -> None:
-    (folder / "tokenizer.json").write_bytes(b"{}")
-
-
-@each_case("change", [rewritten, replaced, completed])
+@each_case("change", ["rewritten", "replaced", "completed"])
 @each_case("names", ["", "a.gguf"])
-def test_files_on_disk(tmp_path: Path, change: Callable[[Path], None], names: str) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"half")
+def test_files_on_disk(tmp_path: Path, change: str, names: str) -> None:
+    file, later = tmp_path / "a.gguf", int(change == "rewritten")
+    file.write_bytes(b"half")
     failed = FailedReplica(spec_of(f"path:{tmp_path / names}"))
     others = FailedReplica(failed.spec, code=None)
     watch = watch_of(failed, others)
     for _ in range(2):
         watch.check()
         assert not failed.is_dropped, "nothing has changed"
-    change(tmp_path)
+    stats = file.stat()
+    match change:
+        case "completed":
+            (tmp_path / "tokenizer.json").write_bytes(b"{}")
+        case "rewritten":
+            file.write_bytes(b"good")
+        case "replaced":  # by another one of the same size and time
+            shutil.copy2(file, tmp_path / "b.tmp")
+            (tmp_path / "b.tmp").replace(file)
+    os.utime(file, ns=(stats.st_atime_ns, stats.st_mtime_ns + later))
     watch.check()
     assert failed.is_dropped and not others.is_dropped
 
@@ -214,35 +203,27 @@ def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
         ("out_of_memory", "cpu", False),
         ("engine_crashed", "cuda:0", True),
         ("disk_full", "cuda:0", False),
+        ("disk_full", "disk", True),
+        ("engine_crashed", "disk", False),
         ("bad_file", "cuda:0", False),
     ],
 )
-def test_memory_that_was_freed(code: str, device: str, is_changed: bool) -> None:
+def test_memory_or_disk_that_was_freed(
+    monkeypatch: pytest.MonkeyPatch, code: str, device: str, is_changed: bool
+) -> None:
     """The memory is on the device that it failed on, or on another one of that kind."""
-    free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30}
+    free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30, "disk": 10 << 20}
+    monkeypatch.setattr(retries, "free_disk_bytes", lambda _: free["disk"])
     failed = FailedReplica(spec_of("pypi:m"), code)
     failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
     watch = watch_of(failed, free_bytes=lambda: free)
     watch.check()
+    free["disk"] += 1 << 20  # as logs come and go
+    watch.check()
+    assert failed.unchanged_failure is not None
     free[device] = 5 << 30
     watch.check()
     assert (failed.unchanged_failure is None) == is_changed
-
-
-def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    free_bytes = 10 << 20
-    monkeypatch.setattr(retries, "free_disk_bytes", lambda _: free_bytes)
-    full, crashed = (
-        FailedReplica(spec_of("pypi:m"), code) for code in ("disk_full", "engine_crashed")
-    )
-    watch = watch_of(full, crashed)
-    watch.check()
-    free_bytes += 1 << 20  # as logs come and go
-    watch.check()
-    assert full.unchanged_failure is not None
-    free_bytes += 1 << 30
-    watch.check()
-    assert full.unchanged_failure is None is not crashed.unchanged_failure
 
 
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(

@@ -39,7 +39,8 @@ from tests.inference.neuron.model_texts import Started, a_chat, model_text
 
 LIMIT = 20
 NAME = sequence_id("r", 0)
-MATRYOSHKA = {"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}
+ANY = {"is_matryoshka": True}
+SOME = {"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}
 
 
 def text_of(directory: Path, **fields: Any) -> ModelText:
@@ -82,20 +83,28 @@ def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
 
 
 @each_case(
-    ("given", "code", "words"),
+    ("declared", "given", "code", "param", "words"),
     [
-        (tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", [LIMIT, LIMIT + 1, "input 1"]),
-        (tokens([5], [5, -1, 5]), "bad_token_id", ["-1"]),
-        (tokens([5], [5, 350, 5]), "bad_token_id", ["350"]),
-        (tokens([5], []), "empty_prompt", []),
+        ({}, tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", None, ["20", "21"]),
+        ({}, tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", None, ["input 1"]),
+        ({}, tokens([5], [5, -1, 5]), "bad_token_id", None, ["-1"]),
+        ({}, tokens([5], [5, 350, 5]), "bad_token_id", None, ["350"]),
+        ({}, tokens([5], []), "empty_prompt", None, []),
+        ({}, tokens([5], dimensions=4), "unsupported_parameter", "dimensions", []),
+        ({}, tokens([5], dimensions=9), "invalid_value", "dimensions", []),
+        (ANY, tokens([5], dimensions=9), "invalid_value", "dimensions", []),
+        (SOME, tokens([5], dimensions=3), "invalid_value", "dimensions", []),
     ],
 )
-def test_inputs_that_are_refused(
-    text: ModelText, given: EmbeddingRequest, code: str, words: list[object]
+def test_inputs_and_dimensions_that_are_refused(
+    sentencepiece_dir: Path, declared: Any, given: Any, code: str, param: str | None, words: Any
 ) -> None:
-    failure = refusal(given, text)
-    assert failure.code == code
-    assert all(str(word) in failure.message for word in words)
+    failure = refusal(given, text_of(sentencepiece_dir, **declared))
+    assert failure.code == code and param in (failure.param, None)
+    assert all(word in failure.message for word in words)
+    for model, dimensions in (({}, 8), (ANY, 3), (SOME, 4), (SOME, 8)):
+        asked = tokens([5], dimensions=dimensions)
+        assert prepare_embedding(asked, text_of(sentencepiece_dir, **model)) == [[5]]
 
 
 @each_case("decoder", [None, {"type": "BPEDecoder", "suffix": "</w>"}])
@@ -113,30 +122,6 @@ def test_an_encoder_needs_no_decoder(
         return
     same = prepare_embedding(request("The capital"), text_of(sentencepiece_dir))
     assert prepare_embedding(request("The capital"), text_of(directory, kind=kind)) == same
-
-
-@each_case(
-    ("declared", "asked", "code"),
-    [
-        ({}, 8, None),
-        ({}, 4, "unsupported_parameter"),
-        ({}, 9, "invalid_value"),
-        ({"is_matryoshka": True}, 3, None),
-        ({"is_matryoshka": True}, 9, "invalid_value"),
-        (MATRYOSHKA, 4, None),
-        (MATRYOSHKA, 8, None),
-        (MATRYOSHKA, 3, "invalid_value"),
-    ],
-)
-def test_dimensions(
-    sentencepiece_dir: Path, declared: dict[str, Any], asked: int, code: str | None
-) -> None:
-    model = text_of(sentencepiece_dir, **declared)
-    if code is None:
-        prepare_embedding(request("Paris", dimensions=asked), model)
-        return
-    failure = refusal(request("Paris", dimensions=asked), model)
-    assert (failure.code, failure.param) == (code, "dimensions")
 
 
 def test_a_request_is_one_sequence_that_ends_or_is_cancelled(text: ModelText) -> None:

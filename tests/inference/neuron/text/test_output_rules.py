@@ -132,48 +132,46 @@ def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
     return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
 
 
-def _x(schema: Any, **more: Any) -> dict[str, Any]:
-    return {"properties": {"x": schema}, **more}
+def _x(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema}}
 
 
 PLACE = "tools[1].function.parameters"
-NAMED = ToolChoice(mode="required", name="h")
+STRICT = {"strict": True}
+
+
+def _guided(**demand: Any) -> GenerationRequest:
+    return _request(OutputFormat(path="guided", **demand))
+
+
+def _forced(parameters: dict[str, Any]) -> GenerationRequest:
+    return _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
 
 
 @each_case(
-    ("request_", "form", "code", "param"),
+    ("request_", "code", "param"),
     [
         (
-            _request(OutputFormat(path="schema", schema=_x({"not": {}}, type="object"))),
-            None,
+            _request(OutputFormat(path="schema", schema=_x({"not": {}}))),
             "invalid_schema",
             "schema.properties.x.not",
         ),
-        *(
-            (_request(OutputFormat(path="guided", **demand)), None, "invalid_grammar", "guided")
-            for demand in ({"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("})
-        ),
+        (_guided(regex="("), "invalid_grammar", "guided"),
+        (_guided(grammar="start: nothing"), "invalid_grammar", "guided"),
+        (_guided(grammar="root ::= ("), "invalid_grammar", "guided"),
         (
-            _request(tools=[TOOL, _tool(_x({"uniqueItems": True}), strict=True)]),
-            None,
+            _request(tools=[TOOL, _tool(_x({"uniqueItems": True}), **STRICT)]),
             "invalid_schema",
             f"{PLACE}.properties.x.uniqueItems",
         ),
-        (  # which the model's own format cannot express
-            _request(tools=[_tool(_x({"type": "string", "pattern": "^a"}), strict=True)]),
-            TagFormat(QWEN_CODER),
-            "invalid_schema",
-            f"{PLACE}.properties.x.pattern",
+        (
+            _request(tools=[TOOL], tool_choice=ToolChoice(mode="required", name="h")),
+            ...,
+            "tool_choice",
         ),
-        (_request(tools=[TOOL], tool_choice=NAMED), None, ..., "tool_choice"),
-        (_request(tool_choice=REQUIRED), None, ..., "tool_choice"),
+        (_request(tool_choice=REQUIRED), ..., "tool_choice"),
         *(  # what is no schema, where a call is forced
-            (
-                _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED),
-                None,
-                "invalid_schema",
-                f"{PLACE}.properties{place}",
-            )
+            (_forced(parameters), "invalid_schema", f"{PLACE}.properties{place}")
             for parameters, place in (
                 ({"properties": {"a": {}, "x": PANICS}}, ".x.minLength"),
                 (_x({"anyOf": [{}, PANICS]}), ".x.anyOf[1].minLength"),
@@ -186,10 +184,9 @@ NAMED = ToolChoice(mode="required", name="h")
     ],
 )
 def test_what_cannot_be_enforced_is_refused_at_its_place(
-    text: ModelText, request_: GenerationRequest, form: Any, code: Any, param: str
+    text: ModelText, request_: GenerationRequest, code: Any, param: str
 ) -> None:
-    model = text if form is None else dataclasses.replace(text, tool_format=form)
-    failure = _refusal(request_, model)
+    failure = _refusal(request_, text)
     assert code in (failure.code, ...) and failure.param == param
     assert failure.code != "invalid_schema" or failure.message.startswith(param)
 
@@ -291,6 +288,9 @@ def test_what_a_models_own_format_cannot_express_is_left_out(
         "required": ["x", "y"],
     }
     tags = dataclasses.replace(text, tool_format=TagFormat(QWEN_CODER))
+    pattern = _tool(_x({"type": "string", "pattern": "^a"}), strict=True)
+    failure = _refusal(_request(tools=[pattern]), tags)
+    assert (failure.code, failure.param) == ("invalid_schema", f"{PLACE}.properties.x.pattern")
     tool = _tool(schema)
     rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
     assert rules.grammar is not None
