@@ -56,6 +56,9 @@ def tokens(*prompts: list[int], **fields: Any) -> EmbeddingRequest:
     return EmbeddingRequest(model="m", input=TokensInput(prompts=list(prompts)), **fields)
 
 
+TOO_LONG = tokens([5], [5] * (LIMIT + 1))
+
+
 def scoring(*seconds: str, first: str = "The", **more: Any) -> ScoreRequest:
     pairs = PairsInput(firsts=[first], seconds=list(seconds), **more)
     return ScoreRequest(model="m", input=pairs)
@@ -85,8 +88,7 @@ def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
 @each_case(
     ("declared", "given", "code", "param", "words"),
     [
-        ({}, tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", None, ["20", "21"]),
-        ({}, tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", None, ["input 1"]),
+        ({}, TOO_LONG, "context_length_exceeded", None, ["20", "21", "input 1"]),
         ({}, tokens([5], [5, -1, 5]), "bad_token_id", None, ["-1"]),
         ({}, tokens([5], [5, 350, 5]), "bad_token_id", None, ["350"]),
         ({}, tokens([5], []), "empty_prompt", None, []),
