@@ -61,6 +61,10 @@ SPEC_FIELDS = frozenset(LoadSpec.__struct_fields__)
 WAIT_S = 120.0
 
 
+class PanicError(BaseException):
+    """Stands for PyO3's ``PanicException``."""
+
+
 class TestGateway:
     """Puts frames into a neuron's inbox and reads what comes up, as a gateway does."""
 
@@ -164,17 +168,16 @@ class TestGateway:
         return stats.decode_tokens_per_s > 0 or not after_steps
 
     def wait_status(self, status: str, model: str = "m") -> ReplicaState:
-        state: ReplicaState | None = None
+        """Returns the very one that was waited for: the next may have another status."""
+        found: list[ReplicaState] = []
 
         def is_so() -> bool:
-            nonlocal state
             state = self.replica(model)
-            return state is not None and state.status == status
+            found[:] = [state] if state is not None and state.status == status else []
+            return bool(found)
 
         wait_until(is_so)
-        # The very one that was waited for: the next may have another status.
-        assert state is not None
-        return state
+        return found[0]
 
 
 def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:

@@ -178,22 +178,8 @@ def test_cold_loads_take_turns_and_their_memory_is_not_free_for_others(
     gateway.wait_status("ready", "b")
 
 
-def test_a_model_that_does_not_fit_is_weighed_unless_it_is_divided(
-    neuron: TestNeuron, cards: Machine, three_layers: Path
-) -> None:
-    big = {"source": f"path:{three_layers}", "file": None, "needs_gb": 23}
-    costs = neuron.refused("big", **big).costs
-    assert costs is not None and len(costs.layers) == 3
-    stages = [
-        StageSpec(device="cuda:0", layers=(0, 1), memory_bytes=GB),
-        StageSpec(device="cuda:1", layers=(1, 3), memory_bytes=23 * GB),
-    ]
-    failure = neuron.refused("parts", **big, stages=stages)
-    assert (failure.code, failure.costs) == ("does_not_fit", None)
-
-
 def test_evicted_models_leave_first_unless_one_got_busy(
-    neuron: TestNeuron, cards: Machine, gateway: Any
+    neuron: TestNeuron, cards: Machine, gateway: Any, three_layers: Path
 ) -> None:
     neuron.load("old", takes_gb=18, context=1_000_000)
     cards.there[1] = card(1, 2)  # the driver's word
@@ -203,6 +189,15 @@ def test_evicted_models_leave_first_unless_one_got_busy(
     assert (failure.code, failure.is_permanent) == ("lost_its_room", False)
     assert "old" in failure.message
     assert gateway.replica("old").status == "ready"
+    weighed = {"source": f"path:{three_layers}", "file": None}  # where it does not fit
+    costs = neuron.refused("big", **weighed, needs_gb=23).costs
+    assert costs is not None and len(costs.layers) == 3
+    stages = [
+        StageSpec(device="cuda:0", layers=(0, 1), memory_bytes=GB),
+        StageSpec(device="cuda:1", layers=(1, 3), memory_bytes=23 * GB),
+    ]
+    failure = neuron.refused("parts", **weighed, needs_gb=23, stages=stages)
+    assert (failure.code, failure.costs) == ("does_not_fit", None), "it is divided"
     neuron.end(request_id)
     wait_until(lambda: gateway.replica("old").stats.in_flight == 0)
     neuron.load("new", "j2", **evicting, status=None)

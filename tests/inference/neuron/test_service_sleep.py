@@ -118,26 +118,23 @@ def test_it_is_replaced_or_unloaded_asleep_and_while_it_falls_asleep(
     assert gateway.heartbeat().devices[2].reserved_bytes == 0
 
 
-@pytest.mark.parametrize("dies", ["crash_sleep", "killed asleep"])
-def test_an_engine_that_dies_asleep_is_as_good_as_unloaded(
-    dies: str, neuron: TestNeuron, gateway: Any
+@pytest.mark.parametrize("dies", ["falling asleep", "asleep", "waking"])
+def test_an_engine_that_dies_is_as_good_as_unloaded_or_started_anew(
+    dies: str, neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
-    neuron.load(**SLEEPER, crash_sleep=float(dies == "crash_sleep"))
+    if dies == "waking":
+        asleep(neuron, cards, crash_wake=1)
+        state = neuron.load(job_id="j2", **SLEEPER, crash_wake=1)
+        assert (state.job_id, state.num_restarts) == ("j2", 1)
+        return
+    neuron.load(**SLEEPER, crash_sleep=float(dies == "falling asleep"))
     neuron.service.sleep_model("m", "j-sleep")
-    if dies != "crash_sleep":
+    if dies == "asleep":
         gateway.wait_status("asleep")
         running_engines()[0].kill()
     neuron.wait_gone()
     assert [one.reserved_bytes for one in gateway.heartbeat().devices] == [0, 0, 0]
     neuron.load(**SLEEPER)
-
-
-def test_an_engine_that_dies_while_it_wakes_is_started_anew(
-    neuron: TestNeuron, cards: Machine
-) -> None:
-    asleep(neuron, cards, crash_wake=1)
-    state = neuron.load(job_id="j2", **SLEEPER, crash_wake=1)
-    assert (state.job_id, state.num_restarts) == ("j2", 1)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_engines_see_what_cuda_visible_devices_leaves(
             assert device.compute_capability == "8.6"
 
 
-def test_a_card_without_memory_of_its_own_has_the_hosts() -> None:
+def test_a_card_without_memory_of_its_own_has_the_hosts_and_a_silent_one_hides_no_other() -> None:
     discovery = discovered(FakeNvml(memory_error=pynvml.NVML_ERROR_NOT_SUPPORTED))
     unified, neighbour, processors = discovery.devices()
     assert unified.total_memory_bytes == processors.total_memory_bytes
@@ -171,18 +171,18 @@ def test_a_card_without_memory_of_its_own_has_the_hosts() -> None:
     assert 0 < unified.free_memory_bytes <= processors.total_memory_bytes
     assert neighbour.free_memory_bytes == 21 * GIB
     assert discovery.host().problems == []
-
-
-def test_a_card_that_does_not_answer_hides_no_other_and_is_named_once() -> None:
     discovery = discovered(FakeNvml(memory_error=pynvml.NVML_ERROR_GPU_IS_LOST))
-    (card,) = discovery.cuda_devices()
-    assert (card.name, card.index) == ("Card 1", 0), "engines count what answers"
+    (answers,) = discovery.cuda_devices()
+    assert (answers.name, answers.index) == ("Card 1", 0), "engines count what answers"
     (problem,) = discovery.host().problems
     assert "card 0 does not answer" in problem
     assert discovery.host().cuda_unavailable == ""
+
+
+def test_a_card_that_is_lost_later_has_no_free_memory_and_is_named_once() -> None:
     nvml = FakeNvml()
     discovery = discovered(nvml)
-    nvml.is_lost = True  # later
+    nvml.is_lost = True
     for _ in range(2):
         assert [device.free_memory_bytes for device in discovery.cuda_devices()] == [0, 0]
     assert len(discovery.host().problems) == 2

@@ -24,17 +24,13 @@ from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Cancelled, Event, Failed
 from inference.protocol.generation import TokensInput
-from tests.inference.neuron.conftest import wait_until
+from tests.inference.neuron.conftest import PanicError, wait_until
 from tests.inference.neuron.model_texts import (
     RecordingEngine,
     model_text,
     request_for_model,
     submit_of,
 )
-
-
-class PanicError(BaseException):
-    """Stands for PyO3's ``PanicException``."""
 
 
 class Neuron:

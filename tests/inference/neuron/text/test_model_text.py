@@ -106,10 +106,8 @@ def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path) -> None:
 
 def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_dir: Path) -> None:
     always = {"chat", "completions", "logprobs", "structured_output"}
-    takes_tools, thoughts = (
-        "{{ tools }}<tool_call>",
-        " ".join((SPOKEN.opens[0], "{% if thinking %}", SPOKEN.closes[0], "{% endif %}")),
-    )
+    takes_tools = "{{ tools }}<tool_call>"
+    thoughts = " ".join((SPOKEN.opens[0], "{% if thinking %}", SPOKEN.closes[0], "{% endif %}"))
     for directory, template, more in (
         (byte_level_dir, None, set()),
         (byte_level_dir, takes_tools, {"tool_call"}),

@@ -78,7 +78,10 @@ def _tokenized(directory: Path, given: Any, **more: bool) -> Tokenized:
 
 
 def test_tokens_are_those_that_the_prompt_is_answered_with(
-    text: ModelText, byte_level_dir: Path, sentencepiece_dir: Path
+    text: ModelText,
+    byte_level_dir: Path,
+    sentencepiece_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Special tokens are a chat's own, or put before a text."""
     with_bos, the = model_text(sentencepiece_dir), TextInput(texts=["The"])
@@ -96,9 +99,6 @@ def test_tokens_are_those_that_the_prompt_is_answered_with(
     assert "".join(there.texts or []) == "The cat"
     back = _tokenized(byte_level_dir, TokensInput(prompts=[there.token_ids]))
     assert back.text == "The cat"
-
-
-def test_what_is_not_tokenized(byte_level_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestRefusedError) as refused:
         _tokenized(byte_level_dir, TokensInput(prompts=[[10**6]]))
     assert refused.value.failure.code == "bad_token_id"
