@@ -14,7 +14,7 @@ from inference.engine.load import sleeper
 def _what_was_imported_is_not_collected() -> Iterator[None]:
     """An engine looks through all that it keeps when it falls asleep, its imports too. A test
     process keeps every collected test as well, some million objects and a second's work each time,
-    and made its models after those were exempted. ``test_garbage.py`` runs it unchanged, in a
+    and made its models after those were exempted. ``test_processes.py`` runs it unchanged, in a
     process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sleeper, "collect_all", gc.collect)

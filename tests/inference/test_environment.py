@@ -1,14 +1,24 @@
-"""A process has the secrets that it needs, and no other."""
+"""A process has the secrets that it needs, and no other, and asks the proxies that its environment
+names."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from django.core.management.base import CommandError
 
+from fleet.management.backend import RefusedError, RestBackend
+from fleet.management.chat_client import ChatClient
+from fleet.management.commands.deploy_gate import GatewayFleet
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from helexa_site.bootstrap.serve import (
     OwnControl,
@@ -27,7 +37,11 @@ from inference.loading.sources import pypi
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import DownloadFailedError
+from inference.proxies import UnsupportedProxyError, proxy_for
+from metering.bench.client import Http
+from metering.bench.errors import TargetError
 from tests.cases import each_case
+from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 
 SECRETS = {
     "DATABASE_URL": "postgres://u:sesame-db@db/helexa",
@@ -63,6 +77,14 @@ KNOWN = {
     Role.ENGINE: {"HF_TOKEN"},
     Role.OTHER: set[str](),
 }
+SOURCES = {
+    "HELEXA_SOURCES": "lab=https://lab token=LAB_TOKEN,box=http://box token=boxes_word",
+    "LAB_TOKEN": "sesame-lab",
+    "boxes_word": "sesame-box",
+}
+BENCH = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word", "peers_word": "sesame-peer"}
+TOKENS, BENCH_KEYS = {"LAB_TOKEN", "boxes_word"}, {"OPENAI_API_KEY", "peers_word"}
+WRONG = {"HELEXA_SOURCES": "lab", "HELEXA_BENCH_VARIABLES": "DATABASE_URL"}
 DUMP = "import os, sys; open({path!r}, 'wb').write(open('/proc/self/environ', 'rb').read())"
 
 
@@ -80,18 +102,6 @@ def held(path: Path) -> set[str]:
     found = {name for name, value in SECRETS.items() if value in dumped}
     assert ("sesame" in dumped) == bool(found)
     return found
-
-
-SOURCES = {
-    "HELEXA_SOURCES": "lab=https://lab token=LAB_TOKEN,box=http://box token=boxes_word",
-    "LAB_TOKEN": "sesame-lab",
-    "boxes_word": "sesame-box",
-}
-BENCH = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word", "peers_word": "sesame-peer"}
-
-
-TOKENS, BENCH_KEYS = {"LAB_TOKEN", "boxes_word"}, {"OPENAI_API_KEY", "peers_word"}
-WRONG = {"HELEXA_SOURCES": "lab", "HELEXA_BENCH_VARIABLES": "DATABASE_URL"}
 
 
 @each_case("role", Role, ids=lambda role: role.name)
@@ -123,6 +133,8 @@ def test_no_child_of_serve_knows_more(environment: None) -> None:
         assert SECRETS.keys() & spec.environment.keys() == KNOWN[role], spec.name
         assert "sesame" not in " ".join(spec.command)
     assert "DATABASE_URL" not in child_environment(Role.NEURON)
+    assert is_secret("BROKER", "amqp://user:pass@host"), "whatever the name of an address is"
+    assert not is_secret("BROKER", "amqp://host:5672/a@b")
 
 
 def test_the_control_in_serve_has_no_secrets_of_other_programs(
@@ -161,6 +173,63 @@ def test_pip_gets_nothing(
     assert held(path) == set()
 
 
-def test_an_address_with_a_password_is_secret_whatever_its_name() -> None:
-    assert is_secret("BROKER", "amqp://user:pass@host")
-    assert not is_secret("BROKER", "amqp://host:5672/a@b")
+BEAST = "http://beast.example:31313"
+CLIENTS: dict[str, Callable[[str], Any]] = {
+    "commands": lambda url: RestBackend(url, None).ask("GET", "models"),
+    "chat": lambda url: ChatClient(url, None).model_cards(),
+    "gate": lambda url: GatewayFleet(url, None).ask("/v1/models"),
+    "bench": lambda url: Http(url, headers={}, timeout_s=60).get("v1/models"),
+}
+"""The clients of commands, each with a question."""
+
+
+@pytest.fixture
+def asked() -> Iterator[list[str]]:
+    """The targets that a server on loopback is asked for; its URL is the first."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            targets.append(self.path)
+            body = json.dumps({"data": []}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        targets = [f"http://127.0.0.1:{server.server_port}"]
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield targets
+        server.shutdown()
+
+
+@each_case("variables, url, expected", PROXY_CASES)
+def test_which_proxy_is_asked(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], url: str, expected: str | None
+) -> None:
+    set_proxies(monkeypatch, **variables)
+    if expected in variables:
+        with pytest.raises(UnsupportedProxyError, match=f"^{expected} names a proxy that is not"):
+            proxy_for(url)
+    else:
+        assert proxy_for(url) == expected
+
+
+@each_case("ask", CLIENTS.values(), ids=CLIENTS)
+def test_clients_ask_this_machine_directly_and_others_through_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], ask: Callable[[str], Any]
+) -> None:
+    url, *before = asked
+    set_proxies(monkeypatch, http_proxy=DEAD, HTTPS_PROXY=DEAD, ALL_PROXY=SOCKS)
+    ask(url)
+    assert len(asked) == 1 + len(before) + 1
+    set_proxies(monkeypatch, all_proxy=url)
+    ask(BEAST)
+    assert asked[-1].startswith(f"{BEAST}/")
+    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
+    errors = (CommandError, RefusedError, TargetError)
+    with pytest.raises(errors, match="ALL_PROXY names a proxy") as raised:
+        ask(BEAST)
+    assert "\n" not in str(raised.value)

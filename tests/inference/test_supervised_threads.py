@@ -1,4 +1,5 @@
-"""No thread ends silently: its exceptions are logged, it continues, and health reports it."""
+"""No thread ends silently: its exceptions are logged, it continues after a pause, and health
+reports it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import threading
 import pytest
 from llguidance import LLMatcher
 
+from inference.backoff import Backoff
 from inference.supervised_threads import (
     BACKOFF,
     SOUND_AFTER_S,
@@ -71,6 +73,8 @@ def test_whatever_it_raises_is_logged_and_it_continues_where_it_may(
 
 
 def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
+    waits = [Backoff(first_s=0.1, max_s=1.0).wait_s(n) for n in (1, 2, 3, 4, 5, 100_000)]
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
     now_s, pauses = [0.0], list[float]()
     runs_s = [0.0] * 8 + [SOUND_AFTER_S + 1, 0.0]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
@@ -51,13 +52,17 @@ from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.sampling import SamplingOptions
 from inference.text.tokens.tokenizer import Tokenizer
-from tests.inference.neuron.fake_engines import running_engines
+from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
 SPEC_FIELDS = frozenset(LoadSpec.__struct_fields__)
 WAIT_S = 120.0
+
+
+class PanicError(BaseException):
+    """Stands for PyO3's ``PanicException``."""
 
 
 class TestGateway:
@@ -94,20 +99,20 @@ class TestGateway:
         model: str = "m",
         deadline_s: float = 60.0,
         request: GenerationRequest | None = None,
-        **sampling: object,
+        **sampling: Any,
     ) -> str:
         request_id = f"{self.gateway_id}-{next(self._ids)}"
-        options = SamplingOptions(**sampling)  # type: ignore[arg-type]
-        self.put(
-            Submit(
-                request_id=request_id,
-                gateway_id=self.gateway_id,
-                model=model,
-                request=request
-                or GenerationRequest(model=model, input=TextInput(texts=[text]), sampling=options),
-                deadline_unix_s=time.time() + deadline_s,
-            )
+        made = GenerationRequest(
+            model=model, input=TextInput(texts=[text]), sampling=SamplingOptions(**sampling)
         )
+        submit = Submit(
+            request_id=request_id,
+            gateway_id=self.gateway_id,
+            model=model,
+            request=request or made,
+            deadline_unix_s=time.time() + deadline_s,
+        )
+        self.put(submit)
         return request_id
 
     def cancel(self, request_id: str) -> None:
@@ -121,12 +126,8 @@ class TestGateway:
                 self.batches.append(decode_event_batch(fields[EVENT_BATCH_FIELD]))
 
     def events(self, request_id: str) -> list[Event]:
-        return [
-            event
-            for batch in self.batches
-            for event in batch.events
-            if event.request_id == request_id
-        ]
+        events = [event for batch in self.batches for event in batch.events]
+        return [event for event in events if event.request_id == request_id]
 
     def wait_events(self, request_id: str, is_enough: Callable[[list[Event]], bool]) -> list[Event]:
         def enough() -> bool:
@@ -138,8 +139,7 @@ class TestGateway:
 
     def wait_end(self, request_id: str) -> list[Event]:
         return self.wait_events(
-            request_id,
-            lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS),
+            request_id, lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
         )
 
     def heartbeat(self) -> NeuronHeartbeat:
@@ -156,32 +156,28 @@ class TestGateway:
 
     def replica(self, model: str = "m") -> ReplicaState | None:
         heartbeat = self._latest_heartbeat()
-        for replica in heartbeat.replicas if heartbeat else []:
-            if replica.model == model:
-                return replica
-        return None
+        replicas = heartbeat.replicas if heartbeat else []
+        return next((one for one in replicas if one.model == model), None)
 
     def is_idle(self, *, after_steps: bool = True) -> bool:
         """The engine reports no sequences; the fake one reports its steps as tokens per second."""
         state = self.replica()
-        if state is None or state.stats is None:
+        stats = state.stats if state else None
+        if stats is None or stats.in_flight:
             return False
-        return state.stats.in_flight == 0 and (
-            state.stats.decode_tokens_per_s > 0 or not after_steps
-        )
+        return stats.decode_tokens_per_s > 0 or not after_steps
 
     def wait_status(self, status: str, model: str = "m") -> ReplicaState:
-        state: ReplicaState | None = None
+        """Returns the very one that was waited for: the next may have another status."""
+        found: list[ReplicaState] = []
 
         def is_so() -> bool:
-            nonlocal state
             state = self.replica(model)
-            return state is not None and state.status == status
+            found[:] = [state] if state is not None and state.status == status else []
+            return bool(found)
 
         wait_until(is_so)
-        # The very one that was waited for: the next may have another status.
-        assert state is not None
-        return state
+        return found[0]
 
 
 def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
@@ -189,6 +185,12 @@ def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
+    """Returns the fake engine's running processes of a neuron, else of this process."""
+    children = psutil.Process(neuron_pid).children(recursive=True)
+    return [child for child in children if FAKE_ENGINE.name in " ".join(command_line(child))]
 
 
 @pytest.fixture
@@ -225,6 +227,7 @@ def make_service(
     redis_url: str, engine_command: list[str]
 ) -> Iterator[Callable[..., NeuronService]]:
     services: list[NeuronService] = []
+    backoff = Backoff(first_s=0.01, max_s=30.0)
 
     def make(**changes: Any) -> NeuronService:
         options = {
@@ -232,15 +235,12 @@ def make_service(
             "client": connect(redis_url),
             "engine_command": engine_command,
             "discovery": Discovery.run(),
-            "restart_policy": RestartPolicy(
-                backoff=Backoff(first_s=0.01, max_s=30.0), max_quick_failures=2
-            ),
+            "restart_policy": RestartPolicy(backoff=backoff, max_quick_failures=2),
             "workers": WORKERS,
         }
-        service = NeuronService(**(options | changes))
-        services.append(service)
-        service.start()
-        return service
+        services.append(NeuronService(**(options | changes)))
+        services[-1].start()
+        return services[-1]
 
     yield make
     for service in services:

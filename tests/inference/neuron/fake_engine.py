@@ -1,11 +1,12 @@
 """An engine process without a model: the real channel, real messages, invented tokens.
 
 It answers with the prompt's own tokens, over and over. Its behaviour is written in the spec's
-source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a tokenizer directory:
+source, ``fake:rate=200,load_s=0.1,crash_after=5``, or for any source in ``--options``, and the
+spec's file names a tokenizer directory:
 
     rate         engine steps per second; 0: accepts sequences and never steps
     load_s       how long a load takes
-    load_fails   1: the load is refused
+    load_fails   1: the load is refused for want of room, 2: for good
     crash_load   1: the process dies while it loads
     crash_after  the process kills itself after so many steps
     fault_after  its device is lost after so many steps
@@ -29,11 +30,12 @@ import argparse
 import hashlib
 import os
 import queue
+import re
 import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -67,48 +69,53 @@ from inference.protocol.engine import (
     encode_engine_frame,
 )
 from inference.protocol.images import VisionInput
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
 from inference.protocol.sampling import TokenLogprob
 from tests.inference.reports import engine_stats, load_report
 
 POISON_SEED = 667
-
-
-@dataclass(slots=True)
-class Sequence:
-    submit: SubmitSequence
-    num_output: int = 0
+FAILURES = {
+    1.0: LoadFailure(code="does_not_fit", message="needs 9 GB, 1 GB is free"),
+    2.0: LoadFailure(code="unknown_architecture", message="mamba"),
+}
+_PAIR = re.compile(r"(\w+)=([^,]+)")
 
 
 class FakeEngine:
-    def __init__(self, channel: Channel, spec: LoadSpec) -> None:
+    def __init__(self, channel: Channel, spec: LoadSpec, words: str) -> None:
         self.channel = channel
         self.spec = spec
-        options = dict(word.split("=") for word in spec.source.removeprefix("fake:").split(","))
-        self.options = {name: float(value) for name, value in options.items()}
+        words = words or spec.source.removeprefix("fake:")
+        self.options = {name: float(value) for name, value in _PAIR.findall(words)}
         self.commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
-        self.sequences: dict[str, Sequence] = {}
+        self.running: dict[str, tuple[SubmitSequence, int]] = {}
+        """Sequences, and how many tokens each has."""
         self.num_steps = 0
         self.dropped: list[str] = []
         """Names of dropped adapters, which it reports as if they were loaded."""
 
+    def option(self, name: str, otherwise: float = 0.0) -> float:
+        return self.options.get(name, otherwise)
+
+    def num_bytes(self, name: str) -> int:
+        return int(self.option(name) * 10**9)
+
+    def die_if(self, is_due: object) -> None:
+        if is_due:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        if self.spec.stage_of is not None:
-            self._hold_a_stage(self.spec.stage_of.index)
-            return
         if not self._load():
             return
-        rate = self.options.get("rate", 100.0)
+        rate = self.option("rate", 100.0)
         while True:
-            ended = self._take_commands(wait_s=1.0 if not (self.sequences and rate) else 1.0 / rate)
+            ended = self._take_commands(wait_s=1.0 / rate if self.running and rate else 1.0)
             outputs = [*ended, *(self._steps() if rate else [])]
-            if outputs:
-                self._send(StepOutputs(outputs=outputs, stats=self._stats()))
-            else:
-                self._send(Idle(stats=self._stats()))
+            stats = self._stats()
+            self._send(StepOutputs(outputs=outputs, stats=stats) if outputs else Idle(stats=stats))
 
     def _read(self) -> None:
         try:
@@ -118,40 +125,29 @@ class FakeEngine:
             os._exit(0)
 
     def _load(self) -> bool:
-        if self._refuses():
-            return False
-        self._send(Loaded(report=self._report()))
-        return True
-
-    def _refuses(self) -> bool:
         self._send(LoadProgressed(progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)))
-        time.sleep(self.options.get("load_s", 0.0))
-        if self.options.get("crash_load"):
+        time.sleep(self.option("load_s"))
+        if self.option("crash_load"):
             os._exit(3)
-        if self.options.get("load_fails"):
-            failure = LoadFailure(code="does_not_fit", message="needs 9 GB, 1 GB is free")
+        if failure := FAILURES.get(self.option("load_fails")):
             self._send(LoadFailedMessage(failure=failure))
+        elif self.spec.stage_of is not None:
+            self._hold_a_stage(self.spec.stages[self.spec.stage_of.index])
+        else:
+            self._send(Loaded(report=self._report()))
             return True
         return False
 
-    def _hold_a_stage(self, index: int) -> None:
-        if self._refuses():
-            return
+    def _hold_a_stage(self, stage: StageSpec) -> None:
         self._send(StageListening(address="127.0.0.1:7400"))
-        while not self.options.get("joins"):
+        while not self.option("joins"):
             self._take_commands(wait_s=0.1)
-        stage = self.spec.stages[index]
-        report = StageReport(
-            device=stage.device,
-            layers=stage.layers,
-            execution="fake",
-            estimated_bytes=0,
-            kv_bytes=1,
-        )
-        took = int(self.options.get("takes_gb", 0) * 1e9)
+        held: dict[str, Any] = {"device": stage.device, "layers": stage.layers}
+        report = StageReport(**held, execution="fake", estimated_bytes=0, kv_bytes=1)
+        took = self.num_bytes("takes_gb")
         memory = DeviceMemory(device=stage.device, actual_bytes=took, process_bytes=0)
         self._send(StageReady(report=report, memory=memory))
-        if self.options.get("leaves"):
+        if self.option("leaves"):
             self._send(StageReleased(reason="its engine has ended"))
             return
         while True:
@@ -160,133 +156,108 @@ class FakeEngine:
 
     def _take_commands(self, wait_s: float) -> list[SequenceCancelled]:
         """Waits for one command, or until the next step is due; takes all that are there."""
-        ended = []
         due = time.monotonic() + wait_s
         while True:
             try:
                 command = self.commands.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
-                return ended
+                return []
             match command:
                 case SubmitSequence(params=params) if params.seed == POISON_SEED:
                     os.kill(os.getpid(), signal.SIGSEGV)
                 case SubmitSequence(sequence_id=sequence_id):
-                    self.sequences[sequence_id] = Sequence(command)
+                    self.running[sequence_id] = (command, 0)
                 case CancelSequence(sequence_id=sequence_id):
-                    if self.sequences.pop(sequence_id, None) is not None:
-                        ended.append(SequenceCancelled(sequence_id=sequence_id))
-                        return ended
+                    if self.running.pop(sequence_id, None) is not None:
+                        return [SequenceCancelled(sequence_id=sequence_id)]
                 case DropAdapter(name=name):
                     self.dropped.append(name)
                 case Sleep():
-                    self._fall_asleep()
+                    assert not self.running
+                    time.sleep(self.option("sleep_s"))
+                    self.die_if(self.option("crash_sleep"))
+                    held = self._asleep()
+                    assert held is not None, "it cannot"
+                    self._send(FellAsleep(held=held))
                 case Wake():
-                    if self.options.get("crash_wake"):
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    self.die_if(self.option("crash_wake"))
                     self._send(Awake(seconds=0.0))
                 case Shutdown():
                     os._exit(0)
-            if self.options.get("rate", 100.0):
-                due = min(due, time.monotonic() + 1.0 / self.options.get("rate", 100.0))
-
-    def _fall_asleep(self) -> None:
-        assert not self.sequences
-        time.sleep(self.options.get("sleep_s", 0.0))
-        if self.options.get("crash_sleep"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        held = self._asleep()
-        assert held is not None, "it cannot"
-        self._send(FellAsleep(held=held))
+            if rate := self.option("rate", 100.0):
+                due = min(due, time.monotonic() + 1.0 / rate)
 
     def _asleep(self) -> AsleepBytes | None:
         if "asleep_gb" not in self.options:
             return None
-        return AsleepBytes(
-            device_bytes=int(self.options["asleep_gb"] * 10**9),
-            host_bytes=int(self.options.get("host_gb", 0) * 10**9),
-        )
+        held = self.num_bytes("asleep_gb"), self.num_bytes("host_gb")
+        return AsleepBytes(device_bytes=held[0], host_bytes=held[1])
 
     def _steps(self) -> list[SequenceStep | SequenceFailed]:
-        outputs: list[SequenceStep | SequenceFailed] = []
-        for sequence_id, sequence in list(self.sequences.items()):
-            outputs.append(self._step(sequence_id, sequence))
+        outputs = [self._step(*one) for one in list(self.running.values())]
         if outputs:
             self.num_steps += 1
-            if self.num_steps == self.options.get("crash_after"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.num_steps == self.options.get("fault_after"):
+            self.die_if(self.num_steps == self.option("crash_after"))
+            if self.num_steps == self.option("fault_after"):
                 self._send(EngineFaulted(code="device_fault", message="the device failed"))
                 os._exit(EngineExit.DEVICE_FAULT)
-            if self.num_steps == self.options.get("hang_after"):
+            if self.num_steps == self.option("hang_after"):
                 threading.Event().wait()
         return outputs
 
-    def _step(self, sequence_id: str, sequence: Sequence) -> SequenceStep | SequenceFailed:
-        submit = sequence.submit
-        if submit.params.seed == 666:
-            del self.sequences[sequence_id]
-            return SequenceFailed(sequence_id=sequence_id, code="queue_full", message="full")
-        if problem := self._image_problem(submit):
-            del self.sequences[sequence_id]
-            return SequenceFailed(sequence_id=sequence_id, code="invalid_image", message=problem)
-        token_id = submit.token_ids[sequence.num_output % len(submit.token_ids)]
-        sequence.num_output += 1
-        is_last = sequence.num_output == submit.params.max_tokens
+    def _step(self, submit: SubmitSequence, num_output: int) -> SequenceStep | SequenceFailed:
+        sequence_id = submit.sequence_id
+        refused = submit.params.seed == 666
+        if refused or (problem := self._image_problem(submit)):
+            del self.running[sequence_id]
+            code, message = ("queue_full", "full") if refused else ("invalid_image", problem)
+            return SequenceFailed(sequence_id=sequence_id, code=code, message=message)
+        token_id = submit.token_ids[num_output % len(submit.token_ids)]
+        self.running[sequence_id] = (submit, num_output + 1)
+        is_last = num_output + 1 == submit.params.max_tokens
         if is_last:
-            del self.sequences[sequence_id]
+            del self.running[sequence_id]
         wants_logprobs = submit.params.top_logprobs is not None
         return SequenceStep(
             sequence_id=sequence_id,
             token_ids=[token_id],
             logprobs=[TokenLogprob(token_id, -0.5, [(token_id, -0.5)])] if wants_logprobs else None,
-            num_cached_tokens=0 if sequence.num_output == 1 else None,
+            num_cached_tokens=None if num_output else 0,
             finish_reason="length" if is_last else None,
-            num_output_tokens=sequence.num_output if is_last else 0,
+            num_output_tokens=num_output + 1 if is_last else 0,
         )
 
     def _image_problem(self, submit: SubmitSequence) -> str:
-        pad = int(self.options.get("sees", -1))
+        pad = self.option("sees", -1)
         places = [index for index, token in enumerate(submit.token_ids) if token == pad]
-        reported = [
-            place
-            for image in submit.images
-            for place in range(image.first_token, image.first_token + image.num_tokens)
-        ]
-        if places != reported:
-            return f"pads at {places}, images at {reported}"
+        runs = [(one.first_token, one.first_token + one.num_tokens) for one in submit.images]
+        if places != [place for run in runs for place in range(*run)]:
+            return f"pads at {places}, images at {runs}"
         if any(hashlib.sha256(one.data).hexdigest() != one.digest for one in submit.images):
             return "an image's bytes are another's"
         return ""
 
     def _stats(self) -> EngineStats:
         return engine_stats(
-            in_flight=len(self.sequences),
-            kv_blocks_used=len(self.sequences),
+            in_flight=len(self.running),
+            kv_blocks_used=len(self.running),
             kv_blocks_total=100,
             adapters=self.dropped,
             decode_tokens_per_s=float(self.num_steps),
         )
 
-    def _vision(self) -> VisionInput | None:
-        pad = int(self.options.get("sees", -1))
-        if pad < 0:
-            return None
-        return VisionInput(
-            pad_token_id=pad, patch_px=16, merge=2, min_pixels=2048, max_pixels=65_536
-        )
-
     def _report(self) -> LoadReport:
+        sizes = {"patch_px": 16, "merge": 2, "min_pixels": 2048, "max_pixels": 65_536}
+        pad = int(self.option("sees", -1))
         return load_report(
-            vision=self._vision(),
+            vision=VisionInput(pad_token_id=pad, **sizes) if pad >= 0 else None,
             architecture="fake",
             device=self.spec.devices[0] if self.spec.devices else "cpu",
             num_kv_blocks=100,
-            context_tokens=int(self.options.get("context", 1000)),
-            context_reason=f"{self.spec.promised_bytes} bytes are promised to others; "
-            f"{self.spec.memory_limit_bytes} are mine",
-            actual_bytes=int(self.options.get("takes_gb", 0) * 10**9),
+            context_tokens=int(self.option("context", 1000)),
+            actual_bytes=self.num_bytes("takes_gb"),
             asleep=self._asleep(),
-            load_seconds=self.options.get("load_s", 0.0),
+            load_seconds=self.option("load_s"),
             tokenizer_dir=self.spec.file or "",
         )
 
@@ -294,13 +265,11 @@ class FakeEngine:
         self.channel.send(encode_engine_frame(message))
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
+    parser.add_argument("--options", default="")
+    given = parser.parse_args()
+    channel = Channel(socket.socket(fileno=given.fd))
     spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
-    FakeEngine(channel, spec).run()
-
-
-if __name__ == "__main__":
-    main()
+    FakeEngine(channel, spec, given.options).run()

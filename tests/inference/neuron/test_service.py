@@ -1,19 +1,30 @@
 """Requests through a whole neuron but for Celery: real Redis, real engine processes that speak the
-real channel."""
+real channel, and die, lose their device or hang."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
-from inference.protocol.events import Accepted, Cancelled, Delta, Finished
+from inference.neuron.replicas.by_model import SpecStore
+from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
-from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests
-from inference.protocol.keys import INBOX_FRAME_FIELD, gateway_alive_key, held_key, inbox_key
+from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
+from inference.protocol.keys import (
+    INBOX_FRAME_FIELD,
+    gateway_alive_key,
+    held_key,
+    inbox_key,
+    preparing_key,
+    specs_key,
+)
 from inference.protocol.sampling import SamplingOptions
-from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
+from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
+from tests.inference.neuron.fake_engine import POISON_SEED
 
 TEXT = "The capital of France is Paris."
 
@@ -26,11 +37,12 @@ def _text(events: list[Any]) -> str:
     return "".join(event.text for event in events if isinstance(event, Delta))
 
 
-def test_a_request_is_accepted_streamed_and_finished(loaded: TestNeuron, gateway: Any) -> None:
+def test_requests_are_streamed_stopped_echoed_and_cancelled(
+    loaded: TestNeuron, gateway: Any
+) -> None:
     events = loaded.ask(TEXT, max_tokens=200)
     accepted, finished = events[0], events[-1]
-    assert isinstance(accepted, Accepted)
-    assert isinstance(finished, Finished)
+    assert isinstance(accepted, Accepted) and isinstance(finished, Finished)
     assert events[-2].reason == "length"
     assert finished.usage.completion_tokens == 200
     assert finished.usage.prompt_tokens == accepted.prompt_tokens
@@ -38,22 +50,15 @@ def test_a_request_is_accepted_streamed_and_finished(loaded: TestNeuron, gateway
     assert [batch.sequence_number for batch in gateway.batches] == list(range(len(gateway.batches)))
     assert {batch.epoch for batch in gateway.batches} == {loaded.service.epoch}
 
+    lost_doorbell = gateway.submit(max_tokens=1)  # the heartbeat looks
+    assert isinstance(gateway.wait_end(lost_doorbell)[-1], Finished)
 
-def test_a_lost_doorbell_is_made_good_by_the_heartbeat(loaded: TestNeuron, gateway: Any) -> None:
-    assert isinstance(gateway.wait_end(gateway.submit(max_tokens=1))[-1], Finished)
-
-
-def test_a_stop_string_ends_the_answer_and_frees_the_engine(
-    loaded: TestNeuron, gateway: Any
-) -> None:
     events = loaded.ask(request=request(stop=["France"]))
     assert _text(events) == "The capital of "
     assert (events[-2].reason, events[-2].stop_sequence) == ("stop", "France")
     wait_until(gateway.is_idle)
     assert sum(isinstance(event, Finished) for event in gateway.events(events[0].request_id)) == 1
 
-
-def test_echo_and_logprobs(loaded: TestNeuron) -> None:
     sampling = SamplingOptions(max_tokens=1, top_logprobs=1)
     events = loaded.ask(request=request(sampling=sampling, echo=True))
     assert _text(events) == TEXT + "The"
@@ -62,18 +67,13 @@ def test_echo_and_logprobs(loaded: TestNeuron) -> None:
     assert (logprob.token, logprob.token_bytes, logprob.logprob) == ("The", b"The", -0.5)
     assert logprob.top == [("The", b"The", -0.5)]
 
-
-def test_cancel_reaches_a_running_request(loaded: TestNeuron) -> None:
     events = loaded.end(loaded.running())
     assert isinstance(events[-1], Cancelled)
     assert sum(isinstance(event, Cancelled) for event in events) == 1
-
-
-def test_cancel_in_the_same_drain_as_its_submit(loaded: TestNeuron, gateway: Any) -> None:
     request_ids = [gateway.submit() for _ in range(20)]
     for request_id in request_ids:
         gateway.cancel(request_id)
-    loaded.service.drain_inbox()
+    loaded.service.drain_inbox()  # submits and their cancels
     for request_id in request_ids:
         assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
     wait_until(lambda: gateway.is_idle(after_steps=False))
@@ -118,17 +118,7 @@ def test_refusals_before_the_engine_and_by_it(loaded: TestNeuron, gateway: Any) 
 
 
 @pytest.mark.slow
-def test_requests_of_a_dead_gateway_are_dropped(
-    loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
-) -> None:
-    loaded.running()
-    redis_db.delete(gateway_alive_key("gw"))
-    wait_until(gateway.is_idle)
-    assert redis_db.ttl("helexa:neuron:n1:events:gw") > 0
-
-
-@pytest.mark.slow
-def test_it_lists_the_requests_that_it_holds(
+def test_it_lists_the_requests_that_it_holds_and_drops_those_of_a_dead_gateway(
     loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
 ) -> None:
     def held(gateway_id: str) -> HeldRequests | None:
@@ -149,3 +139,128 @@ def test_it_lists_the_requests_that_it_holds(
     gateway.cancel(request_id)
     wait_until(lambda: ids() == [])
     assert held("gw").beat > listed.beat
+    loaded.running()
+    redis_db.delete(gateway_alive_key("gw"))
+    wait_until(lambda: redis_db.ttl("helexa:neuron:n1:events:gw") > 0)
+    wait_until(gateway.is_idle)
+
+
+def test_a_request_that_ends_its_engine_is_named_where_it_was_alone_and_not_run_again(
+    loaded: TestNeuron, gateway: Any, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    request_id = loaded.submit(seed=POISON_SEED)
+    failure = failure_of(gateway.wait_end(request_id))
+    assert (failure.code, failure.retry_after_s) == ("request_broke_worker", None)
+    (line,) = [one for one in caplog.messages if f"request {request_id} " in one]
+    assert "account anonymous" in line and "engine of m" in line and "SIGSEGV" in line
+    wait_until(lambda: gateway.replica().num_restarts == 1)
+    gateway.wait_status("ready")
+    assert loaded.answers()
+    wait_until(lambda: not redis_db.exists(preparing_key("n1")))
+    for request_id in (loaded.running(), loaded.submit(seed=POISON_SEED)):
+        failure = failure_of(gateway.wait_end(request_id))
+        assert failure.code == "engine_crashed", "it may have been either"
+        assert failure.retry_after_s is not None
+
+
+@pytest.mark.parametrize(
+    ("marks", "code"),
+    [
+        ({"gw-1": "before"}, "request_broke_worker"),
+        ({"gw-1": "before", "gw-9": "before"}, "neuron_lost"),
+    ],
+    ids=["it was alone", "it was one of two"],
+)
+def test_what_the_last_instance_was_preparing_does_not_run(
+    neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, marks: dict[str, str], code: str
+) -> None:
+    """Its frame is still in the inbox."""
+    redis_db.hset(preparing_key("n1"), mapping=marks)
+    poison, other = gateway.submit(), gateway.submit(max_tokens=1)
+    assert neuron.service
+    assert failure_of(gateway.wait_end(poison)).code == code
+    # A request that only waited is taken as usual: its model is not loaded here.
+    assert failure_of(gateway.wait_end(other)).code == "model_not_loaded"
+    neuron.load()
+    wait_until(lambda: redis_db.xlen(inbox_key("n1")) == 0)
+    assert {key.decode() for key in redis_db.hkeys(preparing_key("n1"))} == set(marks)
+
+
+@pytest.mark.parametrize("marks", [["m"], ["m", "r"]], ids=["alone", "beside a request"])
+def test_a_model_that_ended_the_neuron_is_not_loaded_again(
+    neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, marks: list[str]
+) -> None:
+    """It used to end each instance after the other, and with it every other model. Where a request
+    may have done it, the model is tried once more."""
+    store = SpecStore(redis_db, neuron="n1")
+    store.write([neuron.spec(), neuron.spec("good")])
+    named = {load_mark(one) if one == "m" else one: "before" for one in marks}
+    redis_db.hset(preparing_key("n1"), mapping=named)
+    assert neuron.service
+    gateway.wait_status("ready", "good")
+    if len(marks) == 2:
+        gateway.wait_status("ready")
+        return
+    failure = gateway.wait_status("failed").failure
+    assert (failure.code, failure.is_permanent) == ("bad_file", True)
+    assert [spec.model for spec in store.read()] == ["good"], "nor by the instance after this one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "options", "code", "logged"),
+    [
+        ("kill", {}, "engine_crashed", ""),
+        ("", {"fault_after": 5}, "device_fault", "exited with code 70 (device fault)"),
+        # A load may be silent for longer than the limit; killed for that, it would have failed.
+        ("", {"hang_after": 5, "load_s": 5.5}, "engine_hung", "(SIGKILL)"),
+        # Nothing runs in it, not even a thread that could notice.
+        ("suspend", {}, "engine_hung", "(SIGKILL)"),
+    ],
+    ids=["killed", "device lost", "hangs", "stopped"],
+)
+def test_a_broken_engine_fails_its_requests_once_and_comes_back(
+    neuron: TestNeuron,
+    gateway: Any,
+    caplog: Any,
+    ending: str,
+    options: Any,
+    code: str,
+    logged: str,
+) -> None:
+    neuron.options = {"silence_limit_s": 5.0}
+    neuron.load(**options)
+    (engine,) = running_engines()
+    request_ids = [gateway.submit(max_tokens=500) for _ in range(2)]
+    neuron.service.drain_inbox()
+    if ending:
+        for request_id in request_ids:
+            gateway.wait_events(request_id, lambda events: len(events) > 2)
+        getattr(engine, ending)()
+    for request_id in request_ids:
+        events = gateway.wait_end(request_id)
+        failure = failure_of(events)
+        assert (failure.code, failure.retry_after_s is not None) == (code, True)
+        usage = next(event.usage for event in events if isinstance(event, Failed))
+        num_sent = sum(event.num_tokens for event in events if isinstance(event, Delta))
+        if num_sent or ending:
+            assert usage is not None and usage.completion_tokens >= num_sent > 0
+            assert usage.prompt_tokens > 0
+    wait_until(lambda: gateway.wait_status("ready").num_restarts == 1)
+    assert logged in caplog.text
+    assert neuron.answers() and not psutil.pid_exists(engine.pid)
+
+
+@pytest.mark.slow
+def test_the_watchdog_gives_up_after_quick_failures(loaded: TestNeuron, gateway: Any) -> None:
+    def kill_or_failed() -> bool:
+        for engine in running_engines():
+            with contextlib.suppress(psutil.NoSuchProcess):  # the neuron was quicker
+                engine.kill()
+        return gateway.replica().status == "failed"
+
+    wait_until(kill_or_failed)
+    state = gateway.replica()
+    assert state.failure.code == "engine_crashed"
+    assert "3 failures in a row" in state.failure.message
+    assert gateway.client.hexists(specs_key("n1"), "m"), "the next life tries again"

@@ -9,9 +9,8 @@ import pytest
 from inference.neuron.replicas.by_model import SpecStore
 from inference.protocol.events import Finished
 from inference.protocol.load import LoadSpec
-from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
+from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
-from tests.inference.neuron.fake_engines import running_engines
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +64,16 @@ def test_it_sleeps_and_wakes_in_the_same_process(
     assert neuron.answers()
 
 
-def test_requests_that_run_are_answered_before_it_sleeps(neuron: TestNeuron, gateway: Any) -> None:
-    neuron.load(**SLEEPER)
+def test_requests_that_run_are_answered_first_and_who_asks_meanwhile_wakes_it(
+    neuron: TestNeuron, gateway: Any
+) -> None:
+    neuron.load(**SLEEPER, sleep_s=0.3)
+    before = pids()
     request_id = neuron.running(max_tokens=30)
     neuron.service.sleep_model("m", "j-sleep")
     # Gateways place it again: no engine has accepted it.
     assert failure_of(neuron.ask(max_tokens=3)).code == "model_not_loaded"
-    gateway.wait_status("asleep")
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-
-
-def test_who_asks_while_it_falls_asleep_wakes_it(neuron: TestNeuron, gateway: Any) -> None:
-    neuron.load(**SLEEPER, sleep_s=0.3)
-    before = pids()
-    neuron.service.sleep_model("m", "j-sleep")
     neuron.load(job_id="j2", **SLEEPER, sleep_s=0.3, status=None)
     wait_until(lambda: gateway.replica().job_id == "j2")
     gateway.wait_status("ready")
@@ -102,9 +97,16 @@ def test_one_that_cannot_sleep_serves_on_and_reports_it(
     assert state.sleep_refusal.job_id == "j-sleep"
 
 
-def test_it_is_unloaded_asleep_and_while_it_falls_asleep(
+def test_it_is_replaced_or_unloaded_asleep_and_while_it_falls_asleep(
     neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
+    asleep(neuron, cards)
+    before = pids()
+    assert neuron.load(job_id="j2").job_id == "j2", "another spec"
+    assert pids() != before
+    neuron.service.unload_model("m")
+    neuron.wait_gone()
+    cards.there = [card(0, 2), card(1, 20), host(100)]
     asleep(neuron, cards)
     neuron.service.unload_model("m")
     wait_until(lambda: gateway.replica() is None and not running_engines())
@@ -116,33 +118,23 @@ def test_it_is_unloaded_asleep_and_while_it_falls_asleep(
     assert gateway.heartbeat().devices[2].reserved_bytes == 0
 
 
-def test_another_spec_replaces_one_that_sleeps(neuron: TestNeuron, cards: Machine) -> None:
-    asleep(neuron, cards)
-    before = pids()
-    assert neuron.load(job_id="j2").job_id == "j2"
-    assert pids() != before
-
-
-@pytest.mark.parametrize("dies", ["crash_sleep", "killed asleep"])
-def test_an_engine_that_dies_asleep_is_as_good_as_unloaded(
-    dies: str, neuron: TestNeuron, gateway: Any
+@pytest.mark.parametrize("dies", ["falling asleep", "asleep", "waking"])
+def test_an_engine_that_dies_is_as_good_as_unloaded_or_started_anew(
+    dies: str, neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
-    neuron.load(**SLEEPER, crash_sleep=float(dies == "crash_sleep"))
+    if dies == "waking":
+        asleep(neuron, cards, crash_wake=1)
+        state = neuron.load(job_id="j2", **SLEEPER, crash_wake=1)
+        assert (state.job_id, state.num_restarts) == ("j2", 1)
+        return
+    neuron.load(**SLEEPER, crash_sleep=float(dies == "falling asleep"))
     neuron.service.sleep_model("m", "j-sleep")
-    if dies != "crash_sleep":
+    if dies == "asleep":
         gateway.wait_status("asleep")
         running_engines()[0].kill()
     neuron.wait_gone()
     assert [one.reserved_bytes for one in gateway.heartbeat().devices] == [0, 0, 0]
     neuron.load(**SLEEPER)
-
-
-def test_an_engine_that_dies_while_it_wakes_is_started_anew(
-    neuron: TestNeuron, cards: Machine
-) -> None:
-    asleep(neuron, cards, crash_wake=1)
-    state = neuron.load(job_id="j2", **SLEEPER, crash_wake=1)
-    assert (state.job_id, state.num_restarts) == ("j2", 1)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +153,3 @@ def test_models_that_make_room_sleep_where_that_does(
         neuron.wait_gone("old")
     cards.there[1] = card(1, 19 if sleeps else 20)
     gateway.wait_status("ready", "new")
-
-
-def test_what_makes_room_for_one_that_wakes(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
-    asleep(neuron, cards, "a")
-    neuron.load("b", **SLEEPER, devices=["cuda:1"])
-    cards.there[1] = card(1, 1)
-    neuron.load("a", **SLEEPER, evict=["b"], status=None)
-    gateway.wait_status("asleep", "b")
-    cards.there[1] = card(1, 18)
-    assert gateway.wait_status("ready", "a").memory_bytes == 18 * GB

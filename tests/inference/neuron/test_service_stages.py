@@ -11,9 +11,8 @@ from inference.neuron.replicas import held_stages
 from inference.neuron.replicas.by_model import SpecStore
 from inference.protocol.heartbeat import HeldStage
 from inference.protocol.load import LinkIdentity, StageOf, StageSpec
-from tests.inference.neuron.conftest import TestNeuron, wait_until
+from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
-from tests.inference.neuron.fake_engines import running_engines
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +64,10 @@ def neuron(make_service: Any, fake_spec: Any, gateway: Any) -> Holder:
 
 
 def test_a_stage_reserves_its_own_memory_and_listens(
-    neuron: Holder, gateway: Any, redis_db: Any
+    neuron: Holder, gateway: Any, redis_db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    neuron.order(stage_of=msgspec.structs.replace(OF, index=3))
+    assert not gateway.heartbeat().stages and "names none of its stages" in caplog.text
     stage = neuron.order("listening")
     assert (stage.model, stage.job_id, stage.order) == ("m", "j1", "ordered")
     assert (stage.engine_neuron, stage.index, stage.num_stages) == ("far", 1, 3)
@@ -85,23 +86,19 @@ def test_a_stage_reserves_its_own_memory_and_listens(
     wait_until(lambda: neuron.held("listening").job_id == "j2" and len(running_engines()) == 2)
 
 
-@pytest.mark.parametrize("joins", [0, 1])
-def test_a_released_stage_leaves_nothing(neuron: Holder, joins: int) -> None:
-    status = "ready" if joins else "listening"
-    neuron.order(status, joins=joins, takes_gb=7)
-    if joins:
-        wait_until(lambda: neuron.held(status).memory_bytes == 7 * GB)
-    neuron.service.release_stages("m", "another job")
-    neuron.service.release_stages("other", "j1")
-    neuron.held(status)
-    neuron.service.release_stages("m", "j1")
-    neuron.wait_nothing()
-
-
-@pytest.mark.parametrize("end", ["leaves", "kill", "suspend"])
-def test_a_stage_ends_with_its_engine_and_with_its_process(neuron: Holder, end: str) -> None:
-    neuron.order(joins=1, leaves=int(end == "leaves"))
-    if end != "leaves":
+@pytest.mark.parametrize("end", ["released", "released ready", "leaves", "kill", "suspend"])
+def test_a_stage_that_is_released_or_ends_leaves_nothing(neuron: Holder, end: str) -> None:
+    """It ends with its engine and with its process."""
+    neuron.order(joins=int(end != "released"), leaves=int(end == "leaves"), takes_gb=7)
+    if end.startswith("released"):
+        status = "ready" if end.endswith("ready") else "listening"
+        held_gb = 7 if end.endswith("ready") else 20
+        wait_until(lambda: neuron.held(status).memory_bytes == held_gb * GB)
+        neuron.service.release_stages("m", "another job")
+        neuron.service.release_stages("other", "j1")
+        neuron.held(status)
+        neuron.service.release_stages("m", "j1")
+    elif end != "leaves":
         neuron.held("ready")
         (process,) = running_engines()
         getattr(process, end)()
@@ -130,13 +127,6 @@ def test_a_refused_stage_reports_why_and_holds_no_memory(
     neuron.order("failed", **changes, job_id="j3")
     monkeypatch.setattr(held_stages, "FAILURE_KEPT_S", 0.0)
     neuron.wait_nothing()
-
-
-def test_an_order_of_no_stage_is_not_begun(
-    neuron: Holder, gateway: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    neuron.order(stage_of=msgspec.structs.replace(OF, index=3))
-    assert not gateway.heartbeat().stages and "names none of its stages" in caplog.text
 
 
 def test_an_engine_with_stages_elsewhere_is_not_restarted(

@@ -27,7 +27,6 @@ from inference.sandbox.jobs import (
     encode_job,
 )
 from inference.sandbox.pool import WorkerPool
-from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, lark, render
 from tests.processes import command_line, has_ended
@@ -74,26 +73,23 @@ def is_busy(process: psutil.Process) -> bool:
         return False
 
 
-@each_case(
-    ("job", "reason"),
-    [
+def test_a_job_that_breaks_ends_alone(pool: WorkerPool) -> None:
+    for job, reason in (
         (lark(CRASHING_GRAMMAR), CRASH),
         (lark(CRASHING_GRAMMAR, tokenizer="bytes"), CRASH),
         (render("{{ messages[0].content * 10000000000 }}"), LossReason.MEMORY),
         (render("{{ messages[0].content * 10000000 }}"), LossReason.OUTPUT),
         (render(LOOPS), LossReason.TIME),
-    ],
-)
-def test_a_job_that_breaks_ends_alone(pool: WorkerPool, job: Job, reason: LossReason) -> None:
+    ):
+        assert is_fine(pool)
+        assert loss(pool, job) is reason
     assert is_fine(pool)
-    assert loss(pool, job) is reason
-    assert is_fine(pool)
-
-
-def test_a_panic_is_refused(pool: WorkerPool) -> None:
     refused = pool.run(lark("start: %json " + json.dumps(PANICS)))
     assert isinstance(refused, Refused)
     assert refused.message == f"guided: it cannot be compiled: the compiler {CRASH}"
+    for process in workers():  # they and their server may die while idle
+        process.kill()
+        process.wait(60)
     assert is_fine(pool)
 
 
@@ -154,14 +150,6 @@ def test_a_worker_that_has_grown_reports_that_it_ends() -> None:
         assert process.wait(60) == 0
 
 
-def test_workers_and_their_server_may_die_while_idle(pool: WorkerPool) -> None:
-    assert is_fine(pool)
-    for process in workers():
-        process.kill()
-        process.wait(60)
-    assert is_fine(pool)
-
-
 def test_tokenizers_come_with_each_worker(pool: WorkerPool) -> None:
     assert is_fine(pool)
     unknown = lark("start: <[999]>", tokenizer=BYTES.digest)
@@ -180,23 +168,18 @@ def test_tokenizers_come_with_each_worker(pool: WorkerPool) -> None:
     assert isinstance(pool.run(unknown), Built)
 
 
-def test_workers_have_no_secrets_and_no_torch(
+def test_workers_have_no_secrets_and_no_torch_and_nothing_is_left_of_a_closed_pool(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://:secret@host/0")
+    before = workers()
     assert is_fine(pool)
-    assert len(workers()) >= 2
-    for process in workers():
+    begun = [process for process in workers() if process not in before]
+    assert len(begun) == 2
+    for process in begun:
         assert "REDIS_URL" not in process.environ()
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         assert "libtorch" not in maps and "django" not in maps
-
-
-def test_nothing_is_left_of_a_closed_pool(pool: WorkerPool) -> None:
-    before = {process.pid for process in workers()}
-    assert is_fine(pool)
-    begun = [process for process in workers() if process.pid not in before]
-    assert len(begun) == 2
     pool.close()
     _, alive = psutil.wait_procs(begun, timeout=60)
     assert not alive

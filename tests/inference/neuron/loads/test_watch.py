@@ -1,11 +1,21 @@
-"""What counts as progress of a load, and for how long there was none."""
+"""What counts as progress of a load, and for how long there was none: loads and downloads that
+stand still are ended by that name, and later ones get their turn."""
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from inference.backoff import Backoff
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads import files as fetching
+from inference.neuron.loads.files import Fetcher
 from inference.neuron.loads.watch import (
     MIN_DOWNLOADED_BYTES,
     LoadWatch,
@@ -13,11 +23,18 @@ from inference.neuron.loads.watch import (
     in_words,
     load_stall_limit_s,
 )
+from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import MARGIN_S, silence_limit_s
+from inference.neuron.replicas.retries import RestartPolicy
+from inference.neuron.text.model_text import ModelText
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.settings.setting import SettingError
 from tests.cases import each_case
+from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until
+from tests.processes import command_line
 
+LIMIT_S = 900.0
 PREFLIGHT = LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf")
 
 
@@ -28,58 +45,51 @@ def watched(watch: LoadWatch, from_s: int, seconds: int) -> float:
     return stalled_s
 
 
-@pytest.fixture
-def watch() -> LoadWatch:
-    one = LoadWatch()
-    one.progressed(PREFLIGHT)
-    return one
-
-
-def test_the_same_report_again_is_no_progress(watch: LoadWatch) -> None:
-    assert watched(watch, 0, 1000) == 1000
-    watch.progressed(PREFLIGHT)
-    assert watched(watch, 1000, 50) == 1050
-
-
 @each_case(
-    "progress",
+    ("progress", "stalled_s"),
     [
-        LoadProgress(stage=LoadStage.WEIGHTS),
-        LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf", done=1),
-        LoadProgress(stage=LoadStage.PREFLIGHT, detail="another.gguf"),
+        (PREFLIGHT, 1005),
+        (LoadProgress(stage=LoadStage.WEIGHTS), 5),
+        (LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf", done=1), 5),
+        (LoadProgress(stage=LoadStage.PREFLIGHT, detail="another.gguf"), 5),
     ],
-    ids=["a stage", "a byte", "a file"],
+    ids=["the same report", "a stage", "a byte", "a file"],
 )
-def test_whatever_moves_is_progress(progress: LoadProgress) -> None:
+def test_whatever_moves_is_progress(progress: LoadProgress, stalled_s: int) -> None:
     watch = LoadWatch()
     watch.progressed(PREFLIGHT)
-    watched(watch, 0, 1000)
+    assert watched(watch, 0, 1000) == 1000
     watch.progressed(progress)
-    assert watched(watch, 1000, 5) == 5
+    assert watched(watch, 1000, 5) == stalled_s
 
 
-def test_only_a_load_that_runs_is_watched(watch: LoadWatch) -> None:
-    assert watched(LoadWatch(), 0, 10) == 0
+def test_only_a_load_that_runs_is_watched() -> None:
+    watch = LoadWatch()
+    assert watched(watch, 0, 10) == 0
+    watch.progressed(PREFLIGHT)
     watched(watch, 0, 10)
     watch.progressed(LoadProgress(stage=LoadStage.QUEUED, detail="m is loaded first"))
-    assert watched(watch, 10, 100_000) == 0
+    assert watched(watch, 10, 10_000) == 0
     watch.progressed(PREFLIGHT)
-    assert watched(watch, 100_010, 3) == 3
-    assert watch.check(200_000.0) <= 5.0, "a neuron that was stopped itself counts no time"
+    assert watched(watch, 10_010, 3) == 3
+    assert watch.check(20_000.0) <= 5.0, "a neuron that was stopped itself counts no time"
     watch.stop()
-    assert watched(watch, 200_010, 1000) == 0
+    assert watched(watch, 20_010, 1000) == 0
+    silence = SilenceTimer()
+    assert [silence.check(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
+    silence.end()
+    assert [silence.check(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
+    assert silence.check(3600.0) <= 5.0, "nor does it blame its engines"
 
 
 def test_the_failure_reports_where_it_stood() -> None:
     watch = LoadWatch()
     watch.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=3, total=9, unit="tensors"))
     failure = watch.failure(901.4)
-    assert failure.code == "load_stalled"
-    assert not failure.is_permanent
-    assert failure.message == ("the load made no progress for 901 s at weights, 3 of 9 tensors")
-    assert (
-        in_words(LoadProgress(stage=LoadStage.DOWNLOADING, done=5)) == "downloading, 5 of ? bytes"
-    )
+    assert (failure.code, failure.is_permanent) == ("load_stalled", False)
+    assert failure.message == "the load made no progress for 901 s at weights, 3 of 9 tensors"
+    downloading = LoadProgress(stage=LoadStage.DOWNLOADING, done=5)
+    assert in_words(downloading) == "downloading, 5 of ? bytes"
     assert in_words(PREFLIGHT) == "preflight (model.gguf)"
 
 
@@ -98,30 +108,135 @@ def test_the_limits_are_the_operators(limit: Any, name: str, default: float) -> 
         limit({name: "soon"})
 
 
-def downloading(done: int, detail: str = "model.gguf") -> LoadProgress:
-    return LoadProgress(
-        stage=LoadStage.DOWNLOADING, done=done, total=10**9, unit="bytes", detail=detail
+def test_a_download_that_drips_makes_no_progress() -> None:
+    """A byte each minute kept a download running without end."""
+    watch, now_s = LoadWatch(), 1000
+
+    def downloaded(done: int, detail: str = "model.gguf") -> None:
+        of = {"total": 10**9, "unit": "bytes", "detail": detail}
+        watch.progressed(LoadProgress(stage=LoadStage.DOWNLOADING, done=done, **of))
+
+    for done in range(10):
+        downloaded(done)
+        stalled_s = watched(watch, 100 * done, 99)
+    assert stalled_s == 999
+    for done, detail in (
+        (MIN_DOWNLOADED_BYTES, "model.gguf"),
+        (0, "another.gguf"),
+        (10**9, "another.gguf"),
+    ):
+        downloaded(done, detail)
+        assert watched(watch, now_s, 5) == 5
+        now_s += 10
+
+
+class Clock:
+    """Stands still unless it is moved on."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def neuron(neuron: TestNeuron) -> TestNeuron:
+    """Its loads may make no progress for 900 s of a clock that the test moves."""
+    neuron.options = {"load_stall_limit_s": LIMIT_S, "clock": Clock()}
+    return neuron
+
+
+def pass_time(neuron: TestNeuron, seconds: float) -> None:
+    """Passes time as heartbeats do, which look once a second."""
+    clock = neuron.options["clock"]
+    until_s = clock.now_s + seconds
+    while clock.now_s < until_s:
+        clock.now_s += 1.0
+        for replica in neuron.service._replicas.all():
+            replica.tick()
+
+
+def wait_stage(neuron: TestNeuron, model: str, stage: LoadStage) -> None:
+    wait_until(
+        lambda: (
+            (state := neuron.gateway.replica(model)) is not None
+            and state.progress is not None
+            and state.progress.stage is stage
+        )
     )
 
 
-def test_a_download_that_drips_makes_no_progress() -> None:
-    """A byte each minute kept a download running without end."""
-    watch = LoadWatch()
-    for done in range(10):
-        watch.progressed(downloading(done))
-        stalled_s = watched(watch, 100 * done, 99)
-    assert stalled_s == 999
-    watch.progressed(downloading(MIN_DOWNLOADED_BYTES))
-    assert watched(watch, 1000, 5) == 5
-    watch.progressed(downloading(0, "another.gguf"))
-    assert watched(watch, 1010, 5) == 5
-    watch.progressed(downloading(10**9, "another.gguf"))
-    assert watched(watch, 1020, 5) == 5
+@pytest.mark.slow
+def test_what_hangs_holds_nobody_up_for_ever(
+    neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load, and a tokenizer inside the neuron."""
+    gate, is_stuck = threading.Event(), threading.Event()
+    real_load = engine_run.load_text
+
+    def load(spec: LoadSpec, *arguments: Any) -> ModelText:
+        if spec.model == "stuck" and not gate.is_set():
+            is_stuck.set()
+            gate.wait(120)
+        return real_load(spec, *arguments)
+
+    monkeypatch.setattr(engine_run, "load_text", load)
+    neuron.load(load_s=3600, status=None)
+    wait_stage(neuron, "m", LoadStage.WEIGHTS)
+    for name in ("stuck", "other"):
+        neuron.load(name, status=None)
+        wait_stage(neuron, name, LoadStage.QUEUED)
+    (hangs,) = running_engines()
+    replica = neuron.service._replicas.find("m")
+    for done in (2, 3):  # a load that moves is left alone
+        pass_time(neuron, LIMIT_S - 10)
+        replica.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=done, total=9))
+    pass_time(neuron, LIMIT_S - 10)
+    assert hangs.is_running() and replica.status == "loading"
+    pass_time(neuron, 20)
+    failure = gateway.wait_status("failed").failure
+    assert failure.code == "load_stalled"
+    assert "at weights, 3 of 9 bytes" in failure.message
+    assert is_stuck.wait(120)
+    assert not psutil.pid_exists(hangs.pid)
+    pass_time(neuron, LIMIT_S + 20)
+    assert gateway.replica("stuck").status == "loading", "its thread gets a moment"
+    pass_time(neuron, 30)
+    failure = gateway.wait_status("failed", "stuck").failure
+    assert failure.code == "load_stalled" and "tokenizer" in failure.message
+    assert gateway.wait_status("ready", "other").num_restarts == 0
+    gate.set()
+    neuron.load("stuck", "j2")
+    assert neuron.answers("stuck") and neuron.answers("other")
+    wait_until(lambda: len(running_engines()) == 2)
 
 
-def test_silence_grows_until_something_is_reported() -> None:
-    silence = SilenceTimer()
-    assert [silence.check(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
-    silence.end()
-    assert [silence.check(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
-    assert silence.check(3600.0) <= 5.0, "a neuron that was stopped does not blame its engines"
+@pytest.mark.slow
+def test_a_restart_that_is_refused_is_tried_again(neuron: TestNeuron, gateway: Any) -> None:
+    """It used to break the replica's thread: its memory had been released."""
+    backoff = Backoff(first_s=0.01, max_s=0.1)
+    neuron.options = {"restart_policy": RestartPolicy(backoff=backoff, max_quick_failures=10_000)}
+    neuron.load(takes_gb=1)
+    (replica,) = neuron.service._replicas.all()
+    sound = replica.load.spec
+    replica.load.spec = neuron.spec(takes_gb=1, load_fails=1)
+    (engine,) = running_engines()
+    engine.kill()
+    wait_until(lambda: gateway.replica().num_restarts >= 2)
+    replica.load.spec = sound
+    gateway.wait_status("ready")
+
+
+def test_a_source_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It reports its progress once and nothing after that."""
+    progress = '{"type":"fetching","progress":{"stage":"downloading","done":7,"total":9}}'
+    program = f"import time; print({progress!r}, flush=True); time.sleep(3600)"
+    monkeypatch.setattr(fetching, "FETCH_COMMAND", (sys.executable, "-c", program))
+    seconds = itertools.count(1.0)
+    fetcher = Fetcher(tmp_path, lambda: 0, stall_limit_s=20.0, clock=lambda: next(seconds))
+    spec = LoadSpec(job_id="j", model="m", source="huggingface:a/b")
+    with pytest.raises(LoadRefusedError) as refused:
+        fetcher.fetch(spec, lambda _: None, lambda: False)
+    failure = refused.value.failure
+    assert failure.code == "load_stalled" and "at downloading" in failure.message
+    assert not [one for one in psutil.Process().children() if "3600" in " ".join(command_line(one))]

@@ -1,7 +1,9 @@
-"""One neuron holds its name's lease: who has it, who waits, and who has to end."""
+"""One neuron holds its name's lease: who has it, who waits, and who has to end; and which gateways
+it takes for dead."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -12,24 +14,38 @@ import redis
 
 from helexa_site.bootstrap.data_directory import keep_joining, redis_url_of
 from helexa_site.bootstrap.sharing import Share
-from inference.neuron.process.heartbeat import queue_heartbeat
+from inference.neuron.process import redis_client
+from inference.neuron.process.heartbeat import (
+    MISSES_UNTIL_DEAD_ANYWAY,
+    GatewayWatch,
+    Heart,
+    queue_heartbeat,
+)
 from inference.neuron.process.name_lease import (
     NameHeldError,
     NameLease,
     NameLostError,
     PreviousInstance,
 )
-from inference.neuron.process.redis_client import RedisUntrustedError, connect
-from inference.protocol.events import Finished
+from inference.neuron.process.redis_client import (
+    REFUSED_LIMIT_S,
+    AccessRefusal,
+    InvitationVoidError,
+    RedisUntrustedError,
+    connect,
+)
 from inference.protocol.joining import Joining
-from inference.protocol.keys import heartbeat_key, lease_key
-from tests.inference.neuron.conftest import TestNeuron, failure_of, wait_until
-from tests.inference.neuron.fake_engines import running_engines
+from inference.protocol.keys import (
+    HEARTBEAT_INTERVAL_S,
+    gateway_alive_key,
+    heartbeat_key,
+    lease_key,
+)
+from inference.protocol.stalls import SETTLING_S
+from tests.inference.neuron.conftest import TestNeuron, wait_until
 from tests.live.fleets.certificates import Authority
-from tests.servers.private_redis import mortal_redis
+from tests.servers.private_redis import MortalRedis
 from tests.servers.tls_front import tls_front
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -49,8 +65,9 @@ def beating(lease: NameLease) -> threading.Event:
     return stopped
 
 
-def test_a_second_one_reports_who_holds_it(make_lease, caplog, tmp_path: Path) -> None:
-    """One that lives on this machine is not taken for dead either."""
+@pytest.mark.slow
+def test_a_second_one_reports_who_holds_it(make_lease, redis_db, caplog, tmp_path: Path) -> None:
+    """One that lives on this machine is not taken for dead either; a dead one's is soon free."""
     first = make_lease("first-epoch")
     first.acquire(PreviousInstance(tmp_path, "n1"))
     stopped = beating(first)
@@ -61,36 +78,36 @@ def test_a_second_one_reports_who_holds_it(make_lease, caplog, tmp_path: Path) -
         assert word in str(refused.value)
     assert "waiting" in caplog.text
     first.confirm()
-
-
-def test_a_dead_ones_name_is_free_when_its_lease_has_expired(make_lease, redis_db) -> None:
-    make_lease("dead").acquire()
     redis_db.pexpire(lease_key("n1"), 300)
     second = make_lease("second")
     second.acquire()
     second.confirm()
 
 
-def test_the_next_life_on_this_machine_need_not_wait(make_lease, tmp_path: Path) -> None:
-    dead = PreviousInstance(tmp_path, "n1")
-    make_lease("dead").acquire(dead)
-    dead.close()
-    make_lease("next").acquire(
-        PreviousInstance(tmp_path, "n1"), sleep=lambda _: pytest.fail("it is known to be dead")
-    )
+@pytest.mark.slow
+def test_a_free_or_released_name_is_taken_at_once(make_lease, redis_db, tmp_path: Path) -> None:
+    def none(_: float) -> None:
+        pytest.fail("there is nothing to wait for")
 
-
-def test_a_free_or_released_name_is_taken_at_once(make_lease, redis_db) -> None:
     first, second = make_lease("first"), make_lease("second")
     for lease in (first, second):
-        lease.acquire(sleep=lambda _: pytest.fail("there is nothing to wait for"))
+        lease.acquire(sleep=none)
         assert 0 < redis_db.pttl(lease_key("n1")) <= 4000
         first.release()
     second.confirm()
     with pytest.raises(NameLostError):
         first.confirm()
+    redis_db.flushall()  # a Redis that came back empty gives it back
+    second.confirm()
+    assert redis_db.get(lease_key("n1")) == second.value
+    second.release()
+    dead = PreviousInstance(tmp_path, "n1")
+    make_lease("dead").acquire(dead)
+    dead.close()
+    make_lease("next life on this machine").acquire(PreviousInstance(tmp_path, "n1"), sleep=none)
 
 
+@pytest.mark.slow
 def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
     make_service: Any, make_lease, gateway: Any, redis_db: redis.Redis
 ) -> None:
@@ -109,77 +126,37 @@ def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
     other.confirm()
 
 
-def test_a_redis_that_came_back_empty_gives_it_back(make_lease, redis_db) -> None:
-    lease = make_lease("first")
-    lease.acquire()
-    redis_db.flushall()
-    lease.confirm()
-    assert redis_db.get(lease_key("n1")) == lease.value
-
-
-def test_while_redis_stands_still_no_neuron_gets_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_while_redis_stands_still_no_neuron_gets_it(mortal: MortalRedis) -> None:
     """The lease expires by a clock that keeps running; the neuron with heartbeats gets it back."""
-    with mortal_redis(tmp_path) as server:
-        first, second = (
-            NameLease(connect(server.url), neuron="n1", epoch=epoch) for epoch in ("a", "b")
-        )
-        first.acquire()
-        server.suspend()
-        with pytest.raises(redis.RedisError):
-            first.confirm()
-        server.resume()
+    first, second = (NameLease(connect(mortal.url), neuron="n1", epoch=epoch) for epoch in "ab")
+    first.acquire()
+    mortal.suspend()
+    with pytest.raises(redis.RedisError):
         first.confirm()
-        stopped = beating(first)
-        with pytest.raises(NameHeldError):
-            second.acquire()
-        stopped.set()
+    mortal.resume()
+    first.confirm()
+    stopped = beating(first)
+    with pytest.raises(NameHeldError):
+        second.acquire()
+    stopped.set()
 
 
-def test_a_neuron_that_may_not_write_the_names_beats_all_the_same(
-    make_lease, make_service: Any, gateway: Any, redis_db: redis.Redis, redis_url: str
-) -> None:
-    password = redis_url.partition("://:")[2].partition("@")[0]
-    redis_db.acl_setuser(
-        "guest", enabled=True, passwords=[f"+{password}"], keys=["*"], commands=["+@all", "-zadd"]
-    )
-    url = redis_url.replace("://:", "://guest:")
-    try:
-        make_service(client=connect(url))
-        first = gateway.heartbeat().time_unix_s
-        wait_until(lambda: gateway.heartbeat().time_unix_s > first)
-        assert not redis_db.exists("helexa:neurons")
-    finally:
-        redis_db.acl_deluser("guest")
-
-
-def test_leaving_finishes_what_runs_and_refuses_what_is_new(
+@pytest.mark.slow
+def test_leaving_finishes_what_runs_and_is_bounded_and_can_be_hurried(
     loaded: TestNeuron, gateway: Any
 ) -> None:
-    running = loaded.running(max_tokens=100)
-    (engine,) = running_engines()
-    engine.suspend()  # it runs for as long as the test wants
-    leaving = threading.Thread(target=loaded.service.leave, args=(60.0, threading.Event()))
-    leaving.start()
-    wait_until(lambda: gateway.heartbeat().is_leaving)
-    failure = failure_of(gateway.wait_end(gateway.submit(max_tokens=5)))
-    assert failure.code == "neuron_stopping" and failure.retry_after_s is not None
-    engine.resume()
-    assert isinstance(gateway.wait_end(running)[-1], Finished)
-    leaving.join(60)
-    assert not leaving.is_alive()
-
-
-def test_leaving_is_bounded_and_can_be_hurried(loaded: TestNeuron, gateway: Any) -> None:
-    loaded.running()
-    started_s = time.monotonic()
+    started_s, force = time.monotonic(), threading.Event()
+    endless = loaded.running()
     loaded.service.leave(0.2, threading.Event())
-    force = threading.Event()
     force.set()
     loaded.service.leave(600.0, force)
     assert time.monotonic() - started_s < 60
     assert gateway.heartbeat().replicas
+    loaded.end(endless)
 
 
+@pytest.mark.slow
 def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -201,3 +178,68 @@ def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(
                 lease("n2", certificate).acquire(
                     sleep=lambda _: pytest.fail("waiting changes nothing")
                 )
+
+
+REFUSED = redis.AuthenticationError("invalid username-password pair or user is disabled.")
+
+
+def test_a_refusal_counts_only_without_a_break() -> None:
+    now_s = 0.0
+    access = AccessRefusal(clock=lambda: now_s)
+    for outcome in (REFUSED, redis.ConnectionError("refused"), REFUSED, None, REFUSED):
+        access.note(outcome)
+        now_s += REFUSED_LIMIT_S - 1.0
+    access.note(REFUSED)
+    now_s += 1.0
+    with pytest.raises(InvitationVoidError, match="revoked, or a newer one"):
+        access.note(REFUSED)
+
+
+@pytest.mark.slow
+def test_a_neuron_that_is_shut_out_reports_it_once_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(redis_client, "REFUSED_LIMIT_S", 0.0)
+    ended = threading.Event()
+
+    def beat() -> None:
+        raise REFUSED
+
+    heart = Heart(beat, ended.set)
+    with caplog.at_level(logging.CRITICAL):
+        heart.start()
+        assert ended.wait(120)
+        heart.stop(60)
+    (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "its invitation was revoked" in logged
+
+
+def test_a_gateway_is_dead_when_its_key_is_missing_unless_redis_stood_still(
+    redis_db: redis.Redis,
+) -> None:
+    now_s = 100.0
+    watch = GatewayWatch(redis_db, clock=lambda: now_s)
+
+    def is_dead(after_s: float = HEARTBEAT_INTERVAL_S) -> bool:
+        nonlocal now_s
+        now_s += after_s
+        return watch.dead({"gw"}) == ["gw"]
+
+    def live() -> None:
+        redis_db.set(gateway_alive_key("gw"), b"1")
+        assert not is_dead()
+        redis_db.delete(gateway_alive_key("gw"))
+
+    live()
+    assert [is_dead(), is_dead()] == [False, True], "missing twice"
+    live()
+    assert not is_dead(after_s=30.0)
+    for _ in range(int(SETTLING_S / HEARTBEAT_INTERVAL_S) - 1):
+        assert not is_dead()
+    assert is_dead(), "after a pause it had time to write its key"
+    live()
+    watch.interrupted()
+    assert not any(is_dead() for _ in range(3)), "nor after a beat that failed"
+    live()
+    slow = [is_dead(after_s=3.0) for _ in range(MISSES_UNTIL_DEAD_ANYWAY)]
+    assert slow == [False] * (MISSES_UNTIL_DEAD_ANYWAY - 1) + [True], "in the end it is dead"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
 from tests.cases import each_case
 from tests.inference.neuron.conftest import TestNeuron
-from tests.inference.neuron.loads.test_downloads import ENGINE_THAT_REFUSES, PYTHON
 
 GIB = 1024**3
 LITTLE = Conditions(device_free_bytes={"cuda:0": GIB, "cuda:1": GIB}, disk_free_bytes=GIB)
@@ -70,14 +68,11 @@ def test_what_a_failed_load_waits_for(
     assert waits_for_time(failure("does_not_fit", 5 * GIB), 99), "it is placed by what it needs"
 
 
-def test_as_many_devices_need_more_as_it_was_loaded_onto() -> None:
+def test_room_is_more_than_noise_on_as_many_devices_as_it_was_loaded_onto() -> None:
     one = Conditions(device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": GIB})
     ranks = ["cuda:0", "cuda:1"]
     assert not has_improved(failure("out_of_memory"), ranks, LITTLE, one)
     assert has_improved(failure("out_of_memory"), ranks, LITTLE, MUCH)
-
-
-def test_what_other_programs_take_and_free_is_no_change() -> None:
     noise = {"cuda:0": GIB + MORE_MEMORY_BYTES - 1, "cuda:1": GIB}
     now = Conditions(device_free_bytes=noise, disk_free_bytes=GIB + 1)
     for code in ("out_of_memory", "disk_full"):
@@ -116,47 +111,29 @@ def watch_of(*failed: FailedReplica, **changes: Any) -> FailedLoads:
     return FailedLoads(lambda: list(failed), **values | changes)  # type: ignore[arg-type]
 
 
-def unchanged(folder: Path) -> None:
-    (folder / "a.gguf").read_bytes()
-
-
-def rewritten(folder: Path) -> None:
-    """Rewrites the file to as many bytes."""
-    file = folder / "a.gguf"
-    file.write_bytes(b"good")
-    stats = file.stat()
-    os.utime(file, ns=(stats.st_atime_ns, stats.st_mtime_ns + 1))
-
-
-def replaced(folder: Path) -> None:
-    """Replaces the file by another one of the same size and time."""
-    stats = (folder / "a.gguf").stat()
-    shutil.copy2(folder / "a.gguf", folder / "b.tmp")
-    (folder / "b.tmp").replace(folder / "a.gguf")
-    os.utime(folder / "a.gguf", ns=(stats.st_atime_ns, stats.st_mtime_ns))
-
-
-def completed(folder: Path) -> None:
-    (folder / "tokenizer.json").write_bytes(b"{}")
-
-
-@each_case(
-    ("change", "is_mended"),
-    [(unchanged, False), (rewritten, True), (replaced, True), (completed, True)],
-)
+@each_case("change", ["rewritten", "replaced", "completed"])
 @each_case("names", ["", "a.gguf"])
-def test_files_on_disk(
-    tmp_path: Path, change: Callable[[Path], None], is_mended: bool, names: str
-) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"half")
+def test_files_on_disk(tmp_path: Path, change: str, names: str) -> None:
+    file, later = tmp_path / "a.gguf", int(change == "rewritten")
+    file.write_bytes(b"half")
     failed = FailedReplica(spec_of(f"path:{tmp_path / names}"))
     others = FailedReplica(failed.spec, code=None)
     watch = watch_of(failed, others)
+    for _ in range(2):
+        watch.check()
+        assert not failed.is_dropped, "nothing has changed"
+    stats = file.stat()
+    match change:
+        case "completed":
+            (tmp_path / "tokenizer.json").write_bytes(b"{}")
+        case "rewritten":
+            file.write_bytes(b"good")
+        case "replaced":  # by another one of the same size and time
+            shutil.copy2(file, tmp_path / "b.tmp")
+            (tmp_path / "b.tmp").replace(file)
+    os.utime(file, ns=(stats.st_atime_ns, stats.st_mtime_ns + later))
     watch.check()
-    assert not failed.is_dropped
-    change(tmp_path)
-    watch.check()
-    assert failed.is_dropped == is_mended and not others.is_dropped
+    assert failed.is_dropped and not others.is_dropped
 
 
 @each_case("is_removed", [False, True])
@@ -207,6 +184,8 @@ def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
     now_s = 0.0
     failed = FailedReplica(spec_of("huggingface:org/m"), code)
     watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
+    for source in ("pypi:tiny", "path:/nowhere", "nonsense"):
+        assert hub_identity(spec_of(source)) is None, "no hub has it"
     for num_left in (3, 2, 1):
         watch.check()
         watch.check()
@@ -224,51 +203,37 @@ def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
         ("out_of_memory", "cpu", False),
         ("engine_crashed", "cuda:0", True),
         ("disk_full", "cuda:0", False),
+        ("disk_full", "disk", True),
+        ("engine_crashed", "disk", False),
         ("bad_file", "cuda:0", False),
     ],
 )
-def test_memory_that_was_freed(code: str, device: str, is_changed: bool) -> None:
+def test_memory_or_disk_that_was_freed(
+    monkeypatch: pytest.MonkeyPatch, code: str, device: str, is_changed: bool
+) -> None:
     """The memory is on the device that it failed on, or on another one of that kind."""
-    free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30}
+    free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30, "disk": 10 << 20}
+    monkeypatch.setattr(retries, "free_disk_bytes", lambda _: free["disk"])
     failed = FailedReplica(spec_of("pypi:m"), code)
-    failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
+    if device != "disk":  # else it has come to none
+        failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
     watch = watch_of(failed, free_bytes=lambda: free)
     watch.check()
+    free["disk"] += 1 << 20  # as logs come and go
+    watch.check()
+    assert failed.unchanged_failure is not None
     free[device] = 5 << 30
     watch.check()
     assert (failed.unchanged_failure is None) == is_changed
 
 
-def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    free_bytes = 10 << 20
-    monkeypatch.setattr(retries, "free_disk_bytes", lambda _: free_bytes)
-    full, crashed = (
-        FailedReplica(spec_of("pypi:m"), code) for code in ("disk_full", "engine_crashed")
-    )
-    watch = watch_of(full, crashed)
-    watch.check()
-    free_bytes += 1 << 20  # as logs come and go
-    watch.check()
-    assert full.unchanged_failure is not None
-    free_bytes += 1 << 30
-    watch.check()
-    assert full.unchanged_failure is None is not crashed.unchanged_failure
-
-
-@each_case("source", ["pypi:tiny", "path:/nowhere", "nonsense"])
-def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
-    assert hub_identity(spec_of(source)) is None
-
-
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
-    neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    neuron: TestNeuron, engine_command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "CHECK_S", 0.02)
-    engine, file = tmp_path / "engine.py", tmp_path / "models" / "m.gguf"
-    engine.write_text(ENGINE_THAT_REFUSES)
-    file.parent.mkdir()
+    file = tmp_path / "m.gguf"
     file.write_bytes(b"half")
-    neuron.options = {"engine_command": [*PYTHON, str(engine)]}
+    neuron.options = {"engine_command": [*engine_command, "--options", "load_fails=2"]}
     assert neuron.refused(source=f"path:{file}").is_permanent
     file.write_bytes(b"whole")
     neuron.wait_gone()

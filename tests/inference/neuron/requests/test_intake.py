@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,14 @@ from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Cancelled, Event, Failed
-from inference.protocol.generation import Submit, TokensInput
-from tests.inference.neuron.conftest import wait_until
-from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import request_for_model
-from tests.inference.neuron.recording_engine import RecordingEngine
-
-
-class PanicError(BaseException):
-    """Stands for PyO3's ``PanicException``."""
+from inference.protocol.generation import TokensInput
+from tests.inference.neuron.conftest import PanicError, wait_until
+from tests.inference.neuron.model_texts import (
+    RecordingEngine,
+    model_text,
+    request_for_model,
+    submit_of,
+)
 
 
 class Neuron:
@@ -48,10 +46,7 @@ class Neuron:
         self.now_s = 0.0
         self.gate, self.last_gate = threading.Event(), threading.Event()
         starter = Starter(
-            table=self.table,
-            publish=self.publish,
-            take=self.take,
-            read_images=lambda _: {},
+            table=self.table, publish=self.publish, take=self.take, read_images=lambda _: {}
         )
         marks = PreparingMarks(redis.Redis(), neuron="n1", epoch="e")  # never connects
         self.intake = Intake(starter, marks, limits, clock=lambda: self.now_s)
@@ -78,16 +73,9 @@ class Neuron:
         prompt: int = 5,
         **fields: Any,
     ) -> None:
-        submit = Submit(
-            request_id=request_id,
-            gateway_id="g",
-            model=model,
-            request=request_for_model(TokensInput(prompts=[[7] * prompt])),
-            deadline_unix_s=time.time() + 600,
-            account=account,
-            **({"is_anonymous": False} | fields),
-        )
-        self.intake.put(submit, num_bytes)
+        request = request_for_model(TokensInput(prompts=[[7] * prompt]))
+        given = {"model": model, "account": account, "is_anonymous": False} | fields
+        self.intake.put(submit_of(request_id, request, **given), num_bytes)
 
     def num_stuck(self) -> int:
         return sum(model.startswith("stuck") for model in self.begun)
@@ -171,12 +159,9 @@ def test_too_many_requests_or_bytes_are_refused_by_that_name(
     alone = make_neuron(max_bytes=1000)
     alone.put("large", 5000)
     assert "large" not in alone.events
-
-
-def test_what_was_prepared_makes_room(make_neuron: Callable[..., Neuron]) -> None:
     neuron = make_neuron(max_requests=2, max_bytes=1000)
     neuron.intake.start()
-    for index in range(6):
+    for index in range(6):  # what was prepared makes room
         neuron.put(f"r{index}", 400)
         neuron.wait_idle()
     assert len(neuron.engine.sent) == 6
@@ -229,18 +214,15 @@ def test_what_hangs_holds_up_its_account_and_model_alone(neuron: Neuron) -> None
     neuron.gate.set()
     neuron.wait_idle()
     assert neuron.num_stuck() == 30
-
-
-def test_an_account_or_a_model_has_a_bound_over_all(neuron: Neuron) -> None:
-    for index in range(10):
+    neuron.gate.clear()
+    neuron.begun.clear()
+    for index in range(10):  # either has a bound over all
         neuron.put(f"of-model{index}", model="stuck", account=f"a{index}")
-    wait_until(lambda: neuron.num_stuck() == MAX_OF_EITHER)
-    for index in range(10):
         neuron.put(f"of-account{index}", model=f"stuck{index}", account="b")
     wait_until(lambda: neuron.num_stuck() == 2 * MAX_OF_EITHER)
-    neuron.put("other", model="n", account="c")
-    wait_until(lambda: "other" in neuron.events)
-    assert neuron.num_stuck() == 2 * MAX_OF_EITHER
+    neuron.put("another", model="n", account="c")
+    wait_until(lambda: "another" in neuron.events)
+    assert neuron.begun.count("stuck") == neuron.num_stuck() / 2 == MAX_OF_EITHER
     neuron.gate.set()
     neuron.wait_idle()
     assert neuron.num_stuck() == 20

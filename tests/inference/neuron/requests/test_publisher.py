@@ -1,4 +1,5 @@
-"""Batches, their numbers, and what happens when Redis does not take one."""
+"""Batches of events: large ones are split and mean the same, each has its number, and what happens
+when Redis does not take one."""
 
 from __future__ import annotations
 
@@ -10,24 +11,122 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import example, given
+from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from inference.neuron.requests.batches import batches_within
 from inference.neuron.requests.publisher import MAX_UNREAD_BYTES, EventPublisher
 from inference.neuron.requests.request_table import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     MAX_BATCH_BYTES,
+    Accepted,
+    ChoiceFinished,
     Delta,
     Embedded,
     EmbeddedPart,
+    Event,
     EventBatch,
+    Fragment,
+    OutputTokens,
+    PromptScored,
+    RankedToken,
+    TextLogprob,
+    Tokenized,
+    ToolCallDelta,
     Usage,
+    decode_event,
     decode_event_batch,
+    encode_event,
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
 from tests.inference.neuron.conftest import wait_until
 from tests.servers.private_redis import MortalRedis
+
+MAX_BYTES = 4096
+ID = "a-request"
+USAGE = Usage(prompt_tokens=3, completion_tokens=0)
+TOKEN = RankedToken(token_id=70_000, text="word", logprob=-1.5, rank=3)
+LOGPROB = TextLogprob(
+    token="é", token_bytes="é".encode(), logprob=-0.5, top=[("a", b"a", -2.0)] * 20
+)
+
+LARGE: list[Event] = [
+    Embedded(request_id=ID, vectors=[bytes([n % 256]) * 1000 for n in range(50)], usage=USAGE),
+    Embedded(request_id=ID, vectors=[b"v" * 20_000, b"w" * 20_000], usage=USAGE),
+    Delta(request_id=ID, text="écho " * 5000, num_tokens=3, logprobs=[LOGPROB] * 200),
+    PromptScored(request_id=ID, prompt_index=1, tokens=[[TOKEN] * 21] * 100),
+    OutputTokens(request_id=ID, index=2, token_ids=list(range(100_000, 110_000))),
+    Accepted(request_id=ID, prompt_tokens=9000, prompt_token_ids=[list(range(9000))]),
+    Tokenized(request_id=ID, token_ids=list(range(9000)), context_tokens=1),
+    ToolCallDelta(request_id=ID, arguments="x" * 30_000),
+]
+
+
+def _whole(events: list[Event]) -> list[Event]:
+    """Returns the events with fragments put together."""
+    whole: list[Event] = []
+    data = b""
+    for event in events:
+        if isinstance(event, Fragment):
+            data += event.data
+            if event.is_last:
+                whole.append(decode_event(data))
+                data = b""
+        else:
+            assert not data, "another event between fragments"
+            whole.append(event)
+    assert not data
+    return whole
+
+
+def _meaning(events: list[Event]) -> dict[str, Any]:
+    """What a client is shown of them, however they are split."""
+    found: dict[str, Any] = {"vectors": [], "text": "", "logprobs": [], "tokens": [], "ids": []}
+    found |= {"num_tokens": 0, "others": []}
+    for event in events:
+        match event:
+            case EmbeddedPart() | Embedded():
+                found["vectors"] += event.vectors
+            case Delta():
+                found["text"] += event.text
+                found["logprobs"] += event.logprobs or []
+                found["num_tokens"] += event.num_tokens
+            case PromptScored():
+                found["tokens"] += [(event.prompt_index, token) for token in event.tokens]
+            case OutputTokens():
+                found["ids"] += [(event.index, token_id) for token_id in event.token_ids]
+            case _:
+                found["others"].append(event)
+    return found
+
+
+small = st.builds(
+    Delta, request_id=st.just(ID), text=st.text(max_size=2000), num_tokens=st.integers(0, 9)
+)
+finished = st.builds(ChoiceFinished, request_id=st.just(ID), reason=st.just("stop"))
+
+
+@given(st.lists(small | finished | st.sampled_from(LARGE), max_size=20))
+@example(LARGE[:1])
+@example(LARGE)
+def test_large_events_are_split_in_order_and_mean_the_same(events: list[Event]) -> None:
+    batches = list(batches_within(MAX_BYTES, events))
+    assert all(0 < sum(map(len, map(encode_event, batch))) <= MAX_BYTES for batch in batches)
+    split = [part for batch in batches for part in batch]
+    parts = _whole(split)
+    assert _meaning(parts) == _meaning(events)
+    untouched = [event for event in events if event not in LARGE]
+    assert [part for part in parts if part in untouched] == untouched
+    if events:
+        assert type(parts[-1]) is type(events[-1]), "the last one ends what the event ends"
+    if all(event in (LARGE[0], *LARGE[2:4]) for event in events):
+        assert not any(isinstance(part, Fragment) for part in split), "their kinds can be split"
+    shared = [Delta(request_id=ID, text="x") for _ in range(100)]
+    assert list(batches_within(MAX_BYTES, shared)) == [shared]
+
 
 IMPATIENT_S = 0.2
 
@@ -101,16 +200,6 @@ def test_one_entry_per_gateway_and_publish(published: Published) -> None:
     assert published.lost == []
 
 
-def test_a_stream_that_its_gateway_has_deleted_stays_away(published: Published) -> None:
-    published.make_streams("a")
-    published.publish(_event("a", "r1"))
-    published.client.delete(events_key("n1", "a"))
-    published.publish(_event("a", "r1"))
-    published.publisher.retire("a")
-    published.publisher.flush(60)
-    assert not published.client.exists(events_key("n1", "a"))
-
-
 def test_what_no_stream_took_is_sent_when_there_is_one_and_others_do_not_wait(
     published: Published,
 ) -> None:
@@ -137,17 +226,18 @@ def test_a_refused_batch_is_lost_for_its_gateway_only_and_leaves_a_gap(
     published.publish(_event("a", "r3"), _event("b", "r4"))
     assert published.numbers("a") == [1]
     assert published.numbers("b") == [0, 1]
+    published.client.delete(events_key("n1", "a"))  # as its gateway does when it leaves
+    published.publish(_event("a", "r5"))
+    published.publisher.retire("a")
+    published.publisher.flush(60)
+    assert not published.client.exists(events_key("n1", "a"))
 
 
-def test_without_redis_every_request_is_lost_after_a_while() -> None:
-    published = away(keep_s=0.5)
-    published_s = time.monotonic()
+def test_without_redis_requests_are_lost_after_a_while_and_who_has_most_unsent_is_first() -> None:
+    published, published_s = away(keep_s=0.5), time.monotonic()
     published.publish(_event("a", "r1"), _event("b", "r2"))
     wait_until(lambda: set[str]().union(*published.lost) == {"r1", "r2"})
     assert time.monotonic() - published_s >= 0.5
-
-
-def test_whoever_has_most_unsent_is_given_up_first_and_whole() -> None:
     published = away(max_kept_bytes=10_000)
     published.publish(_event("a", "small"))
     published.publish(_event("b", "large", "x" * 4000))
@@ -155,7 +245,7 @@ def test_whoever_has_most_unsent_is_given_up_first_and_whole() -> None:
     published.publish(_event("c", "larger", "x" * 7000))
     assert published.lost == [{"larger"}]
     published.publish(_event("b", "more", "x" * 7000))
-    assert published.lost == [{"larger"}, {"large", "more"}]
+    assert published.lost == [{"larger"}, {"large", "more"}], "given up whole"
 
 
 def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRedis) -> None:
@@ -194,47 +284,17 @@ def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRed
     assert published.lost == []
 
 
-def _together(*threads: threading.Thread) -> None:
-    for thread in threads:
-        thread.start()
-
-
-def test_threads_publish_together_in_number_order(published: Published) -> None:
-    published.make_streams("a", "b")
-
-    def publish(name: str) -> None:
-        for number in range(50):
-            published.publish(_event("a", name, str(number)), _event("b", name, str(number)))
-
-    threads = [threading.Thread(target=publish, args=(f"r{index}",)) for index in range(4)]
-    _together(*threads)
-    for thread in threads:
-        thread.join()
-    published.publisher.flush(60)
-    for gateway_id in ("a", "b"):
-        assert published.numbers(gateway_id) == list(range(200))
-        events: list[Any] = [e for batch in published.batches(gateway_id) for e in batch.events]
-        for index in range(4):
-            of_one = [event.text for event in events if event.request_id == f"r{index}"]
-            assert of_one == [str(number) for number in range(50)]
-
-
-def _embedded(gateway_id: str, request_id: str, num_vectors: int) -> AddressedEvent:
-    vectors = [bytes(16_384) for _ in range(num_vectors)]
-    usage = Usage(prompt_tokens=1, completion_tokens=0)
-    return AddressedEvent(gateway_id, Embedded(request_id=request_id, vectors=vectors, usage=usage))
-
-
 def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis) -> None:
     """Together they are several times the bound on kept bytes: the publishing thread waits, and
     other gateways do not."""
     published = Published(redis_db, max_kept_bytes=4_000_000)
     published.make_streams("a", "b")
-    threads = [
-        threading.Thread(target=published.publish, args=(_embedded("a", f"r{n}", 300),))
-        for n in range(4)
-    ]
-    _together(*threads)
+    vectors, usage = [bytes(16_384)] * 300, Usage(prompt_tokens=1, completion_tokens=0)
+    answers = [Embedded(request_id=f"r{n}", vectors=vectors, usage=usage) for n in range(4)]
+    addressed = [AddressedEvent("a", one) for one in answers]
+    threads = [threading.Thread(target=published.publish, args=(one,)) for one in addressed]
+    for thread in threads:
+        thread.start()
     wait_until(lambda: published.publisher.behind() == ["a"])
     published.publish(_event("b", "s"))
     assert published.numbers("b") == [0]
@@ -245,10 +305,10 @@ def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis
     assert published.lost == []
     sizes = [len(fields[EVENT_BATCH_FIELD]) for fields in published.entries]
     assert max(sizes) <= MAX_BATCH_BYTES
-    vectors: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     events = [event for batch in batches for event in batch.events]
     for event in events:
         assert isinstance(event, EmbeddedPart | Embedded)
-        vectors[event.request_id] += len(event.vectors)
-    assert vectors == dict.fromkeys(("r0", "r1", "r2", "r3"), 300)
+        found[event.request_id] += len(event.vectors)
+    assert found == dict.fromkeys(("r0", "r1", "r2", "r3"), 300)
     assert sum(isinstance(event, Embedded) for event in events) == 4

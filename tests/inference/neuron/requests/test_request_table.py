@@ -1,51 +1,109 @@
-"""Every request ends exactly once, whichever end comes first, with its usage."""
+"""Every request ends exactly once, whichever end comes first, with its usage and its times."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import engine_crashed
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable, SequenceOutput
+from inference.neuron.text.answers import Answer
+from inference.neuron.text.choice_events import Choice
+from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
+    SequencesEmbedded,
     SequenceStep,
     SequenceTiming,
     SequenceUsage,
 )
-from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Failed, Finished
+from inference.protocol.events import (
+    TERMINAL_EVENTS,
+    Cancelled,
+    Event,
+    Failed,
+    Finished,
+    StageTimes,
+    Usage,
+)
+from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
+from inference.text.answers.choice_text import ChoiceText
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
-from tests.inference.neuron.recording_engine import RecordingEngine
-from tests.inference.neuron.requests.running_requests import (
-    answer_of,
-    cancelled_of,
-    ends_of,
-    output_of,
-    running_request,
-    step_of,
-    submit_of,
+from tests.inference.neuron.model_texts import RecordingEngine, submit_of
+
+CRASHED = engine_crashed("m")
+TRACED = msgspec.structs.replace(
+    submit_of("r"), traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+)
+EMBEDDING = msgspec.structs.replace(
+    TRACED, request=EmbeddingRequest(model="m", input=TextInput(texts=["x"]))
 )
 
-STEPS = ["cancel", "begin", "started", "token", "finish", "engine_failed", "engine_cancelled"]
-SEQUENCES = st.integers(0, 1)
+
+def answer_of(tokenizer: Tokenizer, num_choices: int = 1, num_prompts: int = 1) -> Answer:
+    choices = [
+        Choice(request_id="r", index=index, text=ChoiceText(tokenizer))
+        for index in range(num_choices * num_prompts)
+    ]
+    return Answer("r", choices, prompt_lengths=[7] * num_prompts, n=num_choices)
+
+
+def running_request(
+    table: RequestTable, answer: Answer | EmbeddingAnswer, submit: Submit | None = None
+) -> RecordingEngine:
+    engine = RecordingEngine()
+    table.admit(submit or submit_of("r"))
+    table.begin("r", answer, engine)
+    table.started("r")
+    return engine
+
+
+def step(index: int, *token_ids: int, **fields: Any) -> SequenceStep:
+    return SequenceStep(sequence_id=f"r/{index}", token_ids=list(token_ids), **fields)
+
+
+def failed(code: str = "engine_error", index: int = 0, message: str = "", **used: Any) -> Any:
+    usage = SequenceUsage(**used)
+    return SequenceFailed(sequence_id=f"r/{index}", code=code, message=message, used=usage)
+
+
+def cancelled(index: int = 0, **used: Any) -> SequenceCancelled:
+    return SequenceCancelled(sequence_id=f"r/{index}", used=SequenceUsage(**used))
+
+
+def end_of(table: RequestTable, *outputs: SequenceOutput) -> Event:
+    *_, (_, event) = table.apply(outputs).events
+    return event
+
+
+STEPS = ["cancel", "begin", "started", "crash", "refuse", "forget"]
+OUTPUTS = {
+    "token": lambda index: step(index, 70),
+    "finish": lambda index: step(index, finish_reason="stop"),
+    "engine_failed": lambda index: failed(index=index),
+    "engine_cancelled": lambda index: cancelled(index),
+}
 
 
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from([*STEPS, "crash", "refuse", "forget"]), SEQUENCES), max_size=14
+        st.tuples(st.sampled_from([*STEPS, *OUTPUTS]), st.integers(0, 1)),
+        max_size=14,
     )
 )
 def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str, int]]) -> None:
-    engine = RecordingEngine()
-    table = RequestTable()
+    engine, table = RecordingEngine(), RequestTable()
     table.admit(submit_of("r"))
     events: list[AddressedEvent] = []
     has_begun = False
-    for step, index in steps:
-        match step:
+    for name, index in steps:
+        match name:
             case "cancel":
                 events += table.cancel("r")
             case "begin" if not has_begun:
@@ -53,45 +111,39 @@ def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str,
             case "started":
                 table.started("r")
             case "crash":
-                events += table.fail_engine(engine, engine_crashed("m"))
+                events += table.fail_engine(engine, CRASHED)
             case "refuse":
-                events += table.fail("r", engine_crashed("m"))
+                events += table.fail("r", CRASHED)
             case "forget":
                 table.forget(["r"])
-            case _ if has_begun and step != "begin":
-                events += table.apply([output_of(step, index)]).events
-    events += table.fail_all(engine_crashed("m"))
-    names = [step for step, _ in steps]
+            case _ if has_begun and name != "begin":
+                events += table.apply([OUTPUTS[name](index)]).events
+    events += table.fail_all(CRASHED)
+    is_forgotten = ("forget", 0) in steps or ("forget", 1) in steps
     terminal = [event for _, event in events if isinstance(event, TERMINAL_EVENTS)]
-    assert len(terminal) == (0 if "forget" in names and not terminal else 1)
-    assert not events or isinstance(events[-1].event, TERMINAL_EVENTS) or "forget" in names
+    assert not [event for _, event in events if isinstance(event, StageTimes)], "it is not traced"
+    assert len(terminal) == (0 if is_forgotten and not terminal else 1)
+    assert not events or isinstance(events[-1].event, TERMINAL_EVENTS) or is_forgotten
 
 
 TIMING = SequenceTiming(
     queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50, memory_bytes=123_456_789
 )
-USED = SequenceUsage(num_prompt_tokens=7, num_output_tokens=1)
 
 
 @each_case(
     ("end", "words"),
     [
         (
-            SequenceStep(
-                sequence_id="r/0",
-                token_ids=[],
-                finish_reason="stop",
-                num_output_tokens=2,
-                timing=TIMING,
-            ),
+            step(0, finish_reason="stop", num_output_tokens=2, timing=TIMING),
             "finished prompt=7 completion=2 queue_ms=12 prefill_tokens=50 prefill_ms=100 "
             "decode_ms=500 memory_bytes=123456789",
         ),
         (
-            SequenceFailed(sequence_id="r/0", code="engine_error", message="", used=USED),
+            failed(num_prompt_tokens=7, num_output_tokens=1),
             "engine_error prompt=7 completion=1",
         ),
-        (SequenceCancelled(sequence_id="r/0", used=USED), "cancelled completion=1"),
+        (cancelled(num_prompt_tokens=7, num_output_tokens=1), "cancelled completion=1"),
     ],
 )
 def test_each_end_is_a_line_of_the_log(
@@ -101,21 +153,28 @@ def test_each_end_is_a_line_of_the_log(
     now_s = iter([100.0, 100.125, 100.25, 101.5])
     table = RequestTable(clock=lambda: next(now_s))
     running_request(table, answer_of(tokenizer))
-    table.apply([output_of("token")])
+    table.apply([step(0, 70)])
     table.apply([end])
     (line,) = caplog.messages
     assert line.startswith("r model=m ")
     assert {*words.split(), "first_token_ms=250", "ms=1500"} <= set(line.split())
 
 
-def test_a_request_that_no_engine_has_runs_once_and_is_cancelled_at_once(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
+def test_a_request_that_no_engine_has_runs_once_and_ends_at_once(tokenizer: Tokenizer) -> None:
+    table, engine = RequestTable(), RecordingEngine()
     assert table.admit(submit_of("r"))
     assert not table.admit(submit_of("r"))
-    assert [event for _, event in table.cancel("r")] == [Cancelled(request_id="r", usage=None)]
-    assert not table.begin("r", answer_of(tokenizer), RecordingEngine())
+    assert table.cancel("r") == [("g", Cancelled(request_id="r", usage=None))]
+    assert not table.begin("r", answer_of(tokenizer), engine)
     assert table.cancel("r") == []
+    table = RequestTable()
+    table.admit(submit_of("r"))
+    assert table.fail("r", CRASHED) == [("g", Failed(request_id="r", failure=CRASHED, usage=None))]
+    table = RequestTable()
+    table.admit(submit_of("r"))
+    assert table.forget_gateway("g") == 1
+    assert not table.begin("r", answer_of(tokenizer), engine), "nobody waits for it"
+    assert not table.is_live("r")
 
 
 @each_case("gateway_dies", [False, True])
@@ -131,7 +190,7 @@ def test_a_cancel_while_it_is_handed_over_follows_the_submit(
         assert table.cancel("r") == []
     assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
     assert table.started("r"), "so it is sent afterwards"
-    told = [type(event) for _, event in table.fail_engine(engine, engine_crashed("m"))]
+    told = [type(event) for _, event in table.fail_engine(engine, CRASHED)]
     assert told == ([] if gateway_dies else [Failed])
 
 
@@ -147,33 +206,124 @@ def test_forgotten_requests_are_freed_in_the_engine_and_nobody_is_told(
         table.forget(["r", "unknown"])
     assert engine.cancelled == ["r/0"]
     assert table.gateway_ids() == set()
-    assert table.apply([output_of("token")]).events == []
-    assert table.apply([cancelled_of(0, 7, output=2)]).events == []
+    assert table.apply([step(0, 70)]).events == []
+    assert table.apply([cancelled(num_prompt_tokens=7, num_output_tokens=2)]).events == []
     assert not table.submits_of(engine) and not table.is_live("r")
 
 
-def test_a_dead_gateways_request_that_no_engine_has_ends_at_once(
-    tokenizer: Tokenizer, table: RequestTable
+@each_case(
+    ("is_text", "used", "usage"),
+    [
+        (
+            True,
+            {"num_prompt_tokens": 5, "num_cached_tokens": 4},
+            Usage(prompt_tokens=5, completion_tokens=0, cached_tokens=4),
+        ),
+        (True, {"num_prompt_tokens": 0}, None),
+        (False, {"num_prompt_tokens": 40}, Usage(prompt_tokens=40, completion_tokens=0)),
+    ],
+    ids=["computed of a prompt", "only waited", "vectors that were computed"],
+)
+def test_what_was_cancelled_costs_what_was_computed_of_it(
+    tokenizer: Tokenizer, is_text: bool, used: dict[str, int], usage: Usage | None
 ) -> None:
-    table.admit(submit_of("r"))
-    assert table.forget_gateway("g") == 1
-    assert not table.begin("r", answer_of(tokenizer), RecordingEngine()), "nobody waits for it"
-    assert not table.is_live("r")
+    table = RequestTable()
+    answer = answer_of(tokenizer) if is_text else EmbeddingAnswer("r", num_prompt_tokens=90)
+    running_request(table, answer)
+    table.cancel("r")
+    assert end_of(table, cancelled(**used)) == Cancelled(request_id="r", usage=usage)
 
 
-def test_an_engine_that_dies_while_a_request_fails_does_not_hide_why(
+def test_all_choices_count_before_a_cancelled_request_ends(
     tokenizer: Tokenizer, table: RequestTable
 ) -> None:
     engine = running_request(table, answer_of(tokenizer, num_choices=2))
-    table.apply([output_of("engine_failed")])
-    ((_, failed),) = table.fail_engine(engine, engine_crashed("m"))
-    assert isinstance(failed, Failed) and failed.failure.code == "engine_error"
+    table.apply([step(0, 70, 70, num_cached_tokens=3), step(1, 70, num_cached_tokens=6)])
+    table.cancel("r")
+    assert engine.cancelled == ["r/0", "r/1"]
+    first = table.apply([cancelled(0, num_prompt_tokens=7, num_output_tokens=3)])
+    assert first.events == [], "the other may have gained tokens"
+    last = cancelled(1, num_prompt_tokens=7, num_output_tokens=2)
+    usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
+    assert end_of(table, step(1, 71), last) == Cancelled(request_id="r", usage=usage)
 
 
 def test_an_answer_that_ends_before_its_cancel_arrives_is_finished(
     tokenizer: Tokenizer, table: RequestTable
 ) -> None:
     running_request(table, answer_of(tokenizer))
-    table.apply([step_of(0, 70, cached=0)])
+    table.apply([step(0, 70, num_cached_tokens=0)])
     table.cancel("r")
-    assert isinstance(ends_of(table, output_of("finish")), Finished)
+    assert isinstance(end_of(table, step(0, finish_reason="stop")), Finished)
+
+
+def test_a_failed_choice_ends_the_others_and_all_are_counted(
+    tokenizer: Tokenizer, table: RequestTable
+) -> None:
+    running_request(table, answer_of(tokenizer, num_prompts=2))
+    table.apply([step(0, 70, num_cached_tokens=0)])
+    applied = table.apply([failed("out_of_memory", 1, "no room", num_prompt_tokens=4)])
+    assert (applied.events, applied.ended_early) == ([], ["r/0"])
+    assert table.apply([step(0, 70, 71)]).events == [], "its client has received the end"
+    end = end_of(table, cancelled(0, num_prompt_tokens=7, num_output_tokens=3))
+    assert isinstance(end, Failed)
+    assert (end.failure.code, end.failure.message) == ("out_of_memory", "no room")
+    assert end.usage == Usage(prompt_tokens=7 + 4, completion_tokens=3)
+
+
+@each_case("has_failed", [False, True])
+def test_a_crash_costs_what_the_neuron_knows_of_and_hides_no_earlier_failure(
+    tokenizer: Tokenizer, has_failed: bool
+) -> None:
+    table = RequestTable()
+    engine = running_request(table, answer_of(tokenizer, num_prompts=2))
+    table.apply([step(0, 70, 70, num_cached_tokens=2), *([failed(index=1)] * has_failed)])
+    ((_, end),) = table.fail_engine(engine, CRASHED)
+    assert isinstance(end, Failed)
+    assert end.failure.code == ("engine_error" if has_failed else CRASHED.code)
+    assert end.usage == Usage(prompt_tokens=7, completion_tokens=2, cached_tokens=2)
+
+
+FIRST, LATER = step(0, 70, prefill_ms=2000.0), step(0, 70)
+
+
+@each_case(
+    ("submit", "outputs", "expected"),
+    [
+        # Its engine has it after 1 s; each output comes 3 s after the one before, the end 3 s on.
+        (TRACED, [FIRST, LATER], (1000.0, 1000.0, 2000.0, 6000.0)),
+        (TRACED, [FIRST, step(0, finish_reason="stop")], (1000.0, 1000.0, 2000.0, 3000.0)),
+        (TRACED, [FIRST, failed(num_output_tokens=1)], (1000.0, 1000.0, 2000.0, 3000.0)),
+        (TRACED, [failed(num_prompt_tokens=4, prefill_ms=1500.0)], (1000.0, 1500.0, 1500.0, None)),
+        (TRACED, [cancelled()], (1000.0, 3000.0, None, None)),
+        (TRACED, [], (1000.0, None, None, None)),
+        (EMBEDDING, [SequencesEmbedded(sequence_id="r/0", vectors=[])], (1000.0, None, None, None)),
+        (EMBEDDING, [cancelled()], (1000.0, None, None, None)),
+    ],
+)
+def test_how_long_a_traced_request_spent_in_each_stage(
+    tokenizer: Tokenizer, submit: Submit, outputs: list[SequenceOutput], expected: tuple[Any, ...]
+) -> None:
+    now_s = 100.0
+    table = RequestTable(clock=lambda: now_s)
+    table.admit(submit)
+    now_s += 1.0
+    is_text = submit is TRACED
+    answer = answer_of(tokenizer) if is_text else EmbeddingAnswer("r", num_prompt_tokens=3)
+    table.begin("r", answer, RecordingEngine())
+    events = []
+    for output in outputs:
+        now_s += 3.0
+        events += table.apply([output]).events
+    if table.is_live("r"):
+        now_s += 3.0
+        events += table.fail("r", CRASHED)
+    *before, times, end = (one.event for one in events)
+    assert isinstance(times, StageTimes) and isinstance(end, TERMINAL_EVENTS)
+    assert not [one for one in before if isinstance(one, StageTimes)]
+    assert (times.prepare_ms, times.queue_ms, times.prefill_ms, times.decode_ms) == expected
+    assert times.total_ms == 1000 * (now_s - 100.0)
+    table.admit(TRACED)  # it is never prepared
+    now_s += 2.0
+    times, _ = (one.event for one in table.fail("r", CRASHED))
+    assert times == StageTimes(request_id="r", total_ms=2000.0, prepare_ms=2000.0)

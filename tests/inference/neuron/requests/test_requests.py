@@ -1,8 +1,12 @@
-"""Frames are taken in order, each once, whatever happens to their reader or to Redis."""
+"""Frames are taken in order, each once, whatever happens to their reader or to Redis; those that
+are being prepared leave a mark for the case that they end the process."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +17,10 @@ from msgspec import structs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from inference.neuron.process.redis_client import connect
 from inference.neuron.requests import requests
 from inference.neuron.requests.requests import Inbox
+from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
@@ -22,9 +28,11 @@ from inference.protocol.generation import (
     TextInput,
     encode_inbox_frame,
 )
+from inference.protocol.held import MARKS_EXPIRY_S
 from inference.protocol.inbox_parts import PARTS_A_READ, inbox_entries
-from inference.protocol.keys import inbox_key
-from tests.inference.neuron.requests.running_requests import submit_of
+from inference.protocol.keys import inbox_key, preparing_key
+from tests.inference.neuron.conftest import wait_until
+from tests.inference.neuron.model_texts import submit_of
 from tests.servers.private_redis import MortalRedis
 
 
@@ -51,24 +59,19 @@ class Read:
         return list(self.taken)
 
 
-def test_all_frames_in_order_and_then_none(redis_db: redis.Redis) -> None:
+def test_all_frames_in_order_also_those_of_a_reader_that_died(redis_db: redis.Redis) -> None:
     read = Read(redis_db)
-    frames = [submit_of(f"r{number}") for number in range(2 * PARTS_A_READ + 1)]
+    frames: list[InboxFrame] = [submit_of(f"r{n}") for n in range(2 * PARTS_A_READ + 1)]
     assert read.take(*frames) == frames
     assert read.inbox.drain() == 0
     assert redis_db.xlen(inbox_key("n1")) == 0
 
-
-def test_frames_of_a_reader_that_died_are_read_by_the_next(redis_db: redis.Redis) -> None:
-    class DiedError(Exception):
-        pass
-
     def die(_frame: InboxFrame, _num_bytes: int) -> None:
-        raise DiedError
+        raise ZeroDivisionError
 
     frames = [submit_of("r1"), Cancel(request_id="r1"), submit_of("r2")]
     _put(redis_db, *frames)
-    with pytest.raises(DiedError):
+    with pytest.raises(ZeroDivisionError):
         Inbox(redis_db, neuron="n1", handle=die).drain()
     assert Read(redis_db).take() == frames
 
@@ -103,7 +106,9 @@ def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) 
         assert read.taken == frames
 
 
-def test_a_submit_runs_once_and_not_after_its_cancel(redis_db: redis.Redis) -> None:
+def test_a_submit_runs_once_and_not_after_its_cancel_and_is_remembered_for_a_time(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = Read(redis_db)
     submit, cancel = submit_of("r1"), Cancel(request_id="r1")
     assert read.take(submit, submit, cancel) == [submit, cancel]
@@ -111,10 +116,6 @@ def test_a_submit_runs_once_and_not_after_its_cancel(redis_db: redis.Redis) -> N
     overtaking = Cancel(request_id="r2")
     assert read.take(overtaking, submit_of("r2")) == [overtaking]
 
-
-def test_requests_are_remembered_for_a_time_and_up_to_a_number(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(requests, "MAX_SEEN", 3)
     now_s = 0.0
     read = Read(redis_db, clock=lambda: now_s)
@@ -144,3 +145,82 @@ def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:
         redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
     assert read.take() == [large]
     assert redis_db.xlen(inbox_key("n1")) == 0
+
+
+DIES = """
+import os, signal, sys
+from inference.neuron.requests.starter import PreparingMarks
+from inference.neuron.process.redis_client import connect
+marks = PreparingMarks(connect(sys.argv[1]), neuron="n1", epoch="e1")
+marks.keep(0.0)
+marks.begin("done")
+marks.end("done")
+marks.begin("poison")
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def marks_in(client: redis.Redis) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = client.hgetall(preparing_key("n1"))  # type: ignore[assignment]
+    return found
+
+
+def test_a_mark_outlives_its_process_and_the_next_instance_forgets_it_later(
+    redis_url: str, redis_db: redis.Redis
+) -> None:
+    for _ in range(3):
+        redis_db.delete(preparing_key("n1"))
+        ended = subprocess.run([sys.executable, "-c", DIES, redis_url], check=False)
+        assert ended.returncode == -signal.SIGSEGV
+        wait_until(lambda: marks_in(redis_db) == {b"poison": b"e1"})
+    assert 0 < redis_db.ttl(preparing_key("n1")) <= MARKS_EXPIRY_S
+    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e2")
+    marks.read_earlier()
+    marks.keep(0.0)
+    assert marks.earlier == {"poison": "e1"}
+    assert marks_in(redis_db) == {b"poison": b"e1"}
+    marks.keep(EARLIER_KEPT_S + 1)
+    assert marks.earlier == {}
+    assert marks_in(redis_db) == {}
+    marks.close()
+
+
+def test_marks_wait_for_no_redis_that_stands_still(mortal: MortalRedis) -> None:
+    with redis.Redis.from_url(mortal.url) as client:
+        marks = PreparingMarks(connect(mortal.url), neuron="n1", epoch="e1")
+        marks.keep(0.0)
+        mortal.suspend()
+        started_s = time.monotonic()
+        for number in range(20):
+            marks.begin(f"r{number}")
+            marks.end(f"r{number}")
+        marks.begin("last")
+        took_s = time.monotonic() - started_s
+        mortal.resume()
+        # Waiting for replies, each would have taken the two seconds of this client's patience.
+        assert took_s < 40
+        wait_until(lambda: marks_in(client) == {b"last": b"e1"})
+        marks.close()
+
+
+def test_marks_continue_after_a_lost_connection(redis_url: str, redis_db: redis.Redis) -> None:
+    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")
+    marks.begin("before anything is connected")
+    for _ in range(5):
+        marks.keep(0.0)
+        for number in range(500):
+            marks.begin(f"r{number}")
+            marks.end(f"r{number}")
+    marks.begin("last of many")
+    wait_until(lambda: marks_in(redis_db) == {b"last of many": b"e1"})
+    ids = [one["id"] for one in redis_db.client_list() if one["cmd"] != "client|list"]
+    for one in ids:
+        redis_db.client_kill_filter(_id=one)
+
+    def is_marked() -> bool:
+        marks.keep(0.0)
+        marks.begin("after")
+        return b"after" in marks_in(redis_db)
+
+    wait_until(is_marked)
+    marks.close()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.neuron.text.answers import Answer
 from inference.neuron.text.choice_events import Choice, Echo, call_id
 from inference.protocol.engine import SequenceStep, SequenceTiming
 from inference.protocol.events import (
     ChoiceFinished,
     Delta,
+    Event,
     Finished,
     OutputTokens,
     PromptScored,
@@ -23,22 +29,10 @@ from inference.protocol.events import (
 )
 from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText
-from inference.text.answers.phrases import SPOKEN
+from inference.text.answers.reasoning import find_markers
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
-from tests.inference.neuron.folded_answers import (
-    Folded,
-    answer_of,
-    events_of,
-    events_of_steps,
-    ids_of,
-    steps_of,
-    text_of,
-    tokenizer,
-)
-
-__all__ = ["tokenizer"]
-
+from tests.inference.text.marked_calls import MarkedCalls
 
 WORDS = [
     "<think>",
@@ -53,6 +47,98 @@ WORDS = [
     'f {"a":1}',
     "🙂",
 ]
+CUTS = st.lists(st.integers(0, 40), max_size=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(thinking_dir: Path) -> Tokenizer:
+    return Tokenizer.load(thinking_dir)
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def text_of(tokenizer: Tokenizer, **options: Any) -> ChoiceText:
+    form = MarkedCalls()
+    return ChoiceText(
+        tokenizer,
+        markers=find_markers(tokenizer, None),
+        tool_calls=form.parser([]),
+        shown_token_ids=form.shown_token_ids(tokenizer),
+        **options,
+    )
+
+
+def step(*token_ids: int, **fields: Any) -> SequenceStep:
+    return SequenceStep(sequence_id="r/0", token_ids=list(token_ids), **fields)
+
+
+def steps_of(ids: list[int], cuts: Sequence[int] = (), reason: Any = "stop") -> list[SequenceStep]:
+    """``ids`` cut into steps; the last one ends it and counts its stop token."""
+    borders = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    steps = [
+        step(
+            *ids[start:end],
+            logprobs=[TokenLogprob(token_id, -0.5) for token_id in ids[start:end]],
+            num_cached_tokens=3 if start == 0 else None,
+        )
+        for start, end in itertools.pairwise(borders)
+    ]
+    return [*steps, step(finish_reason=reason, num_output_tokens=len(ids) + 1)]
+
+
+def answer_of(*choices: Choice, n: int = 1) -> Answer:
+    return Answer("r", choices, prompt_lengths=[5] * (len(choices) // n), n=n)
+
+
+def events_of_steps(
+    answer: Answer | Choice, steps: list[SequenceStep], index: int = 0
+) -> list[Any]:
+    events: list[Event] = []
+    made = answer_of(answer) if isinstance(answer, Choice) else answer
+    for one in steps:
+        if not made.has_finished(index):
+            events += made.feed(index, one)
+    return events
+
+
+def events_of(tokenizer: Tokenizer, text: str, reason: str = "stop", **choice: Any) -> list[Any]:
+    made = Choice(request_id="r", text=text_of(tokenizer), **choice)
+    return events_of_steps(made, steps_of(ids_of(tokenizer, text), reason=reason))
+
+
+class Folded:
+    """What a body encoder makes of the events."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.reported: list[list[str]] = []
+        self.logprobs: list[TextLogprob] = []
+        self.ends: list[Event] = []
+        self.num_tokens = 0
+        """The tokens of all events; the split decides which event counts a token."""
+        for event in events:
+            self.num_tokens += getattr(event, "num_tokens", 0)
+            match event:
+                case Delta(text=text, logprobs=logprobs):
+                    self.logprobs += logprobs or []
+                    self._add("text", text)
+                case ReasoningDelta(text=text, opens=opens, closes=closes):
+                    self._add("thought", f"{'«' if opens else ''}{text}{'»' if closes else ''}")
+                case ToolCallStarted(call_id=identity, name=name):
+                    self.reported.append(["call", f"{identity} {name}"])
+                case ToolCallDelta(arguments=arguments):
+                    self._add("arguments", arguments)
+                case ChoiceFinished():
+                    self.ends.append(msgspec.structs.replace(event, num_tokens=0))
+                case _:
+                    self.ends.append(event)
+
+    def _add(self, kind: str, text: str) -> None:
+        if self.reported and self.reported[-1][0] == kind:
+            self.reported[-1][1] += text
+        elif text:
+            self.reported.append([kind, text])
 
 
 @given(
@@ -64,30 +150,20 @@ WORDS = [
 def test_any_split_gives_the_same_events(
     tokenizer: Tokenizer, text: str, cuts: list[int], starts_thinking: bool, reason: str
 ) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = ids_of(tokenizer, text)
     folded = []
     for some_cuts in ([], cuts, list(range(len(ids)))):
         choice_text = text_of(tokenizer, stop=["END"], starts_thinking=starts_thinking)
-        answer = answer_of(Choice(request_id="r", text=choice_text))
-        folded.append(Folded(events_of_steps(answer, steps_of(ids, some_cuts, reason))))
+        choice = Choice(request_id="r", text=choice_text)
+        folded.append(Folded(events_of_steps(choice, steps_of(ids, some_cuts, reason))))
     whole, split, single = folded
     assert whole.reported == split.reported == single.reported
     assert whole.ends == split.ends == single.ends
     assert whole.logprobs == split.logprobs == single.logprobs
-    finished = whole.ends[-1]
-    assert [type(end) for end in whole.ends] == [ChoiceFinished, Finished]
-    assert isinstance(finished, Finished)
+    chosen, finished = whole.ends
+    assert isinstance(chosen, ChoiceFinished) and isinstance(finished, Finished)
     for fold in folded:
         assert fold.num_tokens == finished.usage.completion_tokens
-
-
-@given(text=st.lists(st.sampled_from(WORDS), max_size=10).map("".join))
-def test_reasoning_deltas_report_every_thought_token(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode("<think>" + text.replace("</think>", ""), add_special_tokens=False)
-    answer = answer_of(Choice(request_id="r", text=text_of(tokenizer)))
-    events = events_of_steps(answer, steps_of([*ids, *ids_of(tokenizer, "</think>")], [3, 5]))
-    reported = sum(event.num_tokens for event in events if isinstance(event, ReasoningDelta))
-    assert reported == len(ids) + 1
 
 
 @each_case(
@@ -125,12 +201,13 @@ def test_usage_counts_thoughts_which_carry_no_logprobs(tokenizer: Tokenizer) -> 
     """And the stop token."""
     events = events_of(tokenizer, "<think>so</think>yes")
     assert "".join(entry.token for entry in Folded(events).logprobs) == "yes"
-    finished = events[-1]
-    assert isinstance(finished, Finished)
     num_thought, num_answer = len(ids_of(tokenizer, "so")), len(ids_of(tokenizer, "yes"))
-    assert finished.usage.reasoning_tokens == num_thought
-    assert finished.usage.completion_tokens == 2 + num_thought + num_answer + 1
-    assert finished.usage.cached_tokens == 3
+    usage = events[-1].usage
+    assert usage.reasoning_tokens == num_thought
+    assert usage.completion_tokens == 2 + num_thought + num_answer + 1
+    assert usage.cached_tokens == 3
+    deltas = [event for event in events if isinstance(event, ReasoningDelta)]
+    assert sum(event.num_tokens for event in deltas) == num_thought + 2
 
 
 def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer) -> None:
@@ -138,22 +215,11 @@ def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer)
     before = ids_of(tokenizer, "yes")
     ids = [*before, *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
     answer = answer_of(Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"])))
-    steps = [
-        SequenceStep(
-            sequence_id="r/0", token_ids=ids[:1], num_cached_tokens=0, num_drafted_tokens=3
-        ),
-        SequenceStep(
-            sequence_id="r/0",
-            token_ids=ids[1:],
-            num_drafted_tokens=len(ids) + 1,
-            num_accepted_drafts=len(ids) - 1,
-        ),
-    ]
-    events = events_of_steps(answer, steps)
-    assert [type(event) for event in events][-2:] == [ChoiceFinished, Finished]
+    drafts = {"num_drafted_tokens": len(ids) + 1, "num_accepted_drafts": len(ids) - 1}
+    steps = [step(ids[0], num_cached_tokens=0, num_drafted_tokens=3), step(*ids[1:], **drafts)]
+    *_, chosen, finished = events_of_steps(answer, steps)
+    assert isinstance(chosen, ChoiceFinished) and isinstance(finished, Finished)
     assert answer.has_finished(0)
-    finished = events[-1]
-    assert isinstance(finished, Finished)
     assert finished.usage.completion_tokens == len(before) + 1
     assert finished.usage.accepted_drafts == len(before)
     assert finished.usage.rejected_drafts == 3 + 2
@@ -162,7 +228,7 @@ def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer)
 def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
     choices = [Choice(request_id="r", text=text_of(tokenizer), index=i) for i in range(4)]
     answer = answer_of(*choices, n=2)
-    steps = steps_of(ids_of(tokenizer, "yes"), [])
+    steps = steps_of(ids_of(tokenizer, "yes"))
     for index in (2, 0, 3):
         assert not isinstance(events_of_steps(answer, steps, index)[-1], Finished)
     finished = events_of_steps(answer, steps, 1)[-1]
@@ -170,29 +236,16 @@ def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
     assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
 
 
-@given(cuts=st.lists(st.integers(0, 40), max_size=4))
-def test_phrases_split_an_answer(tokenizer: Tokenizer, cuts: list[int]) -> None:
-    spoken = f"{SPOKEN.opens[0]} So. {SPOKEN.closes[0]} Here it is"
-    for text, answer in ((spoken, "Here it is"), ("Here is a list", "Here is a list")):
-        choice = Choice(request_id="r", text=ChoiceText(tokenizer, phrases=SPOKEN))
-        folded = Folded(events_of_steps(answer_of(choice), steps_of(ids_of(tokenizer, text), cuts)))
-        assert folded.reported[-1] == ["text", answer]
-        assert "".join(entry.token for entry in folded.logprobs).strip().endswith(answer)
-        assert folded.num_tokens == choice.num_output_tokens
-
-
 def test_the_engines_times_go_up_with_the_end_of_its_only_sequence(tokenizer: Tokenizer) -> None:
     timing = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
-    *steps, last = steps_of(ids_of(tokenizer, "Paris is nice"), [])
+    *steps, last = steps_of(ids_of(tokenizer, "Paris is nice"))
     steps.append(msgspec.structs.replace(last, timing=timing))
 
-    def timing_of(num_choices: int, **text: Any) -> SequenceTiming | None:
-        choices = [
-            Choice(request_id="r", text=text_of(tokenizer, **text), index=index)
-            for index in range(num_choices)
-        ]
-        answer = answer_of(*choices, n=num_choices)
-        (*_, end) = [events_of_steps(answer, steps, index)[-1] for index in range(num_choices)]
+    def timing_of(n: int, **options: Any) -> SequenceTiming | None:
+        texts = [text_of(tokenizer, **options) for _ in range(n)]
+        choices = [Choice(request_id="r", text=text, index=i) for i, text in enumerate(texts)]
+        answer = answer_of(*choices, n=n)
+        (*_, end) = [events_of_steps(answer, steps, index)[-1] for index in range(n)]
         assert isinstance(end, Finished)
         return end.timing
 
@@ -202,32 +255,17 @@ def test_the_engines_times_go_up_with_the_end_of_its_only_sequence(tokenizer: To
 
 def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
     prompt, answer = ids_of(tokenizer, "The "), ids_of(tokenizer, "yes")
-    first = TextLogprob(token="T", token_bytes=b"T", logprob=None)
-    choice = Choice(
-        request_id="r", text=ChoiceText(tokenizer), echo=Echo("The ", [first], num_top=0)
-    )
+    echo = Echo("The ", [TextLogprob(token="T", token_bytes=b"T", logprob=None)], num_top=0)
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo)
     scored = [TokenLogprob(token_id, -0.5) for token_id in prompt[1:]]
-    of_prompt = [
-        SequenceStep(sequence_id="r/0", token_ids=[], prompt_logprobs=part)
-        for part in (scored[:1], scored[1:])
-        if part
-    ]
+    of_prompt = [step(prompt_logprobs=part) for part in (scored[:1], scored[1:]) if part]
     of_answer = [TokenLogprob(token_id, -0.25) for token_id in answer]
-    end = SequenceStep(
-        sequence_id="r/0",
-        token_ids=answer,
-        logprobs=of_answer,
-        finish_reason="length",
-        num_output_tokens=len(answer),
-    )
-    events = events_of_steps(answer_of(choice), [*of_prompt, end])
+    count = {"finish_reason": "length", "num_output_tokens": len(answer)}
+    events = events_of_steps(choice, [*of_prompt, step(*answer, logprobs=of_answer, **count)])
     (delta,) = (event for event in events if isinstance(event, Delta))
     assert delta.text == "The yes" and delta.num_tokens == len(answer)
-    assert [token.logprob for token in delta.logprobs or []] == [
-        None,
-        *[-0.5] * len(scored),
-        *[-0.25] * len(answer),
-    ]
+    expected = [None, *[-0.5] * len(scored), *[-0.25] * len(answer)]
+    assert [token.logprob for token in delta.logprobs or []] == expected
 
 
 def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> None:
@@ -236,12 +274,8 @@ def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> Non
     best = [(first, -0.25), (second, -1.5)]
     echo = Echo("The ", num_top=1)
     choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, scores=(3, 2))
-    scored = SequenceStep(
-        sequence_id="r/0",
-        token_ids=[],
-        prompt_logprobs=[TokenLogprob(second, -1.5, best, 2)],
-    )
-    (event,) = answer_of(choice).feed(0, scored)
+    scored = [TokenLogprob(second, -1.5, best, 2)]
+    (event,) = events_of_steps(choice, [step(prompt_logprobs=scored)])
     assert isinstance(event, PromptScored) and event.prompt_index == 3
     reported = [[(one.text, one.logprob, one.rank) for one in token] for token in event.tokens]
     assert reported == [[("o", -1.5, 2), ("n", -0.25, 1), ("o", -1.5, 2)]]
@@ -253,24 +287,20 @@ def test_a_prompt_alone_reports_and_counts_no_token(
     tokenizer: Tokenizer, echo: Echo | None
 ) -> None:
     choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
-    sampled = ids_of(tokenizer, "yes")[:1]
-    step = SequenceStep(
-        sequence_id="r/0", token_ids=sampled, finish_reason="length", num_output_tokens=1
-    )
-    events = events_of_steps(answer_of(choice), [step])
+    sampled = ids_of(tokenizer, "yes")[0]
+    events = events_of_steps(choice, [step(sampled, finish_reason="length", num_output_tokens=1)])
     assert Folded(events).reported == ([] if echo is None else [["text", "The "]])
     (finished,) = (event for event in events if isinstance(event, Finished))
     assert finished.usage.completion_tokens == 0
 
 
-@given(cuts=st.lists(st.integers(0, 40), max_size=4))
+@given(cuts=CUTS)
 def test_token_ids_are_reported_up_to_the_stop(tokenizer: Tokenizer, cuts: list[int]) -> None:
     ids = ids_of(tokenizer, "one two three four")
     choice = Choice(request_id="r", text=text_of(tokenizer, stop=["three"]), returns_token_ids=True)
-    events = events_of_steps(answer_of(choice), steps_of(ids, cuts))
-    reported = [
-        one for event in events if isinstance(event, OutputTokens) for one in event.token_ids
-    ]
+    events = events_of_steps(choice, steps_of(ids, cuts))
+    listed = [event.token_ids for event in events if isinstance(event, OutputTokens)]
+    reported = [*itertools.chain(*listed)]
     text = "".join(event.text for event in events if isinstance(event, Delta))
     assert text == "one two "
     assert reported == ids[: len(reported)]

@@ -13,17 +13,7 @@ from inference.neuron.errors import RequestRefusedError
 from inference.neuron.text.answers import build_answer
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompts import prepare
-from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
-    GenerationRequest,
-    OutputFormat,
-    TextInput,
-    TokensInput,
-    ToolCall,
-    ToolChoice,
-    ToolDefinition,
-)
+from inference.protocol import generation as parts
 from inference.protocol.sampling import SamplingOptions
 from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
@@ -32,52 +22,52 @@ from inference.wire.common.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
-FORMATS = [HermesFormat(), TagFormat(QWEN_CODER), Llama3Format(), MistralFormat(writes_lists=True)]
+FORMATS = {
+    QWEN: HermesFormat(),
+    CHAT_TEMPLATE: TagFormat(QWEN_CODER),
+    LLAMA: Llama3Format(),
+    MISTRAL: MistralFormat(writes_lists=True),
+}
 NAMES = st.sampled_from(["f", "g", "get weather", '"'])
 WORDS = st.text('ab<>{}\n"🙂', max_size=6) | st.sampled_from(["<think>", "</think>", "<|im_end|>"])
+PLAIN = st.sampled_from([{}, {"type": "string"}, {"type": "integer", "minimum": 1}, {"enum": [1]}])
+ODD = st.dictionaries(st.sampled_from(["type", "not", "$ref", "x-a", "pattern"]), WORDS)
 SCHEMAS = st.recursive(
-    st.sampled_from([{}, {"type": "string"}, {"type": "integer", "minimum": 1}, {"enum": [1, "a"]}])
-    | st.dictionaries(st.sampled_from(["type", "not", "$ref", "x-a", "pattern"]), WORDS),
-    lambda inner: (
-        st.fixed_dictionaries(
-            {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, max_size=2)},
-            optional={"required": st.lists(NAMES, max_size=2), "additionalProperties": inner},
-        )
-        | st.fixed_dictionaries({"anyOf": st.lists(inner, max_size=2)})
-        | st.fixed_dictionaries({"type": st.just("array"), "items": inner})
+    PLAIN | ODD,
+    lambda inner: st.fixed_dictionaries(
+        {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, max_size=2)},
+        optional={
+            "required": st.lists(NAMES, max_size=2),
+            "additionalProperties": inner,
+            "anyOf": st.lists(inner, max_size=2),
+        },
     ),
     max_leaves=4,
 )
+CALLS = st.builds(parts.ToolCall, id=WORDS, name=NAMES, arguments=WORDS)
 MESSAGES = st.builds(
-    ChatMessage,
+    parts.ChatMessage,
     role=st.sampled_from(["system", "user", "assistant", "tool"]),
     content=st.none() | WORDS,
     name=st.none() | NAMES,
     tool_call_id=st.none() | WORDS,
-    tool_calls=st.lists(st.builds(ToolCall, id=WORDS, name=NAMES, arguments=WORDS), max_size=2),
+    tool_calls=st.lists(CALLS, max_size=2),
     reasoning=st.none() | WORDS,
 )
-TOOLS = st.lists(
-    st.builds(
-        ToolDefinition,
-        name=NAMES,
-        path=st.just("tools[0]"),
-        description=st.none() | WORDS,
-        parameters=st.none() | SCHEMAS,
-        strict=st.booleans(),
-    ),
-    max_size=2,
-    unique_by=lambda tool: tool.name,
+TOOLS = st.builds(
+    parts.ToolDefinition,
+    name=NAMES,
+    path=st.just("tools[0]"),
+    description=st.none() | WORDS,
+    parameters=st.none() | SCHEMAS,
+    strict=st.booleans(),
 )
+MODES = st.sampled_from(["auto", "none", "required"])
 CHATS = st.builds(
-    ChatInput,
+    parts.ChatInput,
     messages=st.lists(MESSAGES, min_size=1, max_size=4),
-    tools=TOOLS,
-    tool_choice=st.builds(
-        ToolChoice,
-        mode=st.sampled_from(["auto", "none", "required"]),
-        name=st.none() | NAMES,
-    ),
+    tools=st.lists(TOOLS, max_size=2, unique_by=lambda tool: tool.name),
+    tool_choice=st.builds(parts.ToolChoice, mode=MODES, name=st.none() | NAMES),
     parallel_tool_calls=st.booleans(),
     template_kwargs=st.dictionaries(st.sampled_from(["enable_thinking", "a", "tools"]), WORDS),
     thinking=st.none() | st.booleans(),
@@ -85,20 +75,17 @@ CHATS = st.builds(
     reasoning_effort=st.none() | WORDS,
     shows_reasoning=st.booleans(),
 )
+TEXTS = st.builds(parts.TextInput, texts=st.lists(WORDS, min_size=1, max_size=2))
+TOKENS = st.lists(st.lists(st.integers(-1, 1001), max_size=3), min_size=1, max_size=2)
+SCHEMA = st.none() | st.booleans() | SCHEMAS
 REQUESTS = st.builds(
-    GenerationRequest,
+    parts.GenerationRequest,
     model=st.just("m"),
-    input=CHATS
-    | st.builds(TextInput, texts=st.lists(WORDS, min_size=1, max_size=2))
-    | st.builds(
-        TokensInput,
-        prompts=st.lists(st.lists(st.integers(-1, 1001), max_size=3), min_size=1, max_size=2),
-    ),
+    input=CHATS | TEXTS | st.builds(parts.TokensInput, prompts=TOKENS),
     sampling=st.builds(SamplingOptions, max_tokens=st.none() | st.integers(1, 3000)),
     stop=st.lists(WORDS, max_size=2),
     n=st.integers(1, 3),
-    output_format=st.none()
-    | st.builds(OutputFormat, path=st.just("format"), schema=st.none() | st.booleans() | SCHEMAS),
+    output_format=st.none() | st.builds(parts.OutputFormat, path=st.just("format"), schema=SCHEMA),
     echo=st.booleans(),
     ends_at_context=st.booleans(),
 )
@@ -109,12 +96,9 @@ def texts(thinking_dir: Path, sentencepiece_dir: Path) -> list[ModelText]:
     """Every format, with templates that take tools, and one model without any."""
     some = [
         dataclasses.replace(
-            model_text(thinking_dir, chat_template=template, context_tokens=2000),
-            tool_format=tool_format,
+            model_text(thinking_dir, chat_template=template, context_tokens=2000), tool_format=form
         )
-        for template, tool_format in zip(
-            (QWEN, CHAT_TEMPLATE, LLAMA, MISTRAL), FORMATS, strict=True
-        )
+        for template, form in FORMATS.items()
     ]
     return [*some, model_text(sentencepiece_dir, context_tokens=50, max_output_tokens=20)]
 
@@ -122,7 +106,7 @@ def texts(thinking_dir: Path, sentencepiece_dir: Path) -> list[ModelText]:
 @settings(max_examples=300)
 @given(request=REQUESTS, which=st.integers(0, 4))
 def test_any_request_is_prepared_or_refused(
-    texts: list[ModelText], request: GenerationRequest, which: int
+    texts: list[ModelText], request: parts.GenerationRequest, which: int
 ) -> None:
     try:
         prepared = prepare(request, texts[which])

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Failed, Failure, Usage
 from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
     EmbeddingRequest,
     GenerationRequest,
     PairsInput,
@@ -38,40 +35,46 @@ from inference.protocol.generation import (
 )
 from inference.text.errors import TokenizerFilesError
 from tests.cases import each_case
-from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.recording_engine import Started
+from tests.inference.neuron.model_texts import Started, a_chat, model_text
 
 LIMIT = 20
-DIMENSIONS = 8
-CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
-GENERATION = GenerationRequest(model="m", input=CHAT)
+NAME = sequence_id("r", 0)
+ANY = {"is_matryoshka": True}
+SOME = {"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}
 
 
 def text_of(directory: Path, **fields: Any) -> ModelText:
-    made: dict[str, Any] = {
-        "kind": "embedding",
-        "context_tokens": LIMIT,
-        "vocab_size": 350,
-        "embedding_dimensions": DIMENSIONS,
-    }
-    return model_text(directory, **(made | fields))
+    made = {"kind": "embedding", "context_tokens": LIMIT, "vocab_size": 350}
+    return model_text(directory, **(made | {"embedding_dimensions": 8} | fields))
 
 
-def request(*texts: str, dimensions: int | None = None) -> EmbeddingRequest:
-    return EmbeddingRequest(model="m", input=TextInput(texts=list(texts)), dimensions=dimensions)
+def request(*texts: str, **fields: Any) -> EmbeddingRequest:
+    return EmbeddingRequest(model="m", input=TextInput(texts=list(texts)), **fields)
 
 
-def tokens(*prompts: list[int]) -> EmbeddingRequest:
-    return EmbeddingRequest(model="m", input=TokensInput(prompts=list(prompts)))
+def tokens(*prompts: list[int], **fields: Any) -> EmbeddingRequest:
+    return EmbeddingRequest(model="m", input=TokensInput(prompts=list(prompts)), **fields)
+
+
+TOO_LONG = tokens([5], [5] * (LIMIT + 1))
+
+
+def scoring(*seconds: str, first: str = "The", **more: Any) -> ScoreRequest:
+    pairs = PairsInput(firsts=[first], seconds=list(seconds), **more)
+    return ScoreRequest(model="m", input=pairs)
 
 
 @pytest.fixture
 def text(sentencepiece_dir: Path) -> ModelText:
     """Its tokenizer puts a bos before each text, and there is no chat template."""
-    assert "chat_template" not in json.loads(
-        (sentencepiece_dir / "tokenizer_config.json").read_text()
-    )
     return text_of(sentencepiece_dir)
+
+
+def refusal(given: EmbeddingRequest | ScoreRequest, text: ModelText) -> Failure:
+    prepare: Any = prepare_scoring if isinstance(given, ScoreRequest) else prepare_embedding
+    with pytest.raises(RequestRefusedError) as refused:
+        prepare(given, text)
+    return refused.value.failure
 
 
 def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
@@ -82,28 +85,28 @@ def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
     assert prepare_embedding(tokens([5, 6], [7]), text) == [[5, 6], [7]]
 
 
-def refusal(given: EmbeddingRequest | ScoreRequest, text: ModelText) -> Failure:
-    prepare: Any = prepare_scoring if isinstance(given, ScoreRequest) else prepare_embedding
-    with pytest.raises(RequestRefusedError) as refused:
-        prepare(given, text)
-    return refused.value.failure
-
-
 @each_case(
-    ("given", "code", "words"),
+    ("declared", "given", "code", "param", "words"),
     [
-        (tokens([5], [5] * (LIMIT + 1)), "context_length_exceeded", [LIMIT, LIMIT + 1, "input 1"]),
-        (tokens([5], [5, -1, 5]), "bad_token_id", ["-1"]),
-        (tokens([5], [5, 350, 5]), "bad_token_id", ["350"]),
-        (tokens([5], []), "empty_prompt", []),
+        ({}, TOO_LONG, "context_length_exceeded", None, ["20", "21", "input 1"]),
+        ({}, tokens([5], [5, -1, 5]), "bad_token_id", None, ["-1"]),
+        ({}, tokens([5], [5, 350, 5]), "bad_token_id", None, ["350"]),
+        ({}, tokens([5], []), "empty_prompt", None, []),
+        ({}, tokens([5], dimensions=4), "unsupported_parameter", "dimensions", []),
+        ({}, tokens([5], dimensions=9), "invalid_value", "dimensions", []),
+        (ANY, tokens([5], dimensions=9), "invalid_value", "dimensions", []),
+        (SOME, tokens([5], dimensions=3), "invalid_value", "dimensions", []),
     ],
 )
-def test_inputs_that_are_refused(
-    text: ModelText, given: EmbeddingRequest, code: str, words: list[object]
+def test_inputs_and_dimensions_that_are_refused(
+    sentencepiece_dir: Path, declared: Any, given: Any, code: str, param: str | None, words: Any
 ) -> None:
-    failure = refusal(given, text)
-    assert failure.code == code
-    assert all(str(word) in failure.message for word in words)
+    failure = refusal(given, text_of(sentencepiece_dir, **declared))
+    assert failure.code == code and param in (failure.param, None)
+    assert all(word in failure.message for word in words)
+    for model, dimensions in (({}, 8), (ANY, 3), (SOME, 4), (SOME, 8)):
+        asked = tokens([5], dimensions=dimensions)
+        assert prepare_embedding(asked, text_of(sentencepiece_dir, **model)) == [[5]]
 
 
 @each_case("decoder", [None, {"type": "BPEDecoder", "suffix": "</w>"}])
@@ -123,70 +126,28 @@ def test_an_encoder_needs_no_decoder(
     assert prepare_embedding(request("The capital"), text_of(directory, kind=kind)) == same
 
 
-@each_case(
-    ("declared", "asked", "code"),
-    [
-        ({}, DIMENSIONS, None),
-        ({}, 4, "unsupported_parameter"),
-        ({}, DIMENSIONS + 1, "invalid_value"),
-        ({"is_matryoshka": True}, 3, None),
-        ({"is_matryoshka": True}, DIMENSIONS + 1, "invalid_value"),
-        ({"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}, 4, None),
-        ({"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}, DIMENSIONS, None),
-        ({"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}, 3, "invalid_value"),
-    ],
-)
-def test_dimensions(
-    sentencepiece_dir: Path, declared: dict[str, Any], asked: int, code: str | None
-) -> None:
-    model = text_of(sentencepiece_dir, **declared)
-    if code is None:
-        prepare_embedding(request("Paris", dimensions=asked), model)
-        return
-    failure = refusal(request("Paris", dimensions=asked), model)
-    assert (failure.code, failure.param) == (code, "dimensions")
-
-
-def test_a_request_is_one_sequence(text: ModelText) -> None:
-    asked = EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8)
-    started = Started(text, asked)
-    name = sequence_id("r", 0)
-    assert started.engine.sent == [
-        EmbedSequences(
-            sequence_id=name,
-            prompts=[[5, 6], [7]],
-            dimensions=8,
-            account="anonymous",
-            is_anonymous=True,
-        )
-    ]
+def test_a_request_is_one_sequence_that_ends_or_is_cancelled(text: ModelText) -> None:
+    started = Started(text, tokens([5, 6], [7], dimensions=8))
+    sent = {"prompts": [[5, 6], [7]], "dimensions": 8, "account": "anonymous"}
+    assert started.engine.sent == [EmbedSequences(sequence_id=NAME, is_anonymous=True, **sent)]
     assert started.events == [Accepted(request_id="r", prompt_tokens=3)]
     answer = EmbeddingAnswer("r", num_prompt_tokens=3)
     assert not answer.has_begun and answer.usage() is None
-    answer.feed(0, SequencesEmbedded(sequence_id=name, vectors=[]))
+    answer.feed(0, SequencesEmbedded(sequence_id=NAME, vectors=[]))
     assert answer.has_begun
-    applied = started.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
+    applied = started.table.apply([SequencesEmbedded(sequence_id=NAME, vectors=[b"a", b"b"])])
     usage = Usage(prompt_tokens=3, completion_tokens=0)
-    assert [addressed.event for addressed in applied.events] == [
-        Embedded(request_id="r", vectors=[b"a", b"b"], usage=usage)
-    ]
+    ((_, embedded),) = applied.events
+    assert embedded == Embedded(request_id="r", vectors=[b"a", b"b"], usage=usage)
     assert not applied.ended_early
     assert started.table.cancel("r") == []
 
-
-def test_it_is_cancelled_in_the_engine_and_ended_by_its_refusal(text: ModelText) -> None:
     started = Started(text, tokens([5]))
     assert started.table.cancel("r") == []
-    assert started.engine.cancelled == [sequence_id("r", 0)]
-    failed = SequenceFailed(sequence_id=sequence_id("r", 0), code="queue_full", message="full")
-    (addressed,) = started.table.apply([failed]).events
-    assert isinstance(addressed.event, Failed)
-    assert addressed.event.failure.code == "queue_full"
-
-
-def scoring(*seconds: str, firsts: Sequence[str] = ("The",), **more: Any) -> ScoreRequest:
-    pairs = PairsInput(firsts=list(firsts), seconds=list(seconds), **more)
-    return ScoreRequest(model="m", input=pairs)
+    assert started.engine.cancelled == [NAME]
+    failed = SequenceFailed(sequence_id=NAME, code="queue_full", message="full")
+    ((_, event),) = started.table.apply([failed]).events
+    assert isinstance(event, Failed) and event.failure.code == "queue_full"
 
 
 def test_a_reranker_scores_each_pair_whose_document_may_be_cut(sentencepiece_dir: Path) -> None:
@@ -205,14 +166,12 @@ def test_an_input_is_cut_where_that_is_asked_for(text: ModelText) -> None:
     long = "Paris capital " * LIMIT
     short = text.tokenizer.encode("Paris", add_special_tokens=True)
     whole = text.tokenizer.encode(long, add_special_tokens=True)
-    asked = EmbeddingRequest(model="m", input=TextInput(texts=[long, "Paris"]), cuts_inputs=True)
-    cut, kept = prepare_embedding(asked, text)
-    assert (len(cut), kept) == (LIMIT, short)
-    assert cut == whole[:LIMIT], "the bos is one of them"
+    asked = request(long, "Paris", cuts_inputs=True)
+    assert prepare_embedding(asked, text) == [whole[:LIMIT], short], "the bos is one of them"
     fewer = msgspec.structs.replace(asked, max_input_tokens=5)
     assert [len(one) for one in prepare_embedding(fewer, text)] == [5, min(5, len(short))]
-    ids = TokensInput(prompts=[[7] * (LIMIT + 3)])
-    assert prepare_embedding(msgspec.structs.replace(asked, input=ids), text) == [[7] * LIMIT]
+    ids = tokens([7] * (LIMIT + 3), cuts_inputs=True)
+    assert prepare_embedding(ids, text) == [[7] * LIMIT]
     more = msgspec.structs.replace(asked, max_input_tokens=LIMIT + 1)
     assert refusal(more, text)
 
@@ -230,12 +189,12 @@ def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
 @each_case(
     ("kind", "asked"),
     [
-        ("embedding", GENERATION),
-        ("embedding", TokenCountRequest(model="m", input=CHAT)),
+        ("embedding", GenerationRequest(model="m", input=a_chat())),
+        ("embedding", TokenCountRequest(model="m", input=a_chat())),
         ("generation", tokens([5])),
         ("generation", scoring("a")),
         ("reranker", request("a")),
-        ("reranker", GENERATION),
+        ("reranker", GenerationRequest(model="m", input=a_chat())),
     ],
 )
 def test_the_wrong_kind_of_model(kind: str, asked: Request, text: ModelText) -> None:

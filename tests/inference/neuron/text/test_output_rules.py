@@ -85,13 +85,13 @@ def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
     return refused.value.failure
 
 
-def test_free_text_has_no_grammar(text: ModelText) -> None:
+def _llama(text: ModelText) -> ModelText:
+    return dataclasses.replace(text, tool_format=Llama3Format())
+
+
+def test_which_grammar_a_request_comes_to(text: ModelText) -> None:
     for chat in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": ToolChoice(mode="none")}):
         assert output_rules(_request(**chat), text).grammar is None
-
-
-def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
-    """Also of prompts that are no chats."""
     of_text = GenerationRequest(model="m", input=TextInput(texts=["x"]), output_format=FORMAT)
     for request, kind in (
         (_request(FORMAT), "integer"),
@@ -100,21 +100,15 @@ def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
     ):
         (grammar,) = _grammars(request, text)
         assert grammar["json_schema"]["type"] == kind
-
-
-def test_required_calls_win_over_the_format(text: ModelText) -> None:
-    llama = dataclasses.replace(text, tool_format=Llama3Format())
-    for output_format, model in ((None, text), (FORMAT, text), (FORMAT, llama)):
+    # Required calls win over the format.
+    for output_format, model in ((None, text), (FORMAT, text), (FORMAT, _llama(text))):
         request = _request(output_format, tools=[TOOL], tool_choice=REQUIRED)
         (grammar,) = _grammars(request, model)
         assert 'f\\"' in grammar["lark_grammar"] or '"f"' in grammar["lark_grammar"]
-
-
-def test_with_a_format_the_answer_is_a_call_or_the_json(text: ModelText) -> None:
+    # Else the answer is a call or the JSON.
     rules, calls, answer = _grammars(_request(FORMAT, tools=[TOOL]), text)
     assert rules["lark_grammar"] == f"start: (@{calls['name']} | @{answer['name']})"
-    llama = dataclasses.replace(text, tool_format=Llama3Format())
-    _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), llama)
+    _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), _llama(text))
     assert call["json_schema"]["properties"]["name"] == {"const": "f"}
     assert answer["json_schema"]["type"] == "integer"
 
@@ -138,53 +132,61 @@ def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
     return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
 
 
-def _properties(x: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {"x": x}}
+def _x(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema}}
 
 
-PATTERN = _properties({"type": "string", "pattern": "^a"})
-UNIQUE = {"properties": {"x": {"uniqueItems": True}}}
+PLACE = "tools[1].function.parameters"
+STRICT = {"strict": True}
+
+
+def _guided(**demand: Any) -> GenerationRequest:
+    return _request(OutputFormat(path="guided", **demand))
+
+
+def _forced(parameters: dict[str, Any]) -> GenerationRequest:
+    return _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
 
 
 @each_case(
-    ("request_", "form", "code", "param"),
+    ("request_", "code", "param"),
     [
         (
-            _request(OutputFormat(path="schema", schema=_properties({"not": {}}))),
-            None,
+            _request(OutputFormat(path="schema", schema=_x({"not": {}}))),
             "invalid_schema",
             "schema.properties.x.not",
         ),
-        *(
-            (_request(OutputFormat(path="guided", **demand)), None, "invalid_grammar", "guided")
-            for demand in ({"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("})
-        ),
+        (_guided(regex="("), "invalid_grammar", "guided"),
+        (_guided(grammar="start: nothing"), "invalid_grammar", "guided"),
+        (_guided(grammar="root ::= ("), "invalid_grammar", "guided"),
         (
-            _request(tools=[TOOL, _tool(UNIQUE, strict=True)]),
-            None,
+            _request(tools=[TOOL, _tool(_x({"uniqueItems": True}), **STRICT)]),
             "invalid_schema",
-            "tools[1].function.parameters.properties.x.uniqueItems",
-        ),
-        (  # which the model's own format cannot express
-            _request(tools=[_tool(PATTERN, strict=True)]),
-            TagFormat(QWEN_CODER),
-            "invalid_schema",
-            "tools[1].function.parameters.properties.x.pattern",
+            f"{PLACE}.properties.x.uniqueItems",
         ),
         (
             _request(tools=[TOOL], tool_choice=ToolChoice(mode="required", name="h")),
-            None,
             ...,
             "tool_choice",
         ),
-        (_request(tool_choice=REQUIRED), None, ..., "tool_choice"),
+        (_request(tool_choice=REQUIRED), ..., "tool_choice"),
+        *(  # what is no schema, where a call is forced
+            (_forced(parameters), "invalid_schema", f"{PLACE}.properties{place}")
+            for parameters, place in (
+                ({"properties": {"a": {}, "x": PANICS}}, ".x.minLength"),
+                (_x({"anyOf": [{}, PANICS]}), ".x.anyOf[1].minLength"),
+                (_x({**PANICS, "type": "string", "nullable": True}), ".x.minLength"),
+                (_x({"type": "strin"}), ".x.type"),
+                (_x({"required": True}), ".x.required"),
+                ({"properties": ["x"]}, ""),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_at_its_place(
-    text: ModelText, request_: GenerationRequest, form: Any, code: Any, param: str
+    text: ModelText, request_: GenerationRequest, code: Any, param: str
 ) -> None:
-    model = text if form is None else dataclasses.replace(text, tool_format=form)
-    failure = _refusal(request_, model)
+    failure = _refusal(request_, text)
     assert code in (failure.code, ...) and failure.param == param
     assert failure.code != "invalid_schema" or failure.message.startswith(param)
 
@@ -240,17 +242,15 @@ def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
 
 def test_only_tools_that_may_be_called_are_checked(text: ModelText) -> None:
     for odd in (
-        *(_tool({"properties": {"x": one}}, strict=strict) for one, _ in ODD for strict in (0, 1)),
-        _tool({"properties": {"x": {"type": "strin"}}}),
+        *(_tool(_x(one), strict=strict) for one, _ in ODD for strict in (0, 1)),
+        _tool(_x({"type": "strin"})),
     ):
         named = ToolChoice(mode="required", name="f")
         rules = output_rules(_request(tools=[TOOL, odd], tool_choice=named), text)
-        assert rules.grammar is not None
-        assert not rules.not_enforced
-    loose = _tool({"properties": {"x": MAIL}})
-    assert output_rules(_request(tools=[loose]), text) == OutputRules()
-    llama = dataclasses.replace(text, tool_format=Llama3Format())
-    bare = output_rules(_request(FORMAT, tools=[loose]), llama)
+        assert rules.grammar is not None and not rules.not_enforced
+    for loose in (_tool(_x(MAIL)), _tool(_x(PANICS))):
+        assert output_rules(_request(tools=[loose]), text) == OutputRules()
+    bare = output_rules(_request(FORMAT, tools=[_tool(_x(MAIL))]), _llama(text))
     assert bare.grammar is not None
     assert not bare.not_enforced  # its arguments may be any object there
 
@@ -288,36 +288,15 @@ def test_what_a_models_own_format_cannot_express_is_left_out(
         "required": ["x", "y"],
     }
     tags = dataclasses.replace(text, tool_format=TagFormat(QWEN_CODER))
+    pattern = _tool(_x({"type": "string", "pattern": "^a"}), strict=True)
+    failure = _refusal(_request(tools=[pattern]), tags)
+    assert (failure.code, failure.param) == ("invalid_schema", f"{PLACE}.properties.x.pattern")
     tool = _tool(schema)
     rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
     assert rules.grammar is not None
     expected = [".minProperties", *(f".properties.x{place}" for place in places)]
     assert list(rules.not_enforced) == [f"{tool.path}{place}" for place in expected]
     assert "integer" in rules.grammar.text
-
-
-@each_case(
-    ("parameters", "place"),
-    [
-        ({"properties": {"a": {}, "x": PANICS}}, ".properties.x.minLength"),
-        ({"properties": {"x": {"anyOf": [{}, PANICS]}}}, ".properties.x.anyOf[1].minLength"),
-        (
-            {"properties": {"x": {**PANICS, "type": "string", "nullable": True}}},
-            ".properties.x.minLength",
-        ),
-        ({"properties": {"x": {"type": "strin"}}}, ".properties.x.type"),
-        ({"properties": {"x": {"required": True}}}, ".properties.x.required"),
-        ({"properties": ["x"]}, ".properties"),
-    ],
-)
-def test_what_is_no_schema_is_named_by_its_place_where_a_call_is_forced(
-    text: ModelText, parameters: dict[str, Any], place: str
-) -> None:
-    request = _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
-    failure = _refusal(request, text)
-    assert failure.code == "invalid_schema"
-    assert failure.param == f"tools[1].function.parameters{place}"
-    assert output_rules(_request(tools=[TOOL, _tool(parameters)]), text).grammar is None
 
 
 def test_a_model_of_an_unknown_form_calls_where_it_is_forced(text: ModelText) -> None:

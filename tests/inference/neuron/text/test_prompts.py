@@ -1,4 +1,5 @@
-"""Prompts: tokenizing with or without special tokens, counting and refusals."""
+"""Prompts: what is tokenized, counted and refused, how long their answers may be, and how they
+think."""
 
 from __future__ import annotations
 
@@ -13,17 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
+from inference.neuron.text import tokenize
+from inference.neuron.text.answers import echo_of
 from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.output_rules import used_sampling
-from inference.neuron.text.prompts import MAX_ARGUMENTS_CHARACTERS, chat_prompt, shortened
-from inference.neuron.text.tokenize import count_tokens
-from inference.protocol.events import UsedSampling
+from inference.neuron.text.output_rules import TokenBudget, used_sampling
+from inference.neuron.text.prompts import (
+    MAX_ARGUMENTS_CHARACTERS,
+    chat_prompt,
+    prepare,
+    shortened,
+)
+from inference.neuron.text.tokenize import count_tokens, tokenized
+from inference.protocol.events import Tokenized, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
     OutputFormat,
     TextInput,
     TokenCountRequest,
+    TokenizeRequest,
     TokensInput,
     ToolCall,
     ToolDefinition,
@@ -32,10 +41,30 @@ from inference.protocol.sampling import ThinkingLimit
 from inference.text.answers import phrases
 from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN
 from tests.cases import each_case
-from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, prepared, refusal
+from tests.inference.neuron.model_texts import (
+    OPENS,
+    THINKS,
+    a_chat,
+    model_text,
+    prepared,
+    refusal,
+    request_for_model,
+)
 
 X = TextInput(texts=["x"])
+ABC = TextInput(texts=["abc"])
+TWO = TokensInput(prompts=[[5] * 20, [6] * 30])
+TOOL = ToolDefinition(name="f", path="tools[0].parameters")
+LONG_CALL = ToolCall(id="c", name="f", arguments=json.dumps("x" * MAX_ARGUMENTS_CHARACTERS))
+CALLS = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=[LONG_CALL])])
+PLAIN = "{{ messages[0].content }}"
+LONG = "x" * (100 * MAX_BYTES_PER_TOKEN)
+SPOKEN = (
+    PLAIN
+    + "{% if thinking %}"
+    + " ".join((phrases.SPOKEN.opens[0], phrases.SPOKEN.closes[0], "{% endif %}"))
+)
+TAGGED = PLAIN + "{# </think> #}{% if thinking is not false %}<think>\n{% endif %}"
 
 
 @pytest.fixture
@@ -43,62 +72,178 @@ def text(byte_level_dir: Path) -> ModelText:
     return model_text(byte_level_dir)
 
 
-def test_special_tokens_are_a_chats_own_or_put_before_a_text(
-    text: ModelText, sentencepiece_dir: Path
+def _tokenized(directory: Path, given: Any, **more: bool) -> Tokenized:
+    request = TokenizeRequest(model="m", input=given, **more)
+    return tokenized("r", request, model_text(directory))
+
+
+def test_tokens_are_those_that_the_prompt_is_answered_with(
+    text: ModelText,
+    byte_level_dir: Path,
+    sentencepiece_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_bos = model_text(sentencepiece_dir)
-    assert prepared(with_bos, TextInput(texts=["The"])).prompts[0][0] == 1
+    """Special tokens are a chat's own, or put before a text."""
+    with_bos, the = model_text(sentencepiece_dir), TextInput(texts=["The"])
+    plain = _tokenized(sentencepiece_dir, the)
+    answered = [1, *plain.token_ids]
+    assert prepared(with_bos, the).prompts[0] == answered
+    assert _tokenized(sentencepiece_dir, the, adds_special_tokens=True).token_ids == answered
+    assert plain.context_tokens == 100
     assert 1 not in prepared(with_bos, a_chat("The")).prompts[0]
     chat = prepared(text, a_chat())
-    assert chat.prompts[0][0] == 1 and 2 in chat.prompts[0]
-    assert not chat.continues_text
+    assert chat.prompts[0][0] == 1 and 2 in chat.prompts[0] and not chat.continues_text
+    assert _tokenized(byte_level_dir, a_chat()).token_ids == chat.prompts[0]
     assert prepared(text, TokensInput(prompts=[[7, 8]])).prompts[0] == [7, 8]
-
-
-TOOL = ToolDefinition(name="f", path="tools[0].parameters")
-LONG_CALL = ToolCall(id="c", name="f", arguments=json.dumps("x" * MAX_ARGUMENTS_CHARACTERS))
-CALLS = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=[LONG_CALL])])
+    there = _tokenized(byte_level_dir, TextInput(texts=["The cat"]), shows_texts=True)
+    assert "".join(there.texts or []) == "The cat"
+    back = _tokenized(byte_level_dir, TokensInput(prompts=[there.token_ids]))
+    assert back.text == "The cat"
+    with pytest.raises(RequestRefusedError) as refused:
+        _tokenized(byte_level_dir, TokensInput(prompts=[[10**6]]))
+    assert refused.value.failure.code == "bad_token_id"
+    monkeypatch.setattr(tokenize, "MAX_RETURNED_TOKENS", 2)
+    with pytest.raises(RequestRefusedError, match="at most 2"):
+        _tokenized(byte_level_dir, TextInput(texts=["The cat sat on the mat"]))
 
 
 @each_case(
-    ("prompt", "request_", "code", "param"),
+    ("template", "prompt", "request_", "code", "param", "words"),
     [
-        (TokensInput(prompts=[[1000]]), {}, "bad_token_id", ...),
-        (TokensInput(prompts=[[-1]]), {}, "bad_token_id", ...),
-        (TextInput(texts=[""]), {}, "empty_prompt", ...),
-        (CALLS, {}, "invalid_value", "messages"),
-        (X, {"logit_bias": {5000: 1.0}}, ..., "logit_bias"),
-        (X, {"stop_token_ids": [5000]}, ..., "stop_token_ids"),
+        (None, TokensInput(prompts=[[1000]]), {}, "bad_token_id", None, ""),
+        (None, TokensInput(prompts=[[-1]]), {}, "bad_token_id", None, ""),
+        (None, TextInput(texts=[""]), {}, "empty_prompt", None, ""),
+        (None, CALLS, {}, "invalid_value", "messages", str(MAX_ARGUMENTS_CHARACTERS)),
+        (None, X, {"logit_bias": {5000: 1.0}}, None, "logit_bias", ""),
+        (None, X, {"stop_token_ids": [5000]}, None, "stop_token_ids", ""),
+        ("{# nothing #}", a_chat(), {}, "empty_prompt", "messages", ""),
+        (PLAIN, a_chat(tools=[TOOL]), {}, "template_render_failed", "tools", ""),
+        (None, TextInput(texts=["q" * 120]), {}, None, "prompt", "the prompt has 120,"),
+        (None, TextInput(texts=[LONG]), {}, "context_length_exceeded", "prompt", "at least 10"),
+        (None, a_chat(LONG), {}, "context_length_exceeded", "messages", "100 tokens"),
     ],
 )
 def test_what_is_refused(
-    text: ModelText, prompt: Any, request_: dict[str, Any], code: Any, param: Any
+    byte_level_dir: Path,
+    template: str | None,
+    prompt: Any,
+    request_: dict[str, Any],
+    code: str | None,
+    param: str | None,
+    words: str,
 ) -> None:
-    failure = refusal(text, prompt, **request_)
-    assert code in (failure.code, ...) and param in (failure.param, ...)
-    assert code != "invalid_value" or str(MAX_ARGUMENTS_CHARACTERS) in failure.message
+    failure = refusal(model_text(byte_level_dir, chat_template=template), prompt, **request_)
+    assert code in (failure.code, None) and param in (failure.param, None)
+    assert words in failure.message
 
 
 @each_case(
-    ("template", "tools", "code", "param"),
+    ("given", "limits", "fits"),
     [
-        ("{# nothing #}", [], "empty_prompt", "messages"),
-        ("{{ messages[0].content }}", [TOOL], "template_render_failed", "tools"),
+        (TokensInput(prompts=[[5] * 100]), {}, "75 of input beside 25 of output"),
+        (TokensInput(prompts=[[5] * 90]), {"max_tokens": 11}, "75 of input beside 25 of output"),
+        (TextInput(texts=["q7" * 60]), {"bound": 10}, "90 of input beside 10 of output"),
+        (TextInput(texts=["x" * 100_000]), {"bound": 10}, "90 of input beside 10 of output"),
+    ],
+    ids=["prompt", "answer", "text by tokens", "text by bytes alone"],
+)
+def test_what_does_not_fit_is_refused_with_both_limits(
+    byte_level_dir: Path, given: Any, limits: dict[str, int], fits: str
+) -> None:
+    text = model_text(byte_level_dir, max_output_tokens=limits.get("bound"))
+    failure = refusal(text, given, max_tokens=limits.get("max_tokens"))
+    assert failure.code == "context_length_exceeded" and failure.too_long is not None
+    assert "maximum context length is 100 tokens" in failure.message
+    assert failure.message.endswith(f"What always fits is {fits}")
+
+
+@each_case(
+    ("asked", "bound", "budget", "ends_at_context", "max_tokens", "reason"),
+    [
+        (None, None, None, False, 10, "length"),
+        (None, None, None, True, 10, "context"),
+        (None, 4, None, True, 4, "length"),
+        (None, 50, None, True, 10, "context"),
+        (10, None, None, True, 10, "length"),
+        (11, None, None, True, 10, "context"),
+        (4, 4, None, False, 4, "length"),
+        (5, 4, None, True, 4, "length"),
+        (11, 20, None, True, 10, "context"),
+        (21, 20, None, True, 10, "context"),
+        # The budget bounds an answer for which the client named no number.
+        (None, None, 8, False, 8, "length"),
+        (None, 5, 8, False, 5, "length"),
+        (None, 9, 8, False, 8, "length"),
+        (9, None, 8, False, 9, "length"),
+        (None, None, 500, False, 10, "length"),
     ],
 )
-def test_what_a_template_has_no_place_for_is_refused(
-    byte_level_dir: Path, template: str, tools: list[ToolDefinition], code: str, param: str
+def test_how_long_an_answer_may_be_and_why(
+    byte_level_dir: Path,
+    asked: int | None,
+    bound: int | None,
+    budget: int | None,
+    ends_at_context: bool,
+    max_tokens: int,
+    reason: str,
 ) -> None:
-    text = model_text(byte_level_dir, chat_template=template)
-    failure = refusal(text, a_chat(tools=tools))
-    assert failure.code == code and failure.param == param
+    text = model_text(byte_level_dir, max_output_tokens=bound)
+    request = request_for_model(max_tokens=asked, ends_at_context=ends_at_context)
+    made = prepare(request, text, TokenBudget(output_tokens=budget))
+    assert (made.params.max_tokens, made.limit.reason) == (max_tokens, reason)
 
 
-def test_what_a_client_expects_is_tokens_where_the_engine_drafts(text: ModelText) -> None:
-    assert prepared(text, a_chat(), prediction="The cat").prediction == []
-    drafting = replace(text, report=msgspec.structs.replace(text.report, takes_predictions=True))
-    expected = text.tokenizer.encode("The cat", add_special_tokens=False)
-    assert prepared(drafting, a_chat(), prediction="The cat").prediction == expected
+def test_more_than_the_operator_or_the_budget_allows_is_refused(
+    text: ModelText, byte_level_dir: Path
+) -> None:
+    failure = refusal(model_text(byte_level_dir, max_output_tokens=4), max_tokens=5)
+    assert "at most 4 tokens and you asked for 5" in failure.message
+    assert failure.param == "max_tokens"
+    paid = prepare(request_for_model(TWO), text, TokenBudget(prompt_tokens=50))
+    assert paid.num_prompt_tokens == 50
+    failure = refusal(text, TWO, TokenBudget(prompt_tokens=49))
+    assert failure.code == "insufficient_quota"
+    assert "50 tokens" in failure.message and "49" in failure.message
+    assert refusal(text, TWO, TokenBudget(output_tokens=0)).code == "insufficient_quota"
+
+
+@each_case(
+    ("prompt", "echo", "top", "of_prompt", "scored"),
+    [
+        (ABC, False, 2, None, None),
+        (ABC, False, None, 3, 3),
+        (ABC, True, 2, 5, 5),
+        (ABC, True, 2, 0, 2),
+        (ABC, True, None, 0, 0),
+        (a_chat("abc"), False, None, 1, 1),
+    ],
+)
+def test_a_prompt_is_scored_for_its_echo_and_for_itself(
+    byte_level_dir: Path, prompt: Any, echo: bool, top: Any, of_prompt: Any, scored: Any
+) -> None:
+    text = model_text(byte_level_dir, chat_template=PLAIN)
+    made = prepared(text, prompt, top_logprobs=top, prompt_logprobs=of_prompt, echo=echo)
+    assert made.params.prompt_logprobs == scored
+
+
+def test_an_echo_is_the_clients_text_and_scores_are_bounded(
+    text: ModelText, byte_level_dir: Path
+) -> None:
+    token_ids = text.tokenizer.encode("Straße", add_special_tokens=False)
+    for prompt in (TextInput(texts=["Straße"]), TokensInput(prompts=[token_ids])):
+        request = request_for_model(prompt, echo=True)
+        echo = echo_of(0, request, prepared(text, prompt, echo=True), text)
+        assert echo.text == "Straße" and not echo.logprobs
+    scored: dict[str, Any] = {"top_logprobs": 2, "max_tokens": 0, "echo": True}
+    made = prepared(text, ABC, **scored)
+    assert (made.params.prompt_logprobs, made.params.max_tokens) == (2, 1)
+    (first,) = echo_of(0, request_for_model(ABC, **scored), made, text).logprobs
+    assert first.logprob is None and first.top == []
+    text = model_text(byte_level_dir, context_tokens=2**15)
+    asked = TokensInput(prompts=[[5] * 2**13] * 2)
+    prepared(text, asked, prompt_logprobs=15)
+    failure = refusal(text, asked, prompt_logprobs=16)
+    assert failure.param == "prompt_logprobs" and str(2**18) in failure.message
 
 
 def test_counting_is_of_what_answering_renders_and_refuses(
@@ -109,7 +254,7 @@ def test_counting_is_of_what_answering_renders_and_refuses(
         counted = count_tokens(TokenCountRequest(model="m", input=chat), text)
         assert counted == prepared(text, chat).num_prompt_tokens
     assert counted > count_tokens(TokenCountRequest(model="m", input=a_chat()), text)
-    text = model_text(byte_level_dir, chat_template="{{ tools }}{{ messages[0].content }}")
+    text = model_text(byte_level_dir, chat_template="{{ tools }}" + PLAIN)
     tool = msgspec.structs.replace(TOOL, parameters={"type": "object"})
     wrong = OutputFormat(path="output_format.schema", schema={"type": "no such type"})
     for chat, output_format in ((a_chat(tools=[tool]), None), (a_chat(), wrong)):
@@ -119,53 +264,20 @@ def test_counting_is_of_what_answering_renders_and_refuses(
         assert counting.value.failure == refusal(text, chat, output_format=output_format)
 
 
-def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path, text: ModelText) -> None:
-    assert text.fingerprint == model_text(byte_level_dir).fingerprint
-    assert text.fingerprint != model_text(byte_level_dir, dtype="bfloat16").fingerprint
-    assert text.fingerprint != model_text(byte_level_dir, chat_template="x").fingerprint
-
-
-def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_dir: Path) -> None:
-    always = {"chat", "completions", "logprobs", "structured_output"}
-    takes_tools = "{{ tools }}<tool_call>"
-    for directory, template, more in (
-        (byte_level_dir, None, set()),
-        (byte_level_dir, takes_tools, {"tool_call"}),
-        (byte_level_dir, OPENS, set()),
-        (byte_level_dir, SPOKEN, {"reasoning"}),
-        (thinking_dir, THINKS, set()),
-        (thinking_dir, OPENS, {"reasoning"}),
-        (thinking_dir, OPENS + takes_tools, {"reasoning", "tool_call"}),
-    ):
-        found = model_text(directory, chat_template=template).capabilities
-        assert set(found) == always | more
-    assert model_text(byte_level_dir, kind="embedding").capabilities == ["embeddings"]
-
-
-def test_a_text_that_cannot_fit_is_refused(text: ModelText) -> None:
-    assert "the prompt has 120," in refusal(text, TextInput(texts=["q" * 120])).message
-    long = "x" * (100 * MAX_BYTES_PER_TOKEN)
-    for prompt, param in ((TextInput(texts=[long]), "prompt"), (a_chat(long), "messages")):
-        failure = refusal(text, prompt)
-        assert (failure.code, failure.param) == ("context_length_exceeded", param)
-        assert "100 tokens" in failure.message and "at least 10" in failure.message
-
-
 def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20})
-    params = prepared(text, X, temperature=0.0).params
+    params = prepared(text, X, temperature=0.0, stop_token_ids=[9, 2]).params
     assert (params.temperature, params.top_k, params.top_p) == (0.0, 20, 1.0)
-    assert params.repetition_penalty == 1.0
-    used = used_sampling(prepared(text, X, frequency_penalty=0.5).params)
-    assert used == UsedSampling(
+    assert (params.repetition_penalty, params.stop_token_ids) == (1.0, [2, 9])
+    ignoring = prepared(text, X, ignore_eos=True, stop_token_ids=[9], frequency_penalty=0.5)
+    assert ignoring.params.stop_token_ids == [9]
+    assert used_sampling(ignoring.params) == UsedSampling(
         temperature=0.6, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.5
     )
-
-
-def test_stop_token_ids_hold_eos_unless_it_is_ignored(text: ModelText) -> None:
-    assert prepared(text, X, stop_token_ids=[9, 2]).params.stop_token_ids == [2, 9]
-    ignoring = prepared(text, X, ignore_eos=True, stop_token_ids=[9])
-    assert ignoring.params.stop_token_ids == [9]
+    assert prepared(text, a_chat(), prediction="The cat").prediction == []
+    drafting = replace(text, report=msgspec.structs.replace(text.report, takes_predictions=True))
+    expected = text.tokenizer.encode("The cat", add_special_tokens=False)
+    assert prepared(drafting, a_chat(), prediction="The cat").prediction == expected
 
 
 def _chat(num_turns: int) -> ChatInput:
@@ -204,15 +316,21 @@ def test_a_prompt_is_cut_to_the_context(text: ModelText) -> None:
     assert refusal(text, last).code == "context_length_exceeded"
 
 
-SPOKEN = "{{ messages[0].content }}{% if thinking %}" + " ".join(
-    (phrases.SPOKEN.opens[0], phrases.SPOKEN.closes[0], "{% endif %}")
-)
-TAGGED = "{{ messages[0].content }}{# </think> #}{% if thinking is not false %}<think>\n{% endif %}"
-
-
-def test_spoken_phrases_are_looked_for_where_the_model_was_asked_to_think(
-    byte_level_dir: Path,
+def test_a_block_that_the_template_opens_is_noticed_in_chats_only(
+    thinking_dir: Path, byte_level_dir: Path
 ) -> None:
+    text = model_text(thinking_dir, chat_template=OPENS)
+    assert prepared(text, a_chat(thinking=True)).thinking.is_open
+    assert prepared(text, a_chat(shows_reasoning=True)).thinking.is_open
+    unasked = prepared(text, a_chat()).thinking
+    assert not unasked.is_open and unasked.markers is not None
+    raw = prepared(text, TextInput(texts=["<think>"])).thinking
+    assert (raw.markers, raw.is_open) == (None, False)
+    for thinking, block in ((False, ""), (None, "<think>\n\n</think>\n\n")):
+        chat = a_chat(thinking=thinking, shows_reasoning=True, answer_start="Once ")
+        made = prepared(text, chat)  # the answer goes on from its start, after the block
+        assert made.prompts == [text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)]
+        assert made.continues_text and not made.thinking.is_open
     text = model_text(byte_level_dir, chat_template=SPOKEN)
     for chat, found in (
         (a_chat(thinking=True), phrases.SPOKEN),
@@ -239,37 +357,16 @@ def test_tags_that_are_no_single_tokens_open_a_block_that_no_token_ends(
     assert prepared(text, a_chat(thinking=False), **in_json).params.grammar is not None
 
 
-def test_a_prompt_that_opens_the_block_is_noticed_in_chats_only(thinking_dir: Path) -> None:
-    text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepared(text, a_chat(thinking=True)).thinking.is_open
-    assert prepared(text, a_chat(shows_reasoning=True)).thinking.is_open
-    unasked = prepared(text, a_chat()).thinking
-    assert not unasked.is_open and unasked.markers is not None
-    raw = prepared(text, TextInput(texts=["<think>"])).thinking
-    assert (raw.markers, raw.is_open) == (None, False)
-
-
-def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
-    """After the thinking block, where the template opens one."""
-    text = model_text(thinking_dir, chat_template=OPENS)
-    for thinking, block in ((False, ""), (None, "<think>\n\n</think>\n\n")):
-        chat = a_chat(thinking=thinking, shows_reasoning=True, answer_start="Once ")
-        made = prepared(text, chat)
-        assert made.prompts == [text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)]
-        assert made.continues_text and not made.thinking.is_open
-
-
 def test_a_budget_limits_the_block(thinking_dir: Path, byte_level_dir: Path) -> None:
-    def limit(directory: Path, template: str) -> ThinkingLimit | None:
-        text = model_text(directory, chat_template=template)
-        asked = a_chat(thinking=True, thinking_budget_tokens=7)
-        return prepared(text, asked).params.thinking_limit
-
     markers = model_text(thinking_dir).markers
     assert markers is not None
-    end = markers.end_token_id
-    assert limit(thinking_dir, OPENS) == ThinkingLimit(max_tokens=7, end_token_id=end)
-    assert limit(thinking_dir, THINKS) == ThinkingLimit(
-        max_tokens=7, end_token_id=end, start_token_id=markers.start_token_id
-    )
-    assert limit(byte_level_dir, THINKS) is None
+    from_start = ThinkingLimit(max_tokens=7, end_token_id=markers.end_token_id)
+    later = msgspec.structs.replace(from_start, start_token_id=markers.start_token_id)
+    for directory, template, limit in (
+        (thinking_dir, OPENS, from_start),
+        (thinking_dir, THINKS, later),
+        (byte_level_dir, THINKS, None),
+    ):
+        text = model_text(directory, chat_template=template)
+        asked = a_chat(thinking=True, thinking_budget_tokens=7)
+        assert prepared(text, asked).params.thinking_limit == limit
