@@ -72,15 +72,13 @@ class FakeNeuron:
     stages: list[Part] = field(default_factory=list)
     replicas: dict[str, Part] = field(default_factory=dict)
     is_alive: bool = True
-    taken_bytes: int = 0
-    """Memory that something else takes, which placement sees a second late."""
     busy: set[str] = field(default_factory=set)
     """Models with a request, which placement sees a second late."""
 
     @property
     def free_bytes(self) -> int:
         parts = [*self.stages, *self.replicas.values()]
-        return self.total_bytes - self.taken_bytes - sum(one.memory_bytes for one in parts)
+        return self.total_bytes - sum(one.memory_bytes for one in parts)
 
     def end(self) -> None:
         """Its process ends, and starts again empty."""

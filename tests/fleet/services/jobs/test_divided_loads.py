@@ -19,7 +19,7 @@ from fleet.services.jobs.steps import spec_of
 from inference.loading.costs.model_costs import packed, unpacked
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadFailure, PackedCosts
+from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
 from tests.cases import each_case
@@ -56,12 +56,6 @@ def divided(build) -> Load:
     return load
 
 
-def test_costs_travel_as_kinds_of_layers() -> None:
-    for costs in (COSTS, mixture(60)):
-        given = msgspec.json.decode(msgspec.json.encode(packed(costs)), type=PackedCosts)
-        assert len(given.kinds) == 1 and unpacked(given) == costs
-
-
 @each_case(
     "changes",
     [{"layers": []}, {"layers": [1]}, {"hidden_size": -1}, {"active_share": 0.0}, {"kinds": []}],
@@ -78,6 +72,7 @@ def test_the_next_load_after_one_that_did_not_fit_is_divided(build, job, sent) -
     observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.costs == COSTS
+    assert unpacked(packed(mixture(60))) == mixture(60)
     load = divided(build)
     placed = fresh(placed_load_start(actor=COMMAND, load=load))
     spec = spec_of(placed)
@@ -86,6 +81,10 @@ def test_the_next_load_after_one_that_did_not_fit_is_divided(build, job, sent) -
     assert spec.predicted_tokens_per_s == load.predicted_tokens_per_s
     assert msgspec.convert(sent.tasks[-1][1][0], LoadSpec).stages == spec.stages
     assert placed.spec_digest == job.spec_digest, "where a model lies does not make it another"
+    lacked = msgspec.structs.replace(TOO_LARGE, costs=None, needed_bytes=90 * GIB)
+    observe(build, placed, ReplicaStatus.FAILED, failure=lacked, devices=["cuda:0", "cuda:1"])
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None and entry.measured_loads[0].load_bytes == 26 * GIB, "a stage's need"
 
 
 def too_large(build, beat, placed: LoadJob, *gib: int) -> LoadJob:
@@ -149,15 +148,6 @@ def test_one_that_its_neuron_cannot_hold_divided_has_failed(
     changed.quantization = "q4"
     services.catalogue_model_update(actor=COMMAND, model=changed, changed_fields=["quantization"])
     assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
-
-
-def test_what_a_stage_lacked_is_no_need_of_the_model(build, job) -> None:
-    observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
-    placed = placed_load_start(actor=COMMAND, load=divided(build))
-    lacked = msgspec.structs.replace(TOO_LARGE, costs=None, needed_bytes=90 * GIB)
-    observe(build, placed, ReplicaStatus.FAILED, failure=lacked, devices=["cuda:0", "cuda:1"])
-    entry = selectors.catalogue_find("tiny")
-    assert entry is not None and entry.measured_loads[0].load_bytes == 26 * GIB
 
 
 def test_a_reload_in_place_divides_it_alike(build, job, sent, beat) -> None:

@@ -58,9 +58,18 @@ def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> 
         max_prefill_s=300,
     )
     assert 0 < options["expires"] <= 60
-    steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
-    assert start().pk != job.pk, "the last one has ended"
-    assert len(sent.tasks) == 2
+    CatalogueModel.objects.update(revision="2.0")
+    edited = start()
+    assert (edited.pk != job.pk, fresh(job).status) == (True, LoadJobStatus.CANCELLED)
+    assert sent.tasks[-1][1][0]["revision"] == "2.0"
+    steps.job_end(job=edited, status=LoadJobStatus.CANCELLED)
+    assert start().pk != edited.pk, "the last one has ended"
+    assert len(sent.tasks) == 3
+    sent.broker_is_away = True
+    CatalogueModel.objects.update(revision="3.0")
+    for failed in (unload(), start()):
+        assert (failed.status, failed.failure_code) == (LoadJobStatus.FAILED, "broker_away")
+        assert fresh(failed).status == LoadJobStatus.FAILED
 
 
 def test_a_load_is_sent_once_it_is_committed(model, neuron, sent) -> None:
@@ -71,29 +80,6 @@ def test_a_load_is_sent_once_it_is_committed(model, neuron, sent) -> None:
         start()
         assert sent.tasks == []
     assert len(sent.tasks) == 1
-
-
-def test_a_broker_that_is_away_fails_the_job_with_its_reason(job, sent) -> None:
-    sent.broker_is_away = True
-    CatalogueModel.objects.update(revision="2.0")
-    for failed in (unload(), start()):
-        assert (failed.status, failed.failure_code) == (LoadJobStatus.FAILED, "broker_away")
-        assert fresh(failed).status == LoadJobStatus.FAILED
-
-
-@each_case(
-    ("names", "is_enabled", "error"),
-    [
-        ({"model_name": "other"}, True, UnknownModelError),
-        ({"neuron_name": "other"}, True, UnknownNeuronError),
-        ({}, False, ModelDisabledError),
-    ],
-)
-def test_start_refuses_what_is_not_there(model, neuron, sent, names, is_enabled, error) -> None:
-    CatalogueModel.objects.update(enabled=is_enabled)
-    with pytest.raises(error):
-        services.load_job_start(**HERE | names)
-    assert sent.tasks == []
 
 
 @pytest.mark.parametrize(
@@ -114,19 +100,11 @@ def test_what_is_removed_meanwhile_is_named(
     assert not LoadJob.objects.exists() and not sent.tasks
 
 
-def test_a_load_of_an_edited_model_takes_the_place_of_the_one_under_way(job, model, sent) -> None:
-    CatalogueModel.objects.update(revision="2.0")
-    edited = start()
-    assert (edited.pk != job.pk, fresh(job).status) == (True, LoadJobStatus.CANCELLED)
-    assert sent.tasks[-1][1][0]["revision"] == "2.0"
-
-
-def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent, caplog) -> None:
+def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent) -> None:
     job = services.load_job_start(**HERE, devices=("cuda:1",), evict=("other",))
-    assert (job.devices, job.evict) == (["cuda:1"], ["other"])
-    assert caplog.messages == ["loading tiny evicts other from beast"]
     spec = msgspec.convert(sent.tasks[0][1][0], LoadSpec)
-    assert (spec.devices, spec.evict) == (["cuda:1"], ["other"])
+    for one in (job, spec):
+        assert (one.devices, one.evict) == (["cuda:1"], ["other"])
     for device, devices in (("auto", []), ("cpu", ["cpu"]), ("cuda", ["cuda"])):
         CatalogueModel.objects.update(device=device)
         LoadJob.objects.all().delete()
@@ -151,8 +129,33 @@ def test_the_database_refuses_a_job_that_contradicts_itself(job, model, neuron, 
         LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
 
 
-def test_an_unload_is_one_job_for_its_neuron(model, neuron, sent, build) -> None:
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+def test_what_is_not_there_or_pinned_is_refused_and_an_unload_is_one_job(
+    model, neuron, sent
+) -> None:
+    for begin, wrong, error in (
+        (services.load_job_start, {"model_name": "other"}, UnknownModelError),
+        (services.load_job_start, {"neuron_name": "other"}, UnknownNeuronError),
+        (services.unload_job_start, {"neuron_name": "other"}, UnknownNeuronError),
+        (services.unload_job_start, {}, ReplicaNotFoundError),
+    ):
+        with pytest.raises(error):
+            begin(**HERE | wrong)
+    CatalogueModel.objects.update(enabled=False)
+    with pytest.raises(ModelDisabledError):
+        start()
+    Replica.objects.create(
+        neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
+    )
+    for changes, fix in (
+        ({"enabled": True, "pinned": True}, "unpin it"),
+        ({"pinned": True, "pinned_on": ["beast"]}, "unpin it"),
+        ({"pinned": False, "min_replicas": 1}, "least number of replicas to 0"),
+    ):
+        CatalogueModel.objects.update(**changes)
+        with pytest.raises(ModelPinnedError, match=fix):
+            unload()
+    assert sent.tasks == []
+    CatalogueModel.objects.update(pinned_on=["beauty"])  # it would be loaded again, but not here
     job = unload()
     assert (job.kind, job.status, job.requested_by) == ("unload", "pending", str(COMMAND))
     assert unload().pk == job.pk
@@ -162,38 +165,6 @@ def test_an_unload_is_one_job_for_its_neuron(model, neuron, sent, build) -> None
     assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
     services.unload_job_start(**HERE, at_once=True)
     assert sent.tasks[-1][1] == ["tiny", True], "also where one waits for its requests"
-
-
-def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sent) -> None:
-    with pytest.raises(ReplicaNotFoundError):
-        unload()
-    with pytest.raises(UnknownNeuronError):
-        services.unload_job_start(**HERE | {"neuron_name": "other"})
-    Replica.objects.create(
-        neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
-    )
-    for changes, fix in (
-        ({"pinned": True}, "unpin it"),
-        ({"pinned": True, "pinned_on": ["beast"]}, "unpin it"),
-        ({"pinned": False, "min_replicas": 1}, "least number of replicas to 0"),
-    ):
-        CatalogueModel.objects.update(**changes)
-        with pytest.raises(ModelPinnedError, match=fix):
-            unload()
-        assert sent.tasks == []
-    CatalogueModel.objects.update(pinned_on=["beauty"])
-    unload()
-    assert len(sent.tasks) == 1, "it would be loaded again, but not here"
-
-
-def test_what_the_catalogue_has_lost_is_unloaded_and_remembered(job, build, sent) -> None:
-    observe(build, job, ReplicaStatus.READY)
-    CatalogueModel.objects.all().delete()
-    assert (fresh(job).model, fresh(job).model_name) == (None, "tiny")
-    (ending,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny")
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
-    assert str(ending) == "tiny on beast"
 
 
 def test_cancelling_a_load_unloads_it(job, build, sent) -> None:
@@ -206,23 +177,24 @@ def test_cancelling_a_load_unloads_it(job, build, sent) -> None:
         services.load_job_cancel(actor=COMMAND, job=job)
 
 
-def test_a_job_that_nobody_picks_up_fails(job) -> None:
-    assert services.load_jobs_expire(now=later(seconds=69)) == 0
-    assert services.load_jobs_expire(now=later(seconds=71)) == 1
-    assert fresh(job).failure_code == "not_picked_up"
-    assert services.load_jobs_expire(now=later(seconds=71)) == 0
-
-
-@pytest.mark.parametrize("code", ["neuron_away", "load_lost"])
-def test_a_running_job_fails_when_its_neuron_stays_away_or_forgot_it(job, build, code: str) -> None:
-    observe(build, job, LOADING)
+@pytest.mark.parametrize("code", ["not_picked_up", "neuron_away", "load_lost"])
+def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_it(
+    job, build, code: str
+) -> None:
+    limit_s = 70 if code == "not_picked_up" else 15
+    if code != "not_picked_up":
+        progress: dict[str, Any] = {"progress": LoadProgress(stage=LoadStage.WARMUP)}
+        observe(build, job, LOADING, **progress)
+        LoadJob.objects.update(reported_at=later(seconds=-14))
+        observe(build, job, LOADING, **progress)  # a stage that stands still is still reported
     if code == "neuron_away":
         services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
-    else:
+    elif code == "load_lost":
         services.heartbeat_record(heartbeat=build.heartbeat())
-    assert services.load_jobs_expire(now=later(seconds=14)) == 0
-    assert services.load_jobs_expire(now=later(seconds=16)) == 1
+    assert services.load_jobs_expire(now=later(seconds=limit_s - 1)) == 0
+    assert services.load_jobs_expire(now=later(seconds=limit_s + 1)) == 1
     assert fresh(job).failure_code == code
+    assert services.load_jobs_expire(now=later(seconds=limit_s + 1)) == 0
 
 
 def test_a_restarted_neuron_has_lost_its_load_or_resumes_it(job, build) -> None:
@@ -234,11 +206,3 @@ def test_a_restarted_neuron_has_lost_its_load_or_resumes_it(job, build) -> None:
     services.heartbeat_record(heartbeat=build.heartbeat(epoch="third"))
     assert (fresh(job).status, fresh(job).failure_code) == ("failed", "neuron_restarted")
     assert reconciling.jobs_known().num_failures == {}
-
-
-def test_a_stage_that_stands_still_is_still_reported(job, build) -> None:
-    progress: dict[str, Any] = {"progress": LoadProgress(stage=LoadStage.WARMUP)}
-    observe(build, job, LOADING, **progress)
-    LoadJob.objects.update(reported_at=later(seconds=-14))
-    observe(build, job, LOADING, **progress)
-    assert services.load_jobs_expire(now=later(seconds=10)) == 0

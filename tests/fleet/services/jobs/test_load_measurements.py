@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from fleet import selectors, services
-from fleet.live.measurements import DeviceKind, MeasuredLoad
+from fleet.live.measurements import MeasuredLoad
 from fleet.models import CatalogueModel, LoadJob, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import StageReport
 from metering.actor import COMMAND
+from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -117,19 +118,14 @@ def too_large(model, build, sent):
     return too_large
 
 
-@pytest.mark.parametrize(
-    ("devices", "kind", "total_gib"), [(["cpu"], "cpu", 9), (["cuda:0", "cuda:1"], "cuda", 18)]
-)
-def test_a_load_that_did_not_fit_leaves_what_it_needs_on_all_its_devices(
-    too_large, devices: list[str], kind: DeviceKind, total_gib: int
+def test_a_load_that_did_not_fit_leaves_what_it_needs_and_a_load_is_worth_more(
+    too_large, loaded
 ) -> None:
-    too_large(9 * GIB, *devices)
+    too_large(9 * GIB, "cuda:0", "cuda:1")
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
-    assert entry.needed_memory_bytes("beast", kind) == total_gib * GIB
-
-
-def test_of_two_words_the_larger_counts_and_a_load_is_worth_more(too_large, loaded) -> None:
+    assert entry.needed_memory_bytes("beast", "cuda") == 18 * GIB, "on all its devices"
+    LoadMeasurement.objects.all().delete()
     for needed_gib in (9, 11, 10):
         too_large(needed_gib * GIB)
     assert [measured.load_bytes for measured in measured_loads()] == [11 * GIB]
@@ -138,11 +134,11 @@ def test_of_two_words_the_larger_counts_and_a_load_is_worth_more(too_large, load
     assert [measured.load_bytes for measured in measured_loads()] == [3 * GIB]
 
 
-@pytest.mark.parametrize(
-    "field",
-    ["source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"],
+@each_case(
+    "field", ["source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"]
 )
 def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
+    LoadJob.objects.all().delete()
     loaded()
     model = CatalogueModel.objects.get()
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])

@@ -85,8 +85,8 @@ def load() -> LoadJob:
 
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_an_idle_model_leaves_for_it(full, build, sent, has_failed: bool) -> None:
-    """A load that failed there makes room the next time."""
-    failure = LoadFailure(code="does_not_fit", message="no room")
+    """A load that failed there, for good or not, makes room when somebody asks again."""
+    failure = LoadFailure(code="bad_file", message="half a file")
     failed = build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure)
     full(*[failed] * has_failed)
     job = load()
@@ -100,18 +100,6 @@ def test_what_is_in_use_or_pinned_stays_and_numbers_are_reported(full, sent, cha
     with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 bytes.*1,073,741,824"):
         load()
     assert sent.tasks == []
-
-
-@pytest.mark.parametrize("neuron_name", [None, "beast"])
-def test_a_load_that_failed_for_good_is_tried_again_when_somebody_asks(
-    publish, build, sent, neuron_name: str | None
-) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="broken", source="path:/models/broken")
-    failure = LoadFailure(code="bad_file", message="half a file")
-    failed = build.replica(model="broken", status=ReplicaStatus.FAILED, failure=failure)
-    services.heartbeat_record(heartbeat=publish(replicas=[failed]))
-    services.model_load_start(actor=COMMAND, model_name="broken", neuron_name=neuron_name)
-    assert len(sent.tasks) == 1
 
 
 def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sent) -> None:

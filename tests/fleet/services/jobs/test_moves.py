@@ -24,6 +24,7 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStag
 from inference.protocol.load_report import AsleepBytes
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.fleet.admin.admin_pages import act
 from tests.fleet.conftest import GIB
 from tests.fleet.services.jobs.conftest import HERE, fresh, later, observe, start, status_of, unload
@@ -159,36 +160,33 @@ def test_a_load_is_estimated_by_the_last_one_there(job, model, build) -> None:
     assert 0.0 <= running.share < 0.5 and 30.0 < running.eta_s <= 60.0
 
 
-def test_an_unload_says_what_it_waits_for(has: Observe, build: Any, sent: Any) -> None:
+@each_case("is_taken_up", [True, False])
+def test_a_load_ends_with_its_unload(model, neuron, build, sent, is_taken_up: bool) -> None:
+    LoadJob.objects.all().delete()
+    job = start()
+    if is_taken_up:
+        observe(build, job, LOADING)
+    ending = unload()
+    if is_taken_up:
+        assert status_of(job) == LoadJobStatus.RUNNING
+        wakes = {"report": build.report()}  # of an earlier load: it was to wake
+        assert observe(build, job, DRAINING, **wakes).status == LoadJobStatus.CANCELLED
+    else:
+        services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
+        assert (status_of(job), status_of(ending)) == ("pending", "pending")
+        LoadJob.objects.update(created_at=later(seconds=-6))
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert (status_of(job), status_of(ending)) == ("cancelled", "succeeded")
+
+
+def test_an_unload_reports_what_it_waits_for_and_ends_no_later_load(
+    has: Observe, build: Any, sent: Any
+) -> None:
     has()
     job = unload()
     for number, words in ((2, "waiting for 4 requests"), (0, "ending its engine")):
         has(DRAINING, stats=build.stats(in_flight=number, queue_depth=number))
         assert fresh(job).progress_detail == words
-
-
-def test_a_load_under_way_ends_when_the_neuron_has_dropped_it(job, build, sent) -> None:
-    observe(build, job, LOADING)
-    ending = unload()
-    assert fresh(job).status == LoadJobStatus.RUNNING
-    wakes = {"report": build.report()}  # of an earlier load: it was to wake
-    assert observe(build, job, DRAINING, **wakes).status == LoadJobStatus.CANCELLED
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
-
-
-def test_a_load_that_was_not_taken_up_ends_with_its_unload(job, build, sent) -> None:
-    ending = unload()
-    services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
-    assert (fresh(job).status, fresh(ending).status) == ("pending", "pending")
-    LoadJob.objects.update(created_at=later(seconds=-6))
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    assert (fresh(job).status, fresh(ending).status) == ("cancelled", "succeeded")
-
-
-def test_a_replica_that_is_about_to_go_does_not_end_the_next_load(has: Observe, sent: Any) -> None:
-    has()
-    unload()
     again = start()
     has(READY, "x")
     assert status_of(again) == LoadJobStatus.PENDING
@@ -220,14 +218,10 @@ def test_a_sleep_is_one_job_which_a_neuron_may_refuse(has: Observe, sent: Any) -
     has(ASLEEP, memory_bytes=GIB, host_memory_bytes=7)
     replica = Replica.objects.get()
     assert (replica.status, replica.memory_bytes, replica.host_memory_bytes) == ("asleep", GIB, 7)
-
-
-def test_an_unload_comes_before_a_sleep(has: Observe, sent: Any) -> None:
     has()
     asleep, ending = sleep(), unload()
-    assert ending.pk != asleep.pk
-    assert status_of(asleep) == LoadJobStatus.CANCELLED
-    assert sleep().pk == ending.pk
+    assert (ending.pk != asleep.pk, status_of(asleep)) == (True, LoadJobStatus.CANCELLED)
+    assert sleep().pk == ending.pk, "an unload comes first"
 
 
 def test_what_cannot_sleep_names_the_reason(
@@ -266,20 +260,6 @@ def test_waking_is_a_load_where_it_sleeps(has: Observe, publish: Any, sent: Any)
     (job,) = services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
     ((name, (spec,), _),) = sent.tasks
     assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")
-
-
-def test_one_that_slept_before_a_heartbeat_showed_it_ready_is_woken(
-    has: Observe, sent: Any
-) -> None:
-    has(None)
-    load = start()
-    has(LOADING, load, report=None)
-    has(ASLEEP, load, memory_bytes=GIB)
-    assert CatalogueModel.objects.get().weight_bytes is not None
-    wake = start()
-    assert wake.pk != load.pk and len(sent.tasks) == 2
-    has(ASLEEP, load, memory_bytes=GIB)
-    assert status_of(wake) == LoadJobStatus.PENDING
 
 
 def test_a_status_counts_before_it_is_recorded(

@@ -19,7 +19,6 @@ from fleet.models import CatalogueModel, LoadJob, NeuronWish
 from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
 from inference.protocol.heartbeat import NeuronHeartbeat
-from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.fleet.conftest import heartbeat
@@ -39,15 +38,6 @@ def tick(*heartbeats) -> Plan:
     plan = services.fleet_plan(watched=watched, time_slices=())
     services.plan_begin(plan=plan)
     return plan
-
-
-def test_a_pinned_model_is_loaded_once(model, neuron, sent, build) -> None:
-    assert len(tick(build.heartbeat()).actions) == 1
-    (job,) = LoadJob.objects.all()
-    assert (job.neuron.name, job.requested_by, job.devices) == ("beast", "control", ["cpu"])
-    assert tick(build.heartbeat()).actions == ()
-    assert len(sent.tasks) == 1
-    assert msgspec.convert(sent.tasks[0][1][0], LoadSpec).devices == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -81,17 +71,6 @@ def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(model, sent
     services.heartbeat_record(heartbeat=build.heartbeat("new"))
     tick(build.heartbeat("new"))
     assert LoadJob.objects.count() == 1
-
-
-def test_a_surplus_copy_of_a_pinned_model_is_unloaded_once(model, sent, build) -> None:
-    beats = [build.heartbeat(name, replicas=[build.replica()]) for name in ("beast", "twin")]
-    for beat in beats:
-        services.heartbeat_record(heartbeat=beat)
-    tick(*beats)
-    (job,) = LoadJob.objects.all()
-    assert (job.kind, job.neuron.name) == (LoadJobKind.UNLOAD, "beast")
-    assert tick(*beats).actions == ()
-    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
 
 
 def test_what_still_runs_when_a_drains_time_is_over_ends(model, neuron, sent, build) -> None:

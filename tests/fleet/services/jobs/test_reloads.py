@@ -89,7 +89,10 @@ def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
     assert "on beauty first" in job.note
     assert names(sent) == [("load_model", "beauty")]
     report("beast", build.replica(**OLD))
-    assert len(sent.tasks) == 1
+    LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
+    LoadJob.objects.filter(pk=job.pk).update(created_at="2020-01-01T00:00:00Z")
+    assert services.load_jobs_expire() == 0, "it waits for its replacement"
+    assert (status_of(job), len(sent.tasks)) == (LoadJobStatus.PENDING, 1)
     report("beauty", build.replica(job_id=str(job.replacement.pk)))
     for _ in range(2):
         report("beast", build.replica(**OLD))
@@ -122,13 +125,6 @@ def test_cancelling_cancels_the_replacement_and_keeps_the_old_one(
     assert status_of(replacing) == LoadJobStatus.CANCELLED
 
 
-def test_a_reload_that_waits_for_its_replacement_does_not_expire(replacing) -> None:
-    LoadJob.objects.exclude(pk=replacing.pk).update(status="running", reported_at=None)
-    LoadJob.objects.filter(pk=replacing.pk).update(created_at="2020-01-01T00:00:00Z")
-    assert services.load_jobs_expire() == 0
-    assert status_of(replacing) == LoadJobStatus.PENDING
-
-
 def test_what_has_the_same_spec_is_unloaded_first(model, report, build, sent) -> None:
     report("beast")
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
@@ -138,33 +134,27 @@ def test_what_has_the_same_spec_is_unloaded_first(model, report, build, sent) ->
     assert names(sent) == [("unload_model", "beast"), ("load_model", "beast")]
 
 
-@pytest.fixture
-def both(model, report, build, sent) -> list[LoadJob]:
-    """The reloads of the replicas of both neurons."""
-    report("beast", build.replica(**OLD))
-    report("beauty", build.replica(**OLD))
-    return services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
-
-
-def test_everywhere_is_one_after_the_other(both, report, build, sent) -> None:
-    first, second = both
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_everywhere_is_one_after_the_other(model, report, build, sent, is_cancelled: bool) -> None:
+    for name in ("beast", "beauty"):
+        report(name, build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
     assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
     report("beauty", build.replica(**OLD))
+    if is_cancelled:
+        assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
+        assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
     assert names(sent) == [("load_model", "beast")]
     report("beast", build.replica(job_id=str(first.pk)))
     for _ in range(2):
         report("beauty", build.replica(**OLD))
+    if is_cancelled:
+        assert len(sent.tasks) == 1
+        return
     assert names(sent)[1:] == [("load_model", "beauty")]
     assert status_of(second) == LoadJobStatus.RUNNING
     report("beauty", build.replica(job_id=str(second.pk)))
     assert status_of(second) == LoadJobStatus.SUCCEEDED
-
-
-def test_cancelling_one_that_waits_for_its_turn_touches_no_other(both, sent) -> None:
-    first, second = both
-    assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
-    assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
-    assert len(sent.tasks) == 1
 
 
 def test_a_tick_that_is_rolled_back_has_sent_nothing(

@@ -17,13 +17,10 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
 from fleet.placement import Wait
-from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.stage_orders import stage_load_call_off
-from inference.loading.costs.model_costs import packed
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
-from tests.fleet.placement.fleets import dense
 from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,25 +111,6 @@ def test_a_load_whose_stages_cannot_be_had_fails(
     assert not any(world.held().values())
 
 
-def test_where_one_refuses_all_are_released(world: World) -> None:
-    """Two others are needed; one of them has lost its room since it reported."""
-    layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(60)))
-    selectors.catalogue_cache_clear()
-    world.tick()
-    world.request()
-    refusing = world.fleet.neurons["c"]
-    refusing.taken_bytes = 23 * GIB
-    world.deliver()
-    assert world.held()["b"] > 0
-    world.tick()
-    job = newest()
-    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
-    assert "on cuda:0 of c: there is no room" in job.failure_message
-    assert world.held() == {"a": 0, "b": 0, "c": 23 * GIB}
-    decision = world.request()
-    assert decision.code in ("load_failed", "exceeds_device", "not_enough_memory")
-
-
 def listening(world: World) -> LoadJob:
     """Its stages are ordered and listen; its engine is not ordered yet."""
     world.tick()
@@ -142,54 +120,31 @@ def listening(world: World) -> LoadJob:
     return newest()
 
 
-@pytest.mark.parametrize("how", ["cancel", "unload"])
-def test_a_load_is_called_off_before_its_engine_is_ordered(world: World, how: str) -> None:
+@pytest.mark.parametrize("how", ["cancel", "unload", "ordered"])
+def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(
+    world: World, how: str
+) -> None:
     """Its stages are released at the next tick; nothing is loaded after all."""
-    job = listening(world)
-    if how == "cancel":
-        services.load_job_cancel(actor=COMMAND, job=job)
-    else:
-        services.model_unload_everywhere(actor=COMMAND, model_name="large")
-    assert LoadJob.objects.get(pk=job.pk).status == LoadJobStatus.CANCELLED
-    world.tick()
-    assert not any(world.held().values())
-    LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
-    world.settle()
-    assert not any(job.is_active for job in LoadJob.objects.all())
-    assert len(world.specs) == 1, "only the stage was ordered"
-
-
-def test_a_load_whose_engine_is_ordered_is_cancelled_there(world: World) -> None:
-    job = listening(world)
-    services.stage_loads_advance(snapshot=world.snapshot())
-    services.load_job_cancel(actor=COMMAND, job=newest())
-    assert LoadJob.objects.get(pk=job.pk).is_active, "its neuron ends it"
-    world.deliver()
-    LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
-    world.settle()
-    assert not any(job.is_active for job in LoadJob.objects.all())
-    assert not any(world.held().values())
-
-
-def test_a_load_is_called_off_once(world: World) -> None:
-    """Not by a second caller, nor is its engine ordered by a control that read it before."""
     job, same = listening(world), newest()
-    assert stage_load_call_off(job=job) and not stage_load_call_off(job=same)
-    services.stage_loads_advance(snapshot=world.snapshot())
-    assert not world.sent.tasks
-
-
-@pytest.mark.parametrize("whose", ["engine", "stage"])
-def test_it_comes_back_over_what_is_left(world: World, whose: str) -> None:
-    engine = world.load()
-    lost = engine if whose == "engine" else "b"
-    world.fleet.neurons[lost].is_alive = False
+    if how == "cancel":
+        assert stage_load_call_off(job=job) and not stage_load_call_off(job=same)
+        services.stage_loads_advance(snapshot=world.snapshot())
+        assert not world.sent.tasks, "nor is it ordered by a control that read it before"
+    elif how == "unload":
+        services.model_unload_everywhere(actor=COMMAND, model_name="large")
+    else:
+        services.stage_loads_advance(snapshot=world.snapshot())
+        services.load_job_cancel(actor=COMMAND, job=newest())
+        world.deliver()
+    job.refresh_from_db()
+    assert job.is_active == (how == "ordered"), "its neuron ends it then"
+    world.tick()
+    assert how == "ordered" or not any(world.held().values())
+    LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
     world.settle()
-    assert not any(world.held().values()), "what is left of it has ended"
-    assert world.load() in set(NAMES) - {lost}
-    assert sorted(name for name, taken in world.held().items() if taken) == sorted(
-        set(NAMES) - {lost}
-    )
+    assert not any(job.is_active for job in LoadJob.objects.all())
+    assert not any(world.held().values())
+    assert len(world.specs) == 1 + (how == "ordered"), "only the stage was ordered"
 
 
 def test_it_is_neither_reloaded_in_place_nor_put_to_sleep(
