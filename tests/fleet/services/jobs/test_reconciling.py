@@ -3,7 +3,6 @@ pinned model that was unloaded by the original's path stays so until it is wante
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
@@ -18,10 +17,9 @@ from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob, NeuronWish
 from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
-from inference.protocol.heartbeat import NeuronHeartbeat
 from metering.actor import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
-from tests.fleet.conftest import heartbeat
+from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,7 +38,7 @@ def tick(*heartbeats) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("codes", "age_s", "num_loads"),
     [
         (["download_failed"] * 2, 15, 0),
@@ -53,6 +51,7 @@ def test_failures_of_a_pinned_model_put_off_the_next_try(
     model, neuron, sent, build, codes: list[str], age_s: int, num_loads: int
 ) -> None:
     """Placement's own tests have the times. A success, and lost room, put off nothing."""
+    LoadJob.objects.all().delete()
     for code in codes:
         LoadJob.objects.create(
             model=model,
@@ -112,60 +111,43 @@ def test_two_gateways_that_decide_differently_start_one_load(model, sent, build)
     assert LoadJob.objects.count() == 2
 
 
-@pytest.fixture
-def idle(model, build, sent) -> NeuronHeartbeat:
-    """What the neuron reports once the model was unloaded from it to stay so."""
+@each_case("happens", ["load", "pin", "unload failed", "request", "restart"])
+def test_what_was_unloaded_to_stay_so_is_kept_again_once_it_is_wanted(
+    model, neuron, build, sent, happens: str
+) -> None:
+    """Or once its neuron starts anew: the original loads its default models then."""
+
+    def end_jobs() -> None:
+        LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
+            status="succeeded", finished_at=timezone.now()
+        )
+
+    def planned() -> list[str]:
+        watched = Watched(build_snapshot([reported]), Observed(), ())
+        plan = services.fleet_plan(watched=watched, time_slices=())
+        return [action.model for action in plan.actions]
+
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
     services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
     end_jobs()
-    reported: NeuronHeartbeat = build.heartbeat(replicas=[])
+    reported = build.heartbeat(replicas=[])
     services.heartbeat_record(heartbeat=reported)
-    return reported
-
-
-def end_jobs() -> None:
-    LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
-        status="succeeded", finished_at=timezone.now()
-    )
-
-
-def planned(heartbeat: NeuronHeartbeat) -> list[str]:
-    """The models of the loads that the control decides on next."""
-    watched = Watched(build_snapshot([heartbeat]), Observed(), ())
-    return [action.model for action in services.fleet_plan(watched=watched, time_slices=()).actions]
-
-
-def _load(model: CatalogueModel) -> None:
-    services.load_job_start(actor=CONTROL, model_name="tiny", neuron_name="beast")
-
-
-def _pin_again(model: CatalogueModel) -> None:
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
-
-
-def _unload_failed(model: CatalogueModel) -> None:
-    services.kept_unloaded_forget(model_name="tiny")
-
-
-def _request(model: CatalogueModel) -> None:
-    catalogue = selectors.catalogue_by_name()
-    decision = place(catalogue["tiny"], build_snapshot([heartbeat()]), catalogue=catalogue)
-    assert isinstance(decision, Load)
-    services.placed_load_start(actor=GATEWAY, load=decision)
-
-
-@pytest.mark.parametrize("happens", [_load, _pin_again, _unload_failed, _request])
-def test_it_is_kept_again_once_it_is_wanted(
-    model, idle, happens: Callable[[CatalogueModel], None]
-) -> None:
-    assert planned(idle) == []
-    happens(model)
+    assert planned() == []
+    match happens:
+        case "load":
+            services.load_job_start(actor=CONTROL, model_name="tiny", neuron_name="beast")
+        case "pin":
+            services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+        case "unload failed":
+            services.kept_unloaded_forget(model_name="tiny")
+        case "request":
+            catalogue = selectors.catalogue_by_name()
+            snapshot = build_snapshot([build.heartbeat()])
+            decision = place(catalogue["tiny"], snapshot, catalogue=catalogue)
+            assert isinstance(decision, Load)
+            services.placed_load_start(actor=GATEWAY, load=decision)
+        case "restart":
+            reported = msgspec.structs.replace(reported, epoch="another")
+            services.heartbeat_record(heartbeat=reported)
     end_jobs()
-    assert planned(idle) == ["tiny"]
-
-
-def test_it_is_kept_again_once_its_neuron_starts_anew(idle) -> None:
-    """The original loads its default models then."""
-    restarted = msgspec.structs.replace(idle, epoch="another")
-    services.heartbeat_record(heartbeat=restarted)
-    assert planned(restarted) == ["tiny"]
+    assert planned() == ["tiny"]
