@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet import services
-from fleet.admin.replica import report_rows
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import Device, Neuron, Replica
@@ -26,16 +26,6 @@ GIB = 1024**3
 NOBODY = FleetSnapshot(neurons=())
 
 
-@pytest.fixture
-def at_one_moment(monkeypatch) -> None:
-    """Ten seconds later the same heartbeat would be written as a sign of life: between two looks at
-    this clock a millisecond passes."""
-    began, num_looks = timezone.now(), itertools.count()
-    monkeypatch.setattr(
-        "django.utils.timezone.now", lambda: began + timedelta(milliseconds=next(num_looks))
-    )
-
-
 def record(heartbeat) -> list[str]:
     """Records and returns the statements that wrote."""
     with CaptureQueriesContext(connection) as queries:
@@ -45,22 +35,63 @@ def record(heartbeat) -> list[str]:
 
 
 def test_a_host_that_joins_appears_by_itself_and_its_rows_follow_it(build) -> None:
-    cuda = build.device(
-        kind="cuda", name="a card", total_memory_bytes=24 * GIB, compute_capability="9.0"
-    )
+    cuda = build.device(kind="cuda", compute_capability="9.0")
     record(build.heartbeat(devices=[build.device(), cuda]))
     neuron = Neuron.objects.get()
     assert (neuron.name, neuron.status) == ("beast", NeuronStatus.ONLINE)
     assert (neuron.hostname, neuron.num_cores) == ("beast.local", 8)
     assert [str(device) for device in Device.objects.all()] == ["beast cpu:0", "beast cuda:0"]
     assert Device.objects.get(kind="cuda").compute_capability == "9.0"
-    record(build.heartbeat(epoch="epoch-2", started_unix_s=1_700_000_100.0))
+    beat = build.heartbeat(epoch="epoch-2", started_unix_s=1_700_000_100.0)
+    record(beat)
     neuron.refresh_from_db()
     assert (neuron.epoch, neuron.started_at.timestamp()) == ("epoch-2", 1_700_000_100.0)
     assert [device.kind for device in Device.objects.all()] == ["cpu"]
+    host = msgspec.structs.replace(beat.host, problems=["driver 1 does not match library 2"])
+    thread = "the thread heartbeat broke once lately and was started again: PanicException: no"
+    for problems in ({"host": host}, {"thread_problems": [thread]}):
+        record(msgspec.structs.replace(beat, **problems))
+        (problem,) = Neuron.objects.get().problems
+        assert problem in (thread, *host.problems)
+    record(beat)
+    assert Neuron.objects.get().problems == []
 
 
-def test_only_what_differs_is_written_and_free_memory_waits(at_one_moment, build) -> None:
+def test_replicas_come_change_and_go(build) -> None:
+    def recorded(**changes: Any) -> Replica:
+        record(build.heartbeat(replicas=[build.replica(**changes)]))
+        return Replica.objects.get()
+
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    row = recorded(status=ReplicaStatus.LOADING)
+    assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)
+    assert row.model is not None and row.model.name == "tiny"
+    busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
+    for gone in (
+        {"status": ReplicaStatus.RECOVERING},
+        {"status": ReplicaStatus.FAILED},
+        {"stats": build.stats(in_flight=0, decode_tokens_per_s=50.0)},
+    ):
+        row = recorded(report=build.report(), stats=busy)
+        assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
+        row = recorded(**gone)
+        assert (row.in_flight, row.queue_depth, row.decode_tokens_per_s) == (0, 0, 0.0)
+    failure = LoadFailure(code="bad_file", message="not a GGUF")
+    row = recorded(model="stranger", status=ReplicaStatus.FAILED, failure=failure)
+    assert (row.failure_code, row.failure_message) == ("bad_file", "not a GGUF")
+    assert row.model is None, "the catalogue does not know it"
+    record(build.heartbeat())
+    assert not Replica.objects.exists()
+
+
+def test_only_what_differs_is_written_and_free_memory_waits(build, monkeypatch) -> None:
+    # Ten seconds later the same heartbeat would be written as a sign of life: between two looks
+    # at this clock a millisecond passes.
+    began, num_looks = timezone.now(), itertools.count()
+    monkeypatch.setattr(
+        "django.utils.timezone.now", lambda: began + timedelta(milliseconds=next(num_looks))
+    )
+
     def beat(in_flight: int = 0, free_bytes: int = 2 * GIB):
         replica = build.replica(report=build.report(), stats=build.stats(in_flight=in_flight))
         devices = [build.device(free_memory_bytes=free_bytes)]
@@ -76,68 +107,6 @@ def test_only_what_differs_is_written_and_free_memory_waits(at_one_moment, build
     written = record(beat(in_flight=3, free_bytes=GIB))
     assert len(written) == 2 and all("UPDATE" in statement for statement in written)
     assert Device.objects.get().free_memory_bytes == GIB
-
-
-def test_problems_of_the_host_and_of_its_threads_are_kept(build) -> None:
-    beat = build.heartbeat()
-    host = msgspec.structs.replace(beat.host, problems=["driver 1 does not match library 2"])
-    thread = "the thread heartbeat broke once lately and was started again: PanicException: no"
-    for problems in ({"host": host}, {"thread_problems": [thread]}):
-        record(msgspec.structs.replace(beat, **problems))
-        (problem,) = Neuron.objects.get().problems
-        assert problem in (thread, *host.problems)
-    record(beat)
-    assert Neuron.objects.get().problems == []
-
-
-def test_replicas_come_change_and_go(build) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-    record(build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)]))
-    row = Replica.objects.get()
-    assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)
-    assert row.model is not None
-    assert row.model.name == "tiny"
-    record(build.heartbeat(replicas=[build.replica(report=build.report())]))
-    row.refresh_from_db()
-    assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
-    failure = LoadFailure(code="bad_file", message="not a GGUF")
-    failed = build.replica(model="stranger", status=ReplicaStatus.FAILED, failure=failure)
-    record(build.heartbeat(replicas=[failed]))
-    row = Replica.objects.get()
-    assert (row.failure_code, row.failure_message) == ("bad_file", "not a GGUF")
-    assert row.model is None, "the catalogue does not know it"
-    record(build.heartbeat())
-    assert not Replica.objects.exists()
-
-
-def test_a_replicas_page_shows_how_many_drafts_were_right_and_its_warnings(build) -> None:
-    def shown(report, stats) -> dict[str, str]:
-        record(build.heartbeat(replicas=[build.replica(report=report, stats=stats)]))
-        return dict(report_rows(Replica.objects.get()))
-
-    drafting = build.report(
-        speculation="prompt lookup, up to 8 tokens a step",
-        warnings=["prefixes on disk are off", "no C compiler"],
-    )
-    rows = shown(drafting, build.stats(num_drafted_tokens=2000, num_accepted_drafts=1240))
-    assert rows["Drafts"] == "prompt lookup, up to 8 tokens a step"
-    assert rows["Drafts that were right"] == "1,240 of 2,000 (62%)"
-    assert rows["Warnings"] == "prefixes on disk are off; no C compiler"
-    assert "Drafts that were right" not in shown(build.report(), build.stats())
-
-
-def test_an_engine_that_is_gone_or_idle_works_on_nothing(build) -> None:
-    busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
-    idle = build.stats(in_flight=0, decode_tokens_per_s=50.0)
-    for gone in (
-        build.replica(status=ReplicaStatus.RECOVERING),
-        build.replica(status=ReplicaStatus.FAILED),
-        build.replica(stats=idle),
-    ):
-        record(build.heartbeat(replicas=[build.replica(stats=busy)]))
-        record(build.heartbeat(replicas=[gone]))
-        row = Replica.objects.get()
-        assert (row.in_flight, row.queue_depth, row.decode_tokens_per_s) == (0, 0, 0.0)
 
 
 def test_a_silent_neuron_goes_away_once_and_comes_back(build) -> None:

@@ -20,7 +20,6 @@ from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.cases import each_case
 from tests.fleet.services.hosts.invited_hosts import ADDRESS, guest, invite, shared_redis
 
 __all__ = ["shared_redis"]
@@ -28,24 +27,22 @@ __all__ = ["shared_redis"]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("shared_redis")]
 
 
-def test_the_line_has_all_that_a_host_needs() -> None:
-    joining = decode_joining(invite())
+def test_the_line_has_all_that_a_host_needs_and_each_tick_keeps_its_redis_user(
+    redis_url: str, redis_db
+) -> None:
+    for user in ("neuron-stranger", "operators-own"):
+        redis_db.acl_setuser(user, enabled=True)
+    services.redis_users_apply()
+    assert set(redis_db.acl_users()) == {"default", "operators-own"}
+    join = invite()
+    joining = decode_joining(join)
     assert joining.neuron == "beast"
     assert joining.redis_url.startswith("redis://neuron-beast:")
     assert joining.redis_url.endswith(f"@{ADDRESS}/0")
     secret = joining.redis_url.split(":")[2].partition("@")[0]
-    row = Invitation.objects.get()
-    assert secret not in str(row.__dict__)
+    assert secret not in str(Invitation.objects.get().__dict__)
     assert NeuronWish.objects.get().admission == "admitted"
     assert "neuron.invite" in [entry.action for entry in AuditEntry.objects.all()]
-
-
-def test_each_tick_makes_redis_users_what_is_invited(redis_url: str, redis_db) -> None:
-    redis_db.acl_setuser("neuron-stranger", enabled=True)
-    redis_db.acl_setuser("operators-own", enabled=True)
-    services.redis_users_apply()
-    assert set(redis_db.acl_users()) == {"default", "operators-own"}
-    join = invite()
     redis_db.acl_deluser("neuron-beast")
     with pytest.raises(redis.RedisError):
         guest(redis_url, join).ping()
@@ -79,25 +76,16 @@ def test_revoked_it_is_out_at_once_and_until_it_is_invited_again(
         guest(redis_url, first).ping()
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    call_command("neurons", "invite", "beast")
-    shown = capsys.readouterr()
-    assert shown.out.startswith("python3 manage.py neuron --join hx1.")
-    assert "void" not in shown.err
-    call_command("neurons", "invite", "beast")
-    assert "its earlier line is void from now on" in capsys.readouterr().err
-    call_command("neurons", "invite", "beast", "--json", "--address", "10.0.0.7:7000")
-    found = json.loads(capsys.readouterr().out)
-    assert decode_joining(found["join"]).redis_url.endswith("@10.0.0.7:7000/0")
-    call_command("neurons", "revoke", "beast")
-    with pytest.raises(CommandError, match="no invitation"):
-        call_command("neurons", "revoke", "beast")
-
-
 def test_a_connected_host_keeps_its_line(
     redis_url: str, redis_db: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = invite()
+    call_command("neurons", "invite", "beast")
+    shown = capsys.readouterr()
+    assert shown.out.startswith("python3 manage.py neuron --join hx1.") and "void" not in shown.err
+    call_command("neurons", "invite", "beast", "--json", "--address", "10.0.0.7:7000")
+    shown = json.loads(capsys.readouterr().out)
+    first = shown["join"]
+    assert shown["voids_earlier"] and decode_joining(first).redis_url.endswith("@10.0.0.7:7000/0")
     redis_db.set(heartbeat_key("beast"), b"it reports")
     with pytest.raises(CommandError, match="connected by an earlier line") as refused:
         call_command("neurons", "invite", "beast")
@@ -108,9 +96,15 @@ def test_a_connected_host_keeps_its_line(
     assert "its earlier line is void from now on" in capsys.readouterr().err
     with pytest.raises(redis.RedisError):
         guest(redis_url, first).ping()
+    call_command("neurons", "revoke", "beast")
+    with pytest.raises(CommandError, match="no invitation"):
+        call_command("neurons", "revoke", "beast")
 
 
 def test_where_nobody_reaches_redis_nobody_is_invited(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "a b", "a:b", "a*", "x" * 64):
+        with pytest.raises(InvitationError):
+            invite(name)
     services.share_record(actor=COMMAND, address="", is_tls=False, certificate="")
     with pytest.raises(InvitationError, match="--share"):
         invite()
@@ -119,12 +113,6 @@ def test_where_nobody_reaches_redis_nobody_is_invited(monkeypatch: pytest.Monkey
         invite()
     assert "--share" not in str(refused.value), "packages run units and no serve"
     assert not Invitation.objects.exists()
-
-
-@each_case("name", ["", "a b", "a:b", "a*", "x" * 64])
-def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(InvitationError):
-        invite(name)
 
 
 def test_an_older_redis_is_refused_by_name_and_sent_nothing_that_it_does_not_know(
