@@ -6,19 +6,15 @@ import re
 from typing import Any
 
 import pytest
-from django.http import QueryDict
 from django.test import Client
 from django.utils import timezone
 
-from fleet import services
 from fleet.dashboard.board import board_of
 from fleet.dashboard.query import BoardQuery, page_of
 from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.overview.lines import ModelLine
 from fleet.overview.selector import fleet_overview
-from inference.protocol.heartbeat import ReplicaStatus
 from inference.version import VERSION
-from metering.actor import COMMAND
 from tests.cases import each_case
 from tests.metering.callers import text_of
 
@@ -70,14 +66,13 @@ def a_large_fleet() -> None:
 def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
     text = text_of(admin_client, BOARD)
-    assert len(text.encode()) <= MAX_BYTES
     assert text.count(" is away <a ") == 9 and "And 40 more." in text, "Redis comes first"
-    assert 'href="/admin/dashboard/neuron?name=node-01">its page</a>' in text
     # What works comes first, by pages; hosts are folded.
     board = board_of(fleet_overview())
     first = [row["line"] for row in board["models"][:5]]
-    assert [line.name for line in first] == [f"model-{n:03}" for n in range(5)]
-    assert [line.status for line in first] == ["ready"] * 4 + ["away"]
+    assert [(one.name, one.status) for one in first] == [
+        (f"model-{n:03}", "ready" if n < 4 else "away") for n in range(5)
+    ]
     neuron = board["neurons"][0]
     assert neuron["line"].name == "node-00" and not neuron["is_unfolded"]
     assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
@@ -85,19 +80,15 @@ def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) 
     second = text_of(admin_client, f"{BOARD}?models_page=2")
     assert 'name="models_page" value="2"' in second and "model-015" in second
     assert "193 to 200 of 200" in text_of(admin_client, f"{BOARD}?models_page=9999")
-    # Unfolded: the devices and replicas of that host.
     unfolded = text_of(admin_client, f"{BOARD}?flipped=node-00+node-01")
-    assert len(unfolded.encode()) <= MAX_BYTES
     assert unfolded.count('class="hx-device"') == 2 and "31.5" in unfolded
     # A refresh leaves the focus where it is: htmx gives it to the element with the same id.
     for page in (text, unfolded):
+        assert len(page.encode()) <= MAX_BYTES
         stops = re.findall(r"<(?:a|button|select) [^>]*>", page)
         ids = [found[1] for stop in stops if (found := re.search(r' id="([^"]+)"', stop))]
         assert len(set(ids)) == len(ids) == len(stops)
-
-
-def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any) -> None:
-    a_large_fleet()
+    # What is away shows no live figures.
     board = board_of(fleet_overview(), BoardQuery(flipped="node-01"))
     (flight,) = [tile for tile in board["tiles"] if tile["title"] == "In flight"]
     assert (flight["value"], flight["detail"]) == ("20", "0 waiting, 126 tok/s")
@@ -106,14 +97,6 @@ def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any)
     assert [away[name] for name in shown] == ["", "", [], "4 replicas"]
     figures = ("running", "waiting", "tokens_per_s", "kv_percent")
     assert [[row[name] for name in figures] for row in away["replicas"]] == [["", "", "", None]] * 4
-    for path, name, absent in (
-        ("neuron/?status__exact=away", "node-01", "7.0 GiB"),
-        ("device/?neuron__status=away", "node-01", "7.0 GiB"),
-        ("replica/?status__exact=away", "model-010", "41 of 100"),
-        ("replica/?status__exact=away", "model-010", "31.5"),
-    ):
-        text = text_of(admin_client, f"/admin/fleet/{path}")
-        assert name in text and absent not in text
 
 
 def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) -> None:
@@ -141,19 +124,6 @@ def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) ->
     assert first == ["model-100", "node-30"]
 
 
-def test_names_lead_to_pages(admin_client, model, beat, build) -> None:
-    services.alias_create(actor=COMMAND, name="small", model=model)
-    beat(replicas=[build.replica(model="gone", status=ReplicaStatus.FAILED)])
-    tiny = f"/admin/fleet/cataloguemodel/{model.pk}/change/"
-    for path, target in (
-        ("model?name=tiny", tiny),
-        ("model?name=small", tiny),
-        ("model?name=gone", "/admin/fleet/replica/?q=gone"),
-    ):
-        assert admin_client.get(f"/admin/dashboard/{path}")["Location"] == target
-    assert 'href="/admin/dashboard/neuron?name=beast"' in text_of(admin_client, BOARD)
-
-
 @each_case(
     ("page", "kept", "expected"),
     [
@@ -177,10 +147,3 @@ def test_pages(page: int, kept: str, expected: str) -> None:
     )
     assert "".join(one.name for one in found) == expected
     assert (found.paginator.num_pages, found.paginator.count) == (3, 5)
-
-
-def test_a_query_goes_into_an_address_and_back() -> None:
-    query = BoardQuery(models="a b", models_page="2", neurons="x", flipped="one two")
-    assert BoardQuery.of(QueryDict(query.address()[1:])) == query
-    changed = BoardQuery(models="a", kept_models="b").address(models="", neurons_page="3")
-    assert changed == "?neurons_page=3"

@@ -13,16 +13,13 @@ from django.test import Client
 from django.urls import reverse
 
 from fleet.dashboard.board import board_of
-from fleet.dashboard.rows import progress_of_model
 from fleet.models import LoadJob, Replica
-from fleet.overview.lines import JobLine
 from fleet.overview.selector import fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.refusals import Refused, encode_field, refusals_key
-from tests.cases import each_case
-from tests.metering.callers import recorded, staff, text_of
+from tests.metering.callers import staff, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,33 +35,6 @@ def push(client: Client, command: str, *, status: int = 200) -> str:
     )
     assert response.status_code == status
     return response.content.decode()
-
-
-@each_case(
-    ("newest_first", "words"),
-    [
-        (
-            (
-                "unload succeeded beast",
-                "load succeeded beast",
-                "load failed attic",
-                "sleep succeeded beast",
-            ),
-            ["unloaded on beast", "load failed on attic"],
-        ),
-        (("reload running beast", "unload succeeded beast"), ["reload on beast: under way"]),
-    ],
-)
-def test_a_model_shows_how_its_last_job_on_a_neuron_ended(
-    newest_first: tuple[str, ...], words: list[str]
-) -> None:
-    nothing: dict[str, Any] = {"stage": "", "progress_fraction": None, "eta_s": None}
-    lines = [
-        JobLine(id=text, kind=kind, model="tiny", neuron=neuron, status=status, **nothing)
-        for text in newest_first
-        for kind, status, neuron in [text.split()]
-    ]
-    assert [progress.text for progress in progress_of_model(lines)] == words
 
 
 def test_an_empty_fleet_shows_what_to_do_next(admin_client, publish) -> None:
@@ -85,7 +55,6 @@ def test_what_is_loaded_where(admin_client, model, beat, build) -> None:
     text = text_of(admin_client, BOARD)
     assert "71 % busy, 63 °C, 250 W" in text
     assert "tiny 6.0 GiB" in text and "other 2.0 GiB" in text
-    assert "25 %" in text and "40.0" in text
     assert "1 waiting, 40 tok/s" in text and "1 ready, 0 to 1 wanted" in text
     assert board_of(fleet_overview())["neurons"][0]["memory"] == "8.0 GiB of 16.0 GiB"
     assert "What to do next" not in text
@@ -194,20 +163,6 @@ def test_what_is_outdated_is_reloaded_where_it_is_shown(admin_client, model, bea
     text = response.content.decode()
     assert "Reloading tiny on beast" in text and 'id="outdated"' in text
     assert "reload on beast: waiting for the neuron" in text
-
-
-def test_a_replicas_page_shows_its_report_and_errors(admin_client, model, beat, build) -> None:
-    beat(replicas=[build.replica(report=build.report())])
-    (replica,) = Replica.objects.all()
-    where = reverse("admin:fleet_replica_change", args=[replica.pk])
-    text = text_of(admin_client, where)
-    assert ">1.0 GiB<" in text and "Blocks of keys and values" in text
-    assert "temperature 0.6, top_k 20" in text and "None in the last 24 hours" in text
-    request_id = recorded(neuron="beast", **FAILED)
-    text = text_of(admin_client, where)
-    assert "engine_crashed: Its engine stopped." in text
-    assert f'href="/requests/{request_id}"' in text
-    assert 'href="/requests/?model=tiny&amp;neuron=beast"' in text
 
 
 def test_what_neurons_report_is_text_on_the_board(admin_client, beat, build) -> None:

@@ -25,7 +25,6 @@ from inference.protocol.load_report import AsleepBytes
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.admin.admin_pages import act
 from tests.fleet.conftest import GIB
 from tests.fleet.services.jobs.conftest import HERE, fresh, later, observe, start, status_of, unload
 
@@ -279,13 +278,3 @@ def test_a_status_counts_before_it_is_recorded(
         publish("beast", replicas=[build.replica(status=status, **values)])
         (job,) = begin(actor=COMMAND, model_name="tiny")
         assert (job.kind, job.neuron.name) == (kind, "beast")
-
-
-def test_the_admin_puts_a_replica_to_sleep_and_wakes_it(
-    admin_client: Any, has: Observe, sent: Any
-) -> None:
-    has()
-    act(admin_client, "replica", "sleep_selected", Replica.objects.get())
-    has(ASLEEP)
-    act(admin_client, "replica", "wake_selected", Replica.objects.get())
-    assert [name for name, *_ in sent.tasks] == ["neuron.sleep_model", "neuron.load_model"]
