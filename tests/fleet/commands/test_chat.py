@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import nullcontext
 from email.message import Message
 from http.client import IncompleteRead
 from io import BytesIO, StringIO
@@ -63,75 +65,6 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert body["temperature"] == 0
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The messages of each question; answers are its last one, some of which stop it."""
-    asked: list[list[str]] = []
-
-    def ask(_client: ChatClient, _model: str, messages: Any, write: Any, **_: Any) -> Answer:
-        asked.append([message["content"] for message in messages])
-        text = asked[-1][-1]
-        if text == "at length":
-            raise KeyboardInterrupt
-        if text == "too long":
-            raise CommandError("The prompt is too long.")
-        write(text)
-        return Answer(text, 1, 1.0)
-
-    monkeypatch.setattr(ChatClient, "ask", ask)
-    return asked
-
-
-def test_the_newline_of_echo_is_no_part_of_the_question(
-    monkeypatch: pytest.MonkeyPatch, asked: list[list[str]]
-) -> None:
-    """A small model answers otherwise with it."""
-    for piped, question in (("Where?\n", "Where?"), ("a\n\n", "a\n"), (" Where? ", " Where? ")):
-        monkeypatch.setattr("sys.stdin", StringIO(piped))
-        output("chat", "some-model", "--url", URL)
-        assert asked[-1] == [question]
-    monkeypatch.setattr("sys.stdin", StringIO("\n"))
-    with pytest.raises(CommandError, match="Nothing was asked"):
-        call_command("chat", "some-model", "--url", URL)
-
-
-@each_case("is_terminal", [True, False])
-def test_an_answer_moves_no_cursor(
-    monkeypatch: pytest.MonkeyPatch, asked: list[list[str]], is_terminal: bool
-) -> None:
-    text = "\x1b[2Ja\tb\nc\r\x9b1m \u200d"
-    monkeypatch.setattr("sys.stdin", StringIO(text, newline=""))
-    out = StringIO()
-    monkeypatch.setattr(out, "isatty", lambda: is_terminal)
-    call_command("chat", "some-model", "--url", URL, stdout=out, stderr=StringIO())
-    shown = "\\x1b[2Ja\tb\nc\\r\\x9b1m \u200d" if is_terminal else text
-    assert out.getvalue() == shown + "\n"
-
-
-def test_a_conversation_survives_what_stops_an_answer(
-    monkeypatch: pytest.MonkeyPatch, asked: list[list[str]]
-) -> None:
-    questions = iter(["Hi", "at length", "too long", "Bye", ""])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda _: next(questions))
-    _, err = printed("chat", "tiny", "--url", URL)
-    assert asked[-1] == ["Hi", "Hi", "Bye"]
-    assert "[stopped]" in err and "[The prompt is too long.]" in err
-
-
-class Broken(BytesIO):
-    """Ends with an error."""
-
-    def __init__(self, content: bytes, error: Exception) -> None:
-        super().__init__(content)
-        self.error = error
-
-    def __next__(self) -> bytes:
-        if line := self.readline():
-            return line
-        raise self.error
-
-
 @each_case(
     ("status", "answer", "words", "code"),
     [
@@ -159,12 +92,53 @@ def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
     assert refused.value.returncode == code
 
 
+def test_questions_and_answers_are_written_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model answers otherwise with the newline of echo."""
+    asked: list[list[str]] = []
+
+    def ask(_client: ChatClient, _model: str, messages: Any, write: Any, **_: Any) -> Answer:
+        asked.append([message["content"] for message in messages])
+        text = asked[-1][-1]
+        if text == "at length":
+            raise KeyboardInterrupt
+        if text == "too long":
+            raise CommandError("The prompt is too long.")
+        write(text)
+        return Answer(text, 1, 1.0)
+
+    def piped(text: str, is_terminal: bool = False) -> str:
+        out = StringIO()
+        monkeypatch.setattr("sys.stdin", StringIO(text, newline=""))
+        monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+        call_command("chat", "some-model", "--url", URL, stdout=out, stderr=StringIO())
+        return out.getvalue()
+
+    monkeypatch.setattr(ChatClient, "ask", ask)
+    for text, question in (("Where?\n", "Where?"), ("a\n\n", "a\n"), (" Where? ", " Where? ")):
+        piped(text)
+        assert asked[-1] == [question]
+    with pytest.raises(CommandError, match="Nothing was asked"):
+        piped("\n")
+    moving = "\x1b[2Ja\tb\nc\r\x9b1m \u200d"
+    assert piped(moving) == f"{moving}\n"
+    assert piped(moving, is_terminal=True) == "\\x1b[2Ja\tb\nc\\r\\x9b1m \u200d\n"
+    questions = iter(["Hi", "at length", "too long", "Bye", ""])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(questions))
+    _, err = printed("chat", "tiny", "--url", URL)
+    assert asked[-1] == ["Hi", "Hi", "Bye"], "what stops an answer does not end the conversation"
+    assert "[stopped]" in err and "[The prompt is too long.]" in err
+
+
 @each_case("error", [IncompleteRead(b""), ConnectionResetError("reset")])
 def test_an_answer_that_breaks_off_is_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    first = b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
-    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: Broken(first, error))
+    def lines() -> Iterator[bytes]:
+        yield b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
+        raise error
+
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: nullcontext(lines()))
     written: list[str] = []
     with pytest.raises(CommandError, match="broke off"):
         ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)

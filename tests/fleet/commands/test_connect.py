@@ -31,7 +31,6 @@ from fleet.management.clients import (
 )
 from helexa_site.exit_codes import ExitCode
 from inference import proxies
-from tests.cases import each_case
 from tests.live.clients.documented import exported, settings_of
 from tests.metering.commands.command_output import output, printed
 
@@ -67,35 +66,25 @@ def connect(*words: str) -> str:
     return "".join(printed("connect", "--url", URL, "--key", "hx-1", *words))
 
 
-@each_case(
-    ("client", "scenario"), [("claude", "claude-code"), ("qwen", "qwen-code"), ("aider", "aider")]
-)
-def test_variables_are_those_of_the_documentation(client: str, scenario: str) -> None:
-    documented = exported(settings_of(scenario, url=URL, model="coder", key="hx-1"))
-    found = CLIENTS[client](TARGET)
-    assert documented.items() <= found.environment.items()
-    assert exported(settings_text(client, found)) == dict(found.environment)
-    odd = CLIENTS[client](replace(TARGET, model="a model's $name"))
-    words = shlex.split(settings_text(client, odd), comments=True)
-    assert {f"{name}={value}" for name, value in odd.environment.items()} <= set(words)
-
-
-def test_files_are_those_of_the_documentation() -> None:
+def test_settings_are_those_of_the_documentation() -> None:
     def documented(scenario: str) -> str:
         return settings_of(scenario, url=URL, model="coder", key="hx-1")
 
-    opencode = CLIENTS["opencode"](TARGET)
-    assert opencode.file is not None
+    for client, scenario in (("claude", "claude-code"), ("qwen", "qwen-code"), ("aider", "aider")):
+        found = CLIENTS[client](TARGET)
+        assert exported(documented(scenario)).items() <= found.environment.items()
+        assert exported(settings_text(client, found)) == dict(found.environment)
+        odd = CLIENTS[client](replace(TARGET, model="a model's $name"))
+        words = shlex.split(settings_text(client, odd), comments=True)
+        assert {f"{name}={value}" for name, value in odd.environment.items()} <= set(words)
+    opencode, codex = CLIENTS["opencode"](TARGET), CLIENTS["codex"](TARGET)
+    assert opencode.file is not None and codex.file is not None
     assert json.loads(documented("opencode")).items() <= dict(opencode.file.values).items()
     assert json.loads(opencode.instead_of_file["OPENCODE_CONFIG_CONTENT"]) == opencode.file.values
-    codex = CLIENTS["codex"](TARGET)
-    assert codex.file is not None
     assert tomllib.loads(documented("codex")).items() <= dict(codex.file.values).items()
-    flags = "\n".join(codex.command[2::2])
-    assert tomllib.loads(flags) == codex.file.values
-    assert CLIENTS["llm"](Target(url=URL, model="coder")).pasted_text.replace('"', "") == (
-        documented("llm")
-    )
+    assert tomllib.loads("\n".join(codex.command[2::2])) == codex.file.values
+    llm = CLIENTS["llm"](Target(url=URL, model="coder"))
+    assert llm.pasted_text.replace('"', "") == documented("llm")
 
 
 def test_a_model_is_chosen_that_the_client_can_use() -> None:
@@ -118,22 +107,17 @@ def test_a_model_is_chosen_that_the_client_can_use() -> None:
         chosen_card([READER], None, "aider")
 
 
-def test_json_keeps_everything_else() -> None:
+def test_files_keep_everything_else_and_are_contradicted_in_nothing() -> None:
     before = '{"theme": "dark", "env": {"A": "1", "B": "2"}, "list": [1]}'
     after = json.loads(merged_json(before, {"env": {"B": "3"}, "list": [2]}))
     assert after == {"theme": "dark", "env": {"A": "1", "B": "3"}, "list": [2]}
     for text in ('// a comment\n{"a": 1}', '{"a": 1,}', "[]", "null"):
         with pytest.raises(UnmergeableError):
             merged_json(text, {"a": 2})
-
-
-def test_toml_keeps_its_comments_and_contradicts_nothing() -> None:
     values = {"model": "m", "providers": {"helexa": {"url": "u", "n": 3}}}
-    before = "# mine\n[other]\nx = 1\n"
-    after = merged_toml(before, values)
-    assert tomllib.loads(after) == {"other": {"x": 1}, **values}
-    assert "# mine" in after
-    assert merged_toml(after, values) == after
+    merged = merged_toml("# mine\n[other]\nx = 1\n", values)
+    assert tomllib.loads(merged) == {"other": {"x": 1}, **values}
+    assert "# mine" in merged and merged_toml(merged, values) == merged
     for text, why in (
         ('model = "n"', "it sets model to something else"),
         ("[providers.helexa]\nurl = 'v'\n", r"\[providers.helexa\] has other values"),
@@ -143,14 +127,11 @@ def test_toml_keeps_its_comments_and_contradicts_nothing() -> None:
             merged_toml(text, values)
 
 
-@each_case("client", CLIENTS)
-def test_settings_name_the_server_the_model_and_the_key(client: str, offered) -> None:
-    printed = connect(client, "coder")
-    assert URL in printed and "hx-1" in printed
-    assert "coder" in printed or client == "open-webui"  # which lists all
-
-
 def test_settings_are_written_once_and_keep_the_rest(offered, home: Path) -> None:
+    for client in CLIENTS:
+        text = connect(client, "coder")
+        assert URL in text and "hx-1" in text
+        assert "coder" in text or client == "open-webui"  # which lists all
     path = home / ".claude" / "settings.json"
     assert f"{path} points claude at the server." in connect("claude", "--write")
     assert path.stat().st_mode & 0o777 == 0o600

@@ -90,25 +90,12 @@ def test_a_model_is_chosen_of_what_a_repository_holds(
 def test_a_model_is_added_with_or_without_its_mmproj_file(run_command: RunCommand, beat) -> None:
     beat()
     source = "huggingface:org/images-gguf"
-    with pytest.raises(CommandError, match="reads images by mmproj-F16"):
-        run_command("models", "add", source)
     with pytest.raises(CommandError, match=r"mmproj-F16.gguf is not there: choose one of Q4_K_M"):
         run_command("models", "add", source, "--file", "mmproj-F16.gguf")
-    run_command("models", "add", source, "--file", "q4_k_m+none")
-    run_command("models", "add", source, "--file", "Q8_0")
+    for file in ("q4_k_m+none", "Q8_0"):
+        run_command("models", "add", source, "--file", file)
     found = {model.name: (model.file, model.vram_mb) for model in CatalogueModel.objects.all()}
-    assert found == {
-        "images-q4_k_m": ("Q4_K_M+none", 4197),
-        "images-q8_0": ("Q8_0", 9442),
-    }
-
-
-@pytest.mark.usefixtures("hub")
-def test_the_hub_is_searched(run_command: RunCommand) -> None:
-    assert "org/tiny-gguf" in run_command("models", "search", "tiny")
-    (found,) = json.loads(run_command("models", "search", "tiny", "--json"))
-    assert (found["name"], found["is_gated"]) == ("org/tiny-gguf", False)
-    assert "Nothing is called" in run_command("models", "search", "no such thing")
+    assert found == {"images-q4_k_m": ("Q4_K_M+none", 4197), "images-q8_0": ("Q8_0", 9442)}
 
 
 @pytest.mark.usefixtures("hub", "publish")
@@ -121,6 +108,7 @@ def test_the_hub_is_searched(run_command: RunCommand) -> None:
         (("huggingface:org/gated",), "^org/gated is gated: it needs a token that was granted"),
         (("huggingface:tiny-gguf",), "not like huggingface:org/name"),
         (("tiny",), "name its source too"),
+        (("huggingface:org/images-gguf",), "reads images by mmproj-F16"),
         (("huggingface:org/tiny-gguf", "--base", "tiny"), "an adapter is given a name"),
     ],
 )

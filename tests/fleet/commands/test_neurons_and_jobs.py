@@ -65,7 +65,8 @@ def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypa
     assert "beast" in run_command("neurons", "invitations")
     assert "beast" not in run_command("neurons", "invitations", "--neuron", "beauty")
     assert json_of(run_command, "neurons invitations --invited-by ann") == []
-    assert "invited_by" in run_command("neurons", "invitation", "beast")
+    shown = run_command("neurons", "invitation", "beast")
+    assert "invited_by" in shown and "hx1." not in shown
     with pytest.raises(CommandError, match="'nobody' has no invitation"):
         run_command("neurons", "invitation", "nobody")
     assert "would neuron.revoke beast" in run_command("neurons", "revoke", "beast", "--dry-run")
