@@ -13,15 +13,13 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from inference.version import VERSION
 from metering.actor import COMMAND
+from tests.cases import each_case
 from tests.fleet.api.api_support import Api
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("kept", [{"pinned": True}, {"min_replicas": 1}])
-def test_activation_is_ready_when_the_pinned_models_are(
-    reader: Api, beat, build, sent, kept: dict[str, Any]
-) -> None:
+def test_activation_is_ready_when_the_pinned_models_are(reader: Api, beat, build, sent) -> None:
     """A model that is kept loaded and of which the neuron knows nothing yet is pending."""
 
     def activation() -> Any:
@@ -30,7 +28,7 @@ def test_activation_is_ready_when_the_pinned_models_are(
     services.catalogue_model_create(actor=COMMAND, name="idle", source="pypi:tiny")
     beat(replicas=[])
     assert activation()["state"] == "ready", "nobody asked for it"
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", **kept)
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", min_replicas=1)
     assert (activation()["state"], activation()["pending"]) == ("pre_warming", ["tiny"])
     services.load_job_start(actor=COMMAND, model_name="idle", neuron_name="beast")
     assert activation()["pending"] == ["idle", "tiny"]
@@ -81,48 +79,44 @@ def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat,
 
 
 FAILED = {"model_id": "pypi:tiny", "cause": "why", "suggestion": "Use Q4_K_M."}
+
 OFFERED: dict[str, Any] = {"available": ["Q4_K_M", "Q8_0"], "nearest": "Q4_K_M"}
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "answer"),
+@each_case(
+    ("code", "status", "answer"),
     [
-        (("succeeded", ""), 200, {"status": "loaded"}),
+        ("", 200, {"status": "loaded"}),
         (
-            ("failed", "quantization_not_found"),
+            "quantization_not_found",
             422,
-            {"error": {"kind": "quant_not_found", **FAILED, "requested": None, **OFFERED}},
+            {"kind": "quant_not_found", **FAILED, "requested": None, **OFFERED},
         ),
-        (
-            ("failed", "repo_fetch_failed"),
-            422,
-            {"error": {"kind": "repo_fetch_failed", **FAILED}},
-        ),
-        (("failed", "does_not_fit"), 400, {"error": "why"}),
+        ("repo_fetch_failed", 422, {"kind": "repo_fetch_failed", **FAILED}),
+        ("does_not_fit", 400, "why"),
     ],
 )
 def test_the_originals_load_answers_when_it_is_through(
-    writer: Api, model, beat, build, sent, monkeypatch, end, status: int, answer: Any
+    writer: Api, model, beat, build, sent, monkeypatch, code: str, status: int, answer: Any
 ) -> None:
     def wait(job: LoadJob, *, timeout_s: float) -> bool:
         assert timeout_s == 3600.0, "a load may take an hour"
+        ends = {"status": "failed", "failure_message": "why"} if code else {"status": "succeeded"}
         LoadJob.objects.filter(pk=job.pk).update(
-            status=end[0],
-            failure_code=end[1],
-            failure_message="why" if end[1] else "",
-            finished_at=job.created_at,
+            failure_code=code, finished_at=job.created_at, **ends
         )
         job.refresh_from_db()
-        failure = LoadFailure(code=end[1] or "none", message="why", **OFFERED)
+        failure = LoadFailure(code=code or "none", message="why", **OFFERED)
         failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
-        beat(replicas=[failed] if end[1] else [])
+        beat(replicas=[failed] if code else [])
         return True
 
     monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
     beat()
     body = {"model_id": "tiny", "harness": "candle", "devices": [1]}
-    assert writer.post("neurons/beast/models/load", body, status) == answer
-    assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
+    found = writer.post("neurons/beast/models/load", body, status)
+    assert found == ({"error": answer} if code else answer)
+    assert sent.tasks[-1][1][0]["devices"] == ["cuda:1"]
 
 
 def test_a_host_whose_cards_cannot_be_used_reports_it(
