@@ -68,6 +68,8 @@ def test_a_model_is_chosen_of_what_a_repository_holds(
     run_command: RunCommand, beat, monkeypatch
 ) -> None:
     beat()
+    assert "org/tiny-gguf" in run_command("models", "search", "tiny")
+    assert "Nothing is called" in run_command("models", "search", "no such thing")
     with pytest.raises(CommandError) as refused:
         run_command("models", "add", "huggingface:org/tiny-gguf")
     for words in ("Choose one with --file", "Q4_K_M", "3.7 GiB", "beast: fits", "no room now"):

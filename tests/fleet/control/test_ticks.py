@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from fleet import services, tasks
 from fleet.control import idle, leadership
 from fleet.control.idle import IdleTicks
-from fleet.lifecycles import LoadJobStatus, NeuronStatus
+from fleet.lifecycles import NeuronStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, Device, Invitation, LoadJob, Neuron
 from fleet.placement.decisions import Plan
@@ -60,14 +60,11 @@ def passes(publish: Any, build: Any) -> Iterator[Callable[[], bool]]:
     yield tick_passes
 
 
-def test_clocks_and_free_memory_are_no_change(passes: Any, publish: Any, build: Any) -> None:
+def test_what_works_or_changes_has_whole_ticks(passes, publish, build, redis_db) -> None:
     device = build.device(free_memory_bytes=1, utilization_percent=3)
     stats = build.stats(decode_tokens_per_s=9.0)
     publish(replicas=[build.replica(stats=stats)], devices=[device], time_unix_s=1_700_000_001.0)
-    assert passes()
-
-
-def test_what_works_or_changes_has_whole_ticks(passes, publish, build, redis_db) -> None:
+    assert passes(), "clocks and free memory are no change"
     for work in ({"in_flight": 1}, {"queue_depth": 1}):
         publish(replicas=[build.replica(stats=build.stats(**work))])
         assert [passes(), passes(), passes()] == [False, False, False]
@@ -96,18 +93,6 @@ def test_a_change_by_another_process_is_seen(tmp_path) -> None:
         assert idle.data_version(ours) != before
 
 
-def test_what_the_clock_alone_brings_waits_a_few_seconds(passes, monkeypatch) -> None:
-    tiny = CatalogueModel.objects.get()
-    tiny.idle_ttl_s = 3600
-    services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
-    assert [passes(), passes()] == [False, True]
-    now_s = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.WHOLE_TICK_EVERY_S)
-    planned = spied_plans(monkeypatch)
-    assert [passes(), passes()] == [False, True]
-    assert planned == [1]
-
-
 def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, monkeypatch) -> None:
     def seen() -> tuple[datetime, int]:
         device = Device.objects.get()
@@ -124,6 +109,16 @@ def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, m
     monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.AT_REST_EVERY_S)
     assert [passes(), passes()] == [False, True]
     assert planned == [1]
+
+    # What the clock alone brings waits a few seconds.
+    tiny = CatalogueModel.objects.get()
+    tiny.idle_ttl_s = 3600
+    services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
+    assert [passes(), passes()] == [False, True]
+    later_s = time.monotonic() + idle.WHOLE_TICK_EVERY_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert [passes(), passes()] == [False, True]
+    assert planned == [1, 1, 1]
 
 
 def spied_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -152,29 +147,7 @@ def test_a_tick_that_breaks_is_not_taken_as_done(passes, publish, monkeypatch) -
     assert not passes()
 
 
-def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
-    publish()
-    tasks.tick()
-    job = LoadJob.objects.get()
-    assert [name for name, *_ in sent.tasks] == ["neuron.load_model"]
-
-    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING)
-    publish(replicas=[loading])
-    tasks.tick()
-    job.refresh_from_db()
-    assert job.status == LoadJobStatus.RUNNING
-
-    publish(replicas=[build.replica(job_id=str(job.pk))])
-    tasks.tick()
-    job.refresh_from_db()
-    assert job.status == LoadJobStatus.SUCCEEDED
-    assert LoadJob.objects.count() == 1
-
-
-def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkeypatch) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
-    publish()
+def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent, monkeypatch) -> None:
     in_transaction: list[bool] = []
 
     def think(*args: Any, **named: Any) -> Plan:
@@ -182,8 +155,19 @@ def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkey
         return reconcile(*args, **named)
 
     monkeypatch.setattr(reconciling, "reconcile", think)
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    publish()
     tasks.tick()
-    assert in_transaction == [False]
+    job = LoadJob.objects.get()
+    assert in_transaction == [False], "nothing is locked while the control thinks"
+    assert (job.neuron.name, job.requested_by, job.devices) == ("beast", "control", ["cpu"])
+    ((name, (spec,), _),) = sent.tasks
+    assert (name, spec["devices"]) == ("neuron.load_model", ["cpu"])
+    for status, expected in (("loading", "running"), ("ready", "succeeded")):
+        publish(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus(status))])
+        tasks.tick()
+        job.refresh_from_db()
+        assert job.status == expected
     assert LoadJob.objects.count() == 1
 
 

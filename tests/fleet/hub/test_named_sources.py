@@ -43,37 +43,24 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-@pytest.fixture
-def is_default(lab: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
-
-
-def test_a_source_is_listed_and_searched_with_its_token(lab: FakeHub) -> None:
+def test_a_source_is_listed_and_searched_with_its_token(
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = HubClient("lab").repository("org/tiny")
     (offer,) = offers_of(repository)
     assert offer.settings(repository, None)["source"] == "lab:org/tiny"
+    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
     assert [one.name for one in HubClient("lab").search("tiny")] == ["org/tiny"]
     assert lab.tokens == {"Bearer lab-secret"}
-
-
-def test_another_token_is_refused_by_the_sources_name(
-    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LAB_TOKEN")
-    with pytest.raises(RepositoryUnknownError, match=r"^The source lab has no repository org/tiny"):
-        HubClient("lab").repository("org/tiny")
-    assert lab.tokens == {None}, "Hugging Face's token is nobody else's"
-
-
-def test_a_proxy_that_is_not_supported_is_named(
-    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
-    assert HubClient("lab").search("tiny"), "this machine is asked directly"
-    monkeypatch.setenv(SOURCES, "lab=http://lab.example")
+    monkeypatch.setenv(SOURCES, "lab=http://lab.example")  # this machine is asked directly
     for ask in (HubClient("lab").search, HubClient("lab").repository):
         with pytest.raises(HubUnavailableError, match="from here: ALL_PROXY names a proxy"):
             ask("org/tiny")
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN")
+    monkeypatch.delenv("LAB_TOKEN")
+    with pytest.raises(RepositoryUnknownError, match=r"^The source lab has no repository org/tiny"):
+        HubClient("lab").repository("org/tiny")
+    assert lab.tokens == {"Bearer lab-secret", None}, "Hugging Face's token is nobody else's"
 
 
 @pytest.mark.usefixtures("lab")
@@ -90,30 +77,26 @@ def test_an_unknown_source_is_refused_with_those_that_are_known() -> None:
     assert model.source == "huggingface:org/tiny", "of a bare name, where no source is the default"
 
 
-@pytest.mark.usefixtures("lab")
-def test_a_model_is_searched_for_and_added_by_commands(run_command: RunCommand, publish) -> None:
+def test_a_model_is_searched_for_and_added_by_commands(
+    run_command: RunCommand, publish, lab: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish()
     (found,) = json.loads(run_command("models", "search", "tiny", "--source", "lab", "--json"))
     assert found["name"] == "org/tiny"
     assert "tiny-q4_0 is offered" in run_command("models", "add", "lab:org/tiny")
-    assert CatalogueModel.objects.get().source == "lab:org/tiny"
     for words, reason in (
-        (("models", "add", "other:org/tiny"), "there is huggingface, lab"),
-        (("models", "search", "tiny", "--source", "other"), "there is huggingface, lab"),
-        (("models", "add", "m", "other:org/tiny"), "one of huggingface:, lab:"),
-        (("models", "pull", "other:org/tiny"), "one of huggingface:, lab:"),
+        (("add", "other:org/tiny"), "there is huggingface, lab"),
+        (("search", "tiny", "--source", "other"), "there is huggingface, lab"),
+        (("add", "m", "other:org/tiny"), "one of huggingface:, lab:"),
+        (("pull", "other:org/tiny"), "one of huggingface:, lab:"),
     ):
         with pytest.raises(CommandError, match=reason):
-            run_command(*words)
-
-
-@pytest.mark.usefixtures("is_default")
-def test_bare_names_are_of_the_default_source(run_command: RunCommand, publish) -> None:
-    publish()
-    run_command("models", "add", "org/tiny")
+            run_command("models", *words)
+    # Bare names are of the default source.
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
     run_command("models", "add", "again", "org/tiny")
-    run_command("models", "change", "again", "--set", "draft_model=org/small", "--set",
-                "speculation=draft_model")  # fmt: skip
+    drafting = ("--set", "draft_model=org/small", "--set", "speculation=draft_model")
+    run_command("models", "change", "again", *drafting)
     found = {model.name: model.source for model in CatalogueModel.objects.all()}
     assert found == {"tiny-q4_0": "lab:org/tiny", "again": "lab:org/tiny"}
     assert CatalogueModel.objects.get(name="again").draft_model == "lab:org/small"

@@ -27,45 +27,30 @@ DENSE = HubRepository(
 )
 
 
-def test_each_quant_is_an_offer_by_size() -> None:
+def test_each_quant_is_an_offer_by_size_with_what_speaks_against_it() -> None:
     small, large = offers_of(GGUF)
     assert (small.file, small.num_bytes, small.problem) == ("Q4_K_M", 4 * GIB, None)
     assert (large.file, large.num_bytes, len(large.names)) == ("Q8_0", 9 * GIB, 2)
     assert (small.model_name, large.model_name) == ("big-model-q4_k_m", "big-model-q8_0")
-    assert small.vram_mb == 4506
-
-
-def test_the_mmproj_file_is_part_of_each_offer() -> None:
-    """Where the model reads images, or the hub does not report which it is."""
+    assert (small.vram_mb, small.projector) == (4506, None), "phi3 reads text"
+    for one in offers_of(replace(GGUF, gguf_architecture="rwkv")):
+        assert "'rwkv'" in (one.problem or "")
+    sizes = {"a/x-Q4_0.gguf": 1, "b/y-Q4_0.gguf": 2}
+    first, second = offers_of(replace(GGUF, sizes=sizes))
+    assert (first.file, second.file) == tuple(sizes) and first.model_name != second.model_name
+    partial = replace(GGUF, sizes={"a-Q8_0-00001-of-00002.gguf": 1})
+    assert "00002-of-00002" in (offers_of(partial)[0].problem or "")
+    # The mmproj file is part of each, where the model reads images or may.
     sizes = {**GGUF.sizes, "mmproj-BF16.gguf": 2 * GIB}
     for architecture in ("gemma3", "qwen3vl", "llama", None):
         small, large = offers_of(replace(GGUF, sizes=sizes, gguf_architecture=architecture))
         assert small.projector == large.projector == "mmproj-BF16.gguf"
         assert small.names == ("big-model-Q4_K_M.gguf", "mmproj-BF16.gguf")
         assert (small.num_bytes, large.num_bytes) == (6 * GIB, 11 * GIB)
-    assert all(offer.projector is None for offer in offers_of(GGUF)), "phi3 reads text"
-
-
-def test_two_files_of_one_quant_are_distinguished_by_name() -> None:
-    sizes = {"a/x-Q4_0.gguf": 1, "b/y-Q4_0.gguf": 2}
-    first, second = offers_of(replace(GGUF, sizes=sizes))
-    assert (first.file, second.file) == ("a/x-Q4_0.gguf", "b/y-Q4_0.gguf")
-    assert first.model_name != second.model_name
-
-
-def test_safetensors_are_one_offer_and_no_weights_none() -> None:
-    (offer,) = offers_of(DENSE)
-    assert (offer.file, offer.label, offer.model_name) == (None, "safetensors", "dense")
-    assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
-
-
-def test_what_this_build_does_not_run_has_its_reason() -> None:
-    strange = offers_of(replace(GGUF, gguf_architecture="rwkv"))
-    assert all("'rwkv'" in (offer.problem or "") for offer in strange)
     (dense,) = offers_of(replace(DENSE, safetensors_problem="quantised with 'awq'"))
+    assert (dense.file, dense.label, dense.model_name) == (None, "safetensors", "dense")
     assert dense.problem == "quantised with 'awq'"
-    partial = replace(GGUF, sizes={"a-Q8_0-00001-of-00002.gguf": 1})
-    assert "00002-of-00002" in (offers_of(partial)[0].problem or "")
+    assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
 
 
 def away(total: int) -> DesiredState:

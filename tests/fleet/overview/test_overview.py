@@ -15,7 +15,7 @@ from fleet import selectors, services
 from fleet.dashboard.board import board_of
 from fleet.dashboard.rows import neuron_rows
 from fleet.live import reading as live
-from fleet.models import Download, Neuron
+from fleet.models import Download, LoadJob, Neuron
 from fleet.overview.lines import HeldMemory
 from fleet.overview.selector import fleet_overview
 from inference.protocol import keys
@@ -23,7 +23,6 @@ from inference.protocol.downloads import CacheReport, encode_cache_report
 from metering.actor import COMMAND
 from metering.models import UsageHour
 from metering.request_records import rows
-from tests.cases import each_case
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
@@ -44,6 +43,14 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
         build.device(kind="cuda", index=index, utilization_percent=71, temperature_c=63)
         for index in (0, 1)
     ]
+    for stages in ([build.stage()], []):
+        beat(devices=cards, stages=stages)
+        overview = fleet_overview()
+        (neuron,) = overview.neurons
+        held = (HeldMemory(model="large", num_bytes=3 * GIB),) * len(stages)
+        assert neuron.devices[0].held == held and not neuron.replicas
+        (row,) = neuron_rows(overview, [neuron])
+        assert row["load"] == ("stages of other hosts' models" if stages else "nothing loaded")
     loaded = build.replica(
         devices=["cuda:0", "cuda:1"],
         memory_bytes=6 * GIB,
@@ -71,27 +78,11 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
     assert overview.neurons[0].devices[0].utilization_percent is None
 
 
-@each_case("is_held", [True, False])
-def test_stages_of_other_hosts_models_hold_memory(beat, build, is_held: bool) -> None:
-    beat(devices=[build.device(kind="cuda")], stages=[build.stage()] if is_held else [])
-    overview = fleet_overview()
-    (neuron,) = overview.neurons
-    held = (HeldMemory(model="large", num_bytes=3 * GIB),)
-    assert neuron.devices[0].held == (held if is_held else ()) and not neuron.replicas
-    (row,) = neuron_rows(overview, [neuron])
-    assert row["load"] == ("stages of other hosts' models" if is_held else "nothing loaded")
-
-
-def test_disks_and_downloads(beat, redis_db) -> None:
+def test_disks_downloads_and_jobs(beat, build, redis_db, sent) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     beat()
-    report = CacheReport(
-        neuron="beast",
-        time_unix_s=110.0,
-        disk_total_bytes=100 * GIB,
-        disk_free_bytes=4 * GIB,
-        cached=[],
-        jobs=[],
-    )
+    disk = {"disk_total_bytes": 100 * GIB, "disk_free_bytes": 4 * GIB}
+    report = CacheReport(neuron="beast", time_unix_s=110.0, cached=[], jobs=[], **disk)
     redis_db.set(keys.downloads_key("beast"), encode_cache_report(report))
     now = timezone.now()
     Download.objects.create(
@@ -111,6 +102,13 @@ def test_disks_and_downloads(beat, redis_db) -> None:
     assert [finding.kind for finding in overview.attention] == ["disk_nearly_full"]
     redis_db.set(keys.downloads_key("beast"), b"{")
     assert fleet_overview().attention == ()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    assert [line.is_active for line in fleet_overview().jobs] == [True]
+    beat(replicas=[build.replica(job_id=str(job.pk))])
+    (line,) = fleet_overview().jobs
+    assert (line.status, line.is_active) == ("succeeded", False), "it is shown for a while"
+    LoadJob.objects.update(finished_at=timezone.now() - timedelta(minutes=3))
+    assert fleet_overview().jobs == ()
 
 
 def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
@@ -137,20 +135,6 @@ def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
     used(now - timedelta(minutes=1), 7)
     values = [tile["value"] for tile in board_of(fleet_overview())["tiles"]]
     assert values == ["1", "8", "0", "0", "$0.00002"], "the last whole minute counts"
-
-
-def test_a_job_that_has_ended_is_shown_for_a_while(beat, build, sent) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-    beat()
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    assert [line.is_active for line in fleet_overview().jobs] == [True]
-    beat(replicas=[build.replica(job_id=str(job.pk))])
-    (line,) = fleet_overview().jobs
-    assert (line.status, line.is_active) == ("succeeded", False)
-    job.refresh_from_db()
-    job.finished_at = timezone.now() - timedelta(minutes=3)
-    job.save(update_fields=["finished_at"])
-    assert fleet_overview().jobs == ()
 
 
 def test_its_queries_do_not_grow_with_the_fleet(beat, build) -> None:
