@@ -33,53 +33,36 @@ def problems(text: str) -> list[Remark]:
     return found
 
 
-HUB = '[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\nquant = "{quant}"'
+BITS = {
+    "q4": ("q2k", "q3k", "q4k", "q4_1"),
+    "q5": ("q5k", "q5_0", "Q5_K"),
+    "q6": ("q6k", "Q6K"),
+    "q8": ("q8_0", "q8k"),
+}
+FILES = ("Qwen3-8B-q9z.gguf", "Q4_K_M", "q3_k_s", "UD-Q4_K_XL")
+PARTS = ("IQ2_XXS", "Q4_0_4_4", "i1-IQ4_XS", "imatrix", "q4k", "q8_0", "F16")
+NEITHER = [*((quant, gguf) for quant in ("q9z", "q4kk", "UD-Q7_K_M") for gguf in ("", "-GGUF"))]
 
 
-@each_case(
-    ("key", "quant", "settings"),
-    [
-        *(("quant", quant, {"quantization": "q4"}) for quant in ("q2k", "q3k", "q4k", "q4_1")),
-        *(("quant", quant, {"quantization": "q5"}) for quant in ("q5k", "q5_0")),
-        *(("quant", quant, {"quantization": "q6"}) for quant in ("q6k", "Q6K")),
-        *(("quant", quant, {"quantization": "q8"}) for quant in ("q8_0", "q8k")),
-        ("quant", "bf16", {"dtype": "bfloat16"}),
-        ("quant", "f16", {"dtype": "float16"}),
-        ("quant", "f32", {"dtype": "float32"}),
-        ("quantization", "Q5_K", {"quantization": "q5"}),
-    ],
-)
-def test_quant_names_bits_where_there_are_no_gguf_files(
-    key: str, quant: str, settings: dict[str, str]
-) -> None:
-    written = model(HUB.format(gguf="", quant=quant).replace("quant =", f"{key} =")).settings
-    assert written == CatalogueSettings(source="huggingface:Qwen/Qwen3-8B", **settings)
+def test_quant_names_bits_where_there_are_no_gguf_files_else_a_file_or_part_of_its_name() -> None:
+    def written(quant: str, gguf: str = "", key: str = "quant") -> str:
+        return f'[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\n{key} = "{quant}"'
 
-
-@each_case(
-    ("quant", "gguf"),
-    [
-        *((quant, gguf) for quant in ("q9z", "q4kk", "UD-Q7_K_M") for gguf in ("", "-GGUF")),
-        ("imatrix", ""),
-    ],
-)
-def test_quant_of_no_known_name_is_refused(quant: str, gguf: str) -> None:
-    (problem,) = problems(HUB.format(gguf=gguf, quant=quant))
-    assert (problem.line, problem.key) == (3, "quant")
-    assert f"{quant!r} is no quantization" in problem.message
-    assert "q4k, q5k, q6k, q8_0" in problem.message
-
-
-@each_case(
-    ("quant", "gguf"),
-    [
-        *((quant, "") for quant in ("Qwen3-8B-q9z.gguf", "Q4_K_M", "q3_k_s", "UD-Q4_K_XL")),
-        *((quant, "-GGUF") for quant in ("IQ2_XXS", "Q4_0_4_4", "i1-IQ4_XS")),
-        *((quant, "-GGUF") for quant in ("imatrix", "q4k", "q8_0", "F16")),
-    ],
-)
-def test_quant_names_a_file_or_a_part_of_its_name(quant: str, gguf: str) -> None:
-    assert model(HUB.format(gguf=gguf, quant=quant)).settings.file == quant
+    expected = {name: {"quantization": bits} for bits, names in BITS.items() for name in names}
+    expected |= {"bf16": {"dtype": "bfloat16"}, "f16": {"dtype": "float16"}}
+    expected |= {"f32": {"dtype": "float32"}}
+    for name, settings in expected.items():
+        found = model(written(name, key="quantization" if name == "Q5_K" else "quant")).settings
+        assert found == CatalogueSettings(source="huggingface:Qwen/Qwen3-8B", **settings), name
+    for file in FILES:
+        assert model(written(file)).settings.file == file
+    for part in PARTS:
+        assert model(written(part, "-GGUF")).settings.file == part
+    for quant, gguf in (*NEITHER, ("imatrix", "")):
+        (problem,) = problems(written(quant, gguf))
+        assert (problem.line, problem.key) == (3, "quant")
+        assert f"{quant!r} is no quantization" in problem.message
+        assert "q4k, q5k, q6k, q8_0" in problem.message
 
 
 def test_our_own_keys_and_unset_numbers() -> None:
@@ -148,21 +131,6 @@ def test_a_problem_reports_where_it_is(
     (problem,) = problems(text)
     assert (problem.line, problem.entry, problem.key) == (line, entry, key)
     assert re.search(message, problem.message)
-
-
-def test_all_problems_are_reported_at_once() -> None:
-    text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
-    assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
-
-
-def test_a_second_entry_of_one_name_leaves_the_first_its_aliases() -> None:
-    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
-    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
-
-
-def test_lines_are_left_out_where_entries_are_written_otherwise() -> None:
-    (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
-    assert (problem.line, problem.key) == (None, "colour")
 
 
 @given(text=st.text(alphabet="[]model=\"'\n ida{},.0", max_size=60))
@@ -255,11 +223,8 @@ def test_every_entry_is_what_it_was_there() -> None:
         "qwen": "lmstudio-community-qwen3-8b-gguf",
         "qwen3-4b": "qwen3-4b-gguf",
     }
-
-
-def test_every_key_that_is_not_honoured_is_reported() -> None:
-    notes = {one.id: [note.key for note in one.notes] for one in read_document(TEXT).models}
-    assert notes["Qwen/Qwen3.6-27B"] == [
+    notes = {one.id: [note.key for note in one.notes] for one in document.models}
+    assert notes["Qwen/Qwen3.6-27B"] == [  # every key that is not honoured
         *("id", "min_devices", "quant", "harness", "capabilities", "limit.input"),
         "cost.cache_write",
     ]
@@ -315,3 +280,12 @@ def test_a_refused_entry_is_named_with_its_line_and_the_others_are_shown() -> No
     with pytest.raises(ModelsTomlError, match="contxt"):
         services.catalogue_import(actor=COMMAND, document=read_document(BROKEN), prune=True)
     assert selectors.catalogue_state() == before
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
+    assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
+    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
+    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
+    (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
+    assert (problem.line, problem.key) == (None, "colour"), "written otherwise, it has no line"

@@ -41,19 +41,16 @@ def test_a_diff_reads_as_the_file_does() -> None:
         "! New/One, id: it is named one, and New/One is an alias of it",
         "  not in the file, left alone: other, nick",
     ]
-
-
-def test_pruning_removes_what_the_file_does_not_name() -> None:
-    assert lines('[[models]]\nid="tiny"\nsource="pypi:tiny"\nlimit.context=512', prune=True) == [
-        "- model other",
-        "= model tiny",
-        "- alias nick = tiny",
-    ]
-
-
-def test_aliases_are_added_and_changed() -> None:
-    text = "[aliases]\nnick = 'other'\nnew = 'tiny'"
-    assert lines(text)[:2] == ["~ alias nick = other", "+ alias new = tiny"]
+    pruned = '[[models]]\nid="tiny"\nsource="pypi:tiny"\nlimit.context=512'
+    assert lines(pruned, prune=True) == ["- model other", "= model tiny", "- alias nick = tiny"]
+    aliases = "[aliases]\nnick = 'other'\nnew = 'tiny'"
+    assert lines(aliases)[:2] == ["~ alias nick = other", "+ alias new = tiny"]
+    digests = {
+        plan_import(read_document(TEXT), state, prune=prune).digest
+        for state in (STATE, replace(STATE, models={}, aliases={}))
+        for prune in (False, True)
+    }
+    assert len(digests) == 4 - 1  # with nothing there, there is nothing to prune
 
 
 @each_case(
@@ -70,15 +67,6 @@ def test_what_contradicts_the_catalogue_is_refused(text: str, prune: bool, messa
     (problem,) = plan.problems
     assert message in str(problem) and problem.line == 2 - text.startswith("[[models]]")
     assert f"x {problem}" in list(plan.lines())
-
-
-def test_another_change_is_another_digest() -> None:
-    digests = {
-        plan_import(read_document(TEXT), state, prune=prune).digest
-        for state in (STATE, replace(STATE, models={}, aliases={}))
-        for prune in (False, True)
-    }
-    assert len(digests) == 4 - 1  # with nothing there, there is nothing to prune
 
 
 counts = st.none() | st.integers(1, 2**31 - 1)

@@ -201,18 +201,6 @@ def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
 
 
 @pytest.mark.usefixtures("box")
-def test_the_commands_show_who_answers() -> None:
-    assert "an upstream answers for it" in output("models", "add", "far", "upstream:box/m")
-    (line,) = [line for line in output("models", "list").splitlines() if line.startswith("far")]
-    assert line.split()[1] == "upstream"
-    exported = output("models", "export")
-    assert 'source = "upstream:box/m"' in exported
-    services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far"))
-    imported(exported)
-    assert selectors.model_known("far").settings().source == "upstream:box/m"
-
-
-@pytest.mark.usefixtures("box")
 def test_it_has_a_task_and_prices_of_units() -> None:
     prices = {"request_price_micro_usd": 5, "unit_price_micro_usd": 100_000_000}
     offer("whisper", SOURCE, task="transcription", **prices)
@@ -280,6 +268,9 @@ def test_rest_commands_and_the_admin_set_targets(
         assert problem["param"] == "targets" and words in problem["detail"]
     assert api.patch(path, {"targets": "own"}, 400)["param"] == "targets"
     assert api.patch(path, {"targets": []})["targets"] == []
+    assert "an upstream answers for it" in output("models", "add", "far", "upstream:box/m")
+    (line,) = [line for line in output("models", "list").splitlines() if line.startswith("far")]
+    assert line.split()[1] == "upstream"
 
 
 FILE = """

@@ -21,7 +21,6 @@ from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview.selector import fleet_overview
 from inference.protocol.load import AdapterSpec
 from metering.actor import COMMAND
-from tests.cases import each_case
 from tests.fleet.admin.admin_pages import act
 from tests.fleet.api.api_support import key_api
 
@@ -38,54 +37,40 @@ def test_an_adapter_goes_by_its_name_and_beside_its_bases() -> None:
         assert offered.by_any_name[name] is ADAPTER
     assert offered.by_name == {"tiny": BASE}, "what is loaded and placed"
     assert OfferedModels.of((ADAPTER,)).entries == (), "without its base"
-
-
-@each_case(
-    ("setting", "value"), [("pinned", True), ("kv_memory_bytes", 1 << 20), ("file", "Q4_K_M")]
-)
-def test_an_adapter_has_no_such_settings_of_its_own(setting: str, value: Any) -> None:
     assert BASE.adapter_spec() is None
-    assert ADAPTER.adapter_spec() == AdapterSpec(
-        name="tiny-sql", source="huggingface:org/sql", revision="v2"
-    )
-    with pytest.raises(CatalogueValueError, match="tiny's") as refused:
-        check_settings(replace(ADAPTER, **{setting: value}))
-    assert refused.value.field == setting
+    expected = AdapterSpec(name="tiny-sql", source="huggingface:org/sql", revision="v2")
+    assert ADAPTER.adapter_spec() == expected
+    for setting, value in (("pinned", True), ("kv_memory_bytes", 1 << 20), ("file", "Q4_K_M")):
+        with pytest.raises(CatalogueValueError, match="tiny's") as refused:
+            check_settings(replace(ADAPTER, **{setting: value}))
+        assert refused.value.field == setting
 
 
-@pytest.mark.django_db
-def test_a_base_must_be_there_and_be_no_adapter() -> None:
-    def add(name: str, base: str | None) -> None:
-        services.catalogue_model_create(actor=COMMAND, name=name, source=f"path:/{name}", base=base)
-
-    with pytest.raises(CatalogueValueError, match="no model named 'tiny'"):
-        add("tiny-sql", "tiny")
-    add("tiny", None)
-    add("tiny-sql", "tiny")
-    with pytest.raises(CatalogueValueError, match="tiny-sql is an adapter itself"):
-        add("other", "tiny-sql")
-    found = selectors.catalogue_find("tiny:tiny-sql")
-    assert found is not None and found.name == "tiny-sql"
+def add(name: str, base: str | None = None) -> CatalogueModel:
+    create = services.catalogue_model_create
+    return create(actor=COMMAND, name=name, source=f"path:/{name}", base=base)
 
 
 @pytest.fixture
 def rows(transactional_db: None, sent: Any) -> tuple[CatalogueModel, CatalogueModel]:
     """A base and its adapter."""
-    create = services.catalogue_model_create
-    base = create(actor=COMMAND, name="tiny", source="path:/tiny")
-    return base, create(actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny")
+    return add("tiny"), add("tiny-sql", "tiny")
 
 
-def test_a_base_is_not_removed_before_its_adapters(rows: Any) -> None:
+def test_a_base_must_be_there_be_no_adapter_and_outlive_its_adapters(rows: Any) -> None:
     base, adapter = rows
-    writer = key_api("fleet:write")
-    refused = writer.delete("catalogue/tiny", 409)
+    for of, why in (("away", "no model named 'away'"), ("tiny-sql", "is an adapter itself")):
+        with pytest.raises(CatalogueValueError, match=why):
+            add("other", of)
+    found = selectors.catalogue_find("tiny:tiny-sql")
+    assert found is not None and found.name == "tiny-sql"
+    refused = key_api("fleet:write").delete("catalogue/tiny", 409)
     assert refused["code"] == "model_has_adapters"
     assert refused["detail"] == "tiny is the base of tiny-sql: remove them first"
     with pytest.raises(CommandError, match="base of tiny-sql"):
         call_command("models", "remove", "tiny")
-    services.catalogue_model_delete(actor=COMMAND, model=adapter)
-    services.catalogue_model_delete(actor=COMMAND, model=base)
+    for model in (adapter, base):
+        services.catalogue_model_delete(actor=COMMAND, model=model)
     assert not CatalogueModel.objects.exists()
 
 
@@ -117,24 +102,15 @@ def test_an_import_removes_a_base_with_its_adapters(sent: Any) -> None:
     assert [model.name for model in CatalogueModel.objects.all()] == ["tiny"]
 
 
-@pytest.fixture
-def observe(build: Any, rows: Any) -> Any:
-    """A heartbeat of a neuron whose ``tiny`` has these adapters."""
-
-    def observe(*adapters: str, has_base: bool = True) -> None:
-        with_adapters = build.replica(
-            stats=msgspec.structs.replace(build.stats(), adapters=list(adapters))
-        )
-        heartbeat = build.heartbeat(replicas=[with_adapters] if has_base else [])
-        services.heartbeat_record(heartbeat=heartbeat)
-
-    return observe
-
-
 @pytest.mark.parametrize("has_base", [True, False])
 def test_an_adapter_is_unloaded_while_its_base_serves(
-    observe: Any, sent: Any, has_base: bool
+    rows: Any, build: Any, sent: Any, has_base: bool
 ) -> None:
+    def observe(*adapters: str, has_base: bool = True) -> None:
+        stats = msgspec.structs.replace(build.stats(), adapters=list(adapters))
+        heartbeat = build.heartbeat(replicas=[build.replica(stats=stats)] if has_base else [])
+        services.heartbeat_record(heartbeat=heartbeat)
+
     def status() -> str:
         return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
 

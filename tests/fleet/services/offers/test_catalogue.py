@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from fleet import selectors, services
 from fleet.errors import CatalogueChangedError, CatalogueValueError
 from fleet.live.catalogue_cache import CACHE_S, CatalogueCache
-from fleet.models import Alias, CatalogueModel, LoadJob, NeuronWish
+from fleet.models import Alias, CatalogueModel, NeuronWish
 from fleet.models_toml import Plan, plan_import, read_document, write_document
 from metering.actor import COMMAND
 from metering.models import AuditEntry
@@ -117,15 +117,12 @@ def test_the_catalogue_is_read_once_a_second(django_assert_num_queries, monkeypa
     assert len(queries) > 0 and CACHE_S <= 1
 
 
-@each_case(("field", "value"), [("name", "Tiny"), ("sha256", "12"), ("output_price_micro_usd", 1)])
-def test_a_value_that_cannot_be_is_named_and_nothing_is_stored(field: str, value: object) -> None:
-    with pytest.raises(CatalogueValueError) as caught:
-        create(**{field: value})
-    assert caught.value.field == field.replace("output", "input")
-    assert not CatalogueModel.objects.exists()
-
-
-def test_a_name_is_given_once() -> None:
+def test_a_value_or_name_that_cannot_be_is_named_and_nothing_is_stored() -> None:
+    for field, value in (("name", "Tiny"), ("sha256", "12"), ("output_price_micro_usd", 1)):
+        with pytest.raises(CatalogueValueError) as caught:
+            create(**{field: value})
+        assert caught.value.field == field.replace("output", "input")
+        assert not CatalogueModel.objects.exists()
     model = create()
     services.alias_create(actor=COMMAND, name="nick", model=model)
     for name in ("tiny", "nick"):
@@ -135,21 +132,18 @@ def test_a_name_is_given_once() -> None:
             services.alias_create(actor=COMMAND, name=name, model=model)
 
 
-def test_other_files_forget_the_measured_size(model: CatalogueModel) -> None:
-    CatalogueModel.objects.update(weight_bytes=123)
-    for field, value, size in (("description", "words", 123), ("source", "pypi:other", None)):
-        model = CatalogueModel.objects.get()
-        model.assign({field: value})
-        services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
-        model.refresh_from_db()
-        assert model.weight_bytes == size, field
-
-
 def test_updates_and_deletions_show_at_once_and_are_audited() -> None:
     model = create()
     model.description = "words"
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
     assert audited() == ("model.update", "tiny", {"description": ["", "words"]})
+    CatalogueModel.objects.update(weight_bytes=123)
+    for field, value, size in (("description", "more", 123), ("source", "pypi:other", None)):
+        model = CatalogueModel.objects.get()
+        model.assign({field: value})
+        services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
+        model.refresh_from_db()
+        assert model.weight_bytes == size, "other files forget the measured size"
     alias = services.alias_create(actor=COMMAND, name="nick", model=model)
     assert audited() == ("alias.create", "nick", {"model": "tiny"})
     alias.name = "nock"
@@ -167,20 +161,6 @@ def test_updates_and_deletions_show_at_once_and_are_audited() -> None:
     removed = AuditEntry.objects.values_list("action", "object_id", "detail")
     assert {("model.delete", "tiny"), ("alias.delete", "one")} <= {one[:2] for one in removed}
     assert ("alias.delete", "one", {"with": "tiny"}) in removed
-
-
-def test_what_is_deleted_leaves_every_neuron(build, sent, django_capture_on_commit_callbacks):
-    model = create(pinned=True)
-    for name in ("beast", "beauty"):
-        beat = build.heartbeat(name, replicas=[build.replica()])
-        services.heartbeat_record(heartbeat=beat)
-    with django_capture_on_commit_callbacks(execute=True):
-        services.catalogue_model_delete(actor=COMMAND, model=model)
-    assert [options["queue"] for _, _, options in sent.tasks] == [
-        "neuron.beast",
-        "neuron.beauty",
-    ]
-    assert {job.kind for job in LoadJob.objects.all()} == {"unload"}
 
 
 def test_the_default_model_is_ensured_once_and_stays_as_the_operator_left_it(capsys) -> None:
@@ -245,10 +225,13 @@ def imported(text: str = TEXT, **options: Any) -> Plan:
 
 def test_an_import_is_made_once_and_exported_as_the_same() -> None:
     expect_hosts("beast")
-    assert not imported().is_empty
+    seen = plan_import(read_document(TEXT), selectors.catalogue_state(), prune=False).digest
+    assert not imported(seen=seen).is_empty
     state = selectors.catalogue_state()
     assert {model.name: model.settings for model in read_document(TEXT).models} == state.models
     assert state.aliases == {"nick": "tiny", "Org/Tiny": "tiny"}
+    with pytest.raises(CatalogueChangedError):
+        imported(seen=seen)
     num_audited = AuditEntry.objects.count()
     assert num_audited == 5, "the host, and four of the document"
     assert imported().is_empty
@@ -276,12 +259,3 @@ def test_what_differs_is_changed_and_what_is_not_named_stays_or_goes() -> None:
     state = selectors.catalogue_state()
     assert list(state.models) == ["nick"]
     assert state.aliases == {"tiny": "nick", "other": "nick"}
-
-
-def test_a_plan_that_is_no_longer_true_is_not_applied() -> None:
-    expect_hosts("beast")
-    seen = plan_import(read_document(TEXT), selectors.catalogue_state(), prune=False).digest
-    services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:else")
-    with pytest.raises(CatalogueChangedError):
-        imported(seen=seen)
-    assert list(selectors.catalogue_state().models) == ["other"]
