@@ -10,7 +10,6 @@ import msgspec
 
 from fleet import placement
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Wait, place
 from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
@@ -23,7 +22,6 @@ from tests.fleet.placement.fleets import (
     GIB,
     LOADING,
     RECOVERING,
-    loaded,
     processor,
     refused,
 )
@@ -50,19 +48,7 @@ def decide(*neurons: NeuronView, entry: CatalogueEntry = TINY) -> Decision:
     return place(entry, FleetSnapshot(neurons=neurons))
 
 
-def took(neuron: str, gib: float) -> MeasuredLoad:
-    return fleets.took(neuron, gib, "cpu")
-
-
-def load(on: str) -> Load:
-    return Load(neuron=on, model="tiny", devices=("cpu",))
-
-
-def wait(on: str, doing: str, stage: str = "", **changes: Any) -> Wait:
-    reason = f"tiny is {doing} on {on}" + (f" ({stage})" if stage else "")
-    return Wait(neuron=on, model="tiny", reason=reason, **changes)
-
-
+LOAD_A = "load tiny a/cpu"
 TOO_BIG = LoadFailure(code="does_not_fit", message="too big")
 
 
@@ -102,10 +88,29 @@ def test_waits_and_refusals_in_words() -> None:
     nowhere = refused(decide(replace(host("a"), devices=())))
     assert nowhere.retry_after_s == placement.NO_NEURON_RETRY_AFTER_S
     assert nowhere.message == "No neuron that could run tiny is online"
-    assert decide(host("a", RECOVERING)) == wait("a", "recovering")
     half = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)
+    fetched = LoadProgress(stage=LoadStage.DOWNLOADING, done=1, total=4, unit="bytes")
+    quarter = msgspec.structs.replace(fetched, stage=LoadStage.WEIGHTS)
     sooner = host("b", LOADING, status_age_s=10.0, progress=half)
-    assert decide(host("a", LOADING), sooner) == wait("b", "loading", "weights 50%", eta_s=10.0)
+    for hosts, words, eta_s in (
+        ([host("a", RECOVERING)], "a|recovering on a", None),
+        ([host("a", LOADING), sooner], "b|loading on b (weights 50%)", 10.0),
+        # Of a download that is at a quarter after 100 s.
+        (
+            [host("a", LOADING, progress=fetched, status_age_s=100.0)],
+            "a|loading on a (downloading 25%)",
+            300.0,
+        ),
+        # The weights are at a quarter 2 s after the engine began, whatever came before it.
+        (
+            [host("a", LOADING, progress=quarter, status_age_s=600.0, engine_age_s=2.0)],
+            "a|loading on a (weights 25%)",
+            6.0,
+        ),
+    ):
+        on, _, doing = words.partition("|")
+        expected = Wait(neuron=on, model="tiny", reason=f"tiny is {doing}", eta_s=eta_s)
+        assert decide(*hosts) == expected
     assert decide(host("a", FAILED, failure=TOO_BIG)) == Reject(
         code="load_failed",
         message="Loading tiny failed on a: too big",
@@ -113,6 +118,14 @@ def test_waits_and_refusals_in_words() -> None:
         model_id="pypi:tiny",
         suggestion="Unload another model, or load a smaller quant.",
     )
+    for code, why in (
+        ("bad_file", "It is not tried again until its files or its catalogue entry change, or"),
+        ("repo_fetch_failed", "It is tried again once the hub answers for it, its catalogue"),
+    ):
+        failure = LoadFailure(code=code, message="why")
+        permanent = refused(decide(host("a", FAILED, failure=failure)))
+        assert (permanent.code, permanent.retry_after_s) == (code, None)
+        assert why in permanent.message
 
 
 def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
@@ -128,46 +141,25 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
         assert "by its HELEXA_MEMORY_LIMIT" in decision.message
 
 
-@each_case(
-    ("loads", "on", "free_gib", "fits"),
-    [
-        ((took("a", 6), fleets.took("a", 60)), "a", 5, False),
-        ((took("a", 6), fleets.took("a", 60)), "a", 6, True),
-        ((took("a", 3), took("b", 6)), "a", 4, True),
-        ((took("a", 3), took("b", 6)), "b", 4, False),
-        ((took("a", 3), took("b", 6)), "new", 4, False),
-        ((took("a", 3), took("b", 6)), "new", 6, True),
-    ],
-)
-def test_each_neuron_goes_by_its_own_loads_others_by_the_largest(
-    loads: tuple[MeasuredLoad, ...], on: str, free_gib: int, fits: bool
-) -> None:
+def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
     """The size of the files, and what a load took on a card, are no measure then."""
-    entry = replace(MEASURED, measured_loads=loads)
-    assert isinstance(decide(host(on, free_gib=free_gib), entry=entry), Load) == fits
 
+    def entry(**took_gib: float) -> CatalogueEntry:
+        loads = [fleets.took(name, gib, "cpu") for name, gib in took_gib.items()]
+        return replace(MEASURED, measured_loads=(*loads, fleets.took("a", 60)))
 
-def test_the_neuron_that_comes_closest_is_named() -> None:
-    entry = replace(TINY, measured_loads=(took("a", 5.0), took("b", 9.0)))
-    decision = refused(decide(host("a", free_gib=2), host("b", free_gib=7), entry=entry))
-    assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message
-
-
-@each_case(
-    ("stage", "ages", "words", "eta_s"),
-    [
-        # Of a download that is at a quarter after 100 s.
-        (LoadStage.DOWNLOADING, {"status_age_s": 100.0}, "downloading 25%", 300.0),
-        # The weights are at a quarter 2 s after the engine began, whatever came before it.
-        (LoadStage.WEIGHTS, {"status_age_s": 600.0, "engine_age_s": 2.0}, "weights 25%", 6.0),
-    ],
-)
-def test_a_first_load_reports_its_stages_share_and_seconds(
-    stage: LoadStage, ages: dict[str, float], words: str, eta_s: float
-) -> None:
-    progress = LoadProgress(stage=stage, done=1, total=4, unit="bytes")
-    loading = decide(host("a", LOADING, progress=progress, **ages))
-    assert loading == wait("a", "loading", words, eta_s=eta_s)
+    alone, two = entry(a=6), entry(a=3, b=6)
+    for model, on, free_gib, fits in (
+        (alone, "a", 5, False),
+        (alone, "a", 6, True),
+        (two, "a", 4, True),
+        (two, "b", 4, False),
+        (two, "new", 4, False),
+        (two, "new", 6, True),
+    ):
+        assert isinstance(decide(host(on, free_gib=free_gib), entry=model), Load) == fits
+    decision = refused(decide(host("a", free_gib=2), host("b", free_gib=7), entry=entry(a=5, b=9)))
+    assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message, "it comes closest"
 
 
 UNFIT = LoadFailure(code="does_not_fit", message="too big", needed_bytes=9 * GIB)
@@ -180,13 +172,20 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     assert isinstance(decision, Wait)
     assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
     a_moment_ago: dict[str, Any] = {"status_age_s": UNFIT_BACKOFF_S, "failure": UNFIT}
-    assert decide(host("a", FAILED, free_gib=10, **a_moment_ago), entry=KNOWN) == load("a")
+    assert brief(decide(host("a", FAILED, free_gib=10, **a_moment_ago), entry=KNOWN)) == LOAD_A
     decision = refused(decide(host("a", FAILED, **a_moment_ago), entry=KNOWN))
     assert decision.code == "not_enough_memory"
     no_number = a_moment_ago | {"failure": TOO_BIG}
     assert refused(decide(host("a", FAILED, **no_number))).code == "load_failed"
     smaller_loads = decide(host("a", FAILED, devices=("cpu",), **a_moment_ago), entry=MEASURED)
     assert refused(smaller_loads).code == "load_failed"
+    aged = host("a", FAILED, free_gib=1, status_age_s=999.0)
+    assert refused(decide(aged, entry=MEASURED)).code == "not_enough_memory"
+    # A failure reports the need of each device, and the catalogue that of all.
+    devices = {"devices": ("cuda:0", "cuda:1")}
+    failed = replica(FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, **devices)
+    assert failed_loads(KNOWN, [failed]).unfit == () != failed_loads(KNOWN, [failed]).recent
+    assert failed_loads(replace(TINY, vram_mb=18 * 1024), [failed]).recent == ()
 
 
 @each_case(
@@ -201,15 +200,6 @@ def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely(
         assert isinstance(decide(host("a", FAILED, free_gib=10, **failed), entry=KNOWN), kind)
 
 
-def test_a_need_of_two_ranks_is_known_once_it_is_that_of_both() -> None:
-    """A failure reports the need of each device, and the catalogue that of all."""
-    two = ("cuda:0", "cuda:1")
-    failed = replica(FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=two)
-    whole = replace(TINY, vram_mb=18 * 1024)
-    assert failed_loads(KNOWN, [failed]).unfit == () != failed_loads(KNOWN, [failed]).recent
-    assert failed_loads(whole, [failed]).recent == ()
-
-
 def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     """However long ago it was; elsewhere it is, and by hand."""
     crashed = LoadFailure(code="engine_crashed", message="signal 9")
@@ -218,24 +208,6 @@ def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     decision = refused(decide(there))
     assert decision.retry_after_s is not None
     assert decision.code == "load_failed" and "signal 9" in decision.message
-    assert decide(there, host("b")) == load("b")
-    assert loaded(place(TINY, FleetSnapshot(neurons=(there,)), tries_again=True)) == load("a")
-    assert decide(host("a", FAILED, **failed)) == load("a")
-
-
-@each_case(
-    ("code", "words"),
-    [
-        ("bad_file", "It is not tried again until its files or its catalogue entry change, or"),
-        ("repo_fetch_failed", "It is tried again once the hub answers for it, its catalogue"),
-    ],
-)
-def test_a_permanent_failure_names_what_it_waits_for(code: str, words: str) -> None:
-    decision = refused(decide(host("a", FAILED, failure=LoadFailure(code=code, message="why"))))
-    assert decision.retry_after_s is None
-    assert decision.code == code and words in decision.message
-
-
-def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
-    aged = host("a", FAILED, free_gib=1, status_age_s=999.0)
-    assert refused(decide(aged, entry=MEASURED)).code == "not_enough_memory"
+    assert brief(decide(there, host("b"))) == "load tiny b/cpu"
+    assert brief(place(TINY, FleetSnapshot(neurons=(there,)), tries_again=True)) == LOAD_A
+    assert brief(decide(host("a", FAILED, **failed))) == LOAD_A

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import Catalogue, Load, Reject, Route, Wait, place
+from fleet.placement import Catalogue, Load, place
 from fleet.placement.devices.capacity import (
     IDLE_TIME_SLICE_S,
-    MIN_TIME_SLICE_S,
     QUIET_S,
     idle_age_s,
     waking_bytes,
@@ -91,36 +90,6 @@ def catalogues(draw: st.DrawFn) -> Catalogue:
             for model in MODELS
         )
     )
-
-
-@given(catalogues(), fleets())
-def test_decisions_are_about_what_is_there(offered: Catalogue, snapshot: FleetSnapshot) -> None:
-    decision = place(offered["new"], snapshot, catalogue=offered)
-    again = FleetSnapshot(neurons=snapshot.neurons[::-1])
-    assert place(offered["new"], again, catalogue=offered) == decision, "in whatever order"
-    ready = [view for view in snapshot.replicas_of("new") if view.status is READY]
-    assert isinstance(decision, Route) == bool(ready)
-    if isinstance(decision, Reject):
-        codes = {"no_neuron", "not_enough_memory", "load_failed", "exceeds_device"}
-        assert decision.code in codes
-        is_for_good = decision.code == "exceeds_device"
-        assert is_for_good == (decision.retry_after_s is None)
-        assert is_for_good or decision.retry_after_s > 0
-        return
-    view = snapshot.neuron(decision.neuron)
-    assert view is not None and decision.model == "new"
-    held = view.replica_of("new")
-    if isinstance(decision, Route):
-        assert held is not None and held.status is READY
-        assert held.num_requests == min(view.num_requests for view in ready)
-    elif isinstance(decision, Wait) and decision.needs_time_slice:
-        assert decision.eta_s is not None
-        assert 0 <= decision.eta_s <= MIN_TIME_SLICE_S * 2, "what has it may leave in the end"
-    elif isinstance(decision, Wait):
-        assert held is not None
-        assert held.status in {LOADING, RECOVERING, DRAINING, ASLEEP}
-    else:
-        assert held is None or held.status in {FAILED, ASLEEP}
 
 
 @given(catalogues(), fleets())
