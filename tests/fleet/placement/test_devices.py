@@ -92,30 +92,18 @@ def test_devices_that_no_host_has_are_named(model, there: str, needs: str) -> No
     )
 
 
-WITHOUT_CARDS = (
-    "The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron load on "
-    "processors"
-)
-TOO_SMALL = (
-    f"tiny needs {40 * GIB:,} bytes of memory, and cuda:0 of a has {24 * GIB:,} in all; no neuron "
-    "comes closer"
-)
-GONE = "tiny may run on gone only, which is away"
-OF_40 = entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024)
-
-
-@each_case(
-    ("model", "there", "code", "message", "retry_after_s"),
-    [
-        (entry(needs_gib=10), BROKEN, "cuda_unavailable", WITHOUT_CARDS, 30.0),
-        (entry(pinned_on=("gone",)), "a 20", "no_neuron", GONE, 5.0),
-        (OF_40, "a 20; b 4/32", "exceeds_device", TOO_SMALL, None),
-    ],
-)
-def test_refusals(model, there: str, code: str, message: str, retry_after_s) -> None:
-    decision = refused(place(model, world(there)))
-    found = (decision.code, decision.message, decision.retry_after_s)
-    assert found == (code, message, retry_after_s)
+def test_refusals() -> None:
+    cannot_be_used = "The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron"
+    too_small = f"needs {40 * GIB:,} bytes of memory, and cuda:0 of a has {24 * GIB:,} in all; no "
+    of_40 = entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024)
+    for model, there, code, words, retry_after_s in (
+        (entry(needs_gib=10), BROKEN, "cuda_unavailable", cannot_be_used, 30.0),
+        (entry(pinned_on=("gone",)), "a 20", "no_neuron", "on gone only, which is away", 5.0),
+        (of_40, "a 20; b 4/32", "exceeds_device", too_small, None),
+    ):
+        decision = refused(place(model, world(there)))
+        assert (decision.code, decision.retry_after_s) == (code, retry_after_s)
+        assert words in decision.message
 
 
 @each_case(
@@ -135,22 +123,17 @@ def test_what_a_neurons_standing_means(there: str, expected: str) -> None:
     assert brief(place(entry(), world(there))) == expected
 
 
-def test_what_a_time_slice_promises_is_not_given_to_others() -> None:
-    time_slice = TimeSlice(model="big", neuron="a", devices=("cuda:0",), device_bytes=20 * GIB)
-    promised = world("a 22", time_slices=(time_slice,))
-    assert isinstance(place(entry("big", 20), promised), Load)
-    assert isinstance(place(entry("tiny", 2), promised), Load)
-    behind = place(entry("other", 8), promised)
-    assert isinstance(behind, Wait)
-    assert behind.eta_s == MIN_TIME_SLICE_S
-
-
-def test_an_absent_neuron_is_waited_for() -> None:
+def test_what_an_absent_neuron_holds_is_waited_for_and_a_promise_kept() -> None:
     decision = place(entry(), world("b 20", absent=(host_of("a 2 tiny"),)))
-    assert isinstance(decision, Wait)
-    assert "just fallen silent" in decision.reason
+    assert isinstance(decision, Wait) and "just fallen silent" in decision.reason
     lost = place(entry(), world("b 20", absent=(host_of("a 2 tiny,failed"),)))
     assert brief(lost) == "load tiny b/cuda:0"
+    time_slice = TimeSlice(model="big", neuron="a", devices=("cuda:0",), device_bytes=20 * GIB)
+    promised = world("a 22", time_slices=(time_slice,))
+    for model in (entry("big", 20), entry("tiny", 2)):
+        assert isinstance(place(model, promised), Load)
+    behind = place(entry("other", 8), promised)
+    assert isinstance(behind, Wait) and behind.eta_s == MIN_TIME_SLICE_S
 
 
 def with_kv(kib_per_token: int, **changes: Any) -> CatalogueEntry:
@@ -173,10 +156,8 @@ def test_a_model_goes_where_it_can_do_most(what, wanted, free_gib, goes_to: str)
     hosts = "; ".join(f"{number} {free}" for number, free in enumerate(free_gib))
     assert loaded(place(wanted, world(hosts))).neuron == goes_to, what
 
-
-def test_what_is_wanted_is_divided_among_devices() -> None:
     one, two = (Needs(with_kv(64, min_devices=num, tensor_parallel=num)) for num in (1, 2))
     kv_bytes = WANTED_CONTEXTS * USUAL_CONTEXT_TOKENS * 64 * 1024
     assert one.wanted_bytes(GIB) == GIB + kv_bytes
-    assert two.wanted_bytes(GIB) == GIB + kv_bytes // 2
+    assert two.wanted_bytes(GIB) == GIB + kv_bytes // 2, "it is divided among devices"
     assert Needs(entry(needs_gib=4)).wanted_bytes(4 * GIB) == 5 * GIB + UNKNOWN_BYTES

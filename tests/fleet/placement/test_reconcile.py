@@ -57,19 +57,6 @@ def test_at_rest_time_changes_nothing(what, offered, there: str, known, expected
     assert plan(catalogue(offered), world(there), **known).is_at_rest is expected, what
 
 
-def test_a_load_that_no_heartbeat_has_yet_counts() -> None:
-    two = world("a 12; b 12")
-    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
-    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
-
-
-@each_case(("num", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600), (99, 600)])
-def test_failures_put_off_the_next_try(num: int, wait_s: float) -> None:
-    for age_s in (wait_s - 1, wait_s + 1):
-        known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
-        assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
-
-
 def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None:
     """A pinned model used to be loaded elsewhere after four seconds, and both copies stayed."""
     assert act(catalogue(PINNED), world("b 12", absent=(host_of("a 12 tiny"),))) == ()
@@ -77,6 +64,9 @@ def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None
     (unload,) = act(catalogue(PINNED), world("a 12 tiny; b 12 tiny,used=30"))
     assert brief(unload) == "unload tiny a", "the one that is idle longest"
     assert "one of 2, and at most 1 stay" in unload.reason
+    there = world("a 12 tiny; b 60 tiny")
+    actions = act(catalogue(PLAIN), there, to_restore={"a": ("tiny",)})
+    assert briefs(actions) == "unload tiny b", "a substitute, even from a roomier host"
 
 
 CROWDED = "a 12 tiny,busy,queued=9"
@@ -134,17 +124,19 @@ def test_what_is_surplus(what, tiny, there: str, leaves: str) -> None:
     assert not act(offered, world(there), unloading=known), "it is not asked again"
 
 
-def test_a_substitute_goes_first_even_from_a_roomier_host() -> None:
-    actions = act(catalogue(PLAIN), world("a 12 tiny; b 60 tiny"), to_restore={"a": ("tiny",)})
-    assert briefs(actions) == "unload tiny b"
-
-
 def test_two_loads_of_one_tick_do_not_share_a_card_and_a_tick_starts_a_few() -> None:
     offered = catalogue(entry("one", 10, pinned=True), entry("two", 10, pinned=True))
     assert briefs(act(offered, world("a 12 12"))) == "load one a/cuda:0, load two a/cuda:1"
     assert len(act(offered, world("a 12"))) == 1
     many = catalogue(*(entry(f"m{number}", 1, pinned=True) for number in range(20)))
     assert len(act(many, world("a 24"))) == MAX_LOADS_A_TICK
+    two = world("a 12; b 12")  # a load that no heartbeat has yet counts
+    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
+    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
+    for num, wait_s in ((1, 10), (2, 20), (4, 80), (8, 600), (99, 600)):
+        for age_s in (wait_s - 1, wait_s + 1):
+            known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
+            assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
 
 
 @given(st.data())

@@ -1,8 +1,10 @@
-"""Which of a model's targets a request goes to, which failures fail over, and how targets are
-written."""
+"""Which replica a conversation's request goes to, which of a model's targets, which failures fail
+over, and how targets are written."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +13,14 @@ from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import (
-    MAX_TARGETS,
     Target,
     TargetError,
     When,
     parse_target,
     targets_problem,
 )
+from fleet.placement import Route, RoutingHint, place
+from fleet.placement.place import BALANCE, SLACK, choose_replica
 from fleet.placement.targets import TargetState, choose_target, may_fail_over, own_state
 from metering.prices import Prices, UnitPrices
 from tests.cases import each_case
@@ -88,38 +91,6 @@ def test_which_target_a_request_goes_to(
     targets = [parse_target(one) for one in written.split(", ")]
     found = choose_target(targets, states, **{"waited_s": 0} | options)
     assert (found and (targets[found.index].name, found.wait_s)) == expected
-
-
-conditions = st.sampled_from(
-    ["", " when ready", " when queue_longer_than 2", " when waiting_longer_than 3"]
-)
-lists = st.lists(
-    st.tuples(conditions, st.none() | st.integers(1, 3), st.booleans(), st.integers(0, 4)),
-    min_size=1,
-    max_size=MAX_TARGETS,
-)
-
-
-@given(lists, st.floats(0, 9), st.data())
-def test_every_target_is_tried_at_most_once_and_an_unconditional_one_before_the_end(
-    drawn: list[Any], waited_s: float, data: st.DataObject
-) -> None:
-    targets = [
-        parse_target(f"u{i}/m{when}" + ("" if weight is None else f" weight {weight}"))
-        for i, (when, weight, _, _) in enumerate(drawn)
-    ]
-    states = [TargetState(is_ready=r, queue=q, num_requests=q) for _, _, r, q in drawn]
-    left_out: set[int] = set()
-    while found := choose_target(targets, states, waited_s=waited_s, left_out=left_out):
-        assert found.index not in left_out
-        if found.gives_way:
-            assert found.wait_s is not None
-            assert found.wait_s > waited_s, "waiting comes to an end"
-            waited_s = found.wait_s
-        else:
-            left_out.add(found.index)
-    kept = [one for i, one in enumerate(targets) if i not in left_out]
-    assert all(one.when is When.READY for one in kept)
 
 
 def test_the_state_of_replicas() -> None:
@@ -203,17 +174,6 @@ def test_what_is_no_target_is_refused_in_words(written: str, problem: str) -> No
         parse_target(written)
 
 
-def test_a_target_is_read_whole() -> None:
-    read = parse_target("box/org/m:7b when waiting_longer_than 30 weight 2")
-    assert (read.name, read.when, read.limit, read.weight) == (
-        "box/org/m:7b",
-        When.WAITING_LONGER_THAN,
-        30,
-        2,
-    )
-    assert parse_target("own when always") == Target(upstream_model=None)
-
-
 def test_prices_are_usd_per_million_behind_a_target() -> None:
     def priced(text: str) -> Any:
         prices = parse_target(text).prices
@@ -232,13 +192,14 @@ def test_prices_are_usd_per_million_behind_a_target() -> None:
     assert priced("box/m weight 2 unit_price 100").units == UnitPrices(unit_micro_usd=100_000_000)
     assert priced("box/m when ready upstream_prices").are_upstreams
     assert parse_target("box/m").prices is None
-
-
-def test_a_target_has_one_price_wherever_it_is_named() -> None:
+    read = parse_target("box/org/m:7b when waiting_longer_than 30 weight 2")
+    found = (read.name, read.when, read.limit, read.weight)
+    assert found == ("box/org/m:7b", When.WAITING_LONGER_THAN, 30, 2)
+    assert parse_target("own when always") == Target(upstream_model=None)
     twice = ["box/m when ready unit_price 1", "box/m unit_price 1"]
     assert targets_problem(twice) is None
-    assert "the same prices wherever" in str(targets_problem([twice[0], "box/m unit_price 2"]))
-    assert "the same prices wherever" in str(targets_problem([twice[0], "box/m"]))
+    for other in ("box/m unit_price 2", "box/m"):
+        assert "the same prices wherever" in str(targets_problem([twice[0], other]))
 
 
 def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
@@ -256,3 +217,61 @@ def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
     assert highest("own", "box/m upstream_prices", **own) == highest(**own)
     named = Prices(input_micro_usd=7)
     assert highest("own", "box/m upstream_prices", upstream_prices={"box/m": named}) == named
+
+
+def ready(**num_requests: int):
+    return [replica("tiny", on=name, in_flight=num) for name, num in num_requests.items()]
+
+
+def hint(*prefixes: str) -> RoutingHint:
+    return RoutingHint(tuple(prefix.encode() for prefix in prefixes))
+
+
+def test_a_conversation_stays_where_its_prefix_is() -> None:
+    assert choose_replica(ready(a=2, b=1, c=1), RoutingHint()).neuron == "b", "the least busy"
+    replicas = ready(a=0, b=0, c=0)
+    home = choose_replica(replicas, hint("hello")).neuron
+    for longer in (hint("hello", "there"), hint("hello", "other", "words")):
+        assert choose_replica(replicas, longer).neuron == home
+        assert choose_replica(list(reversed(replicas)), longer).neuron == home
+
+
+def test_conversations_spread_and_when_a_replica_goes_only_its_own_move() -> None:
+    three, two = ready(a=0, b=0, c=0), ready(a=0, b=0)
+    homes = [choose_replica(three, hint(f"c{number}")).neuron for number in range(3000)]
+    assert max(Counter(homes).values()) < 1.1 * 1000
+    for number, before in enumerate(homes[:200]):
+        assert before in ("c", choose_replica(two, hint(f"c{number}")).neuron)
+
+
+def test_one_that_is_over_the_bound_is_passed_over() -> None:
+    replicas = ready(a=0, b=0, c=0)
+    home = choose_replica(replicas, hint("hello")).neuron
+    crowded = [
+        replace(replica, in_flight=40 if replica.neuron == home else 2) for replica in replicas
+    ]
+    elsewhere = {choose_replica(crowded, hint("hello", f"c{n}")).neuron for n in range(30)}
+    assert len(elsewhere) == 2, "conversations that begin alike go apart when one is crowded"
+    assert home not in elsewhere
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=2, max_size=6),
+    st.lists(st.binary(min_size=1, max_size=64), max_size=4),
+)
+def test_nobody_gets_a_request_while_he_is_over_the_bound(nums, prefixes) -> None:
+    replicas = ready(**{f"n{index}": num for index, num in enumerate(nums)})
+    chosen = choose_replica(replicas, RoutingHint(tuple(prefixes)))
+    mean = (sum(nums) + 1) / len(nums)
+    assert chosen.num_requests <= BALANCE * mean + SLACK + 1
+    again = choose_replica(list(reversed(replicas)), RoutingHint(tuple(prefixes)))
+    assert again == chosen, "every gateway comes to the same answer"
+
+
+def test_an_outdated_replica_serves_only_while_no_other_does() -> None:
+    tiny = entry("tiny")
+    digest = tiny.spec_digest()
+    old = neuron("a", holds=(replica("tiny", spec_digest="old"),))
+    new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
+    assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
+    assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")

@@ -60,19 +60,6 @@ def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth(load_s
     assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
 
 
-def test_who_waits_longest_comes_first_and_the_others_wait_for_the_next() -> None:
-    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
-    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
-    assert len(plan.actions) == 1
-
-
-def test_room_that_comes_free_is_kept_for_the_next_time_slice() -> None:
-    """The one that has just left is asked for as well, and would be back at once."""
-    free = world("a 24", time_slices=(TIME_SLICE,))
-    assert brief(place(TWO, free, catalogue=OFFERED)) == "load two a/cuda:0"
-    assert brief(place(ONE, free, catalogue=OFFERED)) == "slice a"
-
-
 LEAVING = world("a 4 one,draining,gib=20")
 
 
@@ -89,6 +76,15 @@ LEAVING = world("a 4 one,draining,gib=20")
 def test_a_time_slice_is_kept(what, snapshot, waiting, age_s: float, is_kept: bool) -> None:
     given = structs.replace(TIME_SLICE, age_s=age_s)
     assert tick(snapshot, time_slices=[given], **waiting).time_slices == (given,) * is_kept, what
+
+
+def test_who_waits_longest_comes_first_and_has_the_room_that_comes_free() -> None:
+    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
+    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
+    assert len(plan.actions) == 1
+    free = world("a 24", time_slices=(TIME_SLICE,))
+    assert brief(place(TWO, free, catalogue=OFFERED)) == "load two a/cuda:0"
+    assert brief(place(ONE, free, catalogue=OFFERED)) == "slice a", "it has just left"
 
 
 @dataclass
