@@ -28,7 +28,6 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.cases import each_case
 from tests.fleet.services.jobs.conftest import HERE, fresh, later, names, observe, start, unload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,16 +71,6 @@ def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> 
         assert fresh(failed).status == LoadJobStatus.FAILED
 
 
-def test_a_load_is_sent_once_it_is_committed(model, neuron, sent) -> None:
-    with pytest.raises(RuntimeError), transaction.atomic():
-        start()
-        raise RuntimeError
-    with transaction.atomic():
-        start()
-        assert sent.tasks == []
-    assert len(sent.tasks) == 1
-
-
 @pytest.mark.parametrize(
     ("table", "name", "error"),
     [(Neuron, "beast", UnknownNeuronError), (CatalogueModel, "tiny", UnknownModelError)],
@@ -112,21 +101,18 @@ def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent) -> No
         assert sent.tasks[-1][1][0].get("devices", []) == devices, "the catalogue asks for them"
 
 
-@each_case(
-    "values",
-    [
+def test_the_database_refuses_a_job_that_contradicts_itself(job, model, neuron) -> None:
+    now = timezone.now()
+    for values in (
         {"status": "dancing"},
         {"status": LoadJobStatus.SUCCEEDED},
-        {"finished_at": timezone.now()},
-        {"status": LoadJobStatus.FAILED, "finished_at": timezone.now()},
+        {"finished_at": now},
+        {"status": LoadJobStatus.FAILED, "finished_at": now},
         {"failure_code": "x"},
-        {},
-    ],
-    ids=["unknown", "ended unfinished", "active finished", "no reason", "active failure", "second"],
-)
-def test_the_database_refuses_a_job_that_contradicts_itself(job, model, neuron, values) -> None:
-    with pytest.raises(IntegrityError), transaction.atomic():
-        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
+        {},  # a second one
+    ):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
 
 
 def test_what_is_not_there_or_pinned_is_refused_and_an_unload_is_one_job(
@@ -167,16 +153,6 @@ def test_what_is_not_there_or_pinned_is_refused_and_an_unload_is_one_job(
     assert sent.tasks[-1][1] == ["tiny", True], "also where one waits for its requests"
 
 
-def test_cancelling_a_load_unloads_it(job, build, sent) -> None:
-    ending = services.load_job_cancel(actor=COMMAND, job=job)
-    assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
-    with pytest.raises(JobCannotBeCancelledError, match="An unload cannot be called back"):
-        services.load_job_cancel(actor=COMMAND, job=ending)
-    steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
-    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
-        services.load_job_cancel(actor=COMMAND, job=job)
-
-
 @pytest.mark.parametrize("code", ["not_picked_up", "neuron_away", "load_lost"])
 def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_it(
     job, build, code: str
@@ -197,8 +173,19 @@ def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_i
     assert services.load_jobs_expire(now=later(seconds=limit_s + 1)) == 0
 
 
-def test_a_restarted_neuron_has_lost_its_load_or_resumes_it(job, build) -> None:
+def test_cancelling_a_load_unloads_it_and_a_restarted_neuron_has_lost_it_or_resumes(
+    job, build, sent
+) -> None:
     """At once, and not as a failure of the model's: it is loaded anew without a pause."""
+    ending = services.load_job_cancel(actor=COMMAND, job=job)
+    assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
+    with pytest.raises(JobCannotBeCancelledError, match="An unload cannot be called back"):
+        services.load_job_cancel(actor=COMMAND, job=ending)
+    steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
+    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
+        services.load_job_cancel(actor=COMMAND, job=job)
+    LoadJob.objects.all().delete()
+    job = start()
     loading = build.replica(job_id=str(job.pk), status=LOADING)
     observe(build, job, LOADING)
     services.heartbeat_record(heartbeat=build.heartbeat(epoch="second", replicas=[loading]))

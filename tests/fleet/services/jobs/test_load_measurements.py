@@ -84,21 +84,6 @@ def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
     assert measured_loads()[0].load_bytes == 2 * GIB, "without the adapters' room"
 
 
-def test_the_last_load_on_each_neuron_counts_and_goes_with_its_model_and_neuron(loaded) -> None:
-    loaded("a")
-    loaded("b", actual_bytes=3 * GIB)
-    loaded("a", actual_bytes=6 * GIB)
-    assert [(load.neuron, load.load_bytes) for load in measured_loads()] == [
-        ("a", 5 * GIB),
-        ("b", 2 * GIB),
-    ]
-    Neuron.objects.get(name="a").delete()
-    selectors.catalogue_cache_clear()
-    assert [load.neuron for load in measured_loads()] == ["b"]
-    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get())
-    assert not LoadMeasurement.objects.exists()
-
-
 @pytest.fixture
 def too_large(model, build, sent):
     """A load that did not fit on beast, for want of so many bytes on each of its devices."""
@@ -164,16 +149,28 @@ def test_the_average_of_requests_is_kept_once_it_is_news(loaded, build) -> None:
     assert (load.device_kind, load.prefill_speed) == ("cuda", None), "another device's is another"
 
 
-def test_a_replica_of_another_job_or_model_leaves_nothing(model, build, sent) -> None:
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    before = build.replica(job_id="before", report=build.report(**TOOK))
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[before]))
-    assert measured_loads() == (), "it may have had other files"
-    digest = LoadJob.objects.get().spec_digest
-    same = build.replica(job_id="x", spec_digest=digest, report=build.report(**TOOK))
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[same]))
-    assert LoadJob.objects.get().status == "succeeded" and measured_loads() == ()
-    stranger = build.replica(model="stranger", report=build.report(**TOOK))
-    speaks(build, stranger, MEASURED.slowed(2))
+def test_the_last_load_on_each_neuron_counts_and_goes_with_its_model_and_neuron(
+    loaded, build
+) -> None:
+    loaded("a")
+    loaded("b", actual_bytes=3 * GIB)
+    loaded("a", actual_bytes=6 * GIB)
+    found = [(load.neuron, load.load_bytes) for load in measured_loads()]
+    assert found == [("a", 5 * GIB), ("b", 2 * GIB)]
+    Neuron.objects.get(name="a").delete()
+    selectors.catalogue_cache_clear()
+    assert [load.neuron for load in measured_loads()] == ["b"]
+    # A replica of another job or model leaves nothing.
+    LoadMeasurement.objects.all().delete()
+    selectors.catalogue_cache_clear()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="b")
+    for values in ({"job_id": "before"}, {"job_id": "x", "spec_digest": job.spec_digest}):
+        other = build.replica(report=build.report(**TOOK), **values)
+        services.heartbeat_record(heartbeat=build.heartbeat("b", replicas=[other]))
+    job.refresh_from_db()
+    assert job.status == "succeeded" and measured_loads() == ()
+    speaks(build, build.replica(model="stranger", report=build.report(**TOOK)), MEASURED.slowed(2))
+    assert not LoadMeasurement.objects.exists()
+    loaded("b")
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get())
     assert not LoadMeasurement.objects.exists()

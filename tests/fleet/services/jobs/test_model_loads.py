@@ -83,25 +83,6 @@ def load() -> LoadJob:
     return services.model_load_start(actor=COMMAND, model_name="new", neuron_name="beast")
 
 
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_an_idle_model_leaves_for_it(full, build, sent, has_failed: bool) -> None:
-    """A load that failed there, for good or not, makes room when somebody asks again."""
-    failure = LoadFailure(code="bad_file", message="half a file")
-    failed = build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure)
-    full(*[failed] * has_failed)
-    job = load()
-    assert (job.devices, job.evict) == (["cuda:0"], ["old"])
-    assert sent.tasks[0][1][0]["evict"] == ["old"]
-
-
-@pytest.mark.parametrize("changes", [{"in_flight": 1}, {"queue_depth": 2}, {"pinned": True}])
-def test_what_is_in_use_or_pinned_stays_and_numbers_are_reported(full, sent, changes) -> None:
-    full(**changes)
-    with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 bytes.*1,073,741,824"):
-        load()
-    assert sent.tasks == []
-
-
 def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sent) -> None:
     """It used to succeed, and what was loaded, or the other copy, was gone seconds later."""
     full()
@@ -133,26 +114,19 @@ def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sen
 
 
 def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(publish, build, sent) -> None:
-    sizes = [("cpu", 0, 64), ("cuda", 0, 8), ("cuda", 1, 24)]
     devices = [
         build.device(kind=kind, index=index, total_memory_bytes=gib * GIB)
-        for kind, index, gib in sizes
+        for kind, index, gib in (("cpu", 0, 64), ("cuda", 0, 8), ("cuda", 1, 24))
     ]
     services.heartbeat_record(heartbeat=publish(devices=devices))
-    services.catalogue_model_create(
-        actor=COMMAND, name="large", source="pypi:large", min_device_vram_mb=20_000
-    )
-
-    def start(device: str) -> LoadJob:
-        return services.model_load_start(
-            actor=COMMAND, model_name="large", neuron_name="beast", devices=[device]
-        )
-
+    large = {"name": "large", "source": "pypi:large", "min_device_vram_mb": 20_000}
+    services.catalogue_model_create(actor=COMMAND, **large)
+    named = {"actor": COMMAND, "model_name": "large", "neuron_name": "beast"}
     for device, why in (("cpu", "is no card"), ("cuda:0", "has 8,589,934,592")):
         with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
-            start(device)
+            services.model_load_start(**named, devices=[device])
     assert sent.tasks == []
-    assert start("cuda:1").devices == ["cuda:1"]
+    assert services.model_load_start(**named, devices=["cuda:1"]).devices == ["cuda:1"]
 
 
 @pytest.mark.parametrize("has_left", [False, True])
@@ -180,12 +154,27 @@ def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
     assert load().pk == job.pk and LoadJob.objects.count() == 2
 
 
-def test_what_leaves_for_it_moves_to_another_card_of_its_neuron(full, publish, build, sent) -> None:
-    """Its load is the control's, once it has left: a neuron has a model once."""
-    room = {"total_memory_bytes": 5 * GIB, "free_memory_bytes": 3500 * 1024**2}
-    full(vram_mb=3300, cards=(build.device(kind="cuda", index=1, **room),))
+@pytest.mark.parametrize("why", ["in use", "pinned", "failed", "another card"])
+def test_an_idle_model_leaves_for_it_and_what_is_in_use_or_pinned_stays(
+    full, build, sent, why: str
+) -> None:
+    if why in ("in use", "pinned"):
+        full(**({"pinned": True} if why == "pinned" else {"queue_depth": 2}))
+        with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 byt.*1,073,741,824"):
+            load()
+        assert sent.tasks == []
+        return
+    if why == "failed":  # one that failed there, for good or not, makes room when it is asked for
+        failure = LoadFailure(code="bad_file", message="half a file")
+        full(build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure))
+    else:
+        room = {"total_memory_bytes": 5 * GIB, "free_memory_bytes": 3500 * 1024**2}
+        full(vram_mb=3300, cards=(build.device(kind="cuda", index=1, **room),))
     job = load()
-    assert job.note == "old makes room and moves to cuda:1 of beast"
-    assert jobs_known().to_restore == {"beast": ("old",)}
-    assert jobs_known().evicting == {("old", "beast")}
-    assert LoadJob.objects.count() == 1 == len(sent.tasks)
+    assert (job.devices, job.evict) == (["cuda:0"], ["old"])
+    assert sent.tasks[0][1][0]["evict"] == ["old"]
+    if why == "another card":  # its load is the control's: a neuron has a model once
+        assert job.note == "old makes room and moves to cuda:1 of beast"
+        assert jobs_known().to_restore == {"beast": ("old",)}
+        assert jobs_known().evicting == {("old", "beast")}
+        assert LoadJob.objects.count() == 1 == len(sent.tasks)
