@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,6 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
-from tests.cases import each_case
 from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.jobs.conftest import HERE, fresh, observe, start
@@ -56,16 +56,13 @@ def divided(build) -> Load:
     return load
 
 
-@each_case(
-    "changes",
-    [{"layers": []}, {"layers": [1]}, {"hidden_size": -1}, {"active_share": 0.0}, {"kinds": []}],
-    ids=str,
-)
-def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent, changes) -> None:
-    costs = msgspec.structs.replace(packed(COSTS), **changes)
-    failure = msgspec.structs.replace(TOO_LARGE, costs=costs)
-    observe(build, start(), ReplicaStatus.FAILED, failure=failure, devices=["cuda:0"])
-    assert CatalogueModel.objects.get().layer_costs is None
+def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent) -> None:
+    cases: list[dict[str, Any]] = [{"layers": []}, {"layers": [1]}, {"kinds": []}]
+    for changes in (*cases, {"hidden_size": -1}, {"active_share": 0.0}):
+        costs = msgspec.structs.replace(packed(COSTS), **changes)
+        failure = msgspec.structs.replace(TOO_LARGE, costs=costs)
+        observe(build, start(), ReplicaStatus.FAILED, failure=failure, devices=["cuda:0"])
+        assert CatalogueModel.objects.get().layer_costs is None, changes
 
 
 def test_the_next_load_after_one_that_did_not_fit_is_divided(build, job, sent) -> None:

@@ -52,17 +52,17 @@ class Walk(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def end(self, name: str) -> None:
         """The neuron ends and is up again at once."""
-        self.world.fleet.neurons[name].end()
+        self.world.neurons[name].end()
 
     @rule(name=st.sampled_from(NAMES))
     def goes_or_comes(self, name: str) -> None:
-        neuron = self.world.fleet.neurons[name]
+        neuron = self.world.neurons[name]
         neuron.is_alive = not neuron.is_alive
         neuron.end()
 
     @rule(name=st.sampled_from(NAMES))
     def stages_are_killed(self, name: str) -> None:
-        self.world.fleet.neurons[name].stages.clear()
+        self.world.neurons[name].stages.clear()
 
     @rule()
     def messages_are_lost(self) -> None:
@@ -89,14 +89,14 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def no_memory_is_given_twice(self) -> None:
         if hasattr(self, "world"):
-            assert all(one.free_bytes >= 0 for one in self.world.fleet.living())
+            assert all(one.free_bytes >= 0 for one in self.world.living())
 
     def teardown(self) -> None:
         """Once all are there, and requests are old, the model loads, and goes again."""
         if not hasattr(self, "world"):
             return
         world = self.world
-        for neuron in world.fleet.neurons.values():
+        for neuron in world.neurons.values():
             if not neuron.is_alive:
                 neuron.end()
             neuron.is_alive = True
@@ -108,8 +108,8 @@ class Walk(RuleBasedStateMachine):
             )
         world.settle()
         assert not selectors.load_jobs_active().exists()
-        used = {one.spec.job_id for n in world.fleet.living() for one in n.replicas.values()}
-        for neuron in world.fleet.living():
+        used = {one.spec.job_id for n in world.living() for one in n.replicas.values()}
+        for neuron in world.living():
             assert {one.spec.job_id for one in neuron.stages if one.memory_bytes} <= used
             neuron.stages = [one for one in neuron.stages if one.memory_bytes]  # failures age
             neuron.replicas = {

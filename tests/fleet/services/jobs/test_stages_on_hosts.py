@@ -64,7 +64,7 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     assert order.stage_of.engine_certificate == engine.link_identity.certificate
     world.settle()
     assert (newest().status, newest().stage_links) == (LoadJobStatus.SUCCEEDED, "")
-    assert world.serving() == "a" and len(world.specs) == 2
+    assert world.load() == "a" and len(world.specs) == 2
     assert set(world.held()) == set(NAMES) and world.held()["c"] == 0
     (held,) = Neuron.objects.get(name="b").held_stages
     assert (held["model"], held["engine_neuron"], held["status"]) == ("large", "a", "ready")
@@ -90,7 +90,7 @@ def test_a_load_whose_stages_cannot_be_had_fails(
     world.request()
     match how:
         case "away":
-            world.fleet.neurons["b"].is_alive = False
+            world.neurons["b"].is_alive = False
         case "lost":
             world.sent.tasks.clear()
             world.tick()
@@ -116,7 +116,7 @@ def listening(world: World) -> LoadJob:
     world.tick()
     world.request()
     world.deliver()
-    world.fleet.work()
+    world.work()
     return newest()
 
 
@@ -147,22 +147,19 @@ def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(
     assert len(world.specs) == 1 + (how == "ordered"), "only the stage was ordered"
 
 
-def test_it_is_neither_reloaded_in_place_nor_put_to_sleep(
+def test_what_it_is_refused_and_a_drained_neuron_holds_nothing_before_it_counts_as_empty(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = {"actor": COMMAND, "model_name": "large", "neuron_name": world.load()}
-    monkeypatch.setattr(live, "redis_client", lambda: None)
-    monkeypatch.setattr(live, "read_snapshot_sync", lambda client: world.snapshot())
-    with pytest.raises(PlacementRefusedError, match="lies on a and b together"):
-        services.reload_job_start(**where)
-    with pytest.raises(PlacementRefusedError, match="unload it, and load it again"):
-        services.model_reload_everywhere(actor=COMMAND, model_name="large")
-    with pytest.raises(CannotSleepError, match="lies on a and b together, and is only unloaded"):
-        services.sleep_job_start(**where)
-
-
-def test_a_drained_neuron_holds_nothing_before_it_counts_as_empty(world: World) -> None:
-    world.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "redis_client", lambda: None)
+        patched.setattr(live, "read_snapshot_sync", lambda client: world.snapshot())
+        with pytest.raises(PlacementRefusedError, match="lies on a and b together"):
+            services.reload_job_start(**where)
+        with pytest.raises(PlacementRefusedError, match="unload it, and load it again"):
+            services.model_reload_everywhere(actor=COMMAND, model_name="large")
+        with pytest.raises(CannotSleepError, match="on a and b together, and is only unloaded"):
+            services.sleep_job_start(**where)
     services.neuron_drain(actor=COMMAND, neuron_name="b")
     NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
     world.tick()
@@ -170,22 +167,21 @@ def test_a_drained_neuron_holds_nothing_before_it_counts_as_empty(world: World) 
 
 
 @pytest.fixture
-def full(build: Any, sent: Any) -> World:
+def full(world: World) -> World:
     """``c`` lends nothing; ``a`` and ``b`` are full of an idle model each."""
-    full = World(build, sent)
-    del full.fleet.neurons["c"]
+    del world.neurons["c"]
     for name, model in (("a", "old"), ("b", "other")):
         services.catalogue_model_create(actor=COMMAND, name=model, source="pypi:one")
-        full.fleet.neurons[name].hold(model, 20 * GIB)
+        world.neurons[name].hold(model, 20 * GIB)
     selectors.catalogue_cache_clear()
-    return full
+    return world
 
 
 def models(full: World) -> dict[str, list[str]]:
     """The replicas that have memory, by neuron."""
     return {
-        one.name: sorted(name for name, held in one.replicas.items() if held.memory_bytes)
-        for one in full.fleet.living()
+        neuron.name: sorted(name for name, one in neuron.replicas.items() if one.memory_bytes)
+        for neuron in full.living()
     }
 
 
@@ -222,7 +218,7 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
 ) -> None:
     full.tick()
     full.request()
-    neuron = full.fleet.neurons[where]
+    neuron = full.neurons[where]
     in_use = {"a": "old", "b": "other"}[where]
     neuron.busy = {in_use}
     full.deliver()
@@ -231,7 +227,7 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
     assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "lost_its_room")
     assert f"{in_use} is in use" in job.failure_message
     assert in_use in models(full)[where]
-    assert all(not one.memory_bytes for n in full.fleet.living() for one in n.stages)
+    assert all(not one.memory_bytes for n in full.living() for one in n.stages)
     neuron.busy = set()
     assert full.load() == "a"
     assert models(full) == {"a": ["large"], "b": []}
