@@ -94,29 +94,22 @@ def test_a_changed_model_keeps_its_name_and_shows_lists_and_money_as_written(
     assert set(added.context["adminform"].form.fields) == {"name", *SETTINGS}
 
 
-@each_case("from_its_page", [True, False])
+@pytest.mark.parametrize("from_its_page", [True, False])
 def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
     admin_client, beat, build, sent, from_its_page: bool
 ) -> None:
     tiny, idle = made("tiny"), made("idle")
-    beat(replicas=[])
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    beat(replicas=[build.replica()])
     services.alias_create(actor=COMMAND, name="nick", model=tiny)
-    beat(replicas=[build.replica(job_id=str(job.pk), spec_digest=job.spec_digest)])
-
-    def delete(model: CatalogueModel) -> str:
-        if not from_its_page:
-            return act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
-        where = url("cataloguemodel", "delete", model.pk)
-        return admin_client.post(where, {"post": "yes"}, follow=True).text
-
-    sent.tasks.clear()
-    assert "It leaves the memory" not in delete(idle)
-    assert "It leaves the memory of beast" in delete(tiny)
+    for model, leaves in ((idle, False), (tiny, True)):
+        if from_its_page:
+            where = url("cataloguemodel", "delete", model.pk)
+            text = admin_client.post(where, {"post": "yes"}, follow=True).text
+        else:
+            text = act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
+        assert ("It leaves the memory of beast" in text) == leaves
     assert not CatalogueModel.objects.exists() and not Alias.objects.exists()
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
-    assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
-    beat(replicas=[])
 
 
 def test_what_serves_by_earlier_settings_is_shown_and_reloaded(
@@ -136,29 +129,22 @@ def test_what_serves_by_earlier_settings_is_shown_and_reloaded(
     assert LoadJob.objects.get().kind == "reload"
 
 
-@each_case(
-    ("changes", "message"),
-    [
+def test_what_follows_from_a_change_is_remarked(model, beat, build, change) -> None:
+    sql = {"name": "tiny-sql", "source": "huggingface:org/sql", "base": "tiny"}
+    services.catalogue_model_create(actor=COMMAND, **sql)
+    services.neuron_expect(actor=COMMAND, neuron_name="beauty")
+    for changes, message in (
         ({"pinned_on": "beauty"}, "tiny moves from beast once it can be loaded on beauty"),
         ({"pinned_on": "beast"}, ""),
         ({"enabled": ""}, "Its adapters are not offered either: tiny-sql"),
         ({"min_device_vram_mb": "48000"}, "No host can run tiny: it needs a card of 46.9 GiB"),
-    ],
-)
-def test_what_follows_from_a_change_is_remarked(
-    beat, build, change, changes: dict[str, str], message: str
-) -> None:
-    if not CatalogueModel.objects.filter(name="tiny-sql").exists():
-        services.catalogue_model_create(
-            actor=COMMAND, name="tiny-sql", source="huggingface:org/sql", base="tiny"
-        )
-        services.neuron_expect(actor=COMMAND, neuron_name="beauty")
-    digest = CatalogueModel.objects.get(name="tiny").entry().spec_digest()
-    is_loaded = "No host" not in message
-    beat(replicas=[build.replica(spec_digest=digest)] if is_loaded else [])
-    text = change(**changes)
-    assert message in text
-    assert message or not re.search("moves from|not offered|No host", text)
+    ):
+        digest = CatalogueModel.objects.get(name="tiny").entry().spec_digest()
+        is_loaded = "No host" not in message
+        beat(replicas=[build.replica(spec_digest=digest)] if is_loaded else [])
+        text = change(**changes)
+        assert message in text
+        assert message or not re.search("moves from|not offered|No host", text)
 
 
 def test_models_are_filtered_by_state_and_neuron(admin_client, beat, build) -> None:

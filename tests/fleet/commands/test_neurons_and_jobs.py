@@ -82,10 +82,7 @@ def _hold(redis_db, held) -> None:
 def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
     beat()
     assert "a processor" in run_command("neurons", "list")
-    assert run_command("neurons", "drain", "beast") == (
-        "beast takes no more loads and requests, but for models that are moving elsewhere; "
-        "nothing runs there now.\n"
-    )
+    assert run_command("neurons", "drain", "beast").endswith("; nothing runs there now.\n")
     beat()
     assert json.loads(run_command("neurons", "list", "--json"))[0]["status"] == "draining"
     beat(

@@ -16,7 +16,6 @@ from fleet.errors import UpstreamUnavailableError
 from fleet.models import Upstream
 from fleet.upstreams.discovery import KnownModel, models_of
 from fleet.upstreams.probe import NO_MODEL, NOT_TRIED, PAID, chat_model, model_for
-from tests.cases import each_case
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, make
 from tests.inference.wire.openai.parsed_forms import fields_of
@@ -230,43 +229,31 @@ def test_models_are_chosen_by_their_names() -> None:
     assert model_for("image_generation", ("black-forest-labs/FLUX.1",))
 
 
-def priced(input: int | None, output: int | None, cached: int | None = None) -> dict[str, Any]:
-    names = ("input_price_micro_usd", "output_price_micro_usd", "cached_input_price_micro_usd")
-    return dict(zip(names, (input, output, cached), strict=True))
+def test_limits_and_prices_are_read_where_they_are_named() -> None:
+    def priced(input: int | None, output: int | None, cached: int | None = None) -> dict[str, Any]:
+        names = ("input_price_micro_usd", "output_price_micro_usd", "cached_input_price_micro_usd")
+        return dict(zip(names, (input, output, cached), strict=True))
 
-
-@each_case(
-    ("row", "known"),
-    [
+    top = {"context_length": 8192, "top_provider": {"max_completion_tokens": 1024}}
+    router = {"prompt": "0.000001", "completion": "2e-6", "input_cache_read": "5e-7"}
+    ours = {"input": 0.25, "output": 1, "cache_read": 0.1}
+    for row, known in (
         ({}, {}),
         ({"max_model_len": 4096}, {"context_tokens": 4096}),
         ({"meta": {"n_ctx": 512}}, {"context_tokens": 512}),
-        (
-            {"context_length": 8192, "top_provider": {"max_completion_tokens": 1024}},
-            {"context_tokens": 8192, "max_output_tokens": 1024},
-        ),
+        (top, {"context_tokens": 8192, "max_output_tokens": 1024}),
         ({"limit": {"context": 7, "output": 3}}, {"context_tokens": 7, "max_output_tokens": 3}),
         ({"max_model_len": True, "pricing": {"prompt": "NaN"}}, {}),
         ({"max_model_len": -1, "pricing": {"prompt": "1e99"}}, {}),
-        (
-            {"pricing": {"prompt": "0.000001", "completion": "2e-6", "input_cache_read": "5e-7"}},
-            priced(1_000_000, 2_000_000, 500_000),
-        ),
-        (
-            {"cost": {"input": 0.25, "output": 1, "cache_read": 0.1}},
-            priced(250_000, 1_000_000, 100_000),
-        ),
+        ({"pricing": router}, priced(1_000_000, 2_000_000, 500_000)),
+        ({"cost": ours}, priced(250_000, 1_000_000, 100_000)),
         ({"cost": {"input": 0.25}}, priced(250_000, None)),
         ({"cost": {"input": 0, "output": 0}}, priced(0, 0)),
         ({"pricing": {"prompt": "-1", "completion": "1"}}, priced(None, 10**12)),
         ({"cost": {"input": True, "output": "x"}}, {}),
         ({"cost": "free"}, {}),
-    ],
-)
-def test_limits_and_prices_are_read_where_they_are_named(
-    row: dict[str, Any], known: dict[str, Any]
-) -> None:
-    assert models_of({"data": [{"id": "m", **row}]}) == [KnownModel(id="m", **known)]
+    ):
+        assert models_of({"data": [{"id": "m", **row}]}) == [KnownModel(id="m", **known)], row
     rows = [{"name": "b:1"}, {"model": "a"}, {"id": "a"}, {"id": "two words"}, {"id": 7}, "x", {}]
     rows += [{"id": "x" * 301}, {"id": "a\x00"}]
     assert [model.id for model in models_of({"models": rows})] == ["a", "b:1"]
