@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 from django.core.management import CommandError
-from django.test import Client
-from django.urls import reverse
 
 from fleet import services
 from fleet.catalogue.rules import check_source
@@ -63,18 +61,32 @@ def test_a_source_is_listed_and_searched_with_its_token(
     assert lab.tokens == {"Bearer lab-secret", None}, "Hugging Face's token is nobody else's"
 
 
-@pytest.mark.usefixtures("lab")
-def test_an_unknown_source_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_source_is_refused_with_those_that_are_known(
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sources_of(text: str) -> list[str]:
+        document = read_document(text)
+        assert not document.problems, document.problems
+        return [model.settings.source for model in document.models]
+
     with pytest.raises(
         UnknownSourceError, match=r"'other' .* huggingface, lab, and HELEXA_SOURCES"
     ):
         HubClient("other")
-    with pytest.raises(CatalogueValueError, match="one of huggingface:, lab:, path:, pypi:"):
-        check_source("other:org/name")
-    with pytest.raises(CatalogueValueError, match="lab:org/name, as in lab:"):
-        check_source("lab:name")
+    for source, why in (
+        ("other:org/name", "one of huggingface:, lab:, path:, pypi:"),
+        ("lab:name", "lab:org/name, as in lab:"),
+    ):
+        with pytest.raises(CatalogueValueError, match=why):
+            check_source(source)
     model = services.catalogue_model_create(actor=COMMAND, name="m", source="org/tiny")
     assert model.source == "huggingface:org/tiny", "of a bare name, where no source is the default"
+    one, two = '[[models]]\nid = "org/one"\n', '[[models]]\nid = "two"\nsource = "org/two"\n'
+    assert sources_of(f'{one}source = "lab"\n{two}') == ["lab:org/one", "huggingface:org/two"]
+    (problem,) = read_document(f'{one}source = "other"\n').problems
+    assert "one of huggingface:, lab:, path:, pypi:" in problem.message
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
+    assert sources_of(one + two) == ["lab:org/one", "lab:org/two"]
 
 
 def test_a_model_is_searched_for_and_added_by_commands(
@@ -101,33 +113,3 @@ def test_a_model_is_searched_for_and_added_by_commands(
     assert found == {"tiny-q4_0": "lab:org/tiny", "again": "lab:org/tiny"}
     assert CatalogueModel.objects.get(name="again").draft_model == "lab:org/small"
     assert HubClient().repository("org/tiny").scheme == "lab"
-
-
-def test_models_toml_names_sources_as_the_original_does(
-    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sources_of(text: str) -> list[str]:
-        document = read_document(text)
-        assert not document.problems, document.problems
-        return [model.settings.source for model in document.models]
-
-    one, two = '[[models]]\nid = "org/one"\n', '[[models]]\nid = "two"\nsource = "org/two"\n'
-    assert sources_of(f'{one}source = "lab"\n{two}') == ["lab:org/one", "huggingface:org/two"]
-    (problem,) = read_document(f'{one}source = "other"\n').problems
-    assert "one of huggingface:, lab:, path:, pypi:" in problem.message
-    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
-    assert sources_of(one + two) == ["lab:org/one", "lab:org/two"]
-
-
-@pytest.mark.usefixtures("lab")
-def test_the_admin_asks_the_chosen_source(admin_client: Client, publish) -> None:
-    publish()
-    url = reverse("admin:fleet_cataloguemodel_hub")
-    page = admin_client.get(url, {"words": "tiny", "source": "lab"}).content.decode()
-    assert "?repository=org/tiny&amp;source=lab" in page
-    given = {"repository": "org/tiny", "source": "lab"}
-    assert "Q4_0" in admin_client.get(url, given).content.decode()
-    admin_client.post(url, given | {"offer": "Q4_0", "name": "tiny"})
-    assert CatalogueModel.objects.get().source == "lab:org/tiny"
-    refused = admin_client.get(url, given | {"source": "other"}).content.decode()
-    assert "other is not one of the available choices" in refused

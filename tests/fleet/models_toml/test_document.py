@@ -6,15 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import selectors, services
 from fleet.catalogue import CatalogueSettings
-from fleet.models_toml import Document, WrittenModel, plan_import, read_document
+from fleet.models_toml import Document, WrittenModel, read_document
 from fleet.models_toml.reading import ModelsTomlError, Remark
-from metering.actor import COMMAND
 from tests.cases import each_case
 
 
@@ -229,57 +226,6 @@ def test_every_entry_is_what_it_was_there() -> None:
         "cost.cache_write",
     ]
     assert notes["unsloth/Qwen3-8B-GGUF"] == ["id", "harness"]
-
-
-BROKEN = """
-[[models]]
-id = "Org/Fine"
-
-[[models]]
-id = "Org/Broken"
-contxt = 3
-
-[[models]]
-id = "tuned"
-source = "path:/tuned"
-base = "broken"
-
-[[models]]
-id = "Org/Other"
-source = "mirror"
-
-[aliases]
-nice = "Org/Fine"
-fine = "Org/Fine"
-broken = "Org/Broken"
-dead = "Org/Missing"
-"""
-
-
-@pytest.mark.django_db
-def test_a_refused_entry_is_named_with_its_line_and_the_others_are_shown() -> None:
-    services.catalogue_model_create(actor=COMMAND, name="broken", source="pypi:broken")
-    before = selectors.catalogue_state()
-    plan = plan_import(read_document(BROKEN), before, prune=True)
-    shown = list(plan.lines())
-    assert shown[:7] == [
-        "+ model fine",
-        '    source = "huggingface:Org/Fine"',
-        "+ model tuned",
-        '    source = "path:/tuned"',
-        '    base = "broken"',
-        "+ alias Org/Fine = fine",
-        "+ alias nice = fine",
-    ]
-    assert [(problem.line, problem.entry) for problem in plan.problems] == [
-        (7, "Org/Broken"),
-        (16, "Org/Other"),
-        (22, "[aliases]"),
-    ]
-    assert [line[:8] for line in shown[-3:]] == ["x line 7", "x line 1", "x line 2"]
-    with pytest.raises(ModelsTomlError, match="contxt"):
-        services.catalogue_import(actor=COMMAND, document=read_document(BROKEN), prune=True)
-    assert selectors.catalogue_state() == before
 
 
 def test_all_problems_are_reported_at_once() -> None:
