@@ -272,18 +272,3 @@ def test_a_model_is_added_from_a_repository(admin_client, publish, beat, build) 
         beat(devices=[build.device(**sizes)])
         text = added(admin_client, **GGUF | {"name": name})
         assert f"{name} is in the catalogue. {promise}" in text
-
-
-@pytest.mark.usefixtures("hub", "publish")
-def test_searching_and_what_this_build_does_not_run(admin_client, monkeypatch) -> None:
-    for asked, words in (
-        ({"words": "tiny"}, "?repository=org/tiny-gguf"),
-        ({"repository": "org/strange"}, "reformer"),
-        ({"repository": "org/gated"}, "needs a token that was granted access"),
-    ):
-        text = page(admin_client, "cataloguemodel", "hub", **asked)
-        assert words in text
-        assert ("This build does not run it" in text) == (words == "reformer")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    away = page(admin_client, "cataloguemodel", "hub", repository="org/dense")
-    assert "cannot be reached from here" in away

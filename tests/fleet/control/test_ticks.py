@@ -1,25 +1,31 @@
-"""The control's ticks over a real Redis: what one records and decides, and which of them pass
-because nothing has changed."""
+"""The control's ticks over a real Redis: what one records and decides, which of them pass because
+nothing has changed, what is remembered from tick to tick, and queues and devices as samples."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import pytest
 import redis
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from fleet import services, tasks
 from fleet.control import idle, leadership
 from fleet.control.idle import IdleTicks
+from fleet.control.samples import Samples
+from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
 from fleet.lifecycles import NeuronStatus
 from fleet.live import reading as live
+from fleet.live.absences import GRACE_S, Absences
+from fleet.live.desired_state import TimeSlice
+from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, Device, Invitation, LoadJob, Neuron
 from fleet.placement.decisions import Plan
 from fleet.placement.reconcile import reconcile
@@ -33,6 +39,8 @@ from inference.protocol.heartbeat import (
     encode_waiting_report,
 )
 from metering.actor import COMMAND
+from metering.models import SeriesRow
+from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -195,3 +203,98 @@ def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> Non
     assert app.conf.accept_content == ["json"]
     assert app.conf.task_serializer == "json"
     assert app.conf.task_ignore_result
+
+
+EMPTY = fleet()
+HOLDER = neuron("a", card(free=2), holds=(replica("tiny"),))
+
+
+def report(beat: int, **oldest_s: float) -> WaitingReport:
+    models = {
+        name: WaitingModel(num_requests=2, oldest_s=age_s) for name, age_s in oldest_s.items()
+    }
+    return WaitingReport(beat=beat, models=models)
+
+
+def test_a_neuron_that_falls_silent_is_expected_back_for_a_while() -> None:
+    absences = Absences()
+    assert absences.noted(fleet(HOLDER), 0.0).absent == ()
+    blinking = absences.noted(EMPTY, 3.0)
+    assert blinking.absent_holders("tiny") == ("a",)
+    assert blinking.absent_holders("other") == ()
+    assert absences.noted(fleet(HOLDER), 5.0).absent == ()
+    assert absences.noted(EMPTY, 5.0 + GRACE_S).absent == ()
+    assert absences.noted(EMPTY, 6.0).absent == (), "once given up it is not expected again"
+    absences.noted(fleet(replace(HOLDER, is_leaving=True)), 7.0)
+    assert absences.noted(EMPTY, 8.0).absent == (), "it announced its end"
+
+
+def test_what_waits_at_all_gateways_is_added_up_until_one_is_dead() -> None:
+    watch = FleetWatch()
+    reports = {"g1": report(1, tiny=4.0), "g2": report(9, tiny=7.0)}
+    waiting = watch.look(EMPTY, reports, 0.0).observed.waiting["tiny"]
+    assert (waiting.num_requests, waiting.oldest_s) == (4, 7.0)
+    assert watch.look(EMPTY, reports, GATEWAY_SILENCE_S - 1).gone_gateways == ()
+    dead = watch.look(EMPTY, reports | {"g1": report(2, tiny=1.0)}, GATEWAY_SILENCE_S)
+    assert dead.gone_gateways == ("g2",)
+    assert dead.observed.waiting["tiny"].num_requests == 2
+    assert watch.look(EMPTY, {"g2": report(10, tiny=1.0)}, 9.0).gone_gateways == ()
+
+
+def test_how_long_a_queue_has_been_long() -> None:
+    watch = FleetWatch()
+
+    def long_s(queue_depth: int, now_s: float) -> float | None:
+        crowded = fleet(neuron("a", card(free=2), holds=(busy("tiny", queue_depth=queue_depth),)))
+        return watch.look(crowded, {}, now_s).observed.queue_long_s.get("tiny")
+
+    assert [long_s(9, 0.0), long_s(9, 4.0), long_s(0, 5.0), long_s(9, 6.0), long_s(9, 8.0)] == [
+        0.0,
+        4.0,
+        None,
+        0.0,
+        2.0,
+    ]
+
+
+TIME_SLICE = TimeSlice(model="tiny", neuron="a", devices=("cuda:0",), device_bytes=1)
+
+
+def test_time_slices_grow_older_and_a_control_that_takes_over_keeps_them() -> None:
+    watch = FleetWatch()
+    published = FleetSnapshot(neurons=(), time_slices=(TIME_SLICE,))
+    assert watch.time_slices(published, 0.0) == (TIME_SLICE,)
+    watch.keep([TIME_SLICE], 10.0)
+    for now_s, age_s in ((14.0, 4.0), (15.0, 5.0)):
+        (time_slice,) = watch.time_slices(EMPTY, now_s)
+        assert time_slice.age_s == age_s
+        watch.keep([time_slice], now_s)
+    watch.keep([], 16.0)
+    assert watch.time_slices(published, 17.0) == ()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ticks_sample_and_housekeeping_stores(
+    publish: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "samples", Samples())
+    publish(replicas=[build.replica(stats=build.stats(queue_depth=2))])
+    now_unix_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_unix_s - 90)
+    tasks.tick()
+    monkeypatch.setattr(time, "time", lambda: now_unix_s)
+
+    def away(*_args: Any, **_options: Any) -> None:
+        raise OperationalError("the server is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "figures_add", away)
+        tasks.roll_up_series()
+    assert not SeriesRow.objects.exists()
+    for _ in range(2):
+        tasks.roll_up_series()
+    rows = {(row.kind, row.name): row.figures for row in SeriesRow.objects.all()}
+    assert rows.keys() == {
+        *(("fleet", ""), ("neuron", "beast"), ("model", "tiny"), ("device", "beast/cpu")),
+    }
+    assert (rows["model", "tiny"]["samples"], rows["model", "tiny"]["queue_depth+"]) == (1, 2)

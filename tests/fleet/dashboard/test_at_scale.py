@@ -10,9 +10,8 @@ from django.test import Client
 from django.utils import timezone
 
 from fleet.dashboard.board import board_of
-from fleet.dashboard.query import BoardQuery, page_of
+from fleet.dashboard.query import BoardQuery
 from fleet.models import CatalogueModel, Device, Neuron, Replica
-from fleet.overview.lines import ModelLine
 from fleet.overview.selector import fleet_overview
 from inference.version import VERSION
 from tests.metering.callers import text_of
@@ -121,23 +120,3 @@ def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) ->
     board = board_of(fleet_overview(), kept)
     first = [board[noun][0]["line"].name for noun in ("models", "neurons")]
     assert first == ["model-100", "node-30"]
-
-
-def test_pages() -> None:
-    nothing: dict[str, Any] = {"status": "ready", "pinned": False, "min_replicas": 0}
-    lines = [
-        ModelLine(name=name, replicas=rank, max_replicas=1, **nothing)
-        for name, rank in (("a", 2), ("b", 1), ("c", 3), ("d", 0), ("e", 1))
-    ]
-    for page, kept, expected in (
-        (1, "", "db"),
-        (2, "", "ea"),
-        (3, "", "c"),
-        (9, "", "c"),
-        (1, "c d", "cd"),  # they keep their order
-        (1, "c x", "cd"),  # x is gone: the first of the page that is not there moves up
-        (1, "d d", "db"),
-    ):
-        found = page_of(lines, rank=lambda one: one.replicas, size=2, number=str(page), kept=kept)
-        assert "".join(one.name for one in found) == expected
-        assert (found.paginator.num_pages, found.paginator.count) == (3, 5)

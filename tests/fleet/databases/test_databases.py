@@ -33,7 +33,6 @@ DATABASE_TESTS = [
         "fleet/services/offers/test_catalogue.py",
         "fleet/services/hosts/test_heartbeats.py",
         "fleet/services/jobs/test_load_jobs.py",
-        "fleet/services/jobs/test_load_measurements.py",
         "fleet/services/jobs/test_stages_on_hosts.py",
         "hostile/test_heartbeats.py",
         "fleet/control/test_leadership.py",

@@ -1,18 +1,22 @@
-"""Loads over several neurons, from the order of each stage to its release: load, fault, unload, and
-what leaves there for them."""
+"""Loads over several neurons, from the order of each stage to its release: load, fault, unload,
+what leaves there for them, and all of it in any order."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from django.test import Client
 from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as runs
 
 from fleet import selectors, services
-from fleet.errors import CannotSleepError, PlacementRefusedError
+from fleet.errors import CannotSleepError, FleetError, PlacementRefusedError
 from fleet.lifecycles import LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
@@ -22,6 +26,7 @@ from fleet.services.jobs.stage_orders import stage_load_call_off
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
 from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -231,3 +236,78 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
     neuron.busy = set()
     assert full.load() == "a"
     assert models(full) == {"a": ["large"], "b": []}
+
+
+def do(world: World, what: str, name: str) -> None:
+    neuron = world.neurons[name]
+    match what:
+        case "tick" | "idle tick":
+            world.tick(works=what == "tick")
+        case "request":
+            world.request()
+        case "end":  # and is up again at once
+            neuron.end()
+        case "go or come":
+            neuron.is_alive = not neuron.is_alive
+            neuron.end()
+        case "kill":
+            neuron.stages.clear()
+        case "lose messages":
+            world.sent.tasks.clear()
+        case "unload" if row := Replica.objects.select_related("neuron").first():
+            where = {"model_name": "large", "neuron_name": row.neuron.name}
+            with suppress(FleetError):  # it has just gone
+                services.unload_job_start(actor=COMMAND, **where)
+        case "cancel" if job := selectors.load_jobs_active().first():
+            with suppress(FleetError):  # an unload is not called back
+                services.load_job_cancel(actor=COMMAND, job=job)
+
+
+def ends_empty(world: World) -> None:
+    """Once all are there, and requests are old, the model loads, and goes again."""
+    for neuron in world.neurons.values():
+        if not neuron.is_alive:
+            neuron.end()
+        neuron.is_alive = True
+    world.settle()
+    past = timezone.now() - timedelta(seconds=90)
+    selectors.load_jobs_active().update(created_at=past)
+    selectors.load_jobs_active().exclude(reported_at=None).update(reported_at=past)
+    world.settle()
+    assert not selectors.load_jobs_active().exists()
+    used = {one.spec.job_id for n in world.living() for one in n.replicas.values()}
+    for neuron in world.living():
+        assert {one.spec.job_id for one in neuron.stages if one.memory_bytes} <= used
+        neuron.stages = [one for one in neuron.stages if one.memory_bytes]  # failures age
+        neuron.replicas = {name: one for name, one in neuron.replicas.items() if one.memory_bytes}
+    where = {"model_name": "large", "neuron_name": world.load()}
+    services.unload_job_start(actor=COMMAND, **where)
+    world.deliver()
+    world.settle()
+    assert not any(world.held().values()), world.held()
+    assert not LoadJob.objects.exclude(stage_links="").exists()
+
+
+DEEDS = ("tick", "tick", "idle tick", "request", "request", "end", "go or come", "kill")
+DEEDS += ("lose messages", "unload", "cancel")
+
+
+@pytest.mark.parametrize("num_walks", slow_but([2, 15], 2))
+def test_any_order_of_loads_and_faults_leaves_nothing(
+    build: Any, sent: Any, num_walks: int
+) -> None:
+    """Memory is never over, and nothing stays."""
+
+    @runs(max_examples=num_walks, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES)), min_size=8, max_size=20)
+    )
+    def walk(deeds: list[tuple[str, str]]) -> None:
+        world = World(build, sent)
+        world.tick()
+        for what, name in deeds:
+            do(world, what, name)
+            assert all(one.free_bytes >= 0 for one in world.living())
+        ends_empty(world)
+
+    walk()
