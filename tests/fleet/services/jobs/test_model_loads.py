@@ -193,9 +193,6 @@ def test_an_idle_model_leaves_for_it_and_what_is_in_use_or_pinned_stays(
         assert LoadJob.objects.count() == 1 == len(sent.tasks)
 
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-GIB = 1024**3
 COSTS = dense(24, num_layers=8)
 TOO_LARGE = LoadFailure(
     code="does_not_fit", message="too large", needed_bytes=26 * GIB, costs=packed(COSTS)
@@ -211,17 +208,6 @@ def cards(build, *gib: int):
     ]
 
 
-def divided(build) -> Load:
-    heartbeat = build.heartbeat(devices=cards(build, 16, 16))
-    services.heartbeat_record(heartbeat=heartbeat)
-    snapshot = build_snapshot([heartbeat])
-    entry = selectors.catalogue_find("tiny")
-    assert entry is not None
-    load = place_on(entry, snapshot.neurons[0], snapshot)
-    assert isinstance(load, Load)
-    return load
-
-
 def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent) -> None:
     cases: list[dict[str, Any]] = [{"layers": []}, {"layers": [1]}, {"kinds": []}]
     for changes in (*cases, {"hidden_size": -1}, {"active_share": 0.0}):
@@ -231,23 +217,51 @@ def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent) ->
         assert CatalogueModel.objects.get().layer_costs is None, changes
 
 
-def test_the_next_load_after_one_that_did_not_fit_is_divided(build, job, sent) -> None:
+def test_the_next_load_after_one_that_did_not_fit_is_divided_and_so_is_its_reload(
+    build, job, sent, beat
+) -> None:
     observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.costs == COSTS
     assert unpacked(packed(mixture(60))) == mixture(60)
-    load = divided(build)
+    heartbeat = build.heartbeat(devices=cards(build, 16, 16))
+    services.heartbeat_record(heartbeat=heartbeat)
+    snapshot = build_snapshot([heartbeat])
+    load = place_on(entry, snapshot.neurons[0], snapshot)
+    assert isinstance(load, Load)
     placed = fresh(placed_load_start(actor=COMMAND, load=load))
-    spec = spec_of(placed)
-    assert [stage.device for stage in spec.stages] == ["cuda:0", "cuda:1"]
-    assert spec.stages == list(load.stages) and spec.devices == ["cuda:0", "cuda:1"]
+    spec, devices = spec_of(placed), ["cuda:0", "cuda:1"]
+    assert [stage.device for stage in spec.stages] == spec.devices == devices
+    assert spec.stages == list(load.stages)
     assert spec.predicted_tokens_per_s == load.predicted_tokens_per_s
     assert msgspec.convert(sent.tasks[-1][1][0], LoadSpec).stages == spec.stages
     assert placed.spec_digest == job.spec_digest, "where a model lies does not make it another"
     lacked = msgspec.structs.replace(TOO_LARGE, costs=None, needed_bytes=90 * GIB)
-    observe(build, placed, ReplicaStatus.FAILED, failure=lacked, devices=["cuda:0", "cuda:1"])
+    observe(build, placed, ReplicaStatus.FAILED, failure=lacked, devices=devices)
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.measured_loads[0].load_bytes == 26 * GIB, "a stage's need"
+    values: dict[str, Any] = {"execution": "", "estimated_bytes": GIB, "kv_bytes": 1}
+    bounds = [stage.layers for stage in spec.stages]
+    report = build.report(
+        stages=[
+            StageReport(device=name, layers=layers, **values)
+            for name, layers in zip(devices, bounds, strict=True)
+        ],
+        stage_memory=[
+            DeviceMemory(device=name, actual_bytes=GIB, process_bytes=1) for name in devices
+        ],
+        actual_bytes=2 * GIB,
+        predicted_tokens_per_s=7.0,
+    )
+    again = fresh(placed_load_start(actor=COMMAND, load=load))
+    beat(
+        devices=cards(build, 16, 16),
+        replicas=[build.replica(job_id=str(again.pk), report=report, devices=devices)],
+    )
+    assert fresh(again).status == "succeeded"
+    reload = services.reload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    assert [stage.layers for stage in spec_of(reload).stages] == bounds
+    assert spec_of(reload).predicted_tokens_per_s == 7.0
 
 
 def too_large(build, beat, placed: LoadJob, *gib: int) -> LoadJob:
@@ -274,9 +288,7 @@ def test_a_load_that_turns_out_too_large_continues_divided(build, beat, model, s
     assert [len(spec.stages) for spec in specs] == [0, 2]
     assert len({spec.job_id for spec in specs}) == 1
     assert selectors.catalogue_find("tiny").costs == COSTS
-    ready = build.replica(
-        job_id=str(placed.pk), status=ReplicaStatus.READY, devices=["cuda:0", "cuda:1"]
-    )
+    ready = build.replica(job_id=str(placed.pk), devices=["cuda:0", "cuda:1"])
     beat(devices=cards(build, 16, 16), replicas=[ready])
     assert fresh(placed).status == "succeeded"
 
@@ -311,30 +323,6 @@ def test_one_that_its_neuron_cannot_hold_divided_has_failed(
     changed.quantization = "q4"
     services.catalogue_model_update(actor=COMMAND, model=changed, changed_fields=["quantization"])
     assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
-
-
-def test_a_reload_in_place_divides_it_alike(build, job, sent, beat) -> None:
-    observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
-    placed = placed_load_start(actor=COMMAND, load=divided(build))
-    bounds = [stage.layers for stage in spec_of(placed).stages]
-    devices = ["cuda:0", "cuda:1"]
-    stages = [
-        StageReport(device=name, layers=layers, execution="", estimated_bytes=GIB, kv_bytes=1)
-        for name, layers in zip(devices, bounds, strict=True)
-    ]
-    memory = [DeviceMemory(device=name, actual_bytes=GIB, process_bytes=1) for name in devices]
-    report = build.report(
-        stages=stages, stage_memory=memory, actual_bytes=2 * GIB, predicted_tokens_per_s=7.0
-    )
-    state = build.replica(
-        job_id=str(placed.pk), status=ReplicaStatus.READY, report=report, devices=devices
-    )
-    beat(devices=cards(build, 16, 16), replicas=[state])
-    assert fresh(placed).status == "succeeded"
-    again = services.reload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    assert [stage.layers for stage in spec_of(again).stages] == bounds
-    assert spec_of(again).predicted_tokens_per_s == 7.0
-    assert LoadJob.objects.count() == 3
 
 
 @pytest.mark.parametrize("neuron_name", [None, "beast"])
