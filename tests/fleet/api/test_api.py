@@ -154,21 +154,24 @@ def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> 
 def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     made = writer.post("catalogue", {"name": "tiny", "source": "pypi:tiny"}, 201)
     assert (made["dtype"], made["pinned_on"], made["loaded_on"]) == ("auto", [], [])
-    wrong = writer.post("catalogue", {"name": "other", "source": "llama3"}, 400)
-    assert (wrong["code"], wrong["param"]) == ("invalid_catalogue_value", "source")
-    assert writer.post("catalogue", {"name": 5, "source": "pypi:x"}, 400)["param"] == "name"
-    assert writer.post("catalogue", {"name": "other"}, 400)["param"] == "source"
-    unknown = writer.post("catalogue", {"name": "other", "source": "pypi:x", "colour": 1}, 400)
-    assert unknown["param"] == "colour"
-    refused = writer.patch("catalogue/tiny", {"pinned_on": ["beast"]}, 400)
-    assert refused["param"] == "pinned_on"
+    for body, param in (
+        ({"name": "other", "source": "llama3"}, "source"),
+        ({"name": 5, "source": "pypi:x"}, "name"),
+        ({"name": "other"}, "source"),
+        ({"name": "other", "source": "pypi:x", "colour": 1}, "colour"),
+    ):
+        assert writer.post("catalogue", body, 400)["param"] == param
+    for name, value in (
+        ("pinned_on", ["beast"]),
+        ("max_replicas", "x"),
+        ("quantization", "q7k"),
+    ):
+        assert writer.patch("catalogue/tiny", {name: value}, 400)["param"] == name
     services.neuron_expect(actor=COMMAND, neuron_name="beast")
     changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})
     assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
     assert changed["spec_digest"] != made["spec_digest"]
-    assert writer.patch("catalogue/tiny", {"max_replicas": "x"}, 400)["param"] == "max_replicas"
     assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
-    assert writer.patch("catalogue/tiny", {"quantization": "q7k"}, 400)["param"] == "quantization"
     (assignment,) = writer.get("assignments")["data"]
     assert (assignment["neurons"], assignment["priority"]) == (["beast"], 1000)
     services.catalogue_model_create(actor=COMMAND, name="off", source="pypi:off", enabled=False)
@@ -251,21 +254,16 @@ def test_a_dry_run_removes_and_sends_nothing_and_a_broker_may_be_away(
     beat(replicas=[build.replica()])
     would = writer.delete("catalogue/tiny?dry_run=true", 200)["would"]
     assert [one["action"] for one in would] == ["model.delete", "model.unload"]
-    assert CatalogueModel.objects.filter(name="tiny").exists()
-    assert not LoadJob.objects.exists() and sent.tasks == []
-    assert not AuditEntry.objects.filter(action="model.delete").exists()
+    assert CatalogueModel.objects.filter(name="tiny").exists() and not LoadJob.objects.exists()
+    assert sent.tasks == [] and not AuditEntry.objects.filter(action="model.delete").exists()
     assert writer.delete("neurons/beast?dry_run=true", 409)["code"] == "neuron_alive"
-    beat()
-    sent.broker_is_away = True
-    assert writer.post("catalogue/tiny/load", status=503)["code"] == "broker_away"
-    assert writer.post("load-jobs", {"model": "tiny", "neuron": "beast"}, 503)["param"] is None
-
-
-def test_the_policy_is_changed_and_settings_are_read_by_writers(writer: Api) -> None:
-    assert writer.get("policy")["admission"] == "automatic"
     assert writer.patch("policy", {"admission": "click"})["admission"] == "click"
-    assert FleetPolicy.objects.get().admission == "click"
+    assert writer.get("policy")["admission"] == FleetPolicy.objects.get().admission == "click"
     rows = {row["name"]: row for row in writer.get("settings")["data"]}
     assert writer.get("settings/HELEXA_DATA_DIR") == rows["HELEXA_DATA_DIR"]
     assert writer.get("settings/HELEXA_TEST_NOTHING", 404)["code"] == "setting_not_found"
     key_api("fleet:read").get("settings", 403)
+    beat()
+    sent.broker_is_away = True
+    assert writer.post("catalogue/tiny/load", status=503)["code"] == "broker_away"
+    assert writer.post("load-jobs", {"model": "tiny", "neuron": "beast"}, 503)["param"] is None

@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -102,57 +101,46 @@ def test_a_change_by_another_process_is_seen(tmp_path) -> None:
 
 
 def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, monkeypatch) -> None:
-    def seen() -> tuple[datetime, int]:
-        device = Device.objects.get()
-        return device.neuron.last_seen_at, device.free_memory_bytes
-
-    before, _ = seen()
-    now_s, planned = time.monotonic(), spied_plans(monkeypatch)
-    stats = build.stats()
-    publish(replicas=[build.replica(stats=stats)], devices=[build.device(free_memory_bytes=12345)])
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.REFRESH_EVERY_S)
-    assert [passes(), passes()] == [False, True]
-    after, free_bytes = seen()
-    assert (after > before, free_bytes, planned) == (True, 12345, [])
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.AT_REST_EVERY_S)
-    assert [passes(), passes()] == [False, True]
-    assert planned == [1]
-
-    # What the clock alone brings waits a few seconds.
-    tiny = CatalogueModel.objects.get()
-    tiny.idle_ttl_s = 3600
-    services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
-    assert [passes(), passes()] == [False, True]
-    later_s = time.monotonic() + idle.WHOLE_TICK_EVERY_S
-    monkeypatch.setattr(time, "monotonic", lambda: later_s)
-    assert [passes(), passes()] == [False, True]
-    assert planned == [1, 1, 1]
-
-
-def spied_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each plan that is made from now on."""
     planned: list[int] = []
-    plan = services.fleet_plan
+    plan, before = services.fleet_plan, Neuron.objects.get().last_seen_at
 
     def spied(**named: Any) -> Plan:
         planned.append(1)
         return plan(**named)
 
+    def later(seconds: float) -> None:
+        now_s = time.monotonic() + seconds
+        monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
     monkeypatch.setattr(services, "fleet_plan", spied)
-    return planned
-
-
-def test_a_tick_that_breaks_is_not_taken_as_done(passes, publish, monkeypatch) -> None:
-    publish(replicas=[], devices=[])
+    device = build.device(free_memory_bytes=12345)
+    publish(replicas=[build.replica(stats=build.stats())], devices=[device])
+    later(idle.REFRESH_EVERY_S)
+    assert [passes(), passes()] == [False, True]
+    device = Device.objects.get()
+    assert device.neuron.last_seen_at > before
+    assert (device.free_memory_bytes, planned) == (12345, [])
+    later(idle.AT_REST_EVERY_S - idle.REFRESH_EVERY_S)
+    assert [passes(), passes()] == [False, True]
+    assert planned == [1]
+    # What the clock alone brings waits a few seconds.
+    tiny = CatalogueModel.objects.get()
+    tiny.idle_ttl_s = 3600
+    services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
+    assert [passes(), passes()] == [False, True]
+    later(idle.WHOLE_TICK_EVERY_S)
+    assert [passes(), passes()] == [False, True]
+    assert planned == [1, 1, 1]
 
     def broken(**_: Any) -> None:
         raise msgspec.ValidationError("broken")
 
+    publish(replicas=[], devices=[])
     with monkeypatch.context() as patched:
         patched.setattr(services, "fleet_plan", broken)
         with pytest.raises(msgspec.ValidationError):
             tasks.tick()
-    assert not passes()
+    assert not passes(), "a tick that breaks is not taken as done"
 
 
 def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent, monkeypatch) -> None:
@@ -205,70 +193,48 @@ def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> Non
     assert app.conf.task_ignore_result
 
 
-EMPTY = fleet()
-HOLDER = neuron("a", card(free=2), holds=(replica("tiny"),))
-
-
-def report(beat: int, **oldest_s: float) -> WaitingReport:
-    models = {
-        name: WaitingModel(num_requests=2, oldest_s=age_s) for name, age_s in oldest_s.items()
-    }
-    return WaitingReport(beat=beat, models=models)
-
-
 def test_a_neuron_that_falls_silent_is_expected_back_for_a_while() -> None:
-    absences = Absences()
-    assert absences.noted(fleet(HOLDER), 0.0).absent == ()
-    blinking = absences.noted(EMPTY, 3.0)
-    assert blinking.absent_holders("tiny") == ("a",)
-    assert blinking.absent_holders("other") == ()
-    assert absences.noted(fleet(HOLDER), 5.0).absent == ()
-    assert absences.noted(EMPTY, 5.0 + GRACE_S).absent == ()
-    assert absences.noted(EMPTY, 6.0).absent == (), "once given up it is not expected again"
-    absences.noted(fleet(replace(HOLDER, is_leaving=True)), 7.0)
-    assert absences.noted(EMPTY, 8.0).absent == (), "it announced its end"
+    absences, empty = Absences(), fleet()
+    holder = neuron("a", card(free=2), holds=(replica("tiny"),))
+    assert absences.noted(fleet(holder), 0.0).absent == ()
+    blinking = absences.noted(empty, 3.0)
+    assert (blinking.absent_holders("tiny"), blinking.absent_holders("other")) == (("a",), ())
+    assert absences.noted(fleet(holder), 5.0).absent == ()
+    assert absences.noted(empty, 5.0 + GRACE_S).absent == ()
+    assert absences.noted(empty, 6.0).absent == (), "once given up it is not expected again"
+    absences.noted(fleet(replace(holder, is_leaving=True)), 7.0)
+    assert absences.noted(empty, 8.0).absent == (), "it announced its end"
 
 
-def test_what_waits_at_all_gateways_is_added_up_until_one_is_dead() -> None:
-    watch = FleetWatch()
-    reports = {"g1": report(1, tiny=4.0), "g2": report(9, tiny=7.0)}
-    waiting = watch.look(EMPTY, reports, 0.0).observed.waiting["tiny"]
-    assert (waiting.num_requests, waiting.oldest_s) == (4, 7.0)
-    assert watch.look(EMPTY, reports, GATEWAY_SILENCE_S - 1).gone_gateways == ()
-    dead = watch.look(EMPTY, reports | {"g1": report(2, tiny=1.0)}, GATEWAY_SILENCE_S)
+def test_what_waits_and_time_slices_are_remembered_from_tick_to_tick() -> None:
+    def report(beat: int, age_s: float) -> WaitingReport:
+        models = {"tiny": WaitingModel(num_requests=2, oldest_s=age_s)}
+        return WaitingReport(beat=beat, models=models)
+
+    empty, watch = fleet(), FleetWatch()
+    reports = {"g1": report(1, 4.0), "g2": report(9, 7.0)}
+    waiting = watch.look(empty, reports, 0.0).observed.waiting["tiny"]
+    assert (waiting.num_requests, waiting.oldest_s) == (4, 7.0), "at all gateways"
+    assert watch.look(empty, reports, GATEWAY_SILENCE_S - 1).gone_gateways == ()
+    dead = watch.look(empty, reports | {"g1": report(2, 1.0)}, GATEWAY_SILENCE_S)
     assert dead.gone_gateways == ("g2",)
     assert dead.observed.waiting["tiny"].num_requests == 2
-    assert watch.look(EMPTY, {"g2": report(10, tiny=1.0)}, 9.0).gone_gateways == ()
-
-
-def test_how_long_a_queue_has_been_long() -> None:
+    assert watch.look(empty, {"g2": report(10, 1.0)}, 9.0).gone_gateways == ()
+    # How long a queue has been long.
     watch = FleetWatch()
-
-    def long_s(queue_depth: int, now_s: float) -> float | None:
-        crowded = fleet(neuron("a", card(free=2), holds=(busy("tiny", queue_depth=queue_depth),)))
-        return watch.look(crowded, {}, now_s).observed.queue_long_s.get("tiny")
-
-    assert [long_s(9, 0.0), long_s(9, 4.0), long_s(0, 5.0), long_s(9, 6.0), long_s(9, 8.0)] == [
-        0.0,
-        4.0,
-        None,
-        0.0,
-        2.0,
-    ]
-
-
-TIME_SLICE = TimeSlice(model="tiny", neuron="a", devices=("cuda:0",), device_bytes=1)
-
-
-def test_time_slices_grow_older_and_a_control_that_takes_over_keeps_them() -> None:
-    watch = FleetWatch()
-    published = FleetSnapshot(neurons=(), time_slices=(TIME_SLICE,))
-    assert watch.time_slices(published, 0.0) == (TIME_SLICE,)
-    watch.keep([TIME_SLICE], 10.0)
+    for depth, now_s, long_s in ((9, 0, 0.0), (9, 4, 4.0), (0, 5, None), (9, 6, 0.0), (9, 8, 2.0)):
+        crowded = neuron("a", card(free=2), holds=(busy("tiny", queue_depth=depth),))
+        observed = watch.look(fleet(crowded), {}, now_s).observed
+        assert observed.queue_long_s.get("tiny") == long_s
+    # Time slices grow older, and a control that takes over keeps them.
+    time_slice = TimeSlice(model="tiny", neuron="a", devices=("cuda:0",), device_bytes=1)
+    published = FleetSnapshot(neurons=(), time_slices=(time_slice,))
+    assert watch.time_slices(published, 0.0) == (time_slice,)
+    watch.keep([time_slice], 10.0)
     for now_s, age_s in ((14.0, 4.0), (15.0, 5.0)):
-        (time_slice,) = watch.time_slices(EMPTY, now_s)
-        assert time_slice.age_s == age_s
-        watch.keep([time_slice], now_s)
+        (older,) = watch.time_slices(empty, now_s)
+        assert older.age_s == age_s
+        watch.keep([older], now_s)
     watch.keep([], 16.0)
     assert watch.time_slices(published, 17.0) == ()
 
