@@ -123,15 +123,12 @@ def test_what_was_loaded_is_waited_for_and_what_does_not_come_is_red(
     assert fleet.now_s == waited_s
 
 
-def test_nothing_loaded_is_green_and_a_refusal_is_the_operators() -> None:
+def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count() -> None:
     fleet = FakeFleet(overview(neuron()))
     assert fleet.problems(neuron="beast") == []
     assert fleet.printed == ["no model is loaded on beast: nothing to probe"]
     with pytest.raises(RefusedError, match="no scope"):
         FakeFleet(RefusedError(403, "no scope")).problems()
-
-
-def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count() -> None:
     loaded = overview(neuron(qwen="ready", tiny="ready"), neuron("benjy", qwen="ready"))
     fleet = FakeFleet(loaded, answers={"tiny": [chat("banana")]})
     assert fleet.problems() == ["tiny: its answer lacks 'pineapple': 'banana'"]
@@ -140,14 +137,22 @@ def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count
     fleet.served_by = "benjy"
     (problem,) = fleet.problems(neuron="beast")
     assert "none of them there" in problem and len(fleet.asked) == MAX_TRIES
-
-
-@each_case(("vector", "is_green"), [([0.5, -1], True), ([0.0, 0.0], False)])
-def test_an_embedding_model_is_asked_for_a_vector(vector: list[float], is_green: bool) -> None:
-    answers = {"minilm": [{"data": [{"embedding": vector}]}]}
-    fleet = FakeFleet(overview(neuron(minilm="ready")), answers=answers)
-    assert (fleet.problems() == []) is is_green
-    assert fleet.asked == [("/v1/embeddings", "minilm")]
+    for vector, is_green in (([0.5, -1], True), ([0.0, 0.0], False)):
+        answers = {"minilm": [{"data": [{"embedding": vector}]}]}
+        fleet = FakeFleet(overview(neuron(minilm="ready")), answers=answers)
+        assert (fleet.problems() == []) is is_green
+        assert fleet.asked == [("/v1/embeddings", "minilm")]
+    # What stands in for an upgraded neuron is neither remembered nor asked.
+    substitute = neuron("benjy", llama="ready", qwen="ready")
+    back = neuron("beast", coming_back=["qwen"], qwen="ready")
+    assert ready_now(overview(back, substitute), "benjy") == [Loaded("benjy", "llama")]
+    assert ready_now(overview(back, substitute), "beast") == [QWEN_ON_BEAST]
+    settled = overview(neuron("beast", qwen="ready"), substitute)
+    assert Loaded("benjy", "qwen") in ready_now(settled, "benjy")
+    fleet = FakeFleet(overview(back, substitute))
+    fleet.served_by = "benjy"
+    assert fleet.problems(Loaded("benjy", "llama"), neuron="benjy") == []
+    assert fleet.asked == [("/v1/chat/completions", "llama")]
 
 
 @each_case(
@@ -169,19 +174,6 @@ def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once(
     found = fleet.problems()
     assert len(found) == bool(problem) and problem in "".join(found)
     assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
-
-
-def test_what_stands_in_for_an_upgraded_neuron_is_neither_remembered_nor_asked() -> None:
-    substitute = neuron("benjy", llama="ready", qwen="ready")
-    back = neuron("beast", coming_back=["qwen"], qwen="ready")
-    assert ready_now(overview(back, substitute), "benjy") == [Loaded("benjy", "llama")]
-    assert ready_now(overview(back, substitute), "beast") == [QWEN_ON_BEAST]
-    settled = overview(neuron("beast", qwen="ready"), substitute)
-    assert Loaded("benjy", "qwen") in ready_now(settled, "benjy")
-    fleet = FakeFleet(overview(back, substitute))
-    fleet.served_by = "benjy"
-    assert fleet.problems(Loaded("benjy", "llama"), neuron="benjy") == []
-    assert fleet.asked == [("/v1/chat/completions", "llama")]
 
 
 def test_of_the_overview() -> None:

@@ -49,9 +49,6 @@ def test_a_repository_is_judged_by_its_config_and_access() -> None:
         ("org/dense", None),
         ("org/quantised", "quantised with 'awq'"),
         ("org/strange", "architecture is 'reformer'"),
-        ("org/images", None),
-        ("org/other-images", "preprocessor_config.json: patch_size is 14"),
-        ("org/lower-case", None),
         ("org/gated", None),
     ):
         repository = HubClient().repository(name)

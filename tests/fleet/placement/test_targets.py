@@ -106,37 +106,24 @@ def test_the_state_of_replicas() -> None:
     assert (nowhere.is_ready, nowhere.queue, nowhere.num_requests) == (False, 3, 3)
 
 
-@each_case(
-    ("code", "status", "is_own", "is_sent", "fails_over"),
-    [
-        ("no_neuron", 503, True, False, True),
-        ("repo_fetch_failed", 422, True, False, True),
-        ("model_loading", 503, True, False, True),
-        ("insufficient_quota", 429, True, False, False),
-        ("network_not_allowed", 403, True, False, False),
-        ("queue_full", 503, True, True, True),
-        ("queue_timeout", 503, True, True, True),
-        ("neuron_lost", 503, True, True, True),
-        ("vision_unsupported", 400, True, True, True),
-        ("engine_crashed", 503, True, True, False),
-        ("events_lost", 503, True, True, False),
-        ("redis_unavailable", 503, True, True, False),
-        ("request_broke_worker", 500, True, True, False),
-        ("rate_limit_exceeded", 429, True, True, False),
-        ("upstream_unavailable", 503, False, True, True),
-        ("upstream_failed", 502, False, True, True),
-        ("rate_limit_exceeded", 429, False, True, True),
-        ("unsupported_parameter", 400, False, False, True),
-        ("upstream_refused", 400, False, True, False),
-        ("context_length_exceeded", 400, False, True, False),
-        ("insufficient_quota", 429, False, False, False),
-        ("database_unavailable", 503, False, False, False),
-    ],
-)
-def test_which_failures_go_on(
-    code: str, status: int, is_own: bool, is_sent: bool, fails_over: bool
-) -> None:
-    assert may_fail_over(code, status, is_own=is_own, is_sent=is_sent) is fails_over
+def test_which_failures_go_on() -> None:
+    for is_own, is_sent, fails_over, failures in (
+        (True, False, True, "no_neuron 503, repo_fetch_failed 422, model_loading 503"),
+        (True, False, False, "insufficient_quota 429, network_not_allowed 403"),
+        (True, True, True, "queue_full 503, queue_timeout 503, neuron_lost 503"),
+        (True, True, True, "vision_unsupported 400"),
+        (True, True, False, "engine_crashed 503, events_lost 503, redis_unavailable 503"),
+        (True, True, False, "request_broke_worker 500, rate_limit_exceeded 429"),
+        (False, True, True, "upstream_unavailable 503, upstream_failed 502"),
+        (False, True, True, "rate_limit_exceeded 429"),
+        (False, False, True, "unsupported_parameter 400"),
+        (False, True, False, "upstream_refused 400, context_length_exceeded 400"),
+        (False, False, False, "insufficient_quota 429, database_unavailable 503"),
+    ):
+        for failure in failures.split(", "):
+            code, status = failure.split()
+            found = may_fail_over(code, int(status), is_own=is_own, is_sent=is_sent)
+            assert found is fails_over, failure
 
 
 @each_case(
