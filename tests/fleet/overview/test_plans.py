@@ -20,7 +20,6 @@ from fleet.models import LoadJob
 from fleet.overview.lines import DeviceLine, NeuronLine
 from fleet.overview.selector import why_no_host, why_not_now
 from metering.actor import COMMAND
-from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import LLAMA, hub
 
@@ -97,15 +96,15 @@ def test_settings_bound_what_is_planned(
     run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
 ) -> None:
     beat(devices=[*cards(build, 48), build.device(free_memory_bytes=15 * GIB)])
+    services.neuron_expect(actor=COMMAND, neuron_name="attic")
     add("packed", large, quantization="q4", device="cpu")
+    add("elsewhere", large, pinned_on=("attic",))
+    add("ranks", large, tensor_parallel=2)
     (stage,) = plan("packed")["plan"]["stages"]
     assert stage["device"] == "cpu"
-    services.neuron_expect(actor=COMMAND, neuron_name="attic")
-    add("elsewhere", large, pinned_on=("attic",))
     found = plan("elsewhere")
     assert (found["plan"], found["alternatives"]) == (None, [])
     assert "no device takes loads" in found["refusal"]
-    add("ranks", large, tensor_parallel=2)
     with pytest.raises(CommandError, match="plans are of stages"):
         run_command("models", "plan", "ranks")
 
@@ -179,46 +178,34 @@ def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -
     )
 
 
-PROCESSOR = host("b", 16, kind="cpu")
-CARD = host("a", 24)
-CARD = replace(CARD, devices=(*CARD.devices, *host("a", 64, kind="cpu").devices))
-NOBODY = "it needs a card or a processor of {} GiB or more{}"
-BESIDE_B = ", and the largest is the cpu of b with 16.0 GiB"
-SMALL, LARGE_NEED = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
-
-
-@each_case(
-    ("settings", "hosts", "why"),
-    [
-        (SMALL, [CARD], ""),
-        (LARGE_NEED, [CARD], ""),  # its processors have the room
-        (LARGE_NEED, [], ""),  # no fleet yet
-        (LARGE_NEED, [PROCESSOR, host("c", 64, status="away", kind="cpu")], ""),
-        (LARGE_NEED, [PROCESSOR], NOBODY.format("40.0", BESIDE_B)),
+def test_why_no_host_can_run_it() -> None:
+    """The words of each need have their cases in ``tests/fleet/placement/test_place.py``."""
+    small, large = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
+    nobody = "it needs a card or a processor of {} GiB or more{}"
+    processor, card = host("b", 16, kind="cpu"), host("a", 24)
+    card = replace(card, devices=(*card.devices, *host("a", 64, kind="cpu").devices))
+    away, refused = (host("c", 64, status=word, kind="cpu") for word in ("away", "refused"))
+    beside = ", and the largest is the cpu of b with 16.0 GiB"
+    for settings, hosts, why in (
+        (small, [card], ""),
+        (large, [card], ""),  # its processors have the room
+        (large, [], ""),  # no fleet yet
+        (large, [processor, away], ""),
+        (large, [processor], nobody.format("40.0", beside)),
+        (small, [refused], nobody.format("20.0", ", and no host has one")),
         (
-            SMALL,
-            [host("c", 64, status="refused", kind="cpu")],
-            NOBODY.format("20.0", ", and no host has one"),
+            small | {"pinned_on": ("b",)},
+            [card, processor],
+            nobody.format("20.0", f" on b, by its pinned_on{beside}"),
         ),
-        (
-            SMALL | {"pinned_on": ("b",)},
-            [CARD, PROCESSOR],
-            NOBODY.format("20.0", f" on b, by its pinned_on{BESIDE_B}"),
-        ),
-    ],
-)
-def test_why_no_host_can_run_it(
-    settings: dict[str, Any], hosts: list[NeuronLine], why: str
-) -> None:
-    """The words of each need have their cases in ``tests/fleet/placement/test_devices.py``."""
-    entry = CatalogueEntry(name="tiny", source="pypi:tiny", **settings)
-    assert why_no_host(entry, hosts) == why
-
-    of_20 = CatalogueEntry(name="tiny", source="pypi:tiny", **SMALL)
-    draining, away = host("a", 24, status="draining"), host("d", 24, status="away")
-    for present, words in (
-        ([draining, away, PROCESSOR], "a is draining, d is away"),
-        ([draining, host("e", 24)], ""),
-        ([PROCESSOR], ""),
     ):
-        assert why_not_now(of_20, present) == words
+        entry = CatalogueEntry(name="tiny", source="pypi:tiny", **settings)
+        assert why_no_host(entry, hosts) == why
+    of_20 = CatalogueEntry(name="tiny", source="pypi:tiny", **small)
+    draining, gone = host("a", 24, status="draining"), host("d", 24, status="away")
+    for hosts, words in (
+        ([draining, gone, processor], "a is draining, d is away"),
+        ([draining, host("e", 24)], ""),
+        ([processor], ""),
+    ):
+        assert why_not_now(of_20, hosts) == words

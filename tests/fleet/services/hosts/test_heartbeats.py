@@ -98,20 +98,19 @@ def test_only_what_differs_is_written_and_free_memory_waits(build, monkeypatch) 
         "django.utils.timezone.now", lambda: began + timedelta(milliseconds=next(num_looks))
     )
 
-    def beat(in_flight: int = 0, free_bytes: int = 2 * GIB):
+    def written(in_flight: int = 3, free_bytes: int = 2 * GIB) -> list[str]:
         replica = build.replica(report=build.report(), stats=build.stats(in_flight=in_flight))
         devices = [build.device(free_memory_bytes=free_bytes)]
-        return build.heartbeat(replicas=[replica], devices=devices)
+        return record(build.heartbeat(replicas=[replica], devices=devices))
 
-    record(beat())
-    assert record(beat()) == []
-    (statement,) = record(beat(in_flight=3))
+    assert written(in_flight=0) and written(in_flight=0) == []
+    (statement,) = written()
     assert "in_flight" in statement and "status" not in statement
     assert Replica.objects.get().in_flight == 3
-    assert record(beat(in_flight=3, free_bytes=GIB)) == []
+    assert written(free_bytes=GIB) == []
     Neuron.objects.update(last_seen_at=timezone.now() - timedelta(seconds=11))
-    written = record(beat(in_flight=3, free_bytes=GIB))
-    assert len(written) == 2 and all("UPDATE" in statement for statement in written)
+    statements = written(free_bytes=GIB)
+    assert len(statements) == 2 and all("UPDATE" in one for one in statements)
     assert Device.objects.get().free_memory_bytes == GIB
 
 

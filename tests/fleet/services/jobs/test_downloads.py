@@ -113,7 +113,9 @@ def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, reported)
     assert AuditEntry.objects.filter(action="download.cancel").count() == 1
 
 
-def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) -> None:
+def test_what_nobody_works_on_has_failed(
+    beast, sent, publish_report, redis_db, monkeypatch
+) -> None:
     now = timezone.now()
     lost, silent, _, cancelled = (start(file=str(number)) for number in range(4))
     publish_report(jobs=[state(lost, "running"), state(silent, "queued")])
@@ -130,6 +132,23 @@ def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) 
         "2": ("failed", "not_picked_up"),
         "3": ("cancelled", ""),
     }
+    # A neuron that is removed between the look at the fleet and the row is named.
+    num_sent, create = len(sent.tasks), downloads._create
+
+    def removed_first(*args: object) -> Download:
+        Neuron.objects.filter(name="beast").delete()
+        return create(*args)
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        again = start(file="again")
+        Download.objects.create(neuron=beast, source=again.source, file="again")
+    monkeypatch.setattr(downloads, "_create", removed_first)
+    with pytest.raises(UnknownNeuronError, match="beast"):
+        start(file="other")
+    assert len(sent.tasks) == num_sent and not Download.objects.exists()
+    redis_db.flushdb()
+    with pytest.raises(PlacementRefusedError, match="no neuron"):
+        start(neuron_name=None)
 
 
 def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(
@@ -163,26 +182,6 @@ def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(
             start(**changes)
     with pytest.raises(UnknownModelError):
         services.model_download_start(actor=COMMAND, model_name="nobody")
-
-
-def test_a_neuron_that_is_removed_meanwhile_is_named(beast, sent, monkeypatch, redis_db) -> None:
-    """Between the look at the fleet and the row of the download."""
-    download = start()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Download.objects.create(neuron=beast, source=download.source)
-    create = downloads._create
-
-    def removed_first(*args: object) -> Download:
-        Neuron.objects.filter(name="beast").delete()
-        return create(*args)
-
-    monkeypatch.setattr(downloads, "_create", removed_first)
-    with pytest.raises(UnknownNeuronError, match="beast"):
-        start(file="other")
-    assert len(sent.tasks) == 1 and not Download.objects.exists()
-    redis_db.flushdb()
-    with pytest.raises(PlacementRefusedError, match="no neuron"):
-        start(neuron_name=None)
 
 
 def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
@@ -247,9 +246,7 @@ def test_what_was_pulled_is_a_model_by_the_name_that_its_client_has_for_it(beast
     pull_offer(other, state, COMMAND)
     found = selectors.catalogue_find("qwen3-0.6b-q8_0-2")
     assert found is not None and found.aliases == (), "no alias can be called so"
-
-
-def test_a_pull_of_what_the_operator_has_is_of_that(beast, sent) -> None:
+    # A pull of what the operator has is of that.
     model = services.catalogue_model_create(actor=COMMAND, name="small", source=SOURCE)
     request = PullRequest(source=SOURCE, called=SOURCE)
     state = pull_start(request, COMMAND)
@@ -260,4 +257,4 @@ def test_a_pull_of_what_the_operator_has_is_of_that(beast, sent) -> None:
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
     with pytest.raises(InvalidRequestError, match="does not offer it"):
         pull_offer(request, state, COMMAND)
-    assert not CatalogueModel.objects.get().enabled
+    assert not CatalogueModel.objects.get(name="small").enabled
