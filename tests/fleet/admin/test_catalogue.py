@@ -13,8 +13,7 @@ from django.test import Client
 
 from fleet import selectors, services
 from fleet.catalogue import SETTINGS
-from fleet.models import Alias, CatalogueModel, LoadJob, Neuron, Upstream
-from inference.protocol.heartbeat import ReplicaStatus
+from fleet.models import Alias, CatalogueModel, LoadJob, Upstream
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
@@ -145,27 +144,6 @@ def test_what_follows_from_a_change_is_remarked(model, beat, build, change) -> N
         text = change(**changes)
         assert message in text
         assert message or not re.search("moves from|not offered|No host", text)
-
-
-def test_models_are_filtered_by_state_and_neuron(admin_client, beat, build) -> None:
-    for name in ("ready", "mixed", "broken", "idle"):
-        made(name)
-    failed = ReplicaStatus.FAILED
-    broken = build.replica(model="broken", status=failed)
-    beat(replicas=[build.replica(model="ready"), build.replica(model="mixed"), broken])
-    beat("beauty", replicas=[build.replica(model="mixed", status=failed)])
-    CatalogueModel.objects.filter(name="idle").update(unloaded_from=["beast"])
-    beauty = Neuron.objects.get(name="beauty").pk
-    for query, names in (
-        ({"replicas__status__exact": "ready"}, {"ready", "mixed"}),
-        ({"replicas__status__exact": "failed"}, {"mixed", "broken"}),
-        ({"replicas__isempty": "1"}, {"idle"}),
-        ({"replicas__isempty": "0"}, {"ready", "mixed", "broken"}),
-        ({"replicas__neuron__id__exact": str(beauty)}, {"mixed"}),
-    ):
-        shown = admin_client.get(url("cataloguemodel"), query)
-        assert [*map(str, shown.context["cl"].result_list)] == sorted(names), query
-    assert "beast</a> (kept unloaded)" in page(admin_client, "cataloguemodel", q="idle")
 
 
 UPSTREAM = {"name": "box", "url": "http://box/v1", "dialect": "openai", "concurrency": "4"}

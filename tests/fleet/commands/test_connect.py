@@ -207,17 +207,11 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def event(**values: Any) -> bytes:
         return b"data: " + json.dumps(values).encode() + b"\n"
 
-    reader = {"id": "bge", "loaded": True, "capabilities": ["embeddings"]}
     cold, warm = {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}
-    models = json.dumps({"data": [reader, cold, warm]}).encode()
-    chat = [
-        event(choices=[{"delta": {"role": "assistant", "content": ""}}]),
-        b"\n",
-        event(choices=[{"delta": {"content": "Hel"}}]),
-        event(choices=[{"delta": {"content": "lo"}}]),
-        event(choices=[], usage={"completion_tokens": 8}),
-        b"data: [DONE]\n",
-    ]
+    models = json.dumps({"data": [READER, cold, warm]}).encode()
+    deltas = [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}]
+    chat = [event(choices=[{"delta": delta}]) for delta in deltas]
+    chat += [b"\n", event(choices=[], usage={"completion_tokens": 8}), b"data: [DONE]\n"]
     asked: list[urllib.request.Request] = []
 
     def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
@@ -232,43 +226,41 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = client.ask("warm", [], written.append, clock=lambda: next(seconds))
     assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
     assert asked[-1].headers["Authorization"] == "Bearer hx-1"
-    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
-    out, err = printed("chat", "--url", URL)
-    assert (out, "8 tokens" in err) == ("Hello\n", True)
-    assert json.loads(asked[-1].data).keys() == {"model", "messages", "stream", "stream_options"}
-    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
-    words = ("--system", "Be brief.", "--max-tokens", "9", "--temperature", "0")
-    output("chat", "--url", URL, *words)
-    body = json.loads(asked[-1].data)
+    options = ("--system", "Be brief.", "--max-tokens", "9", "--temperature", "0")
+    for words in ((), options):
+        monkeypatch.setattr("sys.stdin", StringIO("Hi"))
+        out, err = printed("chat", "--url", URL, *words)
+        assert (out, "8 tokens" in err) == ("Hello\n", True)
+        body = json.loads(asked[-1].data)
+        plain = {"model", "messages", "stream", "stream_options"}
+        assert body.keys() == plain | ({"max_tokens", "temperature"} if words else set())
     assert (body["messages"][0]["content"], body["max_tokens"]) == ("Be brief.", 9)
     assert body["temperature"] == 0
 
 
-@each_case(
-    ("status", "answer", "words", "code"),
-    [
-        (200, b'{"data": [{"id": "bge", "capabilities": ["embeddings"]}]}', "embeddings", 1),
+def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for status, answer, words, code in (
+        (200, json.dumps({"data": [READER]}).encode(), "embeddings", 1),
         (200, b"<!doctype html>", "no list of models", 1),
         (404, b'{"error": {"message": "No."}}', "No", ExitCode.NOT_FOUND),
         (401, b"", "401", ExitCode.DENIED),
         (503, b"", "503", ExitCode.UNAVAILABLE),
         (0, b"", "serve running", ExitCode.UNAVAILABLE),
-    ],
-)
-def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
-    monkeypatch: pytest.MonkeyPatch, status: int, answer: bytes, words: str, code: int
-) -> None:
-    def open_url(*_args: Any, **_options: Any) -> BytesIO:
-        if status == 0:
-            raise urllib.error.URLError("refused")
-        if status != 200:
-            raise urllib.error.HTTPError(URL, status, "No", Message(), BytesIO(answer))
-        return BytesIO(answer)
+    ):
 
-    monkeypatch.setattr(proxies, "open_url", open_url)
-    with pytest.raises(CommandError, match=words) as refused:
-        ChatClient(URL, None).model_to_ask()
-    assert refused.value.returncode == code
+        def open_url(*_: Any, _status: int = status, _body: bytes = answer, **__: Any) -> BytesIO:
+            if _status == 0:
+                raise urllib.error.URLError("refused")
+            if _status != 200:
+                raise urllib.error.HTTPError(URL, _status, "No", Message(), BytesIO(_body))
+            return BytesIO(_body)
+
+        monkeypatch.setattr(proxies, "open_url", open_url)
+        with pytest.raises(CommandError, match=words) as refused:
+            ChatClient(URL, None).model_to_ask()
+        assert refused.value.returncode == code
 
 
 def test_questions_and_answers_are_written_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,29 +20,31 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 BOARD = "/admin/dashboard/board"
 GIB = 1024**3
+
+
 NUM_MODELS, NUM_HOSTS, REPLICAS_A_HOST = 200, 50, 4
 MAX_BYTES = 40_000
 
 
-def a_large_fleet() -> None:
+@pytest.fixture
+def large_fleet(redis_db: Any) -> None:
     """All but the first host are away, and each is full."""
     now = timezone.now()
     CatalogueModel.objects.bulk_create(
-        CatalogueModel(name=f"model-{number:03}", source=f"huggingface:org/model-{number:03}")
-        for number in range(NUM_MODELS)
+        CatalogueModel(name=f"model-{n:03}", source="path:/m") for n in range(NUM_MODELS)
     )
     moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), now)
-    Neuron.objects.bulk_create(
+    hosts = Neuron.objects.bulk_create(
         Neuron(name=f"node-{n:02}", status="away" if n else "online", version=VERSION, **moments)
         for n in range(NUM_HOSTS)
     )
-    hosts = list(Neuron.objects.all())
-    card = {"kind": "cuda", "name": "NVIDIA GeForce RTX 3090", "total_memory_bytes": 24 * GIB}
+    card = {"kind": "cuda", "name": "a card", "total_memory_bytes": 24 * GIB}
     Device.objects.bulk_create(
         Device(neuron=host, index=index, free_memory_bytes=7 * GIB, **card)
         for host in hosts
         for index in range(2)
     )
+    counts = {"memory_bytes": 3 * GIB, "in_flight": 5, "decode_tokens_per_s": 31.5}
     Replica.objects.bulk_create(
         Replica(
             neuron=host,
@@ -50,29 +52,23 @@ def a_large_fleet() -> None:
             status="away" if number else "ready",
             status_since=now,
             devices=[f"cuda:{index % 2}"],
-            memory_bytes=3 * GIB,
-            in_flight=5,
-            kv_blocks_used=41,
-            kv_blocks_total=100,
-            decode_tokens_per_s=31.5,
+            **counts,
         )
         for number, host in enumerate(hosts)
         for index in range(REPLICAS_A_HOST)
     )
 
 
-def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) -> None:
-    a_large_fleet()
+@pytest.mark.usefixtures("large_fleet")
+def test_two_hundred_models_on_fifty_hosts(admin_client: Client) -> None:
     text = text_of(admin_client, BOARD)
     assert text.count(" is away <a ") == 9 and "And 40 more." in text, "Redis comes first"
     # What works comes first, by pages; hosts are folded.
-    board = board_of(fleet_overview())
+    board = board_of(fleet_overview(), BoardQuery(flipped="node-01"))
     first = [row["line"] for row in board["models"][:5]]
     assert [(one.name, one.status) for one in first] == [
         (f"model-{n:03}", "ready" if n < 4 else "away") for n in range(5)
     ]
-    neuron = board["neurons"][0]
-    assert neuron["line"].name == "node-00" and not neuron["is_unfolded"]
     assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
     assert "model-015" not in text and "hx-device" not in text
     second = text_of(admin_client, f"{BOARD}?models_page=2")
@@ -87,18 +83,17 @@ def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) 
         ids = [found[1] for stop in stops if (found := re.search(r' id="([^"]+)"', stop))]
         assert len(set(ids)) == len(ids) == len(stops)
     # What is away shows no live figures.
-    board = board_of(fleet_overview(), BoardQuery(flipped="node-01"))
     (flight,) = [tile for tile in board["tiles"] if tile["title"] == "In flight"]
     assert (flight["value"], flight["detail"]) == ("20", "0 waiting, 126 tok/s")
     (away,) = [row for row in board["neurons"] if row["line"].name == "node-01"]
-    shown = ("memory", "detail", "devices", "load")
-    assert [away[name] for name in shown] == ["", "", [], "4 replicas"]
+    shown = [away[name] for name in ("memory", "detail", "devices", "load")]
+    assert shown == ["", "", [], "4 replicas"]
     figures = ("running", "waiting", "tokens_per_s", "kv_percent")
     assert [[row[name] for name in figures] for row in away["replicas"]] == [["", "", "", None]] * 4
 
 
-def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) -> None:
-    a_large_fleet()
+@pytest.mark.usefixtures("large_fleet")
+def test_models_and_neurons_are_searched(admin_client: Client) -> None:
     found = text_of(admin_client, f"{BOARD}?models=MODEL-19&neurons=node-4&shown=loaded")
     assert found.count('<th scope="row">') == 10 and "model-190" in found
     assert 'value="MODEL-19"' in found and 'value="loaded" selected' in found

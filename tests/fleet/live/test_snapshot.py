@@ -33,7 +33,6 @@ from inference.protocol.heartbeat import (
     encode_heartbeat,
 )
 from inference.protocol.load_progress import LoadProgress, LoadStage
-from tests.cases import each_case
 from tests.fleet.ordered import ordered
 
 GIB = 1024**3
@@ -109,43 +108,26 @@ def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
     assert kept.stages == [stage] and others == ["other"]
 
 
-RATE = {"done": 9, "total": 10}
-
-
-@each_case(
-    ("what", "known", "share", "left_s"),
-    [
-        ("nothing is known", {"stage": "preflight", "last_load_s": None}, None, None),
-        ("an engine that starts", {"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
-        (
-            "its last load knows better than the stage's rate",
-            {"stage": "weights", "stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0, **RATE},
-            0.25,
-            30.0,
-        ),
-        (
-            "it takes longer than the last one",
-            {"stage": "weights", "stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0, **RATE},
-            None,
-            5.0,
-        ),
-        ("and has no rate", {"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
-        (
-            "the load comes after the download",
-            {"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100},
-            None,
-            70.0,
-        ),
-        ("nobody knows when its turn comes", {"stage": "queued"}, None, None),
-        ("waking is no load", {"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
-        ("clocks that differ", {"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),
-    ],
-)
-def test_estimates(what: str, known: dict[str, Any], share: Any, left_s: Any) -> None:
+def test_estimates() -> None:
     """Of a load that took 40 s when it was last loaded there."""
-    nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
-    estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
-    assert estimate == LoadEstimate(share=share, left_s=left_s), what
+    nearly: dict[str, Any] = {"stage": "weights", "done": 9, "total": 10}
+    for known, share, left_s in (
+        ({"stage": "preflight", "last_load_s": None}, None, None),
+        ({"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
+        # Its last load knows better than the stage's rate.
+        (nearly | {"stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0}, 0.25, 30.0),
+        # It takes longer than the last one, and has no rate.
+        (nearly | {"stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0}, None, 5.0),
+        ({"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
+        # The load comes after the download.
+        ({"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100}, None, 70.0),
+        ({"stage": "queued"}, None, None),  # nobody knows when its turn comes
+        ({"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
+        ({"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),  # clocks differ
+    ):
+        nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
+        estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
+        assert estimate == LoadEstimate(share=share, left_s=left_s), known
 
 
 def publish(client: redis.Redis, beat: NeuronHeartbeat) -> None:
