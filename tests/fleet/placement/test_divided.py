@@ -67,22 +67,15 @@ def test_which_devices_of_one_neuron_hold_it_together() -> None:
     assert refused(place(kept_whole, boxes)).code == "exceeds_device"
 
 
-@each_case(
-    ("changes", "why"),
-    [
+def test_settings_that_keep_it_whole_and_numbers_are_named() -> None:
+    for changes, why in (
         ({"spread": "device"}, "spread is device"),
         ({"speculation": "mtp"}, "speculation is mtp"),
         ({"prefix_disk_bytes": 10**9}, "prefix_disk_bytes is set"),
-    ],
-    ids=str,
-)
-def test_settings_that_keep_it_whole_are_named(changes: dict[str, Any], why: str) -> None:
-    decision = refused(placed(large(needs_gib=36, **changes), MIXED))
-    assert decision.code == "exceeds_device"
-    assert decision.suggestion.endswith(f"It is not divided over devices: {why}.")
-
-
-def test_what_is_too_large_even_so_is_refused_with_the_numbers() -> None:
+    ):
+        decision = refused(placed(large(needs_gib=36, **changes), MIXED))
+        assert decision.code == "exceeds_device"
+        assert decision.suggestion.endswith(f"It is not divided over devices: {why}.")
     for hosts in ([MIXED], ["a 24", "b 24"]):
         decision = refused(placed(large(60), *hosts))
         assert (decision.code, decision.retry_after_s) == ("exceeds_device", None)
@@ -100,9 +93,7 @@ def test_idle_models_leave_for_it_on_each_of_its_devices() -> None:
     decision = refused(placed(large(), there, others=[old, entry("small", 18, pinned=True)]))
     assert decision.code == "not_enough_memory" and decision.retry_after_s == 30
     assert "fits no device, and is divided over box cuda:0 + cuda:1" in decision.message
-
-
-def test_a_divided_replica_frees_what_it_holds_of_each_device() -> None:
+    # A divided replica frees what it holds of each device.
     memory = [
         DeviceMemory(device=name, actual_bytes=gib * GIB, process_bytes=0)
         for name, gib in (("cuda:0", 20), ("cuda:1", 4))

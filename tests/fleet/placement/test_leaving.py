@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
@@ -152,21 +153,16 @@ def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_lef
     assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
 
 
-@each_case(
-    ("flag", "why"),
-    [
-        ("", ""),
+def test_why_an_operators_load_would_be_undone() -> None:
+    for flag, why in (
+        ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
         ("refused", "a is not admitted: admit it first"),
         ("leaving", "a is stopping: it is loaded there once it is back"),
         ("draining", "a is draining: resume it first"),
         ("unready", "a takes no loads now: its problems are on its page"),
-    ],
-)
-def test_why_an_operators_load_would_be_undone(flag: str, why: str) -> None:
-    there = world(f"a 12 {flag}; b 12 tiny")
-    assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(
-        why or "tiny is loaded on b, and by its max_replicas on 1 at most"
-    )
+    ):
+        there = world(f"a 12 {flag}; b 12 tiny")
+        assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(why)
     assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
 
 
@@ -191,6 +187,7 @@ def gone(*devices: KnownDevice, **changes: Any) -> FleetSnapshot:
     return away(SMALL, big=known(*devices, **changes))
 
 
+TOO_LARGE, NO_ROOM = "exceeds_device", "not_enough_memory"
 LARGE = entry(needs_gib=20)
 ON_A_CARD = entry(needs_gib=20, device="cuda")
 PAIR = entry(needs_gib=30, min_devices=2)
@@ -228,50 +225,34 @@ def test_comes_back_with_its_host(what, model, snapshot: FleetSnapshot) -> None:
 @each_case(
     ("what", "model", "snapshot", "code"),
     [
-        ("too large for all", entry(needs_gib=40, device="cuda"), gone(CARD), "exceeds_device"),
-        ("not admitted", ON_A_CARD, gone(CARD, admission=REFUSED), "exceeds_device"),
-        ("never reported", ON_A_CARD, away(SMALL, big=DesiredState()), "exceeds_device"),
-        ("is no card", ON_A_CARD, gone(PROCESSOR), "exceeds_device"),
+        ("too large for all", entry(needs_gib=40, device="cuda"), gone(CARD), TOO_LARGE),
+        ("not admitted", ON_A_CARD, gone(CARD, admission=REFUSED), TOO_LARGE),
+        ("never reported", ON_A_CARD, away(SMALL, big=DesiredState()), TOO_LARGE),
+        ("is no card", ON_A_CARD, gone(PROCESSOR), TOO_LARGE),
         (
             "is not where it may run",
-            entry(needs_gib=20, device="cuda", pinned_on=("small",)),
+            replace(ON_A_CARD, pinned_on=("small",)),
             gone(CARD),
-            "exceeds_device",
+            TOO_LARGE,
         ),
-        (
-            "has room but for the moment",
-            entry(needs_gib=11, device="cuda"),
-            gone(CARD),
-            "not_enough_memory",
-        ),
-        (
-            "the large one has refused it",
-            ON_A_CARD,
-            world(FAILED_THERE),
-            "exceeds_device",
-        ),
+        ("has room but for now", replace(ON_A_CARD, weight_bytes=11 * GIB), gone(CARD), NO_ROOM),
+        ("the large one has refused it", ON_A_CARD, world(FAILED_THERE), TOO_LARGE),
     ],
 )
 def test_no_host_of_the_fleet_holds_it(what, model, snapshot, code: str) -> None:
     assert refused(place(model, snapshot)).code == code, what
 
 
-OUT = known(CARD, admission=REFUSED)
-
-
-@each_case(
-    ("model", "snapshot", "hosts"),
-    [
-        (entry(pinned_on=("big",)), away(SMALL, big=OUT), "big"),
-        (entry(), away("", big=OUT), "big"),
-        (LARGE, away("", big=OUT, other=OUT), "big, other"),
-    ],
-    ids=["where it is pinned", "the only host of the fleet", "all"],
-)
-def test_a_host_that_was_revoked_is_not_waited_for(model, snapshot, hosts: str) -> None:
-    decision = refused(place(model, snapshot))
-    assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
-    assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
+def test_a_host_that_was_revoked_is_not_waited_for() -> None:
+    out = known(CARD, admission=REFUSED)
+    for model, snapshot, hosts in (
+        (entry(pinned_on=("big",)), away(SMALL, big=out), "big"),
+        (entry(), away("", big=out), "big"),
+        (LARGE, away("", big=out, other=out), "big, other"),
+    ):
+        decision = refused(place(model, snapshot))
+        assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
+        assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
 
 
 def test_how_long_it_is_waited_for_and_by_whom_it_is_loaded_meanwhile() -> None:

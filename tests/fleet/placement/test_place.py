@@ -139,14 +139,10 @@ def test_waits_and_refusals_in_words() -> None:
 def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
     there = host("a", free_gib=1)
     for total_gib, code in ((6, "not_enough_memory"), (2, "exceeds_device")):
-        limited = msgspec.structs.replace(
-            there.devices[0],
-            total_memory_bytes=total_gib * GIB,
-            installed_memory_bytes=24 * GIB,
-        )
+        sizes = {"total_memory_bytes": total_gib * GIB, "installed_memory_bytes": 24 * GIB}
+        limited = msgspec.structs.replace(there.devices[0], **sizes)
         decision = refused(decide(replace(there, devices=(limited,)), entry=MEASURED))
-        assert decision.code == code
-        assert "by its HELEXA_MEMORY_LIMIT" in decision.message
+        assert decision.code == code and "by its HELEXA_MEMORY_LIMIT" in decision.message
 
 
 def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
@@ -196,16 +192,13 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     assert failed_loads(replace(TINY, vram_mb=18 * 1024), [failed]).recent == ()
 
 
-@each_case(
-    ("num_failed_loads", "backoff_s"),
-    [(1, UNFIT_BACKOFF_S), (2, 60.0), (3, 120.0), (5, 480.0), (6, 600.0), (99, 600.0)],
-)
-def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely(
-    num_failed_loads: int, backoff_s: float
-) -> None:
-    for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
-        failed = {"status_age_s": age_s, "failure": UNFIT, "num_failed_loads": num_failed_loads}
-        assert isinstance(decide(host("a", FAILED, free_gib=10, **failed), entry=KNOWN), kind)
+def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely() -> None:
+    waits_s = {1: UNFIT_BACKOFF_S, 2: 60.0, 3: 120.0, 5: 480.0, 6: 600.0, 99: 600.0}
+    for num, backoff_s in waits_s.items():
+        for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
+            failed = {"status_age_s": age_s, "failure": UNFIT, "num_failed_loads": num}
+            there = host("a", FAILED, free_gib=10, **failed)
+            assert isinstance(decide(there, entry=KNOWN), kind), num
 
 
 def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
@@ -255,45 +248,30 @@ def test_where_a_model_is_loaded(what, model, there: str, expected: str) -> None
     assert brief(place(model, world(there))) == f"load tiny {expected}", what
 
 
-CARDS_AND_BOX = f"two 5 20; {GATEWAY}"
-
-
-@each_case(
-    ("model", "there", "needs"),
-    [
-        (entry(device="cuda"), GATEWAY, "a card, and no host has one"),
-        (entry(min_devices=2), GATEWAY, "2 cards of one host, and no host has one"),
-        (entry(**VRAM), GATEWAY, "a card of 19.5 GiB or more, and no host has one"),
+def test_devices_that_no_host_has_are_named() -> None:
+    none, two, gateway = ", and no host has one", f"two 5 20; {GATEWAY}", GATEWAY
+    few = ", and no host has so many: two has 2"
+    largest = "a card of 39.1 GiB or more, and the largest is a card of two with 24.0 GiB"
+    for model, there, needs in (
+        (entry(device="cuda"), gateway, f"a card{none}"),
+        (entry(min_devices=2), gateway, f"2 cards of one host{none}"),
+        (entry(**VRAM), gateway, f"a card of 19.5 GiB or more{none}"),
         (
             entry(needs_gib=2, device="cpu", **VRAM),
-            GATEWAY,
-            "a processor of 19.5 GiB or more, and no host has one",
+            gateway,
+            f"a processor of 19.5 GiB or more{none}",
         ),
-        (
-            entry(needs_gib=2, min_devices=3),
-            CARDS_AND_BOX,
-            "3 cards of one host of 0.7 GiB or more, and no host has so many: two has 2",
-        ),
-        (
-            entry(min_device_vram_mb=40_000),
-            CARDS_AND_BOX,
-            "a card of 39.1 GiB or more, and the largest is a card of two with 24.0 GiB",
-        ),
-        (
-            entry(min_devices=3),
-            f"{GATEWAY}; two 9 9 draining",
-            "3 cards of one host, and no host has so many: two has 2",
-        ),
-    ],
-)
-def test_devices_that_no_host_has_are_named(model, there: str, needs: str) -> None:
-    assert place(model, world(there)) == Reject(
-        code="exceeds_device",
-        message=f"tiny needs {needs}",
-        retry_after_s=None,
-        model_id="huggingface:org/tiny",
-        suggestion=SUGGESTION,
-    )
+        (entry(needs_gib=2, min_devices=3), two, f"3 cards of one host of 0.7 GiB or more{few}"),
+        (entry(min_device_vram_mb=40_000), two, largest),
+        (entry(min_devices=3), f"{gateway}; two 9 9 draining", f"3 cards of one host{few}"),
+    ):
+        assert place(model, world(there)) == Reject(
+            code="exceeds_device",
+            message=f"tiny needs {needs}",
+            retry_after_s=None,
+            model_id="huggingface:org/tiny",
+            suggestion=SUGGESTION,
+        )
 
 
 def test_refusals() -> None:

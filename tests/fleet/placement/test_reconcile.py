@@ -220,19 +220,18 @@ def tick(snapshot: FleetSnapshot, *, time_slices=(), **waiting: float):
     return plan(THE_THREE, snapshot, waiting=waits, time_slices=time_slices)
 
 
-@each_case(("load_s", "slice_s"), [(None, MIN_TIME_SLICE_S), (1, 30), (60, 120), (600, 300)])
-def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth(load_s, slice_s) -> None:
-    report = load_report(load_seconds=load_s) if load_s else None
-
-    def after(age_s: float, **waiting: float):
+def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth() -> None:
+    def after(age_s: float, load_s: float | None, **waiting: float):
+        report = load_report(load_seconds=load_s) if load_s else None
         used = busy("one", gib=20, report=report, status_age_s=age_s)
         return tick(fleet(neuron("a", card(free=4), holds=(used,))), **waiting)
 
-    assert after(999).actions == (), "nobody waits"
-    early, due = after(slice_s - 1, two=99), after(slice_s, two=99)
-    assert (early.actions, early.time_slices) == ((), ())
     leaves = Unload(neuron="a", model="one", reason="two has waited for its time slice")
-    assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
+    for load_s, slice_s in ((None, MIN_TIME_SLICE_S), (1, 30), (60, 120), (600, 300)):
+        assert after(999, load_s).actions == (), "nobody waits"
+        early, due = after(slice_s - 1, load_s, two=99), after(slice_s, load_s, two=99)
+        assert (early.actions, early.time_slices) == ((), ())
+        assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
 
 
 LEAVING = world("a 4 one,draining,gib=20")
