@@ -250,3 +250,7 @@ def test_a_model_is_added_from_a_repository(admin_client, publish, beat, build) 
         beat(devices=[build.device(**sizes)])
         text = added(admin_client, **GGUF | {"name": name})
         assert f"{name} is in the catalogue. {promise}" in text
+    for repository, words in (("strange", "reformer"), ("gated", "that was granted access")):
+        assert words in page(admin_client, "cataloguemodel", "hub", repository=f"org/{repository}")
+    found = page(admin_client, "cataloguemodel", "hub", words="tiny")
+    assert "?repository=org/tiny-gguf" in found

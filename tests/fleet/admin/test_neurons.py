@@ -45,15 +45,11 @@ MODEL = "cataloguemodel"
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def neuron(beat: Any) -> Neuron:
-    beat()
-    return Neuron.objects.get()
-
-
 def test_a_neuron_is_drained_refused_readmitted_and_removed_when_away(
-    admin_client, neuron, redis_db
+    admin_client, beat, redis_db
 ) -> None:
+    beat()
+    neuron = Neuron.objects.get()
     assert "beast is being drained" in act(admin_client, "neuron", "drain", neuron)
     act(admin_client, "neuron", "refuse", neuron)
     desired = NeuronWish.objects.get()
@@ -98,19 +94,11 @@ def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> 
     assert "neuron-beast" not in shared_redis.acl_users()
 
 
-def test_the_policy_is_one_row(admin_client) -> None:
-    sent_form(admin_client, "fleetpolicy", "add", admission="click")
-    assert FleetPolicy.objects.get().admission == "click"
-    assert admin_client.get(url("fleetpolicy", "add")).status_code == 403
-    assert admin_client.get(url("fleetpolicy", "delete", 1)).status_code == 403
-    sent_form(admin_client, "fleetpolicy", "change", 1, admission="automatic")
-    assert FleetPolicy.objects.get().admission == "automatic"
-    assert AuditEntry.objects.filter(action="fleet.admission").count() == 2
-    services.share_record(actor=COMMAND, address="10.0.0.5:1", is_tls=True, certificate="")
-    assert "10.0.0.5:1 by TLS" in page(admin_client, "fleetpolicy")
-
-
-def test_who_may_only_look_changes_nothing(model, neuron, sent) -> None:
+def test_who_may_only_look_changes_nothing_and_the_policy_is_one_row(
+    model, beat, sent, admin_client
+) -> None:
+    beat()
+    neuron = Neuron.objects.get()
     client = staff("looker", "view_neuron", "view_cataloguemodel", "view_loadjob")
     for action in ("drain", "remove"):
         act(client, "neuron", action, neuron)
@@ -122,6 +110,15 @@ def test_who_may_only_look_changes_nothing(model, neuron, sent) -> None:
     drainer = staff("drainer", "view_neuron", "change_neuron")
     assert "is forgotten" not in act(drainer, "neuron", "remove", neuron)
     assert "is being drained" in act(drainer, "neuron", "drain", neuron)
+    sent_form(admin_client, "fleetpolicy", "add", admission="click")
+    assert FleetPolicy.objects.get().admission == "click"
+    for view, args in (("add", ()), ("delete", (1,))):
+        assert admin_client.get(url("fleetpolicy", view, *args)).status_code == 403
+    sent_form(admin_client, "fleetpolicy", "change", 1, admission="automatic")
+    assert FleetPolicy.objects.get().admission == "automatic"
+    assert AuditEntry.objects.filter(action="fleet.admission").count() == 2
+    services.share_record(actor=COMMAND, address="10.0.0.5:1", is_tls=True, certificate="")
+    assert "10.0.0.5:1 by TLS" in page(admin_client, "fleetpolicy")
 
 
 def test_every_list_and_row_shows_at_the_same_cost_however_many_rows(
@@ -201,9 +198,9 @@ def test_load_goes_where_it_fits_and_names_what_is_there(
     assert "has ended" in act(admin_client, "loadjob", "cancel_selected", job)
 
 
-def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
-    beat(name="beast")
-    beat(name="beauty")
+def test_load_on_a_chosen_neuron(admin_client, model, beat, build, sent, monkeypatch) -> None:
+    for name in ("beast", "beauty"):
+        beat(name=name)
 
     def load(**form: str) -> str:
         chosen = {"action": "load_selected_on_neuron", "_selected_action": model.pk}
@@ -215,6 +212,14 @@ def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
     assert not LoadJob.objects.exists()
     assert "Loading tiny on beauty" in load(sure="1", neuron=Neuron.objects.get(name="beauty").pk)
     assert LoadJob.objects.get().neuron.name == "beauty"
+    beat(replicas=[build.replica()])
+    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    assert "Redis does not answer" in act(admin_client, MODEL, "load_selected", model)
+    assert "what is cached is not known" in page(admin_client, "download", "cached")
+    sent.broker_is_away = True
+    LoadJob.objects.all().delete()
+    assert "nothing was sent" in act(admin_client, MODEL, "unload_selected", model)
 
 
 def test_unload_reload_sleep_and_wake_from_both_lists(
@@ -246,16 +251,6 @@ def test_unload_reload_sleep_and_wake_from_both_lists(
     beat(replicas=[build.replica(status=ReplicaStatus.ASLEEP, report=report)])
     act_there("wake_selected")
     assert [name for name, *_ in sent.tasks[3:]] == ["neuron.sleep_model", "neuron.load_model"]
-
-
-def test_redis_away_is_reported(admin_client, model, beat, build, sent, monkeypatch) -> None:
-    beat(replicas=[build.replica()])
-    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
-    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
-    assert "Redis does not answer" in act(admin_client, MODEL, "load_selected", model)
-    assert "what is cached is not known" in page(admin_client, "download", "cached")
-    sent.broker_is_away = True
-    assert "nothing was sent" in act(admin_client, MODEL, "unload_selected", model)
 
 
 def test_a_replica_shows_its_report_live_figures_and_errors(

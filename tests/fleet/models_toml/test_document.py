@@ -18,7 +18,6 @@ from fleet.models_toml import (
     WrittenModel,
     plan_import,
     read_document,
-    write_document,
 )
 from fleet.models_toml.reading import ModelsTomlError, Remark
 from tests.cases import each_case
@@ -283,44 +282,3 @@ def test_what_contradicts_the_catalogue_is_refused(text: str, prune: bool, messa
     (problem,) = plan.problems
     assert message in str(problem) and problem.line == 2 - text.startswith("[[models]]")
     assert f"x {problem}" in list(plan.lines())
-
-
-counts = st.none() | st.integers(1, 2**31 - 1)
-prices = st.integers(0, 10**15 - 1)
-
-
-@st.composite
-def settings(draw: st.DrawFn) -> CatalogueSettings:
-    is_priced = draw(st.booleans())
-    min_replicas = draw(st.integers(0, 3))
-    return CatalogueSettings(
-        source="path:/" + draw(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)),
-        file=draw(st.none() | st.sampled_from(["Q4_K_M", 'a "b" \\ c.gguf'])),
-        description=draw(
-            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
-        ),
-        enabled=draw(st.booleans()),
-        quantization=draw(st.sampled_from(["auto", "none", "q8"])),
-        max_context_tokens=draw(counts),
-        max_prefill_s=draw(counts),
-        idle_ttl_s=draw(counts),
-        pinned_on=tuple(draw(st.sets(st.sampled_from(["a", "B.c", "d-1"])))),
-        min_replicas=min_replicas,
-        max_replicas=min_replicas + draw(st.integers(1, 3)),
-        input_price_micro_usd=draw(prices) if is_priced else None,
-        cached_input_price_micro_usd=draw(st.none() | prices) if is_priced else None,
-        output_price_micro_usd=draw(prices) if is_priced else None,
-    )
-
-
-@given(tiny=settings(), other=settings())
-def test_what_was_exported_changes_nothing(
-    tiny: CatalogueSettings, other: CatalogueSettings
-) -> None:
-    state = CatalogueState(
-        models={"tiny": tiny, "other": other}, aliases={"gpt-4o": "tiny", "a/B:c@d": "other"}
-    )
-    document = read_document(write_document(state))
-    assert {model.name: model.settings for model in document.models} == state.models
-    plan = plan_import(document, state, prune=True)
-    assert plan.is_empty and plan.notes == ()

@@ -3,29 +3,23 @@ that do not fit together have time slices: none thrashes, none starves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from fleet.live.desired_state import TimeSlice
-from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.placement import Load, Route, Wait, place
+from fleet.live.snapshot import FleetSnapshot
+from fleet.placement import place
 from fleet.placement.decisions import Unload, Waiting
-from fleet.placement.devices.capacity import IDLE_TIME_SLICE_S, MIN_TIME_SLICE_S
+from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
 from fleet.placement.reconcile import MAX_LOADS_A_TICK, QUEUE_LONG_S
 from fleet.placement.time_slices import MAX_PROMISE_S
-from inference.protocol.heartbeat import ReplicaStatus
 from tests.cases import each_case
 from tests.fleet.conftest import report as load_report
 from tests.fleet.placement.fleets import (
-    DRAINING,
-    LOADING,
     PINNED,
     PLAIN,
-    READY,
     TWICE,
     act,
     busy,
@@ -35,7 +29,6 @@ from tests.fleet.placement.fleets import (
     fleet,
     neuron,
     plan,
-    replica,
 )
 from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
@@ -259,96 +252,3 @@ def test_who_waits_longest_comes_first_and_has_the_room_that_comes_free() -> Non
     free = world("a 24", time_slices=(TIME_SLICE,))
     assert brief(place(TWO, free, catalogue=THE_THREE)) == "load two a/cuda:0"
     assert brief(place(ONE, free, catalogue=THE_THREE)) == "slice a", "it has just left"
-
-
-@dataclass
-class Host:
-    """One card of 24 GiB, models of 20: time goes by in seconds, and every load takes three."""
-
-    now_s: float = 0.0
-    model: str | None = None
-    status: ReplicaStatus = READY
-    since_s: float = 0.0
-    ready_s: float = 0.0
-    used_s: float = 0.0
-    arrived: dict[str, list[float]] = field(default_factory=dict)
-    waits: list[float] = field(default_factory=list)
-    stays: list[float] = field(default_factory=list)
-    time_slices: tuple[TimeSlice, ...] = ()
-
-    def snapshot(self, in_use: bool) -> FleetSnapshot:
-        holds: tuple[ReplicaView, ...] = ()
-        if self.model is not None:
-            view = replica(
-                self.model,
-                self.status,
-                gib=20,
-                status_age_s=self.now_s - self.since_s,
-                last_used_age_s=self.now_s - self.used_s,
-                in_flight=1 if in_use and self.status is not LOADING else 0,
-            )
-            holds = (view,)
-        there = neuron("a", card(free=4.0 if holds else 24.0), holds=holds)
-        return fleet(there, time_slices=self.time_slices)
-
-    def become(self, status: ReplicaStatus) -> None:
-        self.status, self.since_s = status, self.now_s
-        if status is READY:
-            self.ready_s = self.used_s = self.now_s
-
-    def leave(self) -> None:
-        if self.model is not None:
-            self.stays.append(self.now_s - self.ready_s)
-        self.model = None
-
-    def second(self, asked: list[str]) -> None:
-        """Requests for ``asked`` arrive; each that is served takes its replica for a second."""
-        self.now_s += 1.0
-        age_s = self.now_s - self.since_s
-        if self.model and self.status is LOADING and age_s >= 3:
-            self.become(READY)
-        elif self.model and self.status is DRAINING and age_s >= 2:
-            self.leave()
-        for model in asked:
-            self.arrived.setdefault(model, []).append(self.now_s)
-        served = False
-        for model in sorted(self.arrived, key=lambda m: self.arrived[m][0]):
-            decision = place(THE_THREE[model], self.snapshot(served), catalogue=THE_THREE)
-            if isinstance(decision, Route):
-                self.waits += [self.now_s - at for at in self.arrived.pop(model)]
-                self.used_s, served = self.now_s, True
-            elif isinstance(decision, Load):
-                self.leave()
-                self.model = decision.model
-                self.become(LOADING)
-            else:
-                assert isinstance(decision, Wait)
-        waiting = {model: self.now_s - times[0] for model, times in self.arrived.items()}
-        aged = tuple(structs.replace(one, age_s=one.age_s + 1) for one in self.time_slices)
-        decided = tick(self.snapshot(served), time_slices=aged, **waiting)
-        self.time_slices = decided.time_slices
-        if any(isinstance(action, Unload) for action in decided.actions):
-            self.become(DRAINING)
-
-
-LONGEST_CHANGE_S = 10.0
-"""The longest change: a drain, a load, and the ticks between them."""
-
-
-@settings(max_examples=20)
-@given(st.lists(st.sets(st.sampled_from(["one", "two", "three"])), min_size=1, max_size=6))
-@example([{"one", "two"}])
-def test_models_that_displace_each_other_have_time_slices(pattern) -> None:
-    """Whatever the requests are like, each stays for its time slice, and no model waits for more
-    than one time slice of each of the others."""
-    host = Host()
-    for second in range(250):
-        host.second(sorted(pattern[second % len(pattern)]))
-    bound_s = 2 * (MIN_TIME_SLICE_S + LONGEST_CHANGE_S) + LONGEST_CHANGE_S
-    in_constant_use = pattern == [{"one", "two"}]
-    least_s = MIN_TIME_SLICE_S if in_constant_use else IDLE_TIME_SLICE_S
-    assert all(stayed >= least_s for stayed in host.stays)
-    assert len(host.stays) >= 5 or not in_constant_use
-    assert max(host.waits, default=0.0) <= bound_s
-    still = [250 - times[0] for times in host.arrived.values()]
-    assert max(still, default=0.0) <= bound_s

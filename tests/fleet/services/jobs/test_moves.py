@@ -196,8 +196,8 @@ def test_a_sleep_is_one_job_which_a_neuron_may_refuse(has: Observe, sent: Any) -
     assert sleep().pk == ending.pk, "an unload comes first"
 
 
-def test_what_cannot_sleep_names_the_reason(
-    has: Observe, build: Any, model: CatalogueModel, sent: Any
+def test_what_cannot_sleep_or_wake_names_the_reason_and_waking_is_a_load_where_it_sleeps(
+    has: Observe, publish: Any, build: Any, model: CatalogueModel, sent: Any
 ) -> None:
     for status, values, why in (
         (LOADING, {}, "it is loading on beast"),
@@ -215,39 +215,32 @@ def test_what_cannot_sleep_names_the_reason(
     CatalogueModel.objects.update(pinned=True)
     with pytest.raises(ModelPinnedError, match="woken again at once: unpin it"):
         sleep()
-    assert sent.tasks == []
-
-
-def test_waking_is_a_load_where_it_sleeps(has: Observe, publish: Any, sent: Any) -> None:
-    has()
+    CatalogueModel.objects.update(pinned=False)
+    everywhere = {"actor": COMMAND, "model_name": "tiny"}
     for wake, names in (
-        (services.wake_job_start, {"neuron_name": "beast"}),
-        (services.model_wake_everywhere, {}),
+        (services.wake_job_start, HERE),
+        (services.model_wake_everywhere, everywhere),
     ):
         with pytest.raises(ReplicaNotFoundError, match="tiny sleeps nowhere"):
-            wake(actor=COMMAND, model_name="tiny", **names)
-    has(ASLEEP, memory_bytes=GIB)
-    with pytest.raises(ReplicaNotFoundError, match="does not sleep on other"):
-        services.wake_job_start(**HERE | {"neuron_name": "other"})
-    (job,) = services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
-    ((name, (spec,), _),) = sent.tasks
-    assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")
-
-
-def test_a_status_counts_before_it_is_recorded(
-    has: Observe, publish: Any, build: Any, model: CatalogueModel, sent: Any
-) -> None:
-    """A request was answered by a replica that the recorded rows call loading still."""
-    asleep = AsleepBytes(device_bytes=GIB, host_bytes=0)
-    values = {
-        "report": msgspec.structs.replace(build.report(), asleep=asleep),
-        "spec_digest": model.entry().spec_digest(),
-    }
+            wake(**names)
+    assert sent.tasks == []
+    # A status counts before it is recorded: a request was answered by a replica that the recorded
+    # rows call loading still.
     has(LOADING)
+    asleep = AsleepBytes(device_bytes=GIB, host_bytes=0)
+    report = msgspec.structs.replace(build.report(), asleep=asleep)
+    values = {"report": report, "spec_digest": model.entry().spec_digest()}
     for status, begin, kind in (
         (READY, services.model_sleep_everywhere, "sleep"),
         (ASLEEP, services.model_wake_everywhere, "load"),
     ):
         publish("beast", replicas=[build.replica(status=status, **values)])
-        (job,) = begin(actor=COMMAND, model_name="tiny")
+        (job,) = begin(**everywhere)
         assert (job.kind, job.neuron.name) == (kind, "beast")
+    LoadJob.objects.all().delete()
+    has(ASLEEP, memory_bytes=GIB)
+    with pytest.raises(ReplicaNotFoundError, match="does not sleep on other"):
+        services.wake_job_start(**HERE | {"neuron_name": "other"})
+    (job,) = services.model_wake_everywhere(**everywhere)
+    name, (spec,), _ = sent.tasks[-1]
+    assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")
