@@ -32,19 +32,6 @@ def json_of(run_command: RunCommand, words: str) -> Any:
     return json.loads(run_command(*words.split(), "--json"))
 
 
-def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat, build) -> None:
-    sizes = {"total_memory_bytes": 6 * GIB, "installed_memory_bytes": 16 * GIB}
-    beat(devices=[build.device(**sizes)])
-    assert "cpu" in run_command("neurons", "show", "beast")
-    for command in (["status"], ["neurons", "list"]):
-        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
-    (neuron,) = json_of(run_command, "neurons list")
-    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
-    assert json_of(run_command, "neurons list --status away") == []
-    assert "automatic" in run_command("neurons", "policy")
-    assert "click" in run_command("neurons", "policy", "--admission", "click")
-
-
 def test_settings_are_listed(run_command: RunCommand) -> None:
     listed = run_command("settings", "list", "--name", "BENCH_PUBLIC")
     assert listed.split()[:3] == ["name", "value", "default"] and listed.split()[-1] == "0"
@@ -83,8 +70,17 @@ def _hold(redis_db, held) -> None:
 
 
 def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
-    beat()
-    assert "a processor" in run_command("neurons", "list")
+    sizes = {"total_memory_bytes": 6 * GIB, "installed_memory_bytes": 16 * GIB}
+    beat(devices=[build.device(**sizes)])
+    assert "cpu" in run_command("neurons", "show", "beast")
+    for command in (["status"], ["neurons", "list"]):
+        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
+    (neuron,) = json_of(run_command, "neurons list")
+    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
+    assert json_of(run_command, "neurons list --status away") == []
+    assert "automatic" in run_command("neurons", "policy")
+    assert "click" in run_command("neurons", "policy", "--admission", "click")
+    run_command("neurons", "policy", "--admission", "automatic")
     assert run_command("neurons", "drain", "beast").endswith("; nothing runs there now.\n")
     beat()
     assert json.loads(run_command("neurons", "list", "--json"))[0]["status"] == "draining"
@@ -261,18 +257,11 @@ def test_a_model_is_chosen_of_what_a_repository_holds(
     assert "dense is offered" in run_command("models", "add", "org/dense")
     run_command("models", "add", "again", "org/dense")
     assert CatalogueModel.objects.get(name="again").source == "huggingface:org/dense"
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_model_is_added_with_or_without_its_mmproj_file(run_command: RunCommand, beat) -> None:
-    beat()
-    source = "huggingface:org/images-gguf"
-    with pytest.raises(CommandError, match=r"mmproj-F16.gguf is not there: choose one of Q4_K_M"):
-        run_command("models", "add", source, "--file", "mmproj-F16.gguf")
-    for file in ("q4_k_m+none", "Q8_0"):
-        run_command("models", "add", source, "--file", file)
-    found = {model.name: (model.file, model.vram_mb) for model in CatalogueModel.objects.all()}
-    assert found == {"images-q4_k_m": ("Q4_K_M+none", 4197), "images-q8_0": ("Q8_0", 9442)}
+    for file in ("q4_k_m+none", "Q8_0"):  # without or with its mmproj file
+        run_command("models", "add", "huggingface:org/images-gguf", "--file", file)
+    found = {one.name: (one.file, one.vram_mb) for one in CatalogueModel.objects.all()}
+    assert found["images-q4_k_m"] == ("Q4_K_M+none", 4197)
+    assert found["images-q8_0"] == ("Q8_0", 9442)
 
 
 @pytest.mark.usefixtures("hub", "publish")
@@ -284,6 +273,10 @@ def test_what_cannot_be_chosen_names_the_reason(run_command: RunCommand) -> None
         ("huggingface:org/gated", "^org/gated is gated: it needs a token that was granted"),
         ("huggingface:tiny-gguf", "not like huggingface:org/name"),
         ("huggingface:org/images-gguf", "reads images by mmproj-F16"),
+        (
+            "huggingface:org/images-gguf --file mmproj-F16.gguf",
+            "is not there: choose one of Q4_K_M",
+        ),
         ("tiny", "name its source too"),
         ("huggingface:org/tiny-gguf --base tiny", "an adapter is given a name"),
     ):

@@ -201,7 +201,7 @@ def test_todays_schema_breaks_no_code_of_a_release(
 ) -> None:
     """A rolling upgrade migrates first and restarts gateways one after the other: migrations
     expand and never contract."""
-    script = str(Path(__file__).with_name("two_schemas.py"))
+    script = str(Path(__file__).with_name("schema_changes.py"))
     found = json.loads(run_python(database_url, tmp_path, script, json.dumps(RELEASES[version])))
     assert found["tables"] > 20
     assert found["broken"] == []

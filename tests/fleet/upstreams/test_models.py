@@ -258,6 +258,23 @@ def test_rest_commands_and_the_admin_set_targets(
     assert line.split()[1] == "upstream"
 
 
+def test_a_file_has_them() -> None:
+    lines = imported(FILE)
+    assert '    targets = ["own when ready", "box/m input_price 0.5 output_price 2"]' in lines
+    whisper = selectors.model_known("whisper").settings()
+    assert (whisper.task, whisper.input_price_micro_usd) == ("transcription", None)
+    assert whisper.unit_prices == UnitPrices(request_micro_usd=2_500_000, unit_micro_usd=10**8)
+    state = selectors.catalogue_state()
+    assert plan_import(read_document(write_document(state)), state, prune=True).is_empty
+    for old, new, problem in (
+        ('"box"', '"other"', "There is no upstream 'box'"),
+        ("own when ready", "own when busy", "a condition is one of"),
+        ("own when ready", "box/n", "add own, or leave them empty"),
+    ):
+        with pytest.raises(ModelsTomlError, match=problem):
+            imported(FILE.replace(old, new), prune=True)
+
+
 FILE = """
 [[upstreams]]
 name = "box"
@@ -274,23 +291,6 @@ source = "upstream:box/whisper-1"
 task = "transcription"
 cost = { request = 2.5, unit = 100 }
 """
-
-
-def test_a_file_has_them() -> None:
-    lines = imported(FILE)
-    assert '    targets = ["own when ready", "box/m input_price 0.5 output_price 2"]' in lines
-    whisper = selectors.model_known("whisper").settings()
-    assert (whisper.task, whisper.input_price_micro_usd) == ("transcription", None)
-    assert whisper.unit_prices == UnitPrices(request_micro_usd=2_500_000, unit_micro_usd=10**8)
-    written = write_document(selectors.catalogue_state())
-    assert plan_import(read_document(written), selectors.catalogue_state(), prune=True).is_empty
-    for text, problem in (
-        (FILE.replace('"box"', '"other"'), "There is no upstream 'box'"),
-        (FILE.replace("own when ready", "own when busy"), "a condition is one of"),
-        (FILE.replace("own when ready", "box/n"), "add own, or leave them empty"),
-    ):
-        with pytest.raises(ModelsTomlError, match=problem):
-            imported(text, prune=True)
 
 
 def test_an_upstreams_prices_hold_as_it_last_named_them(

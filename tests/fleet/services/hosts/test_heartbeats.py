@@ -234,6 +234,7 @@ def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db, monkeypat
         nowhere = live.redis.Redis.from_url("redis://127.0.0.1:1/0")
         patched.setattr(live, "redis_client", lambda: nowhere)
         services.neuron_drain(actor=COMMAND, neuron_name="beast")
+        assert not live.is_reporting("beast")
     assert not view(redis_db).is_draining
     services.desired_states_publish()
     assert view(redis_db).is_draining, "the wish outlives that Redis was away"

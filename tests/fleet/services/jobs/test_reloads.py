@@ -18,7 +18,7 @@ from fleet.control.watch import Watched
 from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import build_snapshot
-from fleet.models import CatalogueModel, LoadJob, NeuronWish
+from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
 from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
 from fleet.services.jobs.reloads import reload_plan
@@ -180,38 +180,28 @@ def tick(*heartbeats) -> Plan:
     return plan
 
 
-@each_case(
-    ("codes", "age_s", "num_loads"),
-    [
+def test_failures_of_a_pinned_model_put_off_the_next_try(pinned, sent, build) -> None:
+    """Placement's own tests have the times. A success, and lost room, put off nothing."""
+    assert len(tick(build.heartbeat()).actions) == 1
+    assert not LoadJob.objects.exists(), "a neuron that is not recorded yet is tried next time"
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    for codes, age_s, num_loads in (
         (["download_failed"] * 2, 15, 0),
         (["download_failed"] * 2, 65, 1),
         (["download_failed", ""], 0, 1),
         (["lost_its_room", "neuron_restarted"], 0, 1),
-    ],
-)
-def test_failures_of_a_pinned_model_put_off_the_next_try(
-    pinned, neuron, sent, build, codes: list[str], age_s: int, num_loads: int
-) -> None:
-    """Placement's own tests have the times. A success, and lost room, put off nothing."""
-    LoadJob.objects.all().delete()
-    for code in codes:
-        LoadJob.objects.create(
-            model=pinned,
-            model_name=pinned.name,
-            neuron=neuron,
-            status=LoadJobStatus.FAILED if code else LoadJobStatus.SUCCEEDED,
-            failure_code=code,
-            finished_at=timezone.now() - timedelta(seconds=age_s),
-        )
-    assert len(tick(build.heartbeat()).actions) == num_loads
-
-
-def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(pinned, sent, build) -> None:
-    tick(build.heartbeat("new"))
-    assert LoadJob.objects.count() == 0
-    services.heartbeat_record(heartbeat=build.heartbeat("new"))
-    tick(build.heartbeat("new"))
-    assert LoadJob.objects.count() == 1
+    ):
+        LoadJob.objects.all().delete()
+        for code in codes:
+            LoadJob.objects.create(
+                model=pinned,
+                model_name=pinned.name,
+                neuron=Neuron.objects.get(),
+                status=LoadJobStatus.FAILED if code else LoadJobStatus.SUCCEEDED,
+                failure_code=code,
+                finished_at=timezone.now() - timedelta(seconds=age_s),
+            )
+        assert len(tick(build.heartbeat()).actions) == num_loads
 
 
 def test_what_still_runs_when_a_drains_time_is_over_ends(pinned, neuron, sent, build) -> None:
