@@ -27,7 +27,6 @@ from metering.actor import COMMAND
 from metering.models import UsageHour
 from metering.request_records import rows
 from metering.selectors import BudgetStatus
-from tests.cases import each_case
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
@@ -208,109 +207,83 @@ def by_a_break(account: str, key: str = "") -> Refused:
     return Refused("request_broke_worker", account, key)
 
 
-DISK = {"disk_total_bytes": 100}
-OTHERS = (
-    neuron(version="1.0", problems=("it runs helexa 1.0, and the control 2.0",)),
-    neuron("box", version="1.5"),
-    neuron("new"),
-)
-CASES: list[tuple[dict[str, Any], list[str]]] = [
-    ({}, []),
-    ({"is_live": False}, ["urgent redis_away: Redis does not answer"]),
-    ({"neurons": ()}, ["warning no_neuron: no neuron has joined yet"]),
-    (of_neuron(status="away", version="1.0"), ["urgent neuron_away: beast is away"]),
-    (of_neuron(status="refused"), ["notice neuron_refused: beast is not admitted"]),
-    (of_neuron(problems=("no driver",)), ["warning neuron_problem: beast: no driver"]),
-    (
+def test_what_needs_attention_first() -> None:
+    def finds(changes: dict[str, Any], *expected: str) -> None:
+        found = attention(version=VERSION, **WELL | changes)
+        words = [f"{one.level} {one.kind}: {one.text}" for one in found]
+        assert len(words) == len(expected), words
+        for text, start in zip(words, expected, strict=True):
+            assert text.startswith(start)
+
+    def disk(free: int) -> dict[str, Any]:
+        return of_neuron(disk_total_bytes=100, disk_free_bytes=free)
+
+    nearly = "disk_nearly_full: the disk of beast is nearly full:"
+    older = neuron(version="1.0", problems=("it runs helexa 1.0, and the control 2.0",))
+    finds({})
+    finds({"is_live": False}, "urgent redis_away: Redis does not answer")
+    finds({"neurons": ()}, "warning no_neuron: no neuron has joined yet")
+    finds(of_neuron(status="away", version="1.0"), "urgent neuron_away: beast is away")
+    finds(of_neuron(status="refused"), "notice neuron_refused: beast is not admitted")
+    finds(of_neuron(problems=("no driver",)), "warning neuron_problem: beast: no driver")
+    finds(
         of_replica(status="failed", failure="out of memory"),
-        ["urgent model_failing: tiny failed on beast: out of memory"],
-    ),
-    (of_replica(is_outdated=True), ["warning outdated: tiny on beast is outdated: reload it"]),
-    (of_replica(is_outdated=True, status="draining"), []),
-    (
-        {"neurons": OTHERS},
-        ["warning version_mismatch: not of this version, 2.0: beast (1.0), box (1.5)"],
-    ),
-    (of_neuron(**DISK, disk_free_bytes=10), []),
-    (
-        of_neuron(**DISK, disk_free_bytes=9),
-        ["warning disk_nearly_full: the disk of beast is nearly full: 9%"],
-    ),
-    (
-        of_neuron(**DISK, disk_free_bytes=1),
-        ["urgent disk_nearly_full: the disk of beast is nearly full: 1%"],
-    ),
-    ({"models": (model(0, 1),)}, ["urgent too_few_replicas: tiny has 0 of at least 1 replicas"]),
-    ({"models": (model(1, 2),)}, ["warning too_few_replicas: tiny has 1 of at least 2 replicas"]),
-    (
+        "urgent model_failing: tiny failed on beast: out of memory",
+    )
+    outdated = "warning outdated: tiny on beast is outdated: reload it"
+    finds(of_replica(is_outdated=True), outdated)
+    finds(of_replica(is_outdated=True, status="draining"))
+    finds(
+        {"neurons": (older, neuron("box", version="1.5"), neuron("new"))},
+        "warning version_mismatch: not of this version, 2.0: beast (1.0), box (1.5)",
+    )
+    finds(disk(10))
+    finds(disk(9), f"warning {nearly} 9%")
+    finds(disk(1), f"urgent {nearly} 1%")
+    few = "too_few_replicas: tiny has"
+    finds({"models": (model(0, 1),)}, f"urgent {few} 0 of at least 1 replicas")
+    finds({"models": (model(1, 2),)}, f"warning {few} 1 of at least 2 replicas")
+    of_research = "the budget of the account research:"
+    finds(
         {"budgets": (budget(500_000),)},
-        ["notice budget_nearly_spent: the budget of the account research: $0.50 of $10.00 are"],
-    ),
-    (
+        f"notice budget_nearly_spent: {of_research} $0.50 of $10.00 are",
+    )
+    finds(
         {"budgets": (budget(0, unit="tokens", on="key", owner="hx-1"),)},
-        ["notice budget_spent: the budget of the key hx-1: 0 tokens of 10,000,000 tokens"],
-    ),
-    (
-        {
-            "refused": {
-                by_a_limit("research", "requests_per_minute"): 1200,
-                by_a_limit("research", "key_budget"): 30,
-                by_a_limit("old"): 20,
-                by_a_limit("crowd", "queue_share"): 5,
-                Refused("insufficient_quota", "lab", cause="account_budget"): 1,
-                Refused("model_not_found", "research"): 9,
-                by_a_limit(""): 9,
-            }
-        },
-        [
-            f"notice account_refused: {text}"
-            for text in (
-                "research was refused 1,200 times lately by a limit of requests a minute",
-                "research was refused 30 times lately by a key's budget",
-                "old was refused 20 times lately by its limits or its",
-                "crowd was refused 5 times lately by a queue, of whose",
-                "lab was refused once lately by its budget",
-            )
-        ],
-    ),
-    (
-        {
-            "refused": {
-                by_a_break("research", "hx-bad"): 3,
-                by_a_break("research", "hx-unlucky"): 2,
-                by_a_break("anonymous"): 4,
-            }
-        },
-        [
-            "urgent key_breaks_workers: the key hx-bad of research sent 3 requests lately that",
-            "urgent key_breaks_workers: anonymous sent 4 requests lately",
-        ],
-    ),
-    (
-        {
-            "neurons": (neuron(problems=("no driver",)), neuron("gone", status="away")),
-            "budgets": (budget(0),),
-        },
-        [
-            "urgent neuron_away: gone is away",
-            "warning neuron_problem: beast: no driver",
-            "notice budget_spent",
-        ],
-    ),
-    (
+        "notice budget_spent: the budget of the key hx-1: 0 tokens of 10,000,000 tokens",
+    )
+    refused = {
+        by_a_limit("research", "requests_per_minute"): 1200,
+        by_a_limit("research", "key_budget"): 30,
+        by_a_limit("old"): 20,
+        by_a_limit("crowd", "queue_share"): 5,
+        Refused("insufficient_quota", "lab", cause="account_budget"): 1,
+        Refused("model_not_found", "research"): 9,
+        by_a_limit(""): 9,
+    }
+    finds(
+        {"refused": refused},
+        "notice account_refused: research was refused 1,200 times lately by a limit of requests a",
+        "notice account_refused: research was refused 30 times lately by a key's budget",
+        "notice account_refused: old was refused 20 times lately by its limits or its",
+        "notice account_refused: crowd was refused 5 times lately by a queue, of whose",
+        "notice account_refused: lab was refused once lately by its budget",
+    )
+    assert LIMITS.keys() == set(Cause), "every cause has its words"
+    broke = {by_a_break("research", "hx-bad"): 3, by_a_break("research", "hx-unlucky"): 2}
+    finds(
+        {"refused": broke | {by_a_break("anonymous"): 4}},
+        "urgent key_breaks_workers: the key hx-bad of research sent 3 requests lately that",
+        "urgent key_breaks_workers: anonymous sent 4 requests lately",
+    )
+    hosts = (neuron(problems=("no driver",)), neuron("gone", status="away"))
+    finds(
+        {"neurons": hosts, "budgets": (budget(0),)},
+        "urgent neuron_away: gone is away",
+        "warning neuron_problem: beast: no driver",
+        "notice budget_spent",
+    )
+    finds(
         {"budgets": (budget(0),), "refused": {Refused("insufficient_quota", "research"): 17}},
-        ["notice budget_spent: the budget of the account research: $0.00"],
-    ),
-]
-
-
-@each_case(("changes", "expected"), CASES)
-def test_cases(changes: dict[str, Any], expected: list[str]) -> None:
-    found = attention(version=VERSION, **WELL | changes)
-    assert len(found) == len(expected)
-    for finding, text in zip(found, expected, strict=True):
-        assert f"{finding.level} {finding.kind}: {finding.text}".startswith(text)
-
-
-def test_every_cause_has_its_words() -> None:
-    assert LIMITS.keys() == set(Cause)
+        f"notice budget_spent: {of_research} $0.00",
+    )
