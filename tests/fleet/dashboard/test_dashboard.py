@@ -12,9 +12,11 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from fleet import services
 from fleet.dashboard.board import board_of
+from fleet.dashboard.query import BoardQuery
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from fleet.overview.selector import fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus
@@ -22,6 +24,7 @@ from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import StageReport
 from inference.protocol.refusals import Refused, encode_field, refusals_key
+from inference.version import VERSION
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.metering.callers import recorded, staff, text_of, used
@@ -305,3 +308,57 @@ def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
     text = push(admin_client, "drain neuron beast", target="neuron-home", home="beast")
     assert "is being drained" in text and 'id="neuron-home"' in text
     assert admin_client.get("/admin/dashboard/neuron-home?name=x").status_code == 404
+
+
+def test_two_hundred_models_on_fifty_hosts_are_paged_and_searched(
+    admin_client, beat, build
+) -> None:
+    CatalogueModel.objects.bulk_create(
+        CatalogueModel(name=f"model-{n:03}", source="path:/m") for n in range(200)
+    )
+    moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), timezone.now())
+    Neuron.objects.bulk_create(
+        Neuron(name=f"node-{n:02}", status="away", version=VERSION, **moments) for n in range(49)
+    )
+    stats = build.stats(in_flight=5, decode_tokens_per_s=31.5)
+    held = build.replica(model="model-100", stats=stats)
+    beat("node-49", replicas=[held])
+    text = text_of(admin_client, BOARD)
+    assert text.count(" is away <a ") == 10 and "And 39 more." in text
+    board = board_of(fleet_overview())
+    first = [board[noun][0]["line"].name for noun in ("models", "neurons")]
+    assert first == ["model-100", "node-49"], "what works comes first"
+    assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
+    assert "model-015" not in text and "hx-device" not in text, "hosts are folded"
+    second = text_of(admin_client, f"{BOARD}?models_page=2")
+    assert 'name="models_page" value="2"' in second and "model-015" in second
+    assert "193 to 200 of 200" in text_of(admin_client, f"{BOARD}?models_page=9999")
+    unfolded = text_of(admin_client, f"{BOARD}?flipped=node-49")
+    assert unfolded.count('class="hx-device"') == 1 and "31.5" in unfolded
+    # A refresh leaves the focus where it is: htmx gives it to the element with the same id.
+    for page in (text, unfolded):
+        assert len(page.encode()) <= 40_000
+        stops = re.findall(r"<(?:a|button|select) [^>]*>", page)
+        ids = [found[1] for stop in stops if (found := re.search(r' id="([^"]+)"', stop))]
+        assert len(set(ids)) == len(ids) == len(stops)
+    found = text_of(admin_client, f"{BOARD}?models=MODEL-19&neurons=node-4&shown=unloaded")
+    assert found.count('<th scope="row">') == 10 and "model-190" in found
+    assert 'value="MODEL-19"' in found and 'value="unloaded" selected' in found
+    assert found.count('class="hx-neuron"') == 6 and "1 to 6 of 10" in found
+    for query, words in (
+        ("shown=active", "No model is like that"),
+        ("neurons=x", "No neuron has a name like that"),
+        ("shown=nonsense&models_page=x", "1 to 12 of 200"),
+    ):
+        assert words in text_of(admin_client, f"{BOARD}?{query}")
+    # The address follows, so that the page can be sent to a colleague.
+    path = f"{BOARD}?models=19&models_page=&kept_models=a+b"
+    assert admin_client.get(path)["HX-Replace-Url"] == "/admin/?models=19"
+    same = {"hx-current-url": "http://testserver/admin/?models=19"}
+    assert "HX-Replace-Url" not in admin_client.get(path, headers=same)
+    whole = text_of(admin_client, "/admin/?models=19")
+    assert 'value="19"' in whole and "model-190" in whole and "model-000" not in whole
+    kept = BoardQuery(kept_models="model-150", kept_neurons="node-30")
+    board = board_of(fleet_overview(), kept)
+    first = [board[noun][0]["line"].name for noun in ("models", "neurons")]
+    assert first == ["model-150", "node-30"]
