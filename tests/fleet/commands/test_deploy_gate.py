@@ -30,12 +30,8 @@ def neuron(
         {"model": model, "status": word, "failure": "no memory" if word == "failed" else ""}
         for model, word in statuses.items()
     ]
-    return {
-        "name": name,
-        "status": status,
-        "replicas": replicas,
-        "coming_back": list(coming_back),
-    }
+    line = {"name": name, "status": status, "replicas": replicas}
+    return line | {"coming_back": list(coming_back)}
 
 
 def overview(*neurons: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -155,36 +151,29 @@ def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count
     assert fleet.asked == [("/v1/chat/completions", "llama")]
 
 
-@each_case(
-    ("answers", "problem", "waited_s"),
-    [
-        ([RefusedError(503, "full", 30), RefusedError(429, "", 2), chat("PINEAPPLE")], "", 32),
-        ([RefusedError(503, "full", 30)], "qwen: it was refused (503): full", 330),
+def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once() -> None:
+    silent = {"choices": [{"message": {"content": None}}]}
+    busy = RefusedError(503, "full", 30)
+    for answers, problem, waited_s in (
+        ([busy, RefusedError(429, "", 2), chat("PINEAPPLE")], "", 32),
+        ([busy], "qwen: it was refused (503): full", 330),
         ([RefusedError(500, "broken")], "refused (500)", 0),
         ([RefusedError(0, "gone")], "no answer", 0),
         ([chat("pine", "length")], "cut off", 0),
         ([{"choices": []}], "its answer is none", 0),
-        ([{"choices": [{"message": {"content": None}}]}], "lacks", 0),
-    ],
-)
-def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once(
-    answers: list[Any], problem: str, waited_s: int
-) -> None:
-    fleet = FakeFleet(READY, answers={"qwen": list(answers)})
-    found = fleet.problems()
-    assert len(found) == bool(problem) and problem in "".join(found)
-    assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
+        ([silent], "lacks", 0),
+    ):
+        fleet = FakeFleet(READY, answers={"qwen": list(answers)})
+        found = fleet.problems()
+        assert len(found) == bool(problem) and problem in "".join(found)
+        assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
 
 
 def test_of_the_overview() -> None:
-    fleet = overview(
-        neuron(qwen="ready", tiny="failed"),
-        neuron("benjy", "away", qwen="away"),
-        jobs=[{"kind": "load", "model": "new", "neuron": "beast", "status": "running"}],
-        is_live=False,
-    )
-    assert ready_now(fleet) == [QWEN_ON_BEAST]
-    assert ready_now(fleet, "benjy") == []
+    job = {"kind": "load", "model": "new", "neuron": "beast", "status": "running"}
+    here, away = neuron(qwen="ready", tiny="failed"), neuron("benjy", "away", qwen="away")
+    fleet = overview(here, away, jobs=[job], is_live=False)
+    assert (ready_now(fleet), ready_now(fleet, "benjy")) == ([QWEN_ON_BEAST], [])
     assert failures(fleet, "benjy") == [] and len(failures(fleet)) == 1
     assert missing(fleet, [], "benjy") == ["Redis does not answer the gateway", "benjy is away"]
     assert missing(fleet, [], "beast")[1:] == ["load of new on beast is running"]

@@ -241,7 +241,7 @@ def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
             capabilities=(),
         ),
     )
-    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    start()
     _, (spec,), _ = sent.tasks[-1]
     assert msgspec.convert(spec, LoadSpec).earlier_loads == EarlierLoads(
         device_kind="cpu",
@@ -259,15 +259,9 @@ def too_large(model, build, sent):
 
     def too_large(needed_bytes: int, *devices: str) -> None:
         services.heartbeat_record(heartbeat=build.heartbeat())
-        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
         failure = LoadFailure(code="does_not_fit", message="no", needed_bytes=needed_bytes)
-        state = build.replica(
-            job_id=str(job.pk),
-            status=ReplicaStatus.FAILED,
-            failure=failure,
-            devices=list(devices) or ["cpu"],
-        )
-        services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+        values = {"failure": failure, "devices": list(devices) or ["cpu"]}
+        observe(build, start(), ReplicaStatus.FAILED, **values)
 
     return too_large
 
@@ -277,7 +271,6 @@ def test_a_load_that_did_not_fit_leaves_what_it_needs_and_a_load_is_worth_more(
 ) -> None:
     too_large(9 * GIB, "cuda:0", "cuda:1")
     entry = selectors.catalogue_find("tiny")
-    assert entry is not None
     assert entry.needed_memory_bytes("beast", "cuda") == 18 * GIB, "on all its devices"
     LoadMeasurement.objects.all().delete()
     for needed_gib in (9, 11, 10):
