@@ -172,6 +172,10 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
     assert changed["spec_digest"] != made["spec_digest"]
     assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
+    writer.post("aliases", {"name": "openai/gpt", "model": "tiny"}, 201)
+    assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt"]
+    assert writer.patch("aliases/openai/gpt", {"model": "x"}, 404)["code"] == "model_not_found"
+    assert writer.patch("aliases/openai/gpt", {"name": "x"}, 400)["code"] == "unknown_parameter"
     (assignment,) = writer.get("assignments")["data"]
     assert (assignment["neurons"], assignment["priority"]) == (["beast"], 1000)
     services.catalogue_model_create(actor=COMMAND, name="off", source="pypi:off", enabled=False)

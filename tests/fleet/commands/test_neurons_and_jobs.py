@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import urllib.error
+from http.client import IncompleteRead
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -363,6 +365,8 @@ def test_a_refusal_is_reported_in_its_own_words(monkeypatch: pytest.MonkeyPatch)
         body = BytesIO((content if isinstance(content, str) else json.dumps(content)).encode())
         refused = urllib.error.HTTPError(URL, 404, "", {}, body)  # type: ignore[arg-type]
         assert refusal_of(refused) == words
+    refused.read = Mock(side_effect=IncompleteRead(b"{"))  # type: ignore[method-assign]
+    assert refusal_of(refused) == "the server answers 404"
 
     def away(*_args: Any, **_options: Any) -> None:
         raise OperationalError("unable to open database file")
