@@ -1,9 +1,9 @@
-"""What a catalogue entry's fields may hold, and the load spec it becomes."""
+"""What a catalogue entry's fields may hold, and the load spec it becomes; a job's lifecycle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -11,38 +11,18 @@ import pytest
 
 from fleet import catalogue
 from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue
-from fleet.errors import CatalogueValueError
+from fleet.errors import CatalogueValueError, IllegalTransitionError
+from fleet.lifecycles import (
+    ACTIVE_LOAD_JOB_STATUSES,
+    LOAD_JOB_TRANSITIONS,
+    LoadJobStatus,
+    RecordedReplicaStatus,
+    ensure_transition,
+)
 from fleet.live.measurements import MeasuredLoad
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed, spec_digest
 from tests.cases import each_case
-
-
-@each_case(
-    ("check", "name"),
-    [
-        *((catalogue.check_name, name) for name in ("tiny", "qwen2.5-0.5b", "a_b", "7b")),
-        *((catalogue.check_alias_name, name) for name in ("gpt-4o", "org/m", "Qwen3:8B", "a@b")),
-    ],
-)
-def test_names(check: Callable[[str], None], name: str) -> None:
-    check(name)
-
-
-@each_case(
-    ("check", "name"),
-    [
-        *(
-            (catalogue.check_name, name)
-            for name in ("", "Tiny", "-a", "a-", "a--b", "a b", "a/b", "é", "a\n", "a:b", "a" * 101)
-        ),
-        *((catalogue.check_alias_name, name) for name in ("", "a b", "/a", "a//b", "a\n")),
-    ],
-)
-def test_names_that_are_none(check: Callable[[str], None], name: str) -> None:
-    with pytest.raises(CatalogueValueError) as caught:
-        check(name)
-    assert caught.value.field == "name"
-
 
 OTHER_VALUES: dict[str, SettingValue] = {
     "enabled": False,
@@ -133,12 +113,10 @@ def test_the_load_spec_carries_what_travels_and_the_digest_changes_with_that() -
         spec = changed.load_spec(job_id="job", neuron="beast")
         assert (name in travelling) == (changed.spec_digest() != plain.spec_digest()), name
         assert getattr(spec, name, value) == value
-
-
-def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
     entry = entry_of(**OTHER_VALUES, measured_loads=(MEASURED_ON_BEAST,), aliases=("other",))
     sent = msgspec.json.encode(entry.load_spec(job_id="job", neuron="beast"))
-    assert spec_digest(msgspec.json.decode(sent, type=LoadSpec)) == entry.spec_digest()
+    read = msgspec.json.decode(sent, type=LoadSpec)
+    assert spec_digest(read) == entry.spec_digest(), "as the neuron reads it"
 
 
 @each_case(
@@ -207,11 +185,23 @@ def test_what_a_setting_cannot_hold_is_reported_at_its_name(
     assert caught.value.field == field
 
 
-@each_case(
-    ("values", "field"),
-    [
-        ({"speculation": "draft_model"}, "draft_model"),
-        ({"speculation": "draft_model", "draft_model": "path:m"}, "draft_model"),
+def test_names_and_values_that_contradict_each_other_are_refused() -> None:
+    check_name, check_alias = catalogue.check_name, catalogue.check_alias_name
+    wrong = ("", "Tiny", "-a", "a-", "a--b", "a b", "a/b", "é", "a\n", "a:b", "a" * 101)
+    for check, rights, wrongs in (
+        (check_name, ("tiny", "qwen2.5-0.5b", "a_b", "7b"), wrong),
+        (check_alias, ("gpt-4o", "org/m", "Qwen3:8B", "a@b"), ("", "a b", "/a", "a//b", "a\n")),
+    ):
+        for name in rights:
+            check(name)
+        for name in wrongs:
+            with pytest.raises(CatalogueValueError) as caught:
+                check(name)
+            assert caught.value.field == "name"
+    drafting = {"speculation": "draft_model"}
+    for values, field in (
+        (drafting, "draft_model"),
+        (drafting | {"draft_model": "path:m"}, "draft_model"),
         ({"base": "other", "source": "path:/a", "dtype": "float32"}, "dtype"),
         ({"base": "other"}, "source"),
         ({"base": "other", "source": "upstream:box/m"}, "source"),
@@ -219,12 +209,10 @@ def test_what_a_setting_cannot_hold_is_reported_at_its_name(
         ({"cached_input_price_micro_usd": 1}, "input_price_micro_usd"),
         ({"input_price_micro_usd": 1}, "output_price_micro_usd"),
         ({"may_leave_network": True}, "may_leave_network"),
-    ],
-)
-def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], field: str) -> None:
-    with pytest.raises(CatalogueValueError) as caught:
-        catalogue.check_settings(entry_of(**values))
-    assert caught.value.field == field
+    ):
+        with pytest.raises(CatalogueValueError) as caught:
+            catalogue.check_settings(entry_of(**values))
+        assert caught.value.field == field
 
 
 def test_priority_and_number_follow_the_pins() -> None:
@@ -275,3 +263,17 @@ def test_needed_memory_is_what_loads_took_else_what_is_expected() -> None:
             memory_correction_bytes=-70,
             prefill_speed=speed,
         )
+
+
+def test_load_job_steps() -> None:
+    ranks = {"pending": 0, "running": 1}  # all others are an end
+    for current, target in product(LoadJobStatus, repeat=2):
+        if ranks.get(current, 2) < ranks.get(target, 2):
+            ensure_transition(current, target)
+        else:
+            with pytest.raises(IllegalTransitionError, match=f"{current}.*{target}"):
+                ensure_transition(current, target)
+    active = {job for job in LoadJobStatus if LOAD_JOB_TRANSITIONS[job]}
+    assert active == {*ACTIVE_LOAD_JOB_STATUSES}
+    words = {status.value for status in ReplicaStatus}
+    assert {*RecordedReplicaStatus.values} == words | {"away"}

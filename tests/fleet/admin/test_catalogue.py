@@ -13,8 +13,7 @@ from django.test import Client
 
 from fleet import selectors, services
 from fleet.catalogue import SETTINGS
-from fleet.models import Alias, CatalogueModel, LoadJob, Neuron, Upstream
-from inference.protocol.heartbeat import ReplicaStatus
+from fleet.models import Alias, CatalogueModel, LoadJob, Upstream
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
@@ -43,17 +42,6 @@ def change(admin_client: Client, model: CatalogueModel) -> Callable[..., str]:
     return change
 
 
-def test_a_model_is_added(admin_client) -> None:
-    answer = admin_client.get(url("cataloguemodel", "add"))
-    assert "huggingface:org/name" in answer.text
-    assert set(answer.context["adminform"].form.fields) == {"name", *SETTINGS}
-    sent(admin_client, "cataloguemodel", "add", **FORM)
-    entry = selectors.catalogue_find("tiny")
-    assert entry is not None and entry.source == "pypi:tiny"
-    audited = AuditEntry.objects.get()
-    assert (audited.actor, audited.action) == ("user:admin", "model.create")
-
-
 PRICED = {"output_price_micro_usd": "1"}
 
 
@@ -75,7 +63,7 @@ PRICED = {"output_price_micro_usd": "1"}
 )
 def test_a_form_reports_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
     if not Alias.objects.exists():
-        services.alias_create(actor=COMMAND, name="nick", model=made("taken"))
+        sent(admin_client, "alias", "add", name="nick", model=made("taken").pk)
     assert message in sent(admin_client, "cataloguemodel", "add", **FORM | changes)
     assert CatalogueModel.objects.count() == 1
 
@@ -101,31 +89,26 @@ def test_a_changed_model_keeps_its_name_and_shows_lists_and_money_as_written(
     assert set(entry.detail) == {*changed, *prices, "pinned_on"}
     change()
     assert model.entry().prices is None
+    added = admin_client.get(url("cataloguemodel", "add"))
+    assert set(added.context["adminform"].form.fields) == {"name", *SETTINGS}
 
 
-@each_case("from_its_page", [True, False])
+@pytest.mark.parametrize("from_its_page", [True, False])
 def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
     admin_client, beat, build, sent, from_its_page: bool
 ) -> None:
     tiny, idle = made("tiny"), made("idle")
-    beat(replicas=[])
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    beat(replicas=[build.replica()])
     services.alias_create(actor=COMMAND, name="nick", model=tiny)
-    beat(replicas=[build.replica(job_id=str(job.pk), spec_digest=job.spec_digest)])
-
-    def delete(model: CatalogueModel) -> str:
-        if not from_its_page:
-            return act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
-        where = url("cataloguemodel", "delete", model.pk)
-        return admin_client.post(where, {"post": "yes"}, follow=True).text
-
-    sent.tasks.clear()
-    assert "It leaves the memory" not in delete(idle)
-    assert "It leaves the memory of beast" in delete(tiny)
+    for model, leaves in ((idle, False), (tiny, True)):
+        if from_its_page:
+            where = url("cataloguemodel", "delete", model.pk)
+            text = admin_client.post(where, {"post": "yes"}, follow=True).text
+        else:
+            text = act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
+        assert ("It leaves the memory of beast" in text) == leaves
     assert not CatalogueModel.objects.exists() and not Alias.objects.exists()
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
-    assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
-    beat(replicas=[])
 
 
 def test_what_serves_by_earlier_settings_is_shown_and_reloaded(
@@ -145,62 +128,22 @@ def test_what_serves_by_earlier_settings_is_shown_and_reloaded(
     assert LoadJob.objects.get().kind == "reload"
 
 
-@each_case(
-    ("changes", "message"),
-    [
+def test_what_follows_from_a_change_is_remarked(model, beat, build, change) -> None:
+    sql = {"name": "tiny-sql", "source": "huggingface:org/sql", "base": "tiny"}
+    services.catalogue_model_create(actor=COMMAND, **sql)
+    services.neuron_expect(actor=COMMAND, neuron_name="beauty")
+    for changes, message in (
         ({"pinned_on": "beauty"}, "tiny moves from beast once it can be loaded on beauty"),
         ({"pinned_on": "beast"}, ""),
         ({"enabled": ""}, "Its adapters are not offered either: tiny-sql"),
         ({"min_device_vram_mb": "48000"}, "No host can run tiny: it needs a card of 46.9 GiB"),
-    ],
-)
-def test_what_follows_from_a_change_is_remarked(
-    beat, build, change, changes: dict[str, str], message: str
-) -> None:
-    if not CatalogueModel.objects.filter(name="tiny-sql").exists():
-        services.catalogue_model_create(
-            actor=COMMAND, name="tiny-sql", source="huggingface:org/sql", base="tiny"
-        )
-        services.neuron_expect(actor=COMMAND, neuron_name="beauty")
-    digest = CatalogueModel.objects.get(name="tiny").entry().spec_digest()
-    is_loaded = "No host" not in message
-    beat(replicas=[build.replica(spec_digest=digest)] if is_loaded else [])
-    text = change(**changes)
-    assert message in text
-    assert message or not re.search("moves from|not offered|No host", text)
-
-
-def test_an_alias_is_added_refused_changed_and_removed(admin_client, model) -> None:
-    sent(admin_client, "alias", "add", name="gpt-4o", model=model.pk)
-    refused = sent(admin_client, "alias", "add", name="tiny", model=model.pk)
-    assert "There is a model named" in refused
-    sent(admin_client, "alias", "change", Alias.objects.get().pk, name="gpt-5", model=model.pk)
-    assert selectors.catalogue_find("gpt-5") is not None
-    assert selectors.catalogue_find("gpt-4o") is None
-    act(admin_client, "alias", "delete_selected", Alias.objects.get(), post="yes")
-    actions = list(AuditEntry.objects.order_by("pk").values_list("action", flat=True))
-    assert actions[-3:] == ["alias.create", "alias.update", "alias.delete"]
-
-
-def test_models_are_filtered_by_state_and_neuron(admin_client, beat, build) -> None:
-    for name in ("ready", "mixed", "broken", "idle"):
-        made(name)
-    failed = ReplicaStatus.FAILED
-    broken = build.replica(model="broken", status=failed)
-    beat(replicas=[build.replica(model="ready"), build.replica(model="mixed"), broken])
-    beat("beauty", replicas=[build.replica(model="mixed", status=failed)])
-    CatalogueModel.objects.filter(name="idle").update(unloaded_from=["beast"])
-    beauty = Neuron.objects.get(name="beauty").pk
-    for query, names in (
-        ({"replicas__status__exact": "ready"}, {"ready", "mixed"}),
-        ({"replicas__status__exact": "failed"}, {"mixed", "broken"}),
-        ({"replicas__isempty": "1"}, {"idle"}),
-        ({"replicas__isempty": "0"}, {"ready", "mixed", "broken"}),
-        ({"replicas__neuron__id__exact": str(beauty)}, {"mixed"}),
     ):
-        shown = admin_client.get(url("cataloguemodel"), query)
-        assert [*map(str, shown.context["cl"].result_list)] == sorted(names), query
-    assert "beast</a> (kept unloaded)" in page(admin_client, "cataloguemodel", q="idle")
+        digest = CatalogueModel.objects.get(name="tiny").entry().spec_digest()
+        is_loaded = "No host" not in message
+        beat(replicas=[build.replica(spec_digest=digest)] if is_loaded else [])
+        text = change(**changes)
+        assert message in text
+        assert message or not re.search("moves from|not offered|No host", text)
 
 
 UPSTREAM = {"name": "box", "url": "http://box/v1", "dialect": "openai", "concurrency": "4"}
@@ -285,7 +228,7 @@ def added(client: Client, **given: str) -> str:
 
 
 @pytest.mark.usefixtures("hub", "sent")
-def test_a_model_is_added_from_a_repository(admin_client, publish) -> None:
+def test_a_model_is_added_from_a_repository(admin_client, publish, beat, build) -> None:
     unknown = page(admin_client, "cataloguemodel", "hub", repository="org/tiny-gguf")
     assert "No neuron is online" in unknown
     publish()
@@ -302,39 +245,12 @@ def test_a_model_is_added_from_a_repository(admin_client, publish) -> None:
     assert settings.vram_mb == 4197
     loaded = added(admin_client, **GGUF | {"name": "second", "load": "yes"})
     assert "second is in the catalogue" in loaded and "No neuron named 'beast' has" in loaded
-
-
-@pytest.mark.usefixtures("hub")
-@each_case(
-    ("device_gib", "name", "expected"),
-    [
-        (16, "a", "It is loaded when it is requested"),
-        (2, "b", "No host can run b: it needs a card"),
-    ],
-)
-def test_what_is_added_is_promised_only_where_a_host_can_run_it(
-    admin_client, beat, build, device_gib: int, name: str, expected: str
-) -> None:
-    beat(devices=[build.device(total_memory_bytes=device_gib * 1024**3, free_memory_bytes=1024**3)])
-    text = added(admin_client, **GGUF | {"name": name})
-    assert f"{name} is in the catalogue. {expected}" in text
-
-
-@pytest.mark.usefixtures("hub", "publish")
-@each_case(
-    ("asked", "words"),
-    [
-        ({"words": "tiny"}, ["?repository=org/tiny-gguf"]),
-        ({"repository": "org/strange"}, ["This build does not run it", "reformer"]),
-        ({"repository": "org/gated"}, ["needs a token that was granted access"]),
-    ],
-)
-def test_searching_and_what_this_build_does_not_run(
-    admin_client, monkeypatch, asked: dict[str, str], words: list[str]
-) -> None:
-    text = page(admin_client, "cataloguemodel", "hub", **asked)
-    assert [word for word in words if word not in text] == []
-    assert ("This build does not run it" in text) == (asked.get("repository") == "org/strange")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    away = page(admin_client, "cataloguemodel", "hub", repository="org/dense")
-    assert "cannot be reached from here" in away
+    for gib, name, promise in ((16, "a", "It is loaded when it is"), (2, "b", "No host can run b")):
+        sizes = {"total_memory_bytes": gib * 1024**3, "free_memory_bytes": 1024**3}
+        beat(devices=[build.device(**sizes)])
+        text = added(admin_client, **GGUF | {"name": name})
+        assert f"{name} is in the catalogue. {promise}" in text
+    for repository, words in (("strange", "reformer"), ("gated", "that was granted access")):
+        assert words in page(admin_client, "cataloguemodel", "hub", repository=f"org/{repository}")
+    found = page(admin_client, "cataloguemodel", "hub", words="tiny")
+    assert "?repository=org/tiny-gguf" in found

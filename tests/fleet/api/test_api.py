@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
-from typing import Any
 
 import pytest
 import yaml
@@ -13,14 +13,12 @@ from django.core.management import call_command
 from django.test import AsyncClient, Client
 
 from fleet import services
-from fleet.lifecycles import LoadJobStatus
-from fleet.models import Alias, CatalogueModel, FleetPolicy, Invitation, LoadJob, Neuron, NeuronWish
+from fleet.models import CatalogueModel, FleetPolicy, LoadJob, Neuron, NeuronWish
 from fleet.services.jobs.steps import wait_for_job
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import ApiKey, AuditEntry
-from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api
 from tests.metering.callers import staff
 
@@ -29,31 +27,76 @@ pytestmark = pytest.mark.django_db(transaction=True)
 OLD = "0123456789abcdef"
 
 
-def test_a_key_needs_the_scope_of_what_it_does(reader: Api, model, beat, sent) -> None:
+def test_a_key_needs_a_scope_and_staff_a_token_and_the_permission_of_the_verb(
+    reader: Api, model, beat, sent
+) -> None:
+    """The rule is the admin's: who may change models may not remove neurons."""
     beat()
     assert reader.get("neurons")["num_rows"] == 1
     refused = reader.post("catalogue/tiny/load", status=403)
     assert (refused["code"], "fleet:write" in refused["detail"]) == ("insufficient_scope", True)
-    key_api("fleet:write").get("neurons", 403)
-    key_api("inference", "usage:read").get("neurons", 403)
-    assert sent.tasks == []
-
-
-def test_staff_write_with_their_csrf_token_and_the_right_to_change_models(model, sent) -> None:
+    for scopes in (("fleet:write",), ("inference", "usage:read")):
+        key_api(*scopes).get("neurons", 403)
     viewer, operator = staff("viewer", "view_cataloguemodel"), Client()
     operator.force_login(User.objects.create_superuser("root"))
     assert viewer.get("/api/neurons").status_code == 200
+    for method, path in (
+        ("get", "settings"),
+        ("delete", "neurons/beast"),
+        ("post", "neurons/beast/drain"),
+        ("post", "aliases"),
+        ("post", "invitations"),
+        ("patch", "policy"),
+        ("delete", "catalogue/tiny"),
+    ):
+        response = getattr(viewer, method)(f"/api/{path}", {}, content_type="application/json")
+        assert response.status_code == 403, (method, path)
+    sent.broker_is_away = True
+    for client, status in ((viewer, 403), (operator, 503)):  # only operators see what is down
 
-    def posted(client: Client, **headers: str) -> int:
-        load = "/api/catalogue/tiny/load"
-        return client.post(load, "{}", "application/json", headers=headers).status_code
+        def posted(client: Client = client, **headers: str) -> int:
+            load = "/api/catalogue/tiny/load"
+            return client.post(load, "{}", "application/json", headers=headers).status_code
 
-    for client, status in ((viewer, 403), (operator, 503)):  # only operators see that Redis is down
         client.handler.enforce_csrf_checks = True
-        assert posted(client) == 403
+        assert posted() == 403
         client.get("/admin/")
-        token = client.cookies["csrftoken"].value
-        assert posted(client, **{"x-csrftoken": token}) == status
+        assert posted(**{"x-csrftoken": client.cookies["csrftoken"].value}) == status
+    assert sent.tasks == []
+
+
+def test_a_query_or_body_that_cannot_be_is_refused_and_names_what_can(writer: Api) -> None:
+    """Rather than answered with none or with another page."""
+    for query, known in (
+        ("neurons?status=busy", "online, away, draining, refused"),
+        ("devices?kind=tpu", "cpu, cuda"),
+        ("replicas?status=ready,red", "loading, ready, recovering"),
+        ("load-jobs?kind=eat", "load, unload, reload, sleep"),
+        ("load-jobs?status=", "pending, running"),
+        ("downloads?kind=push", "pull, delete"),
+        ("catalogue?pinned=maybe", "true"),
+        ("replicas?model=tiny%00", ""),  # PostgreSQL takes none, which is no outage of it
+        *((f"neurons?limit={wrong}", "") for wrong in ("abc", "0", "1001")),
+        *((f"neurons?offset={wrong}", "") for wrong in ("-5", "9" * 20)),
+    ):
+        refused = writer.get(query, 400)
+        assert (refused["code"], f"?{refused['param']}=" in query) == ("invalid_value", True)
+        assert known in refused["detail"], query
+    deep, deeper = json.loads("[" * 50 + "]" * 50), json.loads("[" * 900 + "]" * 900)
+    for value in ("half a character: \ud83d", float("nan"), deep, deeper):
+        body = {"name": "x", "source": "path:/x", "description": value}
+        assert writer.post("catalogue", body, 400)["code"] == "invalid_json"
+    for method, path, body, status, code in (
+        (writer.get, "neurons?colour=red", None, 400, "unknown_parameter"),
+        (writer.get, "neurons/nobody", None, 404, "neuron_not_found"),
+        (writer.get, "neurons/be%00ast", None, 404, "unknown_url"),
+        (writer.post, "invitations", {"neuron": "no name"}, 400, "invitation_refused"),
+        (writer.delete, "invitations/beast", None, 404, "invitation_not_found"),
+        (writer.post, "aliases", {"name": "x", "model": "none"}, 404, "model_not_found"),
+        (writer.patch, "policy", {"admission": "never"}, 400, "invalid_value"),
+    ):
+        args = (path, status) if body is None else (path, body, status)
+        assert method(*args)["code"] == code, path
 
 
 def test_neurons_devices_and_replicas_are_filtered_and_paged(
@@ -78,43 +121,6 @@ def test_neurons_devices_and_replicas_are_filtered_and_paged(
     assert (replica["is_outdated"], replica["devices"]) == (True, ["cpu"])
     for nothing in ("replicas?status=failed", "load-jobs?neuron=gone", "load-jobs?model=gone"):
         assert reader.get(nothing)["data"] == []
-    assert reader.get("neurons?colour=red", 400)["param"] == "colour"
-    assert reader.get("neurons/nobody", 404)["code"] == "neuron_not_found"
-    assert reader.get("neurons/be%00ast", 404)["code"] == "unknown_url"
-
-
-@each_case(
-    ("query", "known"),
-    [
-        ("neurons?status=busy", "online, away, draining, refused"),
-        ("devices?kind=tpu", "cpu, cuda"),
-        ("replicas?status=ready,red", "loading, ready, recovering"),
-        ("load-jobs?kind=eat", "load, unload, reload, sleep"),
-        ("load-jobs?status=", "pending, running"),
-        ("downloads?kind=push", "pull, delete"),
-        ("catalogue?pinned=maybe", "true"),
-        ("replicas?model=tiny%00", ""),  # PostgreSQL takes none, which is no outage of it
-        *((f"neurons?limit={wrong}", "") for wrong in ("abc", "0", "1001")),
-        *((f"neurons?offset={wrong}", "") for wrong in ("-5", "9" * 20)),
-    ],
-)
-def test_a_query_that_cannot_be_is_refused_and_names_what_can(
-    reader: Api, query: str, known: str
-) -> None:
-    """Rather than answered with none or with another page."""
-    refused = reader.get(query, 400)
-    assert (refused["code"], f"?{refused['param']}=" in query) == ("invalid_value", True)
-    assert known in refused["detail"]
-
-
-def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth else 1
-
-
-@each_case("value", ["half a character: \ud83d", float("nan"), nested(50), nested(900)])
-def test_a_body_that_is_no_plain_json_is_refused(writer: Api, value: Any) -> None:
-    body = {"name": "x", "source": "path:/x", "description": value}
-    assert writer.post("catalogue", body, 400)["code"] == "invalid_json"
 
 
 def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> None:
@@ -148,21 +154,28 @@ def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> 
 def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     made = writer.post("catalogue", {"name": "tiny", "source": "pypi:tiny"}, 201)
     assert (made["dtype"], made["pinned_on"], made["loaded_on"]) == ("auto", [], [])
-    wrong = writer.post("catalogue", {"name": "other", "source": "llama3"}, 400)
-    assert (wrong["code"], wrong["param"]) == ("invalid_catalogue_value", "source")
-    assert writer.post("catalogue", {"name": 5, "source": "pypi:x"}, 400)["param"] == "name"
-    assert writer.post("catalogue", {"name": "other"}, 400)["param"] == "source"
-    unknown = writer.post("catalogue", {"name": "other", "source": "pypi:x", "colour": 1}, 400)
-    assert unknown["param"] == "colour"
-    refused = writer.patch("catalogue/tiny", {"pinned_on": ["beast"]}, 400)
-    assert refused["param"] == "pinned_on"
+    for body, param in (
+        ({"name": "other", "source": "llama3"}, "source"),
+        ({"name": 5, "source": "pypi:x"}, "name"),
+        ({"name": "other"}, "source"),
+        ({"name": "other", "source": "pypi:x", "colour": 1}, "colour"),
+    ):
+        assert writer.post("catalogue", body, 400)["param"] == param
+    for name, value in (
+        ("pinned_on", ["beast"]),
+        ("max_replicas", "x"),
+        ("quantization", "q7k"),
+    ):
+        assert writer.patch("catalogue/tiny", {name: value}, 400)["param"] == name
     services.neuron_expect(actor=COMMAND, neuron_name="beast")
     changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})
     assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
     assert changed["spec_digest"] != made["spec_digest"]
-    assert writer.patch("catalogue/tiny", {"max_replicas": "x"}, 400)["param"] == "max_replicas"
     assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
-    assert writer.patch("catalogue/tiny", {"quantization": "q7k"}, 400)["param"] == "quantization"
+    writer.post("aliases", {"name": "openai/gpt", "model": "tiny"}, 201)
+    assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt"]
+    assert writer.patch("aliases/openai/gpt", {"model": "x"}, 404)["code"] == "model_not_found"
+    assert writer.patch("aliases/openai/gpt", {"name": "x"}, 400)["code"] == "unknown_parameter"
     (assignment,) = writer.get("assignments")["data"]
     assert (assignment["neurons"], assignment["priority"]) == (["beast"], 1000)
     services.catalogue_model_create(actor=COMMAND, name="off", source="pypi:off", enabled=False)
@@ -189,6 +202,11 @@ def test_load_unload_and_reload_are_jobs(writer: Api, model, beat, build, sent) 
     assert unload["id"] == cancelled["id"]
     wrong = writer.post("load-jobs", {"kind": "eat", "model": "tiny", "neuron": "beast"}, 400)
     assert wrong["param"] == "kind"
+    ended = LoadJob.objects.get(pk=job["id"])
+    assert wait_for_job(ended, timeout_s=5, sleep=lambda _: None)
+    unended, seconds = LoadJob.objects.get(pk=unload["id"]), iter(range(100))
+    clock = {"clock": lambda: next(seconds), "sleep": lambda _: None}
+    assert not wait_for_job(unended, timeout_s=5, **clock), "it gives up"
     for kind in ("load", "unload"):
         assert writer.post(f"catalogue/other/{kind}", status=404)["code"] == "model_not_found"
     services.catalogue_model_create(actor=COMMAND, name="never-loaded", source="pypi:x")
@@ -234,91 +252,22 @@ def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> Non
     assert Client().get("/api/schema", headers=headers).status_code == 200
 
 
-def test_waiting_for_a_job_gives_up(model, beat, sent) -> None:
-    beat()
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    seconds = iter(range(100))
-    assert not wait_for_job(job, timeout_s=5, clock=lambda: next(seconds), sleep=lambda _: None)
-    LoadJob.objects.update(status=LoadJobStatus.CANCELLED, finished_at=job.created_at)
-    assert wait_for_job(job, timeout_s=5, clock=lambda: next(seconds), sleep=lambda _: None)
-
-
-def test_an_alias_is_repointed_and_removed(writer: Api, model) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="large", source="pypi:large")
-    path, made = "aliases/openai/gpt", {"name": "openai/gpt", "model": "tiny"}
-    writer.post("aliases", made, 201)
-    assert writer.get("aliases?model=tiny")["data"] == [made]
-    assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt"]
-    assert writer.patch(path, {"model": "large"})["model"] == "large"
-    assert Alias.objects.get().model.name == "large"
-    assert writer.patch(path, {"model": "none"}, 404)["code"] == "model_not_found"
-    assert writer.patch(path, {"name": "x"}, 400)["code"] == "unknown_parameter"
-    assert AuditEntry.objects.get(action="alias.update").detail == {"model": ["tiny", "large"]}
-    (would,) = writer.delete(f"{path}?dry_run=true", 200)["would"]
-    assert would["action"] == "alias.delete" and Alias.objects.exists()
-    writer.delete(path)
-    assert not Alias.objects.exists()
-
-
 def test_a_dry_run_removes_and_sends_nothing_and_a_broker_may_be_away(
     writer: Api, model, beat, build, sent
 ) -> None:
     beat(replicas=[build.replica()])
     would = writer.delete("catalogue/tiny?dry_run=true", 200)["would"]
     assert [one["action"] for one in would] == ["model.delete", "model.unload"]
-    assert CatalogueModel.objects.filter(name="tiny").exists()
-    assert not LoadJob.objects.exists() and sent.tasks == []
-    assert not AuditEntry.objects.filter(action="model.delete").exists()
+    assert CatalogueModel.objects.filter(name="tiny").exists() and not LoadJob.objects.exists()
+    assert sent.tasks == [] and not AuditEntry.objects.filter(action="model.delete").exists()
     assert writer.delete("neurons/beast?dry_run=true", 409)["code"] == "neuron_alive"
-    beat()
-    sent.broker_is_away = True
-    assert writer.post("catalogue/tiny/load", status=503)["code"] == "broker_away"
-    assert writer.post("load-jobs", {"model": "tiny", "neuron": "beast"}, 503)["param"] is None
-
-
-def test_a_host_is_invited_and_shut_out(writer: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_ensure_redis_can", "redis_users_apply"):
-        monkeypatch.setattr(f"fleet.services.hosts.invitations.{name}", lambda: None)
-    services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
-    made = writer.post("invitations", {"neuron": "beast"}, 201)
-    assert (made["join"][:4], made["voids_earlier"]) == ("hx1.", False)
-    assert writer.post("invitations", {"neuron": "beast"}, 201)["voids_earlier"] is True
-    assert made["invited_by"].startswith("key:hx-")
-    assert "join" not in writer.get("invitations/beast")
-    for query, num_rows in (("neuron=beast", 1), ("neuron=beauty", 0), ("invited_by=user:ada", 0)):
-        assert writer.get(f"invitations?{query}")["num_rows"] == num_rows
-    (would,) = writer.delete("invitations/beast?dry_run=true", 200)["would"]
-    assert would["action"] == "neuron.revoke"
-    writer.delete("invitations/beast")
-    assert not Invitation.objects.exists()
-    assert writer.delete("invitations/beast", 404)["code"] == "invitation_not_found"
-    assert writer.post("invitations", {"neuron": "no name"}, 400)["code"] == "invitation_refused"
-
-
-def test_the_policy_is_changed_and_settings_are_read_by_superusers_and_writers(
-    writer: Api,
-) -> None:
-    assert writer.get("policy")["admission"] == "automatic"
     assert writer.patch("policy", {"admission": "click"})["admission"] == "click"
-    assert FleetPolicy.objects.get().admission == "click"
-    assert writer.patch("policy", {"admission": "never"}, 400)["param"] == "admission"
+    assert writer.get("policy")["admission"] == FleetPolicy.objects.get().admission == "click"
     rows = {row["name"]: row for row in writer.get("settings")["data"]}
     assert writer.get("settings/HELEXA_DATA_DIR") == rows["HELEXA_DATA_DIR"]
     assert writer.get("settings/HELEXA_TEST_NOTHING", 404)["code"] == "setting_not_found"
     key_api("fleet:read").get("settings", 403)
-    assert staff("clerk").get("/api/settings").status_code == 403
-
-
-def test_people_need_the_permission_of_the_verb(model) -> None:
-    """The rule is the admin's: who may change models may not remove neurons."""
-    client = staff("clerk")
-    for method, path in (
-        ("delete", "/api/neurons/beast"),
-        ("post", "/api/neurons/beast/drain"),
-        ("post", "/api/aliases"),
-        ("post", "/api/invitations"),
-        ("patch", "/api/policy"),
-        ("delete", "/api/catalogue/tiny"),
-    ):
-        response = getattr(client, method)(path, {}, content_type="application/json")
-        assert response.status_code == 403, (method, path)
+    beat()
+    sent.broker_is_away = True
+    assert writer.post("catalogue/tiny/load", status=503)["code"] == "broker_away"
+    assert writer.post("load-jobs", {"model": "tiny", "neuron": "beast"}, 503)["param"] is None

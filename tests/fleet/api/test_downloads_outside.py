@@ -16,11 +16,10 @@ from django.urls import reverse
 from fleet import services, tasks
 from fleet.api.jobs import job_events
 from fleet.management import following
-from fleet.models import CatalogueModel, Download
+from fleet.models import Download
 from inference.protocol.load_progress import LOADED
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api
 from tests.fleet.services.jobs.download_reports import (
     GB,
@@ -87,94 +86,65 @@ async def test_events_end_with_the_download() -> None:
     assert response.status_code == 401
 
 
-@pytest.fixture
-def reports(publish_report, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | None]:
-    """What the neuron reports of the one download, each time that a command looks; ``None``
-    interrupts it."""
+def test_the_commands_pull_list_and_remove(
+    beast, sent, publish_report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coming: list[dict[str, Any] | None] = []
+    """What the neuron reports of the newest download, each time that a command looks; ``None``
+    interrupts it."""
 
     def look_later(_seconds: float) -> None:
         changes = coming.pop(0)
         if changes is None:
             raise KeyboardInterrupt
-        publish_report(jobs=[state(Download.objects.get(), **changes)])
+        newest = Download.objects.latest("created_at")
+        publish_report(jobs=[state(newest, **changes)])
         tasks.tick()
 
+    def refused(why: str, *words: str) -> None:
+        with pytest.raises(CommandError, match=why):
+            printed("models", *words)
+
     monkeypatch.setattr(following, "sleep", look_later)
-    return coming
-
-
-def test_the_pull_command_shows_how_it_goes(beast, sent, reports) -> None:
-    reports += [
+    coming += [
         {"status": "running", "progress": bytes_of(1 * GB, 4 * GB)},
         {"status": "succeeded", "progress": LOADED},
     ]
     out, err = printed("models", "pull", SOURCE, "--neuron", "beast", "--json")
-    assert json.loads(out)["status"] == "succeeded"
-    assert "running 25% of 3.7 GiB" in err
-    reports.append(None)
-    with pytest.raises(CommandError, match="the next pull resumes it"):
-        printed("models", "pull", SOURCE)
+    assert json.loads(out)["status"] == "succeeded" and "running 25% of 3.7 GiB" in err
+    coming.append(None)
+    refused("the next pull resumes it", "pull", SOURCE)
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
+    num_sent, num_rows = len(sent.tasks), Download.objects.count()
 
-
-@each_case(
-    ("words", "is_found"),
-    [
-        ("pypi:tiny", True),
-        ("pypi:tiny==1.2", True),
-        ("pypi:tiny-1.2-bcc81830d10c", True),
-        ("mine", True),
-        ("pypi:tiny==1.3", False),
-        ("pypi:ti", False),
-        ("other", False),
-    ],
-)
-def test_removal_takes_the_names_that_the_catalogue_has(
-    beast, sent, publish_report, words: str, is_found: bool
-) -> None:
-    CatalogueModel.objects.get_or_create(name="mine", source="pypi:tiny")
-    publish_report(cached=[cached("pypi:tiny-1.2-bcc81830d10c", revision="")])
-    command = ("models", "cached", "--remove", words, "--dry-run")
-    if is_found:
-        assert "would delete pypi:tiny-1.2-bcc81830d10c" in printed(*command)[0]
-        return
-    with pytest.raises(CommandError, match="is cached nowhere"):
-        printed(*command)
-
-
-def test_the_cached_command_lists_and_removes(beast, sent, publish_report, reports) -> None:
-    partial = {
-        "is_partial": True,
-        "missing": ["b"],
-        "wanted_bytes": 20 * GB,
-        "partial_bytes": GB,
-        "last_used_unix_s": datetime(2026, 3, 14, tzinfo=UTC).timestamp(),
-    }
-    publish_report(cached=[cached(**partial)])
+    used = datetime(2026, 3, 14, tzinfo=UTC).timestamp()
+    partial = {"is_partial": True, "missing": ["b"], "wanted_bytes": 20 * GB, "partial_bytes": GB}
+    partial["last_used_unix_s"] = used
+    wheel = cached("pypi:tiny-1.2-bcc81830d10c", revision="")
+    publish_report(cached=[cached(**partial), wheel])
     out, _ = printed("models", "cached")
-    assert SOURCE in out and "partial 30%" in out and "5.6 GiB" in out
-    assert "2026-03-14" in out, "the day of its last use"
-    assert "none of the catalogue" in out
-    services.catalogue_model_create(actor=COMMAND, name="mine", source=SOURCE)
-    services.catalogue_model_create(actor=COMMAND, name="other", source="huggingface:org/other")
+    for words in (SOURCE, "partial 30%", "5.6 GiB", "2026-03-14", "none of the catalogue"):
+        assert words in out
+    for name, source in (("mine", SOURCE), ("tiny", "pypi:tiny"), ("other", "pypi:other")):
+        services.catalogue_model_create(actor=COMMAND, name=name, source=source)
     out, _ = printed("models", "cached")
-    assert "none of the catalogue" not in out and "mine" in out and "org/other" not in out
-    assert json.loads(printed("models", "cached", "--neuron", "beast", "--json")[0])[0][
-        "is_partial"
-    ]
-    with pytest.raises(CommandError, match="is cached nowhere"):
-        printed("models", "cached", "--remove", "pypi:other")
-    with pytest.raises(CommandError, match="goes with --remove"):
-        printed("models", "cached", "--dry-run")
+    assert "none of the catalogue" not in out and "mine" in out and "pypi:other" not in out
+    out, _ = printed("models", "cached", "--neuron", "beast", "--json")
+    assert json.loads(out)[0]["is_partial"]
+    # What is removed goes by the names that the catalogue has.
+    for words in ("pypi:tiny", "pypi:tiny==1.2", "pypi:tiny-1.2-bcc81830d10c", "tiny"):
+        out, _ = printed("models", "cached", "--remove", words, "--dry-run")
+        assert "would delete pypi:tiny-1.2-bcc81830d10c" in out
+    for words in ("pypi:other", "pypi:tiny==1.3", "pypi:ti", "other"):
+        refused("is cached nowhere", "cached", "--remove", words)
+    refused("goes with --remove", "cached", "--dry-run")
     out, _ = printed("models", "cached", "--remove", SOURCE, "--dry-run")
     assert f"would delete {SOURCE}@abc on beast, 5.6 GiB" in out
-    assert not sent.tasks and not Download.objects.exists()
+    assert (len(sent.tasks), Download.objects.count()) == (num_sent, num_rows)
     publish_report(cached=[cached(**partial, used_by=["tiny"])])
-    with pytest.raises(CommandError, match="tiny is loaded from it"):
-        printed("models", "cached", "--remove", SOURCE, "--dry-run")
+    refused("tiny is loaded from it", "cached", "--remove", SOURCE, "--dry-run")
     publish_report(cached=[cached(**partial)])
-    reports.append({"status": "succeeded"})
+    coming.append({"status": "succeeded"})
     out, _ = printed("models", "cached", "--remove", f"{SOURCE}@abc")
     assert f"delete {SOURCE} on beast: succeeded" in out
 

@@ -8,39 +8,38 @@ import msgspec
 import pytest
 
 from fleet import services
-from fleet.models import LoadJob
+from fleet.models import CatalogueModel, LoadJob
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from inference.version import VERSION
 from metering.actor import COMMAND
+from tests.cases import each_case
 from tests.fleet.api.api_support import Api
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("kept", [{"pinned": True}, {"min_replicas": 1}])
-def test_activation_is_ready_when_the_pinned_models_are(
-    reader: Api, beat, build, sent, kept: dict[str, Any]
-) -> None:
+def test_activation_is_ready_when_the_pinned_models_are(reader: Api, beat, build, sent) -> None:
     """A model that is kept loaded and of which the neuron knows nothing yet is pending."""
 
-    def activation() -> Any:
-        return reader.get("neurons/beast/health")["activation"]
+    def activation(*replicas: Any) -> tuple[str, list[str]]:
+        beat(replicas=list(replicas))
+        found = reader.get("neurons/beast/health")["activation"]
+        if replicas and found["state"] == "pre_warming":
+            assert (found["in_progress"], found["completed"]) == ("tiny", [])
+        return found["state"], found["pending"]
 
     services.catalogue_model_create(actor=COMMAND, name="idle", source="pypi:tiny")
-    beat(replicas=[])
-    assert activation()["state"] == "ready", "nobody asked for it"
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", **kept)
-    assert (activation()["state"], activation()["pending"]) == ("pre_warming", ["tiny"])
+    assert activation() == ("ready", []), "nobody asked for it"
+    kept = {"name": "tiny", "source": "pypi:tiny", "min_replicas": 1}
+    services.catalogue_model_create(actor=COMMAND, **kept)
+    assert activation() == ("pre_warming", ["tiny"])
     services.load_job_start(actor=COMMAND, model_name="idle", neuron_name="beast")
-    assert activation()["pending"] == ["idle", "tiny"]
+    assert activation() == ("pre_warming", ["idle", "tiny"])
     for begun in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
-        beat(replicas=[build.replica(status=begun)])
-        assert (activation()["state"], activation()["in_progress"]) == ("pre_warming", "tiny")
-        assert (activation()["pending"], activation()["completed"]) == (["idle"], [])
+        assert activation(build.replica(status=begun)) == ("pre_warming", ["idle"])
     ready = [build.replica(), build.replica(model="idle", job_id="another")]
-    beat(replicas=ready)
-    assert (activation()["state"], activation()["pending"]) == ("ready", [])
+    assert activation(*ready) == ("ready", [])
 
 
 def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
@@ -80,69 +79,53 @@ def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat,
     assert "error" in reader.get("neurons/nobody/health", 404)
 
 
-FAILED = {"model_id": "pypi:tiny", "cause": "why", "suggestion": "Use Q4_K_M."}
-OFFERED: dict[str, Any] = {"available": ["Q4_K_M", "Q8_0"], "nearest": "Q4_K_M"}
-
-
-@pytest.mark.parametrize(
-    ("end", "status", "answer"),
+@each_case(
+    ("code", "status", "kind"),
     [
-        (("succeeded", ""), 200, {"status": "loaded"}),
-        (
-            ("failed", "quantization_not_found"),
-            422,
-            {"error": {"kind": "quant_not_found", **FAILED, "requested": None, **OFFERED}},
-        ),
-        (
-            ("failed", "repo_fetch_failed"),
-            422,
-            {"error": {"kind": "repo_fetch_failed", **FAILED}},
-        ),
-        (("failed", "does_not_fit"), 400, {"error": "why"}),
+        ("", 200, ""),
+        ("quantization_not_found", 422, "quant_not_found"),
+        ("repo_fetch_failed", 422, "repo_fetch_failed"),
+        ("does_not_fit", 400, ""),
     ],
 )
 def test_the_originals_load_answers_when_it_is_through(
-    writer: Api, model, beat, build, sent, monkeypatch, end, status: int, answer: Any
+    writer: Api, model, beat, build, sent, monkeypatch, code: str, status: int, kind: str
 ) -> None:
+    offered: dict[str, Any] = {"available": ["Q4_K_M", "Q8_0"], "nearest": "Q4_K_M"}
+
     def wait(job: LoadJob, *, timeout_s: float) -> bool:
         assert timeout_s == 3600.0, "a load may take an hour"
-        LoadJob.objects.filter(pk=job.pk).update(
-            status=end[0],
-            failure_code=end[1],
-            failure_message="why" if end[1] else "",
-            finished_at=job.created_at,
-        )
+        ends = {"status": "failed", "failure_message": "why"} if code else {"status": "succeeded"}
+        ends |= {"failure_code": code}
+        LoadJob.objects.filter(pk=job.pk).update(finished_at=job.created_at, **ends)
         job.refresh_from_db()
-        failure = LoadFailure(code=end[1] or "none", message="why", **OFFERED)
+        failure = LoadFailure(code=code or "none", message="why", **offered)
         failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
-        beat(replicas=[failed] if end[1] else [])
+        beat(replicas=[failed] if code else [])
         return True
 
     monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
     beat()
     body = {"model_id": "tiny", "harness": "candle", "devices": [1]}
-    assert writer.post("neurons/beast/models/load", body, status) == answer
-    assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
+    found = writer.post("neurons/beast/models/load", body, status)
+    assert sent.tasks[-1][1][0]["devices"] == ["cuda:1"]
+    if not kind:
+        assert found == ({"error": "why"} if code else {"status": "loaded"})
+        return
+    failed = {"model_id": "pypi:tiny", "cause": "why", "suggestion": "Use Q4_K_M."}
+    expected = {"kind": kind, **failed}
+    if kind == "quant_not_found":
+        expected |= {"requested": None, **offered}
+    assert found == {"error": expected}
 
 
-def test_a_host_whose_cards_cannot_be_used_reports_it(
-    writer: Api, model, beat, build, sent
-) -> None:
-    healthy = beat().host
-    assert "cuda_unavailable_reason" not in writer.get("neurons/beast/discovery")
-    beat(host=msgspec.structs.replace(healthy, problems=["reboot"], cuda_unavailable="reboot"))
-    assert writer.get("neurons/beast/discovery")["cuda_unavailable_reason"] == "reboot"
-    reply = writer.post("neurons/beast/models/load", {"model_id": "tiny"}, 503)
-    assert reply["code"] == "cuda_unavailable" and "reboot" in reply["error"]
-    assert sent.tasks == []
-
-
-@pytest.mark.parametrize(
-    ("ends", "status", "state"), [("succeeded", 200, "ready"), ("failed", 404, "pre_warming")]
+@each_case(
+    ("ends", "status", "state"), [("failed", 404, "pre_warming"), ("succeeded", 200, "ready")]
 )
 def test_the_originals_unload_takes_a_pinned_model_which_is_not_waited_for_then(
     writer: Api, beat, sent, build, monkeypatch, ends: str, status: int, state: str
 ) -> None:
+    CatalogueModel.objects.all().delete()
     services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
 
     def wait(job: LoadJob, *, timeout_s: float) -> bool:
@@ -155,7 +138,7 @@ def test_the_originals_unload_takes_a_pinned_model_which_is_not_waited_for_then(
     beat(replicas=[build.replica(model="kept")])
     reply = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, status)
     assert (reply == {"status": "unloaded"}) == (ends == "succeeded")
-    assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
+    assert sent.tasks[-1][0] == "neuron.unload_model"
     beat(replicas=[])
     assert writer.get("neurons/beast/health")["activation"]["state"] == state
 
@@ -180,3 +163,11 @@ def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent
     assert sent.tasks == []
     assert "error" in writer.post("neurons/beast/models/unload", {"model_id": "x"}, 404)
     assert "error" in writer.post("neurons/beast/models/unload", {}, 400)
+    # A host whose cards cannot be used reports it.
+    healthy = beat().host
+    assert "cuda_unavailable_reason" not in writer.get("neurons/beast/discovery")
+    beat(host=msgspec.structs.replace(healthy, problems=["reboot"], cuda_unavailable="reboot"))
+    assert writer.get("neurons/beast/discovery")["cuda_unavailable_reason"] == "reboot"
+    reply = writer.post("neurons/beast/models/load", {"model_id": "tiny"}, 503)
+    assert reply["code"] == "cuda_unavailable" and "reboot" in reply["error"]
+    assert sent.tasks == []

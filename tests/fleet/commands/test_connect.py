@@ -1,4 +1,5 @@
-"""``manage.py connect``: a client's settings for a running server."""
+"""``manage.py connect``: a client's settings for a running server; ``manage.py chat``: a
+conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -9,15 +10,19 @@ import shutil
 import tomllib
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from email.message import Message
-from io import BytesIO
+from http.client import IncompleteRead
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
+from fleet.management.chat_client import Answer, ChatClient
 from fleet.management.clients import (
     ANY_KEY,
     CLIENTS,
@@ -67,35 +72,25 @@ def connect(*words: str) -> str:
     return "".join(printed("connect", "--url", URL, "--key", "hx-1", *words))
 
 
-@each_case(
-    ("client", "scenario"), [("claude", "claude-code"), ("qwen", "qwen-code"), ("aider", "aider")]
-)
-def test_variables_are_those_of_the_documentation(client: str, scenario: str) -> None:
-    documented = exported(settings_of(scenario, url=URL, model="coder", key="hx-1"))
-    found = CLIENTS[client](TARGET)
-    assert documented.items() <= found.environment.items()
-    assert exported(settings_text(client, found)) == dict(found.environment)
-    odd = CLIENTS[client](replace(TARGET, model="a model's $name"))
-    words = shlex.split(settings_text(client, odd), comments=True)
-    assert {f"{name}={value}" for name, value in odd.environment.items()} <= set(words)
-
-
-def test_files_are_those_of_the_documentation() -> None:
+def test_settings_are_those_of_the_documentation() -> None:
     def documented(scenario: str) -> str:
         return settings_of(scenario, url=URL, model="coder", key="hx-1")
 
-    opencode = CLIENTS["opencode"](TARGET)
-    assert opencode.file is not None
+    for client, scenario in (("claude", "claude-code"), ("qwen", "qwen-code"), ("aider", "aider")):
+        found = CLIENTS[client](TARGET)
+        assert exported(documented(scenario)).items() <= found.environment.items()
+        assert exported(settings_text(client, found)) == dict(found.environment)
+        odd = CLIENTS[client](replace(TARGET, model="a model's $name"))
+        words = shlex.split(settings_text(client, odd), comments=True)
+        assert {f"{name}={value}" for name, value in odd.environment.items()} <= set(words)
+    opencode, codex = CLIENTS["opencode"](TARGET), CLIENTS["codex"](TARGET)
+    assert opencode.file is not None and codex.file is not None
     assert json.loads(documented("opencode")).items() <= dict(opencode.file.values).items()
     assert json.loads(opencode.instead_of_file["OPENCODE_CONFIG_CONTENT"]) == opencode.file.values
-    codex = CLIENTS["codex"](TARGET)
-    assert codex.file is not None
     assert tomllib.loads(documented("codex")).items() <= dict(codex.file.values).items()
-    flags = "\n".join(codex.command[2::2])
-    assert tomllib.loads(flags) == codex.file.values
-    assert CLIENTS["llm"](Target(url=URL, model="coder")).pasted_text.replace('"', "") == (
-        documented("llm")
-    )
+    assert tomllib.loads("\n".join(codex.command[2::2])) == codex.file.values
+    llm = CLIENTS["llm"](Target(url=URL, model="coder"))
+    assert llm.pasted_text.replace('"', "") == documented("llm")
 
 
 def test_a_model_is_chosen_that_the_client_can_use() -> None:
@@ -118,22 +113,17 @@ def test_a_model_is_chosen_that_the_client_can_use() -> None:
         chosen_card([READER], None, "aider")
 
 
-def test_json_keeps_everything_else() -> None:
+def test_files_keep_everything_else_and_are_contradicted_in_nothing() -> None:
     before = '{"theme": "dark", "env": {"A": "1", "B": "2"}, "list": [1]}'
     after = json.loads(merged_json(before, {"env": {"B": "3"}, "list": [2]}))
     assert after == {"theme": "dark", "env": {"A": "1", "B": "3"}, "list": [2]}
     for text in ('// a comment\n{"a": 1}', '{"a": 1,}', "[]", "null"):
         with pytest.raises(UnmergeableError):
             merged_json(text, {"a": 2})
-
-
-def test_toml_keeps_its_comments_and_contradicts_nothing() -> None:
     values = {"model": "m", "providers": {"helexa": {"url": "u", "n": 3}}}
-    before = "# mine\n[other]\nx = 1\n"
-    after = merged_toml(before, values)
-    assert tomllib.loads(after) == {"other": {"x": 1}, **values}
-    assert "# mine" in after
-    assert merged_toml(after, values) == after
+    merged = merged_toml("# mine\n[other]\nx = 1\n", values)
+    assert tomllib.loads(merged) == {"other": {"x": 1}, **values}
+    assert "# mine" in merged and merged_toml(merged, values) == merged
     for text, why in (
         ('model = "n"', "it sets model to something else"),
         ("[providers.helexa]\nurl = 'v'\n", r"\[providers.helexa\] has other values"),
@@ -143,14 +133,11 @@ def test_toml_keeps_its_comments_and_contradicts_nothing() -> None:
             merged_toml(text, values)
 
 
-@each_case("client", CLIENTS)
-def test_settings_name_the_server_the_model_and_the_key(client: str, offered) -> None:
-    printed = connect(client, "coder")
-    assert URL in printed and "hx-1" in printed
-    assert "coder" in printed or client == "open-webui"  # which lists all
-
-
 def test_settings_are_written_once_and_keep_the_rest(offered, home: Path) -> None:
+    for client in CLIENTS:
+        text = connect(client, "coder")
+        assert URL in text and "hx-1" in text
+        assert "coder" in text or client == "open-webui"  # which lists all
     path = home / ".claude" / "settings.json"
     assert f"{path} points claude at the server." in connect("claude", "--write")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -211,3 +198,119 @@ def test_a_server_that_wants_a_key_and_one_that_wants_none(
     with pytest.raises(CommandError, match=r"API key. --key names one, .* keys create") as caught:
         call_command("connect", "claude", "--url", URL)
     assert caught.value.returncode == ExitCode.DENIED
+
+
+URL = "http://fleet.example:31313"
+
+
+def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(**values: Any) -> bytes:
+        return b"data: " + json.dumps(values).encode() + b"\n"
+
+    cold, warm = {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}
+    models = json.dumps({"data": [READER, cold, warm]}).encode()
+    deltas = [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}]
+    chat = [event(choices=[{"delta": delta}]) for delta in deltas]
+    chat += [b"\n", event(choices=[], usage={"completion_tokens": 8}), b"data: [DONE]\n"]
+    asked: list[urllib.request.Request] = []
+
+    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
+        asked.append(request)
+        return BytesIO(models if request.full_url.endswith("/models") else b"".join(chat))
+
+    monkeypatch.setattr(proxies, "open_url", open_url)
+    client = ChatClient(URL, "hx-1")
+    assert client.model_to_ask() == "warm"
+    written: list[str] = []
+    seconds = iter([0.0, 1.0, 3.0])
+    answer = client.ask("warm", [], written.append, clock=lambda: next(seconds))
+    assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
+    assert asked[-1].headers["Authorization"] == "Bearer hx-1"
+    options = ("--system", "Be brief.", "--max-tokens", "9", "--temperature", "0")
+    for words in ((), options):
+        monkeypatch.setattr("sys.stdin", StringIO("Hi"))
+        out, err = printed("chat", "--url", URL, *words)
+        assert (out, "8 tokens" in err) == ("Hello\n", True)
+        body = json.loads(asked[-1].data)
+        plain = {"model", "messages", "stream", "stream_options"}
+        assert body.keys() == plain | ({"max_tokens", "temperature"} if words else set())
+    assert (body["messages"][0]["content"], body["max_tokens"]) == ("Be brief.", 9)
+    assert body["temperature"] == 0
+
+
+def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for status, answer, words, code in (
+        (200, json.dumps({"data": [READER]}).encode(), "embeddings", 1),
+        (200, b"<!doctype html>", "no list of models", 1),
+        (404, b'{"error": {"message": "No."}}', "No", ExitCode.NOT_FOUND),
+        (401, b"", "401", ExitCode.DENIED),
+        (503, b"", "503", ExitCode.UNAVAILABLE),
+        (0, b"", "serve running", ExitCode.UNAVAILABLE),
+    ):
+
+        def open_url(*_: Any, _status: int = status, _body: bytes = answer, **__: Any) -> BytesIO:
+            if _status == 0:
+                raise urllib.error.URLError("refused")
+            if _status != 200:
+                raise urllib.error.HTTPError(URL, _status, "No", Message(), BytesIO(_body))
+            return BytesIO(_body)
+
+        monkeypatch.setattr(proxies, "open_url", open_url)
+        with pytest.raises(CommandError, match=words) as refused:
+            ChatClient(URL, None).model_to_ask()
+        assert refused.value.returncode == code
+
+
+def test_questions_and_answers_are_written_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model answers otherwise with the newline of echo."""
+    asked: list[list[str]] = []
+
+    def ask(_client: ChatClient, _model: str, messages: Any, write: Any, **_: Any) -> Answer:
+        asked.append([message["content"] for message in messages])
+        text = asked[-1][-1]
+        if text == "at length":
+            raise KeyboardInterrupt
+        if text == "too long":
+            raise CommandError("The prompt is too long.")
+        write(text)
+        return Answer(text, 1, 1.0)
+
+    def piped(text: str, is_terminal: bool = False) -> str:
+        out = StringIO()
+        monkeypatch.setattr("sys.stdin", StringIO(text, newline=""))
+        monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+        call_command("chat", "some-model", "--url", URL, stdout=out, stderr=StringIO())
+        return out.getvalue()
+
+    monkeypatch.setattr(ChatClient, "ask", ask)
+    for text, question in (("Where?\n", "Where?"), ("a\n\n", "a\n"), (" Where? ", " Where? ")):
+        piped(text)
+        assert asked[-1] == [question]
+    with pytest.raises(CommandError, match="Nothing was asked"):
+        piped("\n")
+    moving = "\x1b[2Ja\tb\nc\r\x9b1m \u200d"
+    assert piped(moving) == f"{moving}\n"
+    assert piped(moving, is_terminal=True) == "\\x1b[2Ja\tb\nc\\r\\x9b1m \u200d\n"
+    questions = iter(["Hi", "at length", "too long", "Bye", ""])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(questions))
+    _, err = printed("chat", "tiny", "--url", URL)
+    assert asked[-1] == ["Hi", "Hi", "Bye"], "what stops an answer does not end the conversation"
+    assert "[stopped]" in err and "[The prompt is too long.]" in err
+
+
+@each_case("error", [IncompleteRead(b""), ConnectionResetError("reset")])
+def test_an_answer_that_breaks_off_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def lines() -> Iterator[bytes]:
+        yield b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
+        raise error
+
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: nullcontext(lines()))
+    written: list[str] = []
+    with pytest.raises(CommandError, match="broke off"):
+        ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)
+    assert written == ["Hel"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from fleet.management.commands.deploy_gate import (
     missing,
     ready_now,
 )
-from fleet.overview.lines import FleetOverview, JobLine, NeuronLine, ReplicaLine
 from tests.cases import each_case
 
 QWEN_ON_BEAST = Loaded("beast", "qwen")
@@ -32,12 +30,8 @@ def neuron(
         {"model": model, "status": word, "failure": "no memory" if word == "failed" else ""}
         for model, word in statuses.items()
     ]
-    return {
-        "name": name,
-        "status": status,
-        "replicas": replicas,
-        "coming_back": list(coming_back),
-    }
+    line = {"name": name, "status": status, "replicas": replicas}
+    return line | {"coming_back": list(coming_back)}
 
 
 def overview(*neurons: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -46,18 +40,6 @@ def overview(*neurons: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def chat(text: str, finish_reason: str = "stop") -> dict[str, Any]:
     return {"choices": [{"message": {"content": text}, "finish_reason": finish_reason}]}
-
-
-def test_the_overviews_here_are_like_the_real_one() -> None:
-    job = {"kind": "load", "model": "new", "neuron": "beast", "status": "running"}
-    ours = overview(neuron(qwen="ready"))
-    for kind, fields in (
-        (FleetOverview, ours),
-        (NeuronLine, ours["neurons"][0]),
-        (ReplicaLine, ours["neurons"][0]["replicas"][0]),
-        (JobLine, job),
-    ):
-        assert fields.keys() <= {field.name for field in dataclasses.fields(kind)}
 
 
 class FakeFleet:
@@ -115,41 +97,34 @@ LOADING, READY = overview(neuron(qwen="loading")), overview(neuron(qwen="ready")
 AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")
 
 
-def test_what_was_loaded_is_waited_for() -> None:
-    fleet = FakeFleet(overview(neuron(status="away")), LOADING, READY)
-    assert fleet.problems(QWEN_ON_BEAST, neuron="beast") == []
-    assert fleet.asked == [("/v1/chat/completions", "qwen")]
-    assert fleet.penalties == [1, 0, 0], "the model's own do not keep it from the words"
-    assert "qwen on beast: green" in fleet.printed
-
-
 @each_case(
     ("overviews", "problem", "waited_s"),
     [
+        ([overview(neuron(status="away")), LOADING, READY], "", 4.0),
         ([LOADING], "not ready in 900 s: qwen on beast is not ready", 900.0),
         ([overview(neuron(qwen="failed"))], "qwen failed on beast: no memory", 0.0),
         ([AWAY], str(AWAY), ABSENT_LIMIT_S),
         ([LOADING, *[AWAY] * 100, READY], "", 202.0),  # a gateway that is restarted
     ],
 )
-def test_what_does_not_come_is_red_and_nothing_is_asked(
+def test_what_was_loaded_is_waited_for_and_what_does_not_come_is_red(
     overviews: list[Any], problem: str, waited_s: float
 ) -> None:
     fleet = FakeFleet(*overviews)
-    found = fleet.problems(QWEN_ON_BEAST, ready_limit_s=900.0)
-    assert found == ([problem] if problem else []) and bool(fleet.asked) != bool(problem)
+    found = fleet.problems(QWEN_ON_BEAST, neuron="beast", ready_limit_s=900.0)
+    assert found == ([problem] if problem else [])
+    assert fleet.asked == ([] if problem else [("/v1/chat/completions", "qwen")])
+    assert fleet.penalties == ([] if problem else [1, 0, 0]), "the model's own do not hinder it"
+    assert ("qwen on beast: green" in fleet.printed) == (not problem)
     assert fleet.now_s == waited_s
 
 
-def test_nothing_loaded_is_green_and_a_refusal_is_the_operators() -> None:
+def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count() -> None:
     fleet = FakeFleet(overview(neuron()))
     assert fleet.problems(neuron="beast") == []
     assert fleet.printed == ["no model is loaded on beast: nothing to probe"]
     with pytest.raises(RefusedError, match="no scope"):
         FakeFleet(RefusedError(403, "no scope")).problems()
-
-
-def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count() -> None:
     loaded = overview(neuron(qwen="ready", tiny="ready"), neuron("benjy", qwen="ready"))
     fleet = FakeFleet(loaded, answers={"tiny": [chat("banana")]})
     assert fleet.problems() == ["tiny: its answer lacks 'pineapple': 'banana'"]
@@ -158,38 +133,12 @@ def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count
     fleet.served_by = "benjy"
     (problem,) = fleet.problems(neuron="beast")
     assert "none of them there" in problem and len(fleet.asked) == MAX_TRIES
-
-
-@each_case(("vector", "is_green"), [([0.5, -1], True), ([0.0, 0.0], False)])
-def test_an_embedding_model_is_asked_for_a_vector(vector: list[float], is_green: bool) -> None:
-    answers = {"minilm": [{"data": [{"embedding": vector}]}]}
-    fleet = FakeFleet(overview(neuron(minilm="ready")), answers=answers)
-    assert (fleet.problems() == []) is is_green
-    assert fleet.asked == [("/v1/embeddings", "minilm")]
-
-
-@each_case(
-    ("answers", "problem", "waited_s"),
-    [
-        ([RefusedError(503, "full", 30), RefusedError(429, "", 2), chat("PINEAPPLE")], "", 32),
-        ([RefusedError(503, "full", 30)], "qwen: it was refused (503): full", 330),
-        ([RefusedError(500, "broken")], "refused (500)", 0),
-        ([RefusedError(0, "gone")], "no answer", 0),
-        ([chat("pine", "length")], "cut off", 0),
-        ([{"choices": []}], "its answer is none", 0),
-        ([{"choices": [{"message": {"content": None}}]}], "lacks", 0),
-    ],
-)
-def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once(
-    answers: list[Any], problem: str, waited_s: int
-) -> None:
-    fleet = FakeFleet(READY, answers={"qwen": list(answers)})
-    found = fleet.problems()
-    assert len(found) == bool(problem) and problem in "".join(found)
-    assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
-
-
-def test_what_stands_in_for_an_upgraded_neuron_is_neither_remembered_nor_asked() -> None:
+    for vector, is_green in (([0.5, -1], True), ([0.0, 0.0], False)):
+        answers = {"minilm": [{"data": [{"embedding": vector}]}]}
+        fleet = FakeFleet(overview(neuron(minilm="ready")), answers=answers)
+        assert (fleet.problems() == []) is is_green
+        assert fleet.asked == [("/v1/embeddings", "minilm")]
+    # What stands in for an upgraded neuron is neither remembered nor asked.
     substitute = neuron("benjy", llama="ready", qwen="ready")
     back = neuron("beast", coming_back=["qwen"], qwen="ready")
     assert ready_now(overview(back, substitute), "benjy") == [Loaded("benjy", "llama")]
@@ -202,15 +151,29 @@ def test_what_stands_in_for_an_upgraded_neuron_is_neither_remembered_nor_asked()
     assert fleet.asked == [("/v1/chat/completions", "llama")]
 
 
+def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once() -> None:
+    silent = {"choices": [{"message": {"content": None}}]}
+    busy = RefusedError(503, "full", 30)
+    for answers, problem, waited_s in (
+        ([busy, RefusedError(429, "", 2), chat("PINEAPPLE")], "", 32),
+        ([busy], "qwen: it was refused (503): full", 330),
+        ([RefusedError(500, "broken")], "refused (500)", 0),
+        ([RefusedError(0, "gone")], "no answer", 0),
+        ([chat("pine", "length")], "cut off", 0),
+        ([{"choices": []}], "its answer is none", 0),
+        ([silent], "lacks", 0),
+    ):
+        fleet = FakeFleet(READY, answers={"qwen": list(answers)})
+        found = fleet.problems()
+        assert len(found) == bool(problem) and problem in "".join(found)
+        assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
+
+
 def test_of_the_overview() -> None:
-    fleet = overview(
-        neuron(qwen="ready", tiny="failed"),
-        neuron("benjy", "away", qwen="away"),
-        jobs=[{"kind": "load", "model": "new", "neuron": "beast", "status": "running"}],
-        is_live=False,
-    )
-    assert ready_now(fleet) == [QWEN_ON_BEAST]
-    assert ready_now(fleet, "benjy") == []
+    job = {"kind": "load", "model": "new", "neuron": "beast", "status": "running"}
+    here, away = neuron(qwen="ready", tiny="failed"), neuron("benjy", "away", qwen="away")
+    fleet = overview(here, away, jobs=[job], is_live=False)
+    assert (ready_now(fleet), ready_now(fleet, "benjy")) == ([QWEN_ON_BEAST], [])
     assert failures(fleet, "benjy") == [] and len(failures(fleet)) == 1
     assert missing(fleet, [], "benjy") == ["Redis does not answer the gateway", "benjy is away"]
     assert missing(fleet, [], "beast")[1:] == ["load of new on beast is running"]

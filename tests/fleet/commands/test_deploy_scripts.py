@@ -61,83 +61,62 @@ def listed(drained_at: str | None = "now") -> tuple[str, Any, int]:
 
 
 UPGRADE = "echo upgraded {} >> asked"
-DEPLOYED = [
-    "deploy_gate --remember --neuron beast",
-    "neurons drain beast",
-    "neurons list --json",
-    "upgraded beast",
-    "neurons resume beast",
-    "deploy_gate --expect --neuron beast --timeout 900",
-    "deploy_gate --remember --neuron benjy",
-]
-STILL = "beast still works after 0 s: tiny (ready, 2 requests): 019a, 019b; it was resumed"
 
 
-@each_case(
-    ("upgrade", "flags", "answers", "problem", "asked"),
-    [
-        (UPGRADE, "", [listed()], "", DEPLOYED),
-        (UPGRADE, "", [(LIST, "it is restarted", 1), listed()], "", DEPLOYED[:3] + DEPLOYED[2:]),
-        ("exit 3", "", [listed()], "the upgrade of beast failed; it stays drained", DEPLOYED[:3]),
-        (
-            UPGRADE,
-            "--drain-timeout 0 --within 30",
-            [listed(None)],
-            STILL,
-            [DEPLOYED[0], "neurons drain beast --within 30", *[DEPLOYED[2]] * 2, DEPLOYED[4]],
-        ),
-        (
-            UPGRADE,
-            "--question Which? --word Paris",
-            [listed()],
-            "",
-            [*DEPLOYED[:5], f"{DEPLOYED[5]} --question Which? --word Paris"],
-        ),
-    ],
-)
-def test_one_after_the_other(
-    upgrade: str,
-    flags: str,
-    answers: list[tuple[str, Any, int]],
-    problem: str,
-    asked: list[str],
-    tmp_path: Path,
-) -> None:
-    words = ("--upgrade", upgrade, *flags.split(), "beast", "benjy", "small")
-    code, output, found = ran(tmp_path, "rolling-deploy", *words, answers=answers)
-    assert (code, problem in output) == (bool(problem), True)
-    assert found[: len(asked)] == asked
-    assert problem == "" or len(found) == len(asked)
+def test_one_after_the_other_until_one_is_red(tmp_path: Path) -> None:
+    def deployed(
+        *answers: tuple[str, Any, int], upgrade: str = UPGRADE, flags: str = ""
+    ) -> tuple[int, str, list[str]]:
+        (tmp_path / "asked").unlink(missing_ok=True)
+        words = ("--upgrade", upgrade, *flags.split(), "beast", "benjy", "small")
+        return ran(tmp_path, "rolling-deploy", *words, answers=[*answers])
 
-
-def test_the_first_red_one_stops_it_and_stays_drained(tmp_path: Path) -> None:
-    words = ("--upgrade", UPGRADE, "beast", "benjy", "small")
-    answers = [listed(), (EXPECT_BENJY, "", 1)]
-    code, output, asked = ran(tmp_path, "rolling-deploy", *words, answers=answers)
+    remember, drain, look, resume = (
+        "deploy_gate --remember --neuron beast",
+        "neurons drain beast",
+        "neurons list --json",
+        "neurons resume beast",
+    )
+    expect = "deploy_gate --expect --neuron beast --timeout 900"
+    asking = "--question Which? --word Paris"
+    restarted = (LIST, "it is restarted", 1)
+    code, _, asked = deployed(restarted, listed(), flags=asking)
+    assert code == 0
+    first = [remember, drain, look, look, "upgraded beast", resume, f"{expect} {asking}"]
+    assert asked[:8] == [*first, "deploy_gate --remember --neuron benjy"]
+    code, output, asked = deployed(listed(), upgrade="exit 3")
+    assert (code, asked) == (1, [remember, drain, look])
+    assert "the upgrade of beast failed; it stays drained" in output
+    code, output, asked = deployed(listed(None), flags="--drain-timeout 0 --within 30")
+    assert (code, asked) == (1, [remember, f"{drain} --within 30", look, look, resume])
+    works = "beast still works after 0 s: tiny (ready, 2 requests): 019a, 019b; it was resumed"
+    assert works in output
+    code, output, asked = deployed(listed(), (EXPECT_BENJY, "", 1))
     assert code == 1 and "benjy is red" in output
     assert asked[-1] == "neurons drain benjy" and not any("small" in line for line in asked)
 
 
 FIT = {"name": "beast", "status": "online", "problems": []}
 OF_A_FILE = {"quantization": "auto", "file": "Qwen3-8B.Q4_1.gguf"}
-ASKED = ["neurons list", "models show", "models load", "deploy_gate --neuron", "models unload"]
+LOOKS, SHOWS, LOADS, GATE, UNLOADS = (
+    *("neurons list", "models show", "models load", "deploy_gate --neuron", "models unload"),
+)
+ALL = [LOOKS, SHOWS, LOADS, GATE, UNLOADS]
 
 
 @each_case(
     ("neuron", "model", "entry", "gate_code", "problem", "asked"),
     [
-        (FIT, "", {}, 0, "", [ASKED[0], ASKED[3]]),
-        (FIT, "qwen Q4 2", {}, 0, "", ASKED),
-        (FIT, "qwen q4k 2", {}, 1, "", ASKED),
-        (FIT, "qwen q4_1 2", OF_A_FILE, 0, "", ASKED),
-        (FIT, "qwen q4 2", OF_A_FILE, 0, "has quantization auto, not q4: change it", ASKED[:2]),
-        (FIT, "qwen q8 2", {}, 0, "has quantization q4, not q8: change it", ASKED[:2]),
-        (FIT, "qwen q4 4", {}, 0, "has tensor_parallel 2, not 4: change it", ASKED[:2]),
-        (FIT, "qwen", {"pinned": True}, 0, "qwen is pinned: it stays loaded", ASKED[:4]),
-        (FIT | {"name": "benjy"}, "", {}, 0, "beast is not known", ASKED[:1]),
-        (FIT | {"problems": ["the driver is older"]}, "", {}, 0, "driver is older", ASKED[:1]),
-        (FIT | {"status": "lost"}, "", {}, 0, "", ASKED[:1]),
-        ("the key lacks a scope", "", {}, 0, "the key lacks a scope", ASKED[:1]),
+        (FIT, "", {}, 0, "", [LOOKS, GATE]),
+        (FIT, "qwen Q4 2", {}, 0, "", ALL),
+        (FIT, "qwen q4k 2", {}, 1, "", ALL),
+        (FIT, "qwen q4_1 2", OF_A_FILE, 0, "", ALL),
+        (FIT, "qwen q8 2", {}, 0, "has quantization q4, not q8: change it", ALL[:2]),
+        (FIT, "qwen q4 4", {}, 0, "has tensor_parallel 2, not 4: change it", ALL[:2]),
+        (FIT, "qwen", {"pinned": True}, 0, "qwen is pinned: it stays loaded", ALL[:4]),
+        (FIT | {"name": "benjy"}, "", {}, 0, "beast is not known", [LOOKS]),
+        (FIT | {"problems": ["the driver is older"]}, "", {}, 0, "driver is older", [LOOKS]),
+        ("the key lacks a scope", "", {}, 0, "the key lacks a scope", [LOOKS]),
     ],
 )
 def test_a_neuron_that_is_fit_loads_a_model_and_answers(
@@ -148,13 +127,7 @@ def test_a_neuron_that_is_fit_loads_a_model_and_answers(
     problem: str,
     asked: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limits = tmp_path / "bin" / "timeout"
-    limits.parent.mkdir()
-    limits.write_text(f'#!/bin/sh\necho "$1 $5" >> {tmp_path}/limits\nshift\nexec "$@"\n')
-    limits.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{limits.parent}:{os.environ['PATH']}")
     shown = {"name": "qwen", "quantization": "q4", "tensor_parallel": 2, "file": ""}
     answers = [
         (LIST, neuron, 1) if isinstance(neuron, str) else (LIST, [neuron], 0),
@@ -163,11 +136,8 @@ def test_a_neuron_that_is_fit_loads_a_model_and_answers(
     ]
     words = ("beast", *model.split(), "--url", "http://gateway:31313")
     code, output, found = ran(tmp_path, "validate-neuron", *words, answers=answers)
-    is_fit = len(asked) > 2 or asked == [ASKED[0], ASKED[3]]
-    assert code == (gate_code if is_fit else 1) and problem in output
+    assert code == (gate_code if GATE in asked else 1) and problem in output
     assert [" ".join(line.split()[:2]) for line in found] == asked
-    if ASKED[3] in asked:
-        (gated,) = (line for line in found if line.startswith(ASKED[3]))
-        assert "beast --word Tbilisi" in gated and ("--model qwen" in gated) == bool(model)
-    if ASKED[4] in asked:
-        assert (tmp_path / "limits").read_text() == "3600 load\n300 unload\n"
+    for line in found:
+        if line.startswith(GATE):
+            assert "beast --word Tbilisi" in line and ("--model qwen" in line) == bool(model)

@@ -1,25 +1,37 @@
-"""The commands neurons, settings, aliases, jobs, audit, downloads and status, with a database or a
-server, and following a job."""
+"""The commands models, neurons, settings, aliases, jobs, audit, downloads and status, with this
+machine's database and over REST; following a job; and what commands refuse, in one line and an exit
+code."""
 
 from __future__ import annotations
 
 import json
+import urllib.error
+from http.client import IncompleteRead
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
+from django.db import OperationalError
 
 from fleet import services
+from fleet.api.catalogue import Catalogue
+from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.live.snapshot import FleetSnapshot
+from fleet.management.backend import refusal_of
 from fleet.management.following import follow
-from fleet.models import LoadJob
+from fleet.models import CatalogueModel, LoadJob
+from inference import proxies
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import encode_held_requests, held_requests
 from inference.request_ids import new_request_id
 from metering.actor import COMMAND
+from metering.models import AuditEntry
 from tests.fleet.commands.conftest import RunCommand
+from tests.fleet.hub.conftest import hub
 
 pytestmark = pytest.mark.django_db(transaction=True)
 GIB = 1024**3
@@ -27,19 +39,6 @@ GIB = 1024**3
 
 def json_of(run_command: RunCommand, words: str) -> Any:
     return json.loads(run_command(*words.split(), "--json"))
-
-
-def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat, build) -> None:
-    sizes = {"total_memory_bytes": 6 * GIB, "installed_memory_bytes": 16 * GIB}
-    beat(devices=[build.device(**sizes)])
-    assert "cpu" in run_command("neurons", "show", "beast")
-    for command in (["status"], ["neurons", "list"]):
-        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
-    (neuron,) = json_of(run_command, "neurons list")
-    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
-    assert json_of(run_command, "neurons list --status away") == []
-    assert "automatic" in run_command("neurons", "policy")
-    assert "click" in run_command("neurons", "policy", "--admission", "click")
 
 
 def test_settings_are_listed(run_command: RunCommand) -> None:
@@ -65,7 +64,8 @@ def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypa
     assert "beast" in run_command("neurons", "invitations")
     assert "beast" not in run_command("neurons", "invitations", "--neuron", "beauty")
     assert json_of(run_command, "neurons invitations --invited-by ann") == []
-    assert "invited_by" in run_command("neurons", "invitation", "beast")
+    shown = run_command("neurons", "invitation", "beast")
+    assert "invited_by" in shown and "hx1." not in shown
     with pytest.raises(CommandError, match="'nobody' has no invitation"):
         run_command("neurons", "invitation", "nobody")
     assert "would neuron.revoke beast" in run_command("neurons", "revoke", "beast", "--dry-run")
@@ -79,12 +79,18 @@ def _hold(redis_db, held) -> None:
 
 
 def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
-    beat()
-    assert "a processor" in run_command("neurons", "list")
-    assert run_command("neurons", "drain", "beast") == (
-        "beast takes no more loads and requests, but for models that are moving elsewhere; "
-        "nothing runs there now.\n"
-    )
+    sizes = {"total_memory_bytes": 6 * GIB, "installed_memory_bytes": 16 * GIB}
+    beat(devices=[build.device(**sizes)])
+    assert "cpu" in run_command("neurons", "show", "beast")
+    for command in (["status"], ["neurons", "list"]):
+        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
+    (neuron,) = json_of(run_command, "neurons list")
+    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
+    assert json_of(run_command, "neurons list --status away") == []
+    assert "automatic" in run_command("neurons", "policy")
+    assert "click" in run_command("neurons", "policy", "--admission", "click")
+    run_command("neurons", "policy", "--admission", "automatic")
+    assert run_command("neurons", "drain", "beast").endswith("; nothing runs there now.\n")
     beat()
     assert json.loads(run_command("neurons", "list", "--json"))[0]["status"] == "draining"
     beat(
@@ -189,3 +195,182 @@ def test_status_ends_with_1_while_something_is_wrong(run_command: RunCommand, be
     shown = wrong()
     assert "! no host can run huge: it needs a card of 46.9 GiB" in shown
     assert "Loaded on request: small\n" in shown
+
+
+__all__ = ["hub"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_model_from_add_to_remove(run_command: RunCommand, beat, build, sent) -> None:
+    beat()
+    written = ("max_context_tokens=64", "pinned_on=beast", "quantization=q5k")
+    settings = [f"--set={setting}" for setting in written]
+    run_command("models", "add", "tiny", "pypi:tiny", *settings)
+    model = CatalogueModel.objects.get()
+    assert (model.max_context_tokens, model.pinned_on) == (64, ["beast"])
+    assert model.quantization == "q5"
+    assert "unloaded" in run_command("models", "list")
+    run_command("models", "load", "tiny", "--no-wait")
+    assert "load tiny on beast: pending" in run_command.out
+    beat(replicas=[build.replica()])
+    (listed,) = json.loads(run_command("models", "list", "--json"))
+    assert listed["replicas"] == [{"neuron": "beast", "status": "ready", "is_outdated": False}]
+    shown = run_command("models", "show", "tiny")
+    assert "max_context_tokens" in shown and "beast" in shown
+    assert "unload tiny on beast" in run_command("models", "unload", "tiny", "--no-wait")
+    run_command("models", "change", "tiny", "--set", "max_context_tokens=32", "--set", "pinned_on=")
+    model.refresh_from_db()
+    assert (model.max_context_tokens, model.pinned_on) == (32, [])
+    assert "would model.delete tiny" in run_command("models", "remove", "tiny", "--dry-run")
+    assert json.loads(run_command("models", "list", "--pinned", "true", "--json")) == []
+    run_command("models", "remove", "tiny")
+    assert not CatalogueModel.objects.exists()
+    actors = {str(actor).partition(":")[0] for (actor,) in AuditEntry.objects.values_list("actor")}
+    assert actors <= {"command", "key"}
+
+
+def test_an_empty_value_leaves_a_setting_open_or_sets_its_default() -> None:
+    call_command(
+        "models", "add", "tiny", "pypi:tiny", "--set", "device=cpu", "--set", "min_replicas=1"
+    )
+    call_command("models", "change", "tiny", "--set", "enabled=false", "--set", "max_prefill_s=60")
+    empty = [f"--set={name}=" for name in SETTINGS if name != "source"]
+    call_command("models", "change", "tiny", *empty)
+    settings = CatalogueModel.objects.get().settings()
+    unset = {name: getattr(settings, name) for name in DEFAULTS}
+    assert unset == DEFAULTS | {"max_prefill_s": None}
+    with pytest.raises(CommandError, match="This is needed"):
+        call_command("models", "change", "tiny", "--set", "source=")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_is_chosen_of_what_a_repository_holds(
+    run_command: RunCommand, beat, monkeypatch
+) -> None:
+    beat()
+    assert "org/tiny-gguf" in run_command("models", "search", "tiny")
+    assert "Nothing is called" in run_command("models", "search", "no such thing")
+    with pytest.raises(CommandError) as refused:
+        run_command("models", "add", "huggingface:org/tiny-gguf")
+    for words in ("Choose one with --file", "Q4_K_M", "3.7 GiB", "beast: fits", "no room now"):
+        assert words in str(refused.value)
+    assert not CatalogueModel.objects.exists()
+    run_command("models", "add", "huggingface:org/tiny-gguf", "--file", "q8_0", "--pinned")
+    first = CatalogueModel.objects.get()
+    assert (first.name, first.file, first.pinned) == ("tiny-q8_0", "Q8_0", True)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "1")
+    assert "tiny-q4_k_m is offered" in run_command("models", "add", "huggingface:org/tiny-gguf")
+    assert "Q8_0" in run_command.err
+    assert CatalogueModel.objects.get(name="tiny-q4_k_m").vram_mb == 4197
+    assert "dense is offered" in run_command("models", "add", "org/dense")
+    run_command("models", "add", "again", "org/dense")
+    assert CatalogueModel.objects.get(name="again").source == "huggingface:org/dense"
+    for file in ("q4_k_m+none", "Q8_0"):  # without or with its mmproj file
+        run_command("models", "add", "huggingface:org/images-gguf", "--file", file)
+    found = {one.name: (one.file, one.vram_mb) for one in CatalogueModel.objects.all()}
+    assert found["images-q4_k_m"] == ("Q4_K_M+none", 4197)
+    assert found["images-q8_0"] == ("Q8_0", 9442)
+
+
+@pytest.mark.usefixtures("hub", "publish")
+def test_what_cannot_be_chosen_names_the_reason(run_command: RunCommand) -> None:
+    for words, reason in (
+        ("huggingface:org/strange", "does not run safetensors: .*reformer"),
+        ("huggingface:org/tiny-gguf --file Q2_K", "choose one of Q4_K_M, Q8_0"),
+        ("huggingface:org/nothing", "no repository org/nothing"),
+        ("huggingface:org/gated", "^org/gated is gated: it needs a token that was granted"),
+        ("huggingface:tiny-gguf", "not like huggingface:org/name"),
+        ("huggingface:org/images-gguf", "reads images by mmproj-F16"),
+        (
+            "huggingface:org/images-gguf --file mmproj-F16.gguf",
+            "is not there: choose one of Q4_K_M",
+        ),
+        ("tiny", "name its source too"),
+        ("huggingface:org/tiny-gguf --base tiny", "an adapter is given a name"),
+    ):
+        with pytest.raises(CommandError, match=reason):
+            run_command("models", "add", *words.split())
+
+
+def test_the_catalogue_is_exported_and_imported(run_command: RunCommand, tmp_path) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    file = tmp_path / "models.toml"
+    file.write_text(run_command("models", "export").replace("pypi:tiny", "pypi:other"))
+    assert "Nothing is changed yet" in run_command("models", "import", str(file))
+    assert CatalogueModel.objects.get().source == "pypi:tiny"
+    run_command("models", "import", str(file), "--apply")
+    assert CatalogueModel.objects.get().source == "pypi:other"
+    assert "Nothing to change" in run_command("models", "import", str(file))
+
+
+pytestmark = pytest.mark.django_db(transaction=True)
+URL = "http://fleet.example:31313"
+
+
+def test_what_is_wrong_is_one_line_and_an_exit_code(run_command: RunCommand, beat) -> None:
+    beat()
+    for words, code, reason in (
+        ("models show nothing", 3, ""),
+        ("neurons remove beast", 4, ""),
+        ("aliases change nothing", 2, ""),
+        ("models change nothing --set pinned=perhaps", 1, ""),
+        ("models add tiny llama3", 1, "source: 'llama3' does not start with"),
+        ("models add tiny pypi:x --set colour=red", None, "is not SETTING=VALUE"),
+        ("models add tiny pypi:x --set max_replicas=many", None, "whole number"),
+        ("models load nobody", 3, "There is no model named 'nobody'"),
+        ("neurons drain nobody", 3, "There is no neuron named 'nobody'"),
+        ("models import /nowhere.toml", None, "cannot be read"),
+    ):
+        with pytest.raises(CommandError) as refused:
+            run_command(*words.split())
+        assert reason in str(refused.value)
+        assert code is None or refused.value.returncode == code, words
+
+
+def test_a_server_that_is_not_there_and_a_key_without_one() -> None:
+    asking = ("chat", "status", "deploy_gate --remember /dev/null")
+    wrong = ("http://a:port", "http://:1", "box:31313", "http://[::1", "http://a:70000")
+    for words, reason in (
+        ("models list --url http://127.0.0.1:1", "does not answer"),
+        ("models list --url gpu-box", "is not like http"),
+        ("models list --key hx-1", "the caller's key for --url"),
+        ("requests list --key hx-1", "rows of one key: --on-key"),
+        *((f"{command} --url {url}", "is not like http") for command in asking for url in wrong),
+        *((f"{command} --url http://..:1", "does not answer") for command in asking),
+    ):
+        with pytest.raises(CommandError, match=reason):
+            call_command(*words.split())
+
+
+def test_a_server_that_answers_otherwise_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of ours, or no helexa at all."""
+    commands = ("status", "models list", "neurons list", "logs beast tiny")
+    for words in (*commands, "deploy_gate --remember /dev/null"):
+        for answer in (b"<!doctype html>", b'{"data": [7]}', b"[]", b"null"):
+            monkeypatch.setattr(proxies, "open_url", lambda *_, _body=answer, **__: BytesIO(_body))
+            with pytest.raises(CommandError, match="does not answer as helexa"):
+                call_command(*words.split(), "--url", URL)
+
+
+def test_a_refusal_is_reported_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content, words in (
+        ({"status": 403, "detail": "This needs a scope.", "param": None}, "This needs a scope."),
+        ({"detail": "is none", "param": "status"}, "status: is none"),
+        ({"error": {"message": "The API key is not valid."}}, "The API key is not valid."),
+        ({"error": "no such model"}, "no such model"),
+        ("<!DOCTYPE html>", "the server answers 404"),
+        ([], "the server answers 404"),
+    ):
+        body = BytesIO((content if isinstance(content, str) else json.dumps(content)).encode())
+        refused = urllib.error.HTTPError(URL, 404, "", {}, body)  # type: ignore[arg-type]
+        assert refusal_of(refused) == words
+    refused.read = Mock(side_effect=IncompleteRead(b"{"))  # type: ignore[method-assign]
+    assert refusal_of(refused) == "the server answers 404"
+
+    def away(*_args: Any, **_options: Any) -> None:
+        raise OperationalError("unable to open database file")
+
+    monkeypatch.setattr(Catalogue, "list", away)
+    with pytest.raises(CommandError, match=r"does not answer.*HELEXA_DATA_DIR"):
+        call_command("models", "list")

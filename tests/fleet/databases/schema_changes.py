@@ -6,11 +6,15 @@ that may be left out; it may not take columns away, ask for more in them, or con
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import django
 import msgspec
+from django.core.management import call_command
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -124,3 +128,24 @@ def _broken_in(name: str, older: Table, newer: Table) -> Iterator[str]:
         # A constraint on new columns alone does not affect old code.
         if constraint not in older.constraints and not older.columns.keys().isdisjoint(about):
             yield f"{name} has a new constraint: {constraint}"
+
+
+def main() -> None:
+    """Migrates a database to a release's schema and then to today's. Prints what would break old
+    code. ``DATABASE_URL`` is set, and the release's migrations are the argument, as JSON."""
+    django.setup()
+    from django.db import connection
+    from django.db.migrations.loader import MigrationLoader
+
+    release: dict[str, str] = json.loads(sys.argv[1])
+    for app in sorted(MigrationLoader(connection).migrated_apps):
+        # Django's own apps are of the version that is installed.
+        call_command("migrate", app, *([release[app]] if app in release else []), verbosity=0)
+    older = read_schema(connection)
+    call_command("migrate", verbosity=0)
+    broken = list(broken_by(older, read_schema(connection)))
+    print(json.dumps({"tables": len(older), "broken": broken}))
+
+
+if __name__ == "__main__":
+    main()

@@ -23,74 +23,15 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
-IMAGES = {
-    "model_type": "qwen3_vl",
-    "image_token_id": 120,
-    "vision_config": {
-        "depth": 1,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": 16,
-        "in_channels": 3,
-        "intermediate_size": 24,
-        "num_heads": 2,
-        "num_position_embeddings": 25,
-        "out_hidden_size": 32,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "deepstack_visual_indexes": [],
-    },
-    "text_config": {
-        "model_type": "qwen3_vl_text",
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-06,
-        "hidden_act": "silu",
-        "rope_scaling": {
-            "mrope_interleaved": True,
-            "mrope_section": [4, 2, 2],
-            "rope_type": "default",
-        },
-    },
-}
-BERT = {
-    "model_type": "bert",
-    "architectures": ["BertModel"],
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-}
-PROCESSOR = {"size": {"longest_edge": 4096, "shortest_edge": 1024}, "patch_size": 16}
-MODULES = [
-    {"path": "", "type": "sentence_transformers.models.Transformer"},
-    {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-]
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "org/dense": {"config.json": LLAMA},
     "org/quantised": {"config.json": LLAMA | {"quantization_config": {"quant_method": "awq"}}},
     "org/strange": {"config.json": {"model_type": "reformer"}},
     "org/gated": {"config.json": LLAMA},
-    "org/images": {"config.json": IMAGES, "preprocessor_config.json": PROCESSOR},
-    "org/other-images": {
-        "config.json": IMAGES,
-        "preprocessor_config.json": PROCESSOR | {"patch_size": 14},
-    },
-    "org/lower-case": {
-        "config.json": BERT,
-        "modules.json": MODULES,
-        "1_Pooling/config.json": {"pooling_mode_cls_token": True},
-        "sentence_bert_config.json": {"max_seq_length": 512, "do_lower_case": True},
-        "tokenizer.json": {"normalizer": {"type": "BertNormalizer", "lowercase": True}},
-    },
 }
 """The JSON files of each repository."""
+
 FILES = {"model.safetensors": 2_000_000_000}
 GGUF_FILES = {"tiny-Q4_K_M.gguf": 4_000_000_000, "tiny-Q8_0.gguf": 8_000_000_000}
 

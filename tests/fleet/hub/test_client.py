@@ -1,90 +1,87 @@
-"""Requests to the hub, the operator's messages when it does not answer, and headers of GGUF files
-that are read by range."""
+"""Requests to the hub, what a repository offers and where it fits, headers of GGUF files that are
+read by range, and named sources at every door."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from django.core.management import CommandError
 
-from fleet.errors import HubUnavailableError, RepositoryUnknownError
+from fleet import services
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.rules import check_source
+from fleet.errors import (
+    CatalogueValueError,
+    HubUnavailableError,
+    RepositoryUnknownError,
+    UnknownSourceError,
+)
 from fleet.hub import file_headers
 from fleet.hub.client import HubClient
-from fleet.hub.offers import offers_of
+from fleet.hub.offers import HubRepository, fits, offers_of
+from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
+from fleet.live.snapshot import FleetSnapshot
+from fleet.models import CatalogueModel
+from fleet.models_toml import read_document
 from inference.loading.costs.read_costs import read_costs
 from inference.loading.sources.files import ModelFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
+from metering.actor import COMMAND
+from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
+from tests.fleet.placement.fleets import GIB, card, neuron, replica
 from tests.inference.loading.fake_hub import FakeHub, serving
-
-pytestmark = pytest.mark.usefixtures("hub")
-
-
-def test_a_repository_of_ggufs_with_sizes_and_architecture() -> None:
-    repository = HubClient().repository("org/tiny-gguf")
-    assert repository.gguf_architecture == "llama"
-    assert [offer.file for offer in offers_of(repository)] == ["Q4_K_M", "Q8_0"]
-    assert [offer.num_bytes for offer in offers_of(repository)] == [4_000_000_000, 8_000_000_000]
+from tests.proxies import SOCKS, set_proxies
 
 
-def test_a_repository_of_ggufs_with_an_mmproj_file() -> None:
-    offers = offers_of(HubClient().repository("org/images-gguf"))
-    assert [offer.projector for offer in offers] == ["mmproj-F16.gguf"] * 2
-    assert [offer.num_bytes for offer in offers] == [5_000_000_000, 9_000_000_000]
-    assert all(offer.problem is None for offer in offers)
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
+@pytest.mark.usefixtures("hub")
+def test_a_repository_is_judged_by_its_config_and_access() -> None:
+    for name, problem in (
         ("org/dense", None),
         ("org/quantised", "quantised with 'awq'"),
         ("org/strange", "architecture is 'reformer'"),
-        ("org/images", None),
-        ("org/other-images", "preprocessor_config.json: patch_size is 14"),
-        ("org/lower-case", None),
-    ],
-)
-def test_safetensors_are_judged_by_their_config(name: str, problem: str | None) -> None:
-    repository = HubClient().repository(name)
-    found = repository.safetensors_problem
-    assert found is None if problem is None else problem in (found or "")
-    assert not repository.is_gated and repository.access_problem is None
-
-
-def test_a_gated_repository_needs_a_token_and_may_run() -> None:
-    repository = HubClient().repository("org/gated")
-    assert repository.is_gated and repository.safetensors_problem is None
-    assert "needs a token that was granted access" in (repository.access_problem or "")
+        ("org/gated", None),
+    ):
+        repository = HubClient().repository(name)
+        found = repository.safetensors_problem
+        assert found is None if problem is None else problem in (found or ""), name
+        assert repository.is_gated == (name == "org/gated")
+        assert (
+            "needs a token that was gr" in str(repository.access_problem)
+        ) == repository.is_gated
     (offer,) = offers_of(repository)
     assert offer.problem is None and offer.access_problem == repository.access_problem
-
-
-@pytest.mark.parametrize(
-    ("name", "revision", "message"),
-    [
+    assert HubClient().repository("org/tiny-gguf").gguf_architecture == "llama"
+    for name, revision, message in (
         ("org/nothing", None, "no repository org/nothing"),
         ("org/dense", "elsewhere", "no revision 'elsewhere'"),
         ("a b", None, "is not a repository: write org/name"),
-    ],
-)
-def test_what_is_not_there_is_reported(name: str, revision: str | None, message: str) -> None:
-    with pytest.raises(RepositoryUnknownError, match=message):
-        HubClient().repository(name, revision)
+    ):
+        with pytest.raises(RepositoryUnknownError, match=message):
+            HubClient().repository(name, revision)
+    for client, asked, message in (
+        (
+            HubClient(endpoint="http://127.0.0.1:9"),
+            "org/dense",
+            "can be added by name all the same",
+        ),
+        (HubClient(), NO_HUB, "is no hub"),
+    ):
+        for ask in (client.repository, client.search):
+            with pytest.raises(HubUnavailableError, match=message):
+                ask(asked)
 
 
-def test_a_hub_that_cannot_be_reached_is_reported_with_what_to_do() -> None:
-    nowhere = HubClient(endpoint="http://127.0.0.1:9")
-    for ask in (nowhere.repository, nowhere.search):
-        with pytest.raises(HubUnavailableError, match="Models can be added by name all the same"):
-            ask("org/dense")
-
-
+@pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
     ("words", "timeout_s", "message"),
     [(SILENCE, 0.2, "cannot be reached"), (OVERLOAD, 60.0, "refused to answer: .*503")],
@@ -104,12 +101,6 @@ def test_a_search_waits_for_one_answer_and_not_for_ever(
     with pytest.raises(HubUnavailableError, match=message):
         HubClient().search(words)
     assert not asked_to_wait_s
-
-
-def test_what_is_no_hub_is_reported() -> None:
-    for ask in (HubClient().repository, HubClient().search):
-        with pytest.raises(HubUnavailableError, match="is no hub"):
-            ask(NO_HUB)
 
 
 SPEC = LoadSpec(job_id="", model="m", source="huggingface:org/tiny")
@@ -165,14 +156,171 @@ def test_a_header_is_read_in_parts_as_the_whole_file_is(
     assert costs == read_costs(ModelFiles(directory=whole.parent, weights=(whole,)), SPEC)
     assert [layer.num_weights for layer in costs.layers] == [0, 96 * 64]
     assert costs.num_head_weights == 16384 * 64
-
-
-def test_a_hub_without_ranges_is_not_read_to_the_end(whole: Path, tmp_path: Path) -> None:
     with serving(FakeHub({NAME: whole.read_bytes()})) as hub:
-        hub.serves_ranges = False
+        hub.serves_ranges = False  # it is not read to the end
         assert read_costs(described(hub, tmp_path), SPEC).context_tokens == 131072
-
-
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     with serving(FakeHub({NAME: b"GIF89a" * 100})) as hub, pytest.raises(BadFileError):
         described(hub, tmp_path)
+
+
+GGUF = HubRepository(
+    name="org/Big-Model-GGUF",
+    commit="c0ffee",
+    sizes={
+        "README.md": 10,
+        "big-model-Q4_K_M.gguf": 4 * GIB,
+        "big-model-Q8_0-00001-of-00002.gguf": 5 * GIB,
+        "big-model-Q8_0-00002-of-00002.gguf": 4 * GIB,
+        "mmproj-F16.gguf": GIB,
+    },
+    gguf_architecture="phi3",
+)
+DENSE = HubRepository(
+    name="org/Dense", commit="c0ffee", sizes={"config.json": 1, "model.safetensors": 2 * GIB}
+)
+
+
+def test_each_quant_is_an_offer_by_size_with_what_speaks_against_it() -> None:
+    small, large = offers_of(GGUF)
+    assert (small.file, small.num_bytes, small.problem) == ("Q4_K_M", 4 * GIB, None)
+    assert (large.file, large.num_bytes, len(large.names)) == ("Q8_0", 9 * GIB, 2)
+    assert (small.model_name, large.model_name) == ("big-model-q4_k_m", "big-model-q8_0")
+    assert (small.vram_mb, small.projector) == (4506, None), "phi3 reads text"
+    for one in offers_of(replace(GGUF, gguf_architecture="rwkv")):
+        assert "'rwkv'" in (one.problem or "")
+    sizes = {"a/x-Q4_0.gguf": 1, "b/y-Q4_0.gguf": 2}
+    first, second = offers_of(replace(GGUF, sizes=sizes))
+    assert (first.file, second.file) == tuple(sizes) and first.model_name != second.model_name
+    partial = replace(GGUF, sizes={"a-Q8_0-00001-of-00002.gguf": 1})
+    assert "00002-of-00002" in (offers_of(partial)[0].problem or "")
+    # The mmproj file is part of each, where the model reads images or may.
+    sizes = {**GGUF.sizes, "mmproj-BF16.gguf": 2 * GIB}
+    for architecture in ("gemma3", "qwen3vl", "llama", None):
+        small, large = offers_of(replace(GGUF, sizes=sizes, gguf_architecture=architecture))
+        assert small.projector == large.projector == "mmproj-BF16.gguf"
+        assert small.names == ("big-model-Q4_K_M.gguf", "mmproj-BF16.gguf")
+        assert (small.num_bytes, large.num_bytes) == (6 * GIB, 11 * GIB)
+    (dense,) = offers_of(replace(DENSE, safetensors_problem="quantised with 'awq'"))
+    assert (dense.file, dense.label, dense.model_name) == (None, "safetensors", "dense")
+    assert dense.problem == "quantised with 'awq'"
+    assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
+
+
+def away(total: int) -> DesiredState:
+    card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
+    return DesiredState(host=KnownHost(devices=(card,), away_s=70.0))
+
+
+def test_where_it_fits_is_as_placement_has_it() -> None:
+    snapshot = FleetSnapshot(
+        neurons=(
+            neuron("full", card(free=2)),
+            neuron("idle", card(free=2), holds=(replica("other", on="idle", gib=22),)),
+            neuron("roomy", card(free=20)),
+            neuron("small", card(free=4, total=4)),
+        ),
+        desired_states=DesiredStates(
+            by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)}
+        ),
+    )
+    other = CatalogueEntry(name="other", source="pypi:other", weight_bytes=22 * GIB)
+    offer = offers_of(GGUF)[0]
+    found = {fit.neuron: (fit.fits, fit.words) for fit in fits(offer, snapshot, {"other": other})}
+    assert found == {
+        "full": (False, "no room now"),
+        "gone": (False, "large enough, but it has been away for 70 s"),
+        "idle": (True, "fits when other leaves"),
+        "roomy": (True, "fits"),
+        "small": (False, "larger than any of its devices"),
+        "tiny": (False, "larger than any of its devices"),
+    }
+
+
+__all__ = ["run_command"]
+pytestmark = pytest.mark.django_db(transaction=True)
+SOURCES = "HELEXA_SOURCES"
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """The source ``lab``, which asks for a token."""
+    files = {"tiny-Q4_0.gguf": b"x" * 5_000_000}
+    with serving(FakeHub(files, commit="b" * 40, token="lab-secret")) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf-secret")
+        monkeypatch.setenv("LAB_TOKEN", "lab-secret")
+        monkeypatch.setenv(SOURCES, f"lab={hub.url} token=LAB_TOKEN")
+        yield hub
+
+
+def test_a_source_is_listed_and_searched_with_its_token(
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = HubClient("lab").repository("org/tiny")
+    (offer,) = offers_of(repository)
+    assert offer.settings(repository, None)["source"] == "lab:org/tiny"
+    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
+    assert [one.name for one in HubClient("lab").search("tiny")] == ["org/tiny"]
+    assert lab.tokens == {"Bearer lab-secret"}
+    monkeypatch.setenv(SOURCES, "lab=http://lab.example")  # this machine is asked directly
+    for ask in (HubClient("lab").search, HubClient("lab").repository):
+        with pytest.raises(HubUnavailableError, match="from here: ALL_PROXY names a proxy"):
+            ask("org/tiny")
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN")
+    monkeypatch.delenv("LAB_TOKEN")
+    with pytest.raises(RepositoryUnknownError, match=r"^The source lab has no repository org/tiny"):
+        HubClient("lab").repository("org/tiny")
+    assert lab.tokens == {"Bearer lab-secret", None}, "Hugging Face's token is nobody else's"
+
+
+def test_an_unknown_source_is_refused_with_those_that_are_known(
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sources_of(text: str) -> list[str]:
+        document = read_document(text)
+        assert not document.problems, document.problems
+        return [model.settings.source for model in document.models]
+
+    with pytest.raises(
+        UnknownSourceError, match=r"'other' .* huggingface, lab, and HELEXA_SOURCES"
+    ):
+        HubClient("other")
+    for source, why in (
+        ("other:org/name", "one of huggingface:, lab:, path:, pypi:"),
+        ("lab:name", "lab:org/name, as in lab:"),
+    ):
+        with pytest.raises(CatalogueValueError, match=why):
+            check_source(source)
+    model = services.catalogue_model_create(actor=COMMAND, name="m", source="org/tiny")
+    assert model.source == "huggingface:org/tiny", "of a bare name, where no source is the default"
+    one, two = '[[models]]\nid = "org/one"\n', '[[models]]\nid = "two"\nsource = "org/two"\n'
+    assert sources_of(f'{one}source = "lab"\n{two}') == ["lab:org/one", "huggingface:org/two"]
+    (problem,) = read_document(f'{one}source = "other"\n').problems
+    assert "one of huggingface:, lab:, path:, pypi:" in problem.message
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
+    assert sources_of(one + two) == ["lab:org/one", "lab:org/two"]
+
+
+def test_a_model_is_searched_for_and_added_by_commands(
+    run_command: RunCommand, publish, lab: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish()
+    (found,) = json.loads(run_command("models", "search", "tiny", "--source", "lab", "--json"))
+    assert found["name"] == "org/tiny"
+    assert "tiny-q4_0 is offered" in run_command("models", "add", "lab:org/tiny")
+    for words, reason in (
+        (("add", "other:org/tiny"), "there is huggingface, lab"),
+        (("search", "tiny", "--source", "other"), "there is huggingface, lab"),
+        (("add", "m", "other:org/tiny"), "one of huggingface:, lab:"),
+        (("pull", "other:org/tiny"), "one of huggingface:, lab:"),
+    ):
+        with pytest.raises(CommandError, match=reason):
+            run_command("models", *words)
+    # Bare names are of the default source.
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
+    run_command("models", "add", "again", "org/tiny")
+    drafting = ("--set", "draft_model=org/small", "--set", "speculation=draft_model")
+    run_command("models", "change", "again", *drafting)
+    found = {model.name: model.source for model in CatalogueModel.objects.all()}
+    assert found == {"tiny-q4_0": "lab:org/tiny", "again": "lab:org/tiny"}
+    assert CatalogueModel.objects.get(name="again").draft_model == "lab:org/small"
+    assert HubClient().repository("org/tiny").scheme == "lab"

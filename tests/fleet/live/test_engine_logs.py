@@ -1,7 +1,11 @@
-"""An engine's log over REST and by command, from a neuron that answers as the real one does."""
+"""An engine's log over REST, by command and on its page, from a neuron that answers as the real one
+does; messages to neurons, as the first ones of a process."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,11 +17,12 @@ from django.urls import reverse
 from fleet import neuron_client, services
 from fleet.live import engine_logs
 from fleet.models import Replica
+from helexa_site.program import REPOSITORY_DIR
 from inference.neuron.replicas.engine_process import EngineLogs
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api
 from tests.metering.callers import text_of
-from tests.metering.commands.command_output import output, printed_json
+from tests.metering.commands.command_output import output
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,16 +74,7 @@ def test_rest(neuron: Neuron, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert reader.get("neurons/beast/models/org/tiny/logs", 503)["code"] == "log_unavailable"
 
 
-def test_the_command(neuron: Neuron) -> None:
-    assert output("logs", "beast", "org/tiny", "--lines", "2") == "line 198\nline 199\n"
-    assert printed_json("logs", "beast", "org/tiny")["model"] == "tiny"
-    with pytest.raises(CommandError, match="'lines' is to be a number"):
-        output("logs", "beast", "org/tiny", "--lines", "0")
-    with pytest.raises(CommandError, match="No engine for nobody has run on beast"):
-        output("logs", "beast", "nobody")
-
-
-def test_the_page(neuron: Neuron, beat, build, admin_client: Client) -> None:
+def test_the_command_and_the_page(neuron: Neuron, beat, build, admin_client: Client) -> None:
     where = "/admin/dashboard/log/beast/{}".format
 
     def linked(model: str) -> str:
@@ -86,6 +82,9 @@ def test_the_page(neuron: Neuron, beat, build, admin_client: Client) -> None:
         (replica,) = Replica.objects.all()
         return text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
 
+    assert output("logs", "beast", "org/tiny", "--lines", "2") == "line 198\nline 199\n"
+    with pytest.raises(CommandError, match="No engine for nobody has run on beast"):
+        output("logs", "beast", "nobody")
     neuron.logs.writer("tiny")(b"CUDA <out> of memory\n")
     assert where("tiny") in linked("tiny")
     assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where("tiny"))
@@ -98,3 +97,34 @@ def test_the_page(neuron: Neuron, beat, build, admin_client: Client) -> None:
     nobody = text_of(admin_client, "/admin/dashboard/log/nobody/tiny")
     assert "no neuron" in nobody.lower()
     assert Client().get(where("tiny")).status_code == 302
+
+
+EIGHT_AT_ONCE = """
+import sys, threading
+import django
+django.setup()
+from fleet import neuron_client
+
+class App:
+    def send_task(self, *_, **__):
+        neuron_client._sending_app()
+
+def send():
+    together.wait()
+    neuron_client.send("a task", "beast")
+    sent.append(1)
+
+neuron_client.app, sent, together = App(), [], threading.Barrier(8)
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=send) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(len(sent) != 8)
+"""
+
+
+def test_the_first_messages_of_several_threads_are_all_sent() -> None:
+    """Celery is imported for the first one."""
+    subprocess.run(
+        [sys.executable, "-c", EIGHT_AT_ONCE], cwd=REPOSITORY_DIR, env=os.environ, check=True
+    )

@@ -1,28 +1,44 @@
-"""From heartbeats to the frozen fleet, and how long a load still takes."""
+"""From heartbeats in Redis, read both ways, to the frozen fleet; what a load still takes."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
+import pytest
+import redis
+import redis.asyncio
 
+from fleet.errors import SnapshotUnavailableError
+from fleet.live import reading as live
+from fleet.live.desired_state import (
+    POLICY_FIELD,
+    Admission,
+    AdmissionPolicy,
+    DesiredState,
+    DesiredStates,
+    encode_desired_states,
+)
 from fleet.live.load_estimates import LoadEstimate, load_estimate
 from fleet.live.load_orders import LoadOrders
 from fleet.live.snapshot import ReplicaView, build_snapshot, remaining_s
+from inference.protocol import keys
 from inference.protocol.heartbeat import (
     PROTOCOL,
     HeldStageStatus,
+    NeuronHeartbeat,
     ReplicaStatus,
     decode_heartbeat,
     encode_heartbeat,
 )
 from inference.protocol.load_progress import LoadProgress, LoadStage
-from tests.cases import each_case
+from tests.fleet.ordered import ordered
 
 GIB = 1024**3
 
 
-def test_neurons_and_replicas_come_sorted(build) -> None:
+def test_neurons_and_replicas_come_sorted_and_views_have_what_is_reported(build) -> None:
     beats = [
         build.heartbeat("b", replicas=[build.replica(model="y"), build.replica(model="x")]),
         build.heartbeat("a"),
@@ -31,43 +47,27 @@ def test_neurons_and_replicas_come_sorted(build) -> None:
     assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
     assert [replica.model for replica in snapshot.replicas()] == ["x", "y"]
     assert snapshot == build_snapshot(reversed(beats))
-    (neuron,) = (one for one in snapshot.neurons if one.name == "b")
+    neuron = snapshot.neurons[1]
     assert (snapshot.neuron("b"), snapshot.neuron("other")) == (neuron, None)
     assert neuron.replica_of("x") and neuron.replica_of("other") is None
 
-
-def test_counters_come_from_the_engine(build) -> None:
-    engine = build.stats(
-        in_flight=3, queue_depth=2, kv_blocks_used=5, last_forward_unix_s=1_699_999_990.0
-    )
-    beat = build.heartbeat(replicas=[build.replica(stats=engine, report=build.report())])
-    (view,) = build_snapshot([beat]).replicas_of("tiny")
-    assert (view.in_flight, view.queue_depth, view.num_requests) == (3, 2, 5)
-    assert (view.kv_blocks_used, view.kv_blocks_total) == (5, 64)
-    assert view.last_forward_age_s == 10.0
-    assert view.status_age_s == 60.0
-    assert view.context_tokens == 1024
-
-
-def test_a_view_reports_where_a_replica_is_and_what_its_neuron_enforces(build) -> None:
-    def viewed(**changes) -> ReplicaView:
-        (view,) = build_snapshot([build.heartbeat(replicas=[build.replica(**changes)])]).replicas()
+    def viewed(**changes: Any) -> ReplicaView:
+        beat = build.heartbeat(replicas=[build.replica(**changes)])
+        (view,) = build_snapshot([beat]).replicas_of("tiny")
         return view
 
-    view = viewed(
-        spec_digest="12ab",
-        devices=["cuda:1"],
-        memory_bytes=GIB,
-        last_used_unix_s=1_699_999_970.0,
-        capabilities=["chat", "tool_call"],
-        max_output_tokens=128,
-    )
-    assert (view.spec_digest, view.devices, view.memory_bytes) == ("12ab", ("cuda:1",), GIB)
-    assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
-    assert view.last_used_age_s == 30.0
-    assert view.is_idle
-    queued = viewed(stats=build.stats(queue_depth=1))
-    assert not queued.is_idle and queued.last_used_age_s is None
+    counters = {"in_flight": 3, "queue_depth": 2, "kv_blocks_used": 5}
+    engine = build.stats(**counters, last_forward_unix_s=1_699_999_990.0)
+    values: dict[str, Any] = {"spec_digest": "12ab", "memory_bytes": GIB, "max_output_tokens": 128}
+    lists = {"devices": ["cuda:1"], "capabilities": ["chat", "tool_call"]}
+    used = {"last_used_unix_s": 1_699_999_970.0}
+    view = viewed(stats=engine, report=build.report(), **values, **lists, **used)
+    expected = counters | values | {name: tuple(words) for name, words in lists.items()}
+    expected |= {"num_requests": 5, "kv_blocks_total": 64, "context_tokens": 1024}
+    expected |= {"last_forward_age_s": 10.0, "status_age_s": 60.0, "last_used_age_s": 30.0}
+    assert {name: getattr(view, name) for name in expected} == expected and not view.is_idle
+    assert viewed().is_idle and viewed().last_used_age_s is None
+    assert not viewed(stats=build.stats(queue_depth=1)).is_idle
     view = viewed(status=ReplicaStatus.LOADING)
     assert (view.num_requests, view.last_forward_age_s, view.context_tokens) == (0, None, None)
 
@@ -81,11 +81,8 @@ def test_eta_is_a_straight_line(build) -> None:
     loading = msgspec.structs.replace(loading, **ages)
     (view,) = build_snapshot([build.heartbeat(replicas=[loading])]).replicas()
     assert view.eta_s == 2.0, "of the stage alone"
-
-
-@each_case(("elapsed_s", "done", "total"), [(10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)])
-def test_without_a_rate_there_is_no_eta(elapsed_s: float, done: int, total: int) -> None:
-    assert remaining_s(elapsed_s, done, total) is None
+    for elapsed_s, done, total in ((10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)):
+        assert remaining_s(elapsed_s, done, total) is None
 
 
 def test_a_neuron_of_another_protocol_is_sent_nothing(build) -> None:
@@ -111,40 +108,108 @@ def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
     assert kept.stages == [stage] and others == ["other"]
 
 
-RATE = {"done": 9, "total": 10}
-
-
-@each_case(
-    ("what", "known", "share", "left_s"),
-    [
-        ("nothing is known", {"stage": "preflight", "last_load_s": None}, None, None),
-        ("an engine that starts", {"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
-        (
-            "its last load knows better than the stage's rate",
-            {"stage": "weights", "stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0, **RATE},
-            0.25,
-            30.0,
-        ),
-        (
-            "it takes longer than the last one",
-            {"stage": "weights", "stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0, **RATE},
-            None,
-            5.0,
-        ),
-        ("and has no rate", {"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
-        (
-            "the load comes after the download",
-            {"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100},
-            None,
-            70.0,
-        ),
-        ("nobody knows when its turn comes", {"stage": "queued"}, None, None),
-        ("waking is no load", {"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
-        ("clocks that differ", {"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),
-    ],
-)
-def test_estimates(what: str, known: dict[str, Any], share: Any, left_s: Any) -> None:
+def test_estimates() -> None:
     """Of a load that took 40 s when it was last loaded there."""
-    nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
-    estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
-    assert estimate == LoadEstimate(share=share, left_s=left_s), what
+    nearly: dict[str, Any] = {"stage": "weights", "done": 9, "total": 10}
+    for known, share, left_s in (
+        ({"stage": "preflight", "last_load_s": None}, None, None),
+        ({"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
+        # Its last load knows better than the stage's rate.
+        (nearly | {"stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0}, 0.25, 30.0),
+        # It takes longer than the last one, and has no rate.
+        (nearly | {"stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0}, None, 5.0),
+        ({"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
+        # The load comes after the download.
+        ({"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100}, None, 70.0),
+        ({"stage": "queued"}, None, None),  # nobody knows when its turn comes
+        ({"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
+        ({"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),  # clocks differ
+    ):
+        nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
+        estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
+        assert estimate == LoadEstimate(share=share, left_s=left_s), known
+
+
+def publish(client: redis.Redis, beat: NeuronHeartbeat) -> None:
+    client.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
+    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(ordered(beat)))
+
+
+async def read_async(url: str):
+    async with redis.asyncio.Redis.from_url(url) as client:
+        return await live.read_snapshot(client)
+
+
+async def test_both_ways_read_the_same(redis_url: str, redis_db, build) -> None:
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert (await read_async(redis_url)).neurons == ()
+    for name in ("b", "a", "expired"):
+        publish(redis_db, build.heartbeat(name, replicas=[build.replica()]))
+    redis_db.delete(keys.heartbeat_key("expired"))
+    guest = build.heartbeat("guest")  # its Redis user may not write the list of names
+    redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(ordered(guest)))
+    wished = {"guest": DesiredState(), "silent": DesiredState()}
+    publish_desired(redis_db, AdmissionPolicy.AUTOMATIC, **wished)
+    snapshot = live.read_snapshot_sync(redis_db)
+    assert [neuron.name for neuron in snapshot.neurons] == ["a", "b", "guest"]
+    assert await read_async(redis_url) == snapshot
+    nowhere = "redis://127.0.0.1:1/0"
+    with pytest.raises(SnapshotUnavailableError):
+        live.read_snapshot_sync(redis.Redis.from_url(nowhere))
+    with pytest.raises(SnapshotUnavailableError):
+        await read_async(nowhere)
+
+
+def test_what_is_malformed_or_anothers_is_named_and_left_out(redis_db, build, caplog) -> None:
+    publish(redis_db, build.heartbeat("a"))
+    another = encode_heartbeat(build.heartbeat("a", epoch="other"))
+    for payload, reason in ((b'{"name": "b"}', ""), (another, ": it calls itself 'a'")):
+        redis_db.zadd(keys.NEURONS, {"b": 1.0})
+        redis_db.set(keys.heartbeat_key("b"), payload)
+        with caplog.at_level(logging.WARNING):
+            (view,) = live.read_snapshot_sync(redis_db).neurons
+        assert (view.name, view.epoch) == ("a", "epoch-1")
+        assert f"neuron b: its report is refused{reason}" in caplog.text
+    publish_desired(redis_db, AdmissionPolicy.CLICK, a=DesiredState(drain=True))
+    redis_db.hset(keys.NEURON_DESIRED_STATES, mapping={"b": b"{", POLICY_FIELD: b"none"})
+    redis_db.set(keys.TIME_SLICES, b"{")
+    found = live.read_snapshot_sync(redis_db)
+    assert found.desired_states.by_neuron == {"a": DesiredState(drain=True)}
+    assert found.desired_states.policy is AdmissionPolicy.AUTOMATIC and found.time_slices == ()
+    for words in ("state of b is not", "policy 'none' is not"):
+        assert words in caplog.text
+    redis_db.hset(keys.WAITING, mapping={"broken": b"{"})
+    assert live.read_waiting(redis_db) == {}
+
+
+def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: DesiredState) -> None:
+    fields = encode_desired_states(DesiredStates(by_neuron=states, policy=policy))
+    client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
+
+
+async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
+    for name in ("drained", "refused", "plain"):
+        publish(redis_db, build.heartbeat(name))
+    publish(redis_db, build.heartbeat("leaving", is_leaving=True))
+    states = {
+        "drained": DesiredState(drain=True),
+        "refused": DesiredState(admission=Admission.REFUSED),
+        "leaving": DesiredState(),
+    }
+    for policy in AdmissionPolicy:
+        publish_desired(redis_db, policy, **states)
+        snapshot = live.read_snapshot_sync(redis_db)
+        assert await read_async(redis_url) == snapshot
+        standing = {
+            view.name: (view.is_draining, view.is_leaving, view.is_admitted)
+            for view in snapshot.neurons
+        }
+        assert standing == {
+            "drained": (True, False, True),
+            "leaving": (True, True, True),
+            "plain": (False, False, policy is AdmissionPolicy.AUTOMATIC),
+            "refused": (False, False, False),
+        }
+    redis_db.delete(keys.NEURON_DESIRED_STATES)  # what was read outlives a Redis that lost it
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        assert await live.read_snapshot(client, before=snapshot) == snapshot

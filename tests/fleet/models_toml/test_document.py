@@ -1,20 +1,25 @@
-"""Reading models.toml: the original's files, ours, and errors with their places."""
+"""Reading models.toml: the original's files, ours, and errors with their places. The changes of an
+import, and that an exported file changes nothing."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import selectors, services
 from fleet.catalogue import CatalogueSettings
-from fleet.models_toml import Document, WrittenModel, plan_import, read_document
+from fleet.models_toml import (
+    CatalogueState,
+    Document,
+    WrittenModel,
+    plan_import,
+    read_document,
+)
 from fleet.models_toml.reading import ModelsTomlError, Remark
-from metering.actor import COMMAND
 from tests.cases import each_case
 
 
@@ -33,53 +38,36 @@ def problems(text: str) -> list[Remark]:
     return found
 
 
-HUB = '[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\nquant = "{quant}"'
+BITS = {
+    "q4": ("q2k", "q3k", "q4k", "q4_1"),
+    "q5": ("q5k", "q5_0", "Q5_K"),
+    "q6": ("q6k", "Q6K"),
+    "q8": ("q8_0", "q8k"),
+}
+FILES = ("Qwen3-8B-q9z.gguf", "Q4_K_M", "q3_k_s", "UD-Q4_K_XL")
+PARTS = ("IQ2_XXS", "Q4_0_4_4", "i1-IQ4_XS", "imatrix", "q4k", "q8_0", "F16")
+NEITHER = [*((quant, gguf) for quant in ("q9z", "q4kk", "UD-Q7_K_M") for gguf in ("", "-GGUF"))]
 
 
-@each_case(
-    ("key", "quant", "settings"),
-    [
-        *(("quant", quant, {"quantization": "q4"}) for quant in ("q2k", "q3k", "q4k", "q4_1")),
-        *(("quant", quant, {"quantization": "q5"}) for quant in ("q5k", "q5_0")),
-        *(("quant", quant, {"quantization": "q6"}) for quant in ("q6k", "Q6K")),
-        *(("quant", quant, {"quantization": "q8"}) for quant in ("q8_0", "q8k")),
-        ("quant", "bf16", {"dtype": "bfloat16"}),
-        ("quant", "f16", {"dtype": "float16"}),
-        ("quant", "f32", {"dtype": "float32"}),
-        ("quantization", "Q5_K", {"quantization": "q5"}),
-    ],
-)
-def test_quant_names_bits_where_there_are_no_gguf_files(
-    key: str, quant: str, settings: dict[str, str]
-) -> None:
-    written = model(HUB.format(gguf="", quant=quant).replace("quant =", f"{key} =")).settings
-    assert written == CatalogueSettings(source="huggingface:Qwen/Qwen3-8B", **settings)
+def test_quant_names_bits_where_there_are_no_gguf_files_else_a_file_or_part_of_its_name() -> None:
+    def written(quant: str, gguf: str = "", key: str = "quant") -> str:
+        return f'[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\n{key} = "{quant}"'
 
-
-@each_case(
-    ("quant", "gguf"),
-    [
-        *((quant, gguf) for quant in ("q9z", "q4kk", "UD-Q7_K_M") for gguf in ("", "-GGUF")),
-        ("imatrix", ""),
-    ],
-)
-def test_quant_of_no_known_name_is_refused(quant: str, gguf: str) -> None:
-    (problem,) = problems(HUB.format(gguf=gguf, quant=quant))
-    assert (problem.line, problem.key) == (3, "quant")
-    assert f"{quant!r} is no quantization" in problem.message
-    assert "q4k, q5k, q6k, q8_0" in problem.message
-
-
-@each_case(
-    ("quant", "gguf"),
-    [
-        *((quant, "") for quant in ("Qwen3-8B-q9z.gguf", "Q4_K_M", "q3_k_s", "UD-Q4_K_XL")),
-        *((quant, "-GGUF") for quant in ("IQ2_XXS", "Q4_0_4_4", "i1-IQ4_XS")),
-        *((quant, "-GGUF") for quant in ("imatrix", "q4k", "q8_0", "F16")),
-    ],
-)
-def test_quant_names_a_file_or_a_part_of_its_name(quant: str, gguf: str) -> None:
-    assert model(HUB.format(gguf=gguf, quant=quant)).settings.file == quant
+    expected = {name: {"quantization": bits} for bits, names in BITS.items() for name in names}
+    expected |= {"bf16": {"dtype": "bfloat16"}, "f16": {"dtype": "float16"}}
+    expected |= {"f32": {"dtype": "float32"}}
+    for name, settings in expected.items():
+        found = model(written(name, key="quantization" if name == "Q5_K" else "quant")).settings
+        assert found == CatalogueSettings(source="huggingface:Qwen/Qwen3-8B", **settings), name
+    for file in FILES:
+        assert model(written(file)).settings.file == file
+    for part in PARTS:
+        assert model(written(part, "-GGUF")).settings.file == part
+    for quant, gguf in (*NEITHER, ("imatrix", "")):
+        (problem,) = problems(written(quant, gguf))
+        assert (problem.line, problem.key) == (3, "quant")
+        assert f"{quant!r} is no quantization" in problem.message
+        assert "q4k, q5k, q6k, q8_0" in problem.message
 
 
 def test_our_own_keys_and_unset_numbers() -> None:
@@ -150,21 +138,6 @@ def test_a_problem_reports_where_it_is(
     assert re.search(message, problem.message)
 
 
-def test_all_problems_are_reported_at_once() -> None:
-    text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
-    assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
-
-
-def test_a_second_entry_of_one_name_leaves_the_first_its_aliases() -> None:
-    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
-    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
-
-
-def test_lines_are_left_out_where_entries_are_written_otherwise() -> None:
-    (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
-    assert (problem.line, problem.key) == (None, "colour")
-
-
 @given(text=st.text(alphabet="[]model=\"'\n ida{},.0", max_size=60))
 def test_no_text_breaks_the_reader(text: str) -> None:
     try:
@@ -175,7 +148,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
         assert isinstance(document, Document)
 
 
-TEXT = (Path(__file__).parent / "originals.toml").read_text()
+ORIGINALS = (Path(__file__).parent / "originals.toml").read_text()
 TWO = {"min_devices": 2, "tensor_parallel": 2}
 FREE = {"input_price_micro_usd": 0, "output_price_micro_usd": 0}
 
@@ -184,134 +157,128 @@ def limits(context: int, output: int) -> dict[str, int]:
     return {"max_context_tokens": context, "max_output_tokens": output}
 
 
-EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen/Qwen3.6-27B": (
-        "qwen3.6-27b",
-        {
-            "quantization": "q6",
-            **limits(101376, 8192),
-            **TWO,
-            "min_device_vram_mb": 15000,
-            "vram_mb": 26000,
-            "pinned_on": ("beast",),
-            "input_price_micro_usd": 150000,
-            "cached_input_price_micro_usd": 15000,
-            "output_price_micro_usd": 600000,
-        },
-    ),
-    "Qwen/Qwen3.6-35B-A3B": ("qwen3.6-35b-a3b", {"quantization": "q4", **TWO, "vram_mb": 22000}),
-    "Qwen/Qwen3-14B": ("qwen3-14b", {"quantization": "q8"} | TWO),
-    "Qwen/Qwen3-8B": ("qwen3-8b", {"dtype": "bfloat16"} | TWO),
-    "Qwen/Qwen3-4B": ("qwen-qwen3-4b", {"dtype": "float16"} | TWO),
-    "Qwen/Qwen3-0.6B": ("qwen3-0.6b", TWO),
-    "unsloth/Qwen3-8B": ("unsloth-qwen3-8b", {"quantization": "q8"}),
-    "ibm-granite/granite-3.3-8b-instruct": ("granite-3.3-8b-instruct", {"quantization": "q5"}),
-    "microsoft/Phi-4-mini-instruct": ("phi-4-mini-instruct", {"dtype": "bfloat16"}),
-    "allenai/OLMo-2-1124-7B-Instruct": ("olmo-2-1124-7b-instruct", {}),
-    "unsloth/Qwen3-8B-GGUF": ("qwen3-8b-gguf", {"file": "Q4_K_M"}),
-    "bartowski/Llama-3.2-3B-Instruct-GGUF": (
-        "llama-3.2-3b-instruct-gguf",
-        {"file": "q4_k_m", "residency_priority": 500},
-    ),
-    "unsloth/Qwen3-4B-GGUF": ("qwen3-4b-gguf", {"file": "q6k"}),
-    "lmstudio-community/Qwen3-8B-GGUF": ("lmstudio-community-qwen3-8b-gguf", {"file": "Q8_0"}),
-    "TheBloke/Mistral-7B-Instruct-v0.2-GGUF": ("mistral-7b-instruct-v0.2-gguf", {}),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": (
-        "deepseek-r1-distill-qwen-7b",
-        {"pinned_on": ("beast", "gpu-2.lan"), "residency_priority": 1000},
-    ),
-    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": ("deepseek-r1-0528-qwen3-8b", {}),
-    "openai/gpt-oss-20b": ("gpt-oss-20b", {**limits(131072, 16384), **FREE}),
-    "nvidia/Nemotron-Nano-9B-v2": (
-        "nemotron-nano-9b-v2",
-        {**limits(32768, 4096), "input_price_micro_usd": 40000, "output_price_micro_usd": 160000},
-    ),
-    "zai-org/GLM-4.5-Air": (
-        "glm-4.5-air",
-        {
-            "quantization": "q4",
-            "min_devices": 4,
-            "tensor_parallel": 4,
-            "min_device_vram_mb": 23000,
-            "residency_priority": 0,
-        },
-    ),
-    "Tongyi-MAI/Qwen3-8B": ("tongyi-mai-qwen3-8b", {**FREE, "cached_input_price_micro_usd": 10000}),
+EXPECTED: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3.6-27B": {
+        "quantization": "q6",
+        **limits(101376, 8192),
+        **TWO,
+        "min_device_vram_mb": 15000,
+        "vram_mb": 26000,
+        "pinned_on": ("beast",),
+        "input_price_micro_usd": 150000,
+        "cached_input_price_micro_usd": 15000,
+        "output_price_micro_usd": 600000,
+    },
+    "Qwen/Qwen3.6-35B-A3B": {"quantization": "q4", **TWO, "vram_mb": 22000},
+    "Qwen/Qwen3-8B": {"dtype": "bfloat16"} | TWO,
+    "ibm-granite/granite-3.3-8b-instruct": {"quantization": "q5"},
+    "allenai/OLMo-2-1124-7B-Instruct": {},
+    "bartowski/Llama-3.2-3B-Instruct-GGUF": {"file": "q4_k_m", "residency_priority": 500},
+    "TheBloke/Mistral-7B-Instruct-v0.2-GGUF": {},
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": {
+        "pinned_on": ("beast", "gpu-2.lan"),
+        "residency_priority": 1000,
+    },
+    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": {},
+    "openai/gpt-oss-20b": {**limits(131072, 16384), **FREE},
+    "Tongyi-MAI/Qwen3-8B": {**FREE, "cached_input_price_micro_usd": 10000},
 }
-"""The name here of each id, and the settings that differ from the defaults."""
+"""Of some ids, the settings that differ from the defaults."""
+NAMES = {
+    "Qwen/Qwen3-4B": "qwen-qwen3-4b",
+    "unsloth/Qwen3-8B": "unsloth-qwen3-8b",
+    "lmstudio-community/Qwen3-8B-GGUF": "lmstudio-community-qwen3-8b-gguf",
+    "Tongyi-MAI/Qwen3-8B": "tongyi-mai-qwen3-8b",
+}
+"""Those that two ids would have; the others are the id's last part."""
 
 
 def test_every_entry_is_what_it_was_there() -> None:
-    document = read_document(TEXT)
-    assert not document.problems and len(document.models) == len(EXPECTED) == 21
-    for model in document.models:
-        name, settings = EXPECTED[model.id]
-        assert model.name == name
-        assert model.settings == CatalogueSettings(source=f"huggingface:{model.id}", **settings)
-    assert document.aliases == {id_: name for id_, (name, _) in EXPECTED.items()} | {
+    document = read_document(ORIGINALS)
+    assert not document.problems and len(document.models) == 21
+    found = {model.id: model for model in document.models}
+    names = {id_: NAMES.get(id_, id_.partition("/")[2].lower()) for id_ in found}
+    assert {id_: model.name for id_, model in found.items()} == names
+    for id_, settings in EXPECTED.items():
+        expected = CatalogueSettings(source=f"huggingface:{id_}", **settings)
+        assert found[id_].settings == expected
+    assert document.aliases == names | {
         "helexa/large": "qwen3.6-27b",
         "helexa/small": "qwen3-8b",
         "helexa/fast": "unsloth-qwen3-8b",
         "qwen": "lmstudio-community-qwen3-8b-gguf",
         "qwen3-4b": "qwen3-4b-gguf",
     }
-
-
-def test_every_key_that_is_not_honoured_is_reported() -> None:
-    notes = {one.id: [note.key for note in one.notes] for one in read_document(TEXT).models}
-    assert notes["Qwen/Qwen3.6-27B"] == [
+    notes = {one.id: [note.key for note in one.notes] for one in document.models}
+    assert notes["Qwen/Qwen3.6-27B"] == [  # every key that is not honoured
         *("id", "min_devices", "quant", "harness", "capabilities", "limit.input"),
         "cost.cache_write",
     ]
     assert notes["unsloth/Qwen3-8B-GGUF"] == ["id", "harness"]
 
 
-BROKEN = """
+def test_all_problems_are_reported_at_once() -> None:
+    text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
+    assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
+    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
+    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
+    (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
+    assert (problem.line, problem.key) == (None, "colour"), "written otherwise, it has no line"
+
+
+SMALL = CatalogueSettings(source="pypi:tiny", max_context_tokens=512)
+STATE = CatalogueState(models={"other": SMALL, "tiny": SMALL}, aliases={"nick": "tiny"})
+WRITTEN = """
 [[models]]
-id = "Org/Fine"
+id = "tiny"
+source = "pypi:tiny"
+limit.context = 1024
+cost.input = 0.5
 
 [[models]]
-id = "Org/Broken"
-contxt = 3
-
-[[models]]
-id = "tuned"
-source = "path:/tuned"
-base = "broken"
-
-[[models]]
-id = "Org/Other"
-source = "mirror"
-
-[aliases]
-nice = "Org/Fine"
-fine = "Org/Fine"
-broken = "Org/Broken"
-dead = "Org/Missing"
+id = "New/One"
 """
 
 
-@pytest.mark.django_db
-def test_a_refused_entry_is_named_with_its_line_and_the_others_are_shown() -> None:
-    services.catalogue_model_create(actor=COMMAND, name="broken", source="pypi:broken")
-    before = selectors.catalogue_state()
-    plan = plan_import(read_document(BROKEN), before, prune=True)
-    shown = list(plan.lines())
-    assert shown[:7] == [
-        "+ model fine",
-        '    source = "huggingface:Org/Fine"',
-        "+ model tuned",
-        '    source = "path:/tuned"',
-        '    base = "broken"',
-        "+ alias Org/Fine = fine",
-        "+ alias nice = fine",
+def lines(text: str, state: CatalogueState = STATE, *, prune: bool = False) -> list[str]:
+    return list(plan_import(read_document(text), state, prune=prune).lines())
+
+
+def test_a_diff_reads_as_the_file_does() -> None:
+    assert lines(WRITTEN) == [
+        "~ model tiny",
+        "    limit.context = 512 -> 1024",
+        '    cost.input = "none" -> 0.5',
+        '    cost.output = "none" -> 0',
+        "+ model one",
+        '    source = "huggingface:New/One"',
+        "+ alias New/One = one",
+        "! New/One, id: it is named one, and New/One is an alias of it",
+        "  not in the file, left alone: other, nick",
     ]
-    assert [(problem.line, problem.entry) for problem in plan.problems] == [
-        (7, "Org/Broken"),
-        (16, "Org/Other"),
-        (22, "[aliases]"),
-    ]
-    assert [line[:8] for line in shown[-3:]] == ["x line 7", "x line 1", "x line 2"]
-    with pytest.raises(ModelsTomlError, match="contxt"):
-        services.catalogue_import(actor=COMMAND, document=read_document(BROKEN), prune=True)
-    assert selectors.catalogue_state() == before
+    pruned = '[[models]]\nid="tiny"\nsource="pypi:tiny"\nlimit.context=512'
+    assert lines(pruned, prune=True) == ["- model other", "= model tiny", "- alias nick = tiny"]
+    aliases = "[aliases]\nnick = 'other'\nnew = 'tiny'"
+    assert lines(aliases)[:2] == ["~ alias nick = other", "+ alias new = tiny"]
+    digests = {
+        plan_import(read_document(WRITTEN), state, prune=prune).digest
+        for state in (STATE, replace(STATE, models={}, aliases={}))
+        for prune in (False, True)
+    }
+    assert len(digests) == 4 - 1  # with nothing there, there is nothing to prune
+
+
+@each_case(
+    ("text", "prune", "message"),
+    [
+        ("[aliases]\nx = 'nobody'", False, "There is no model 'nobody'"),
+        ("[aliases]\nx = 'tiny'", True, "There is no model 'tiny'"),
+        ("[aliases]\nother = 'tiny'", False, "A model of the catalogue has that name"),
+        ("[[models]]\nid = 'nick'\nsource = 'pypi:a'", False, "an alias of tiny now"),
+    ],
+)
+def test_what_contradicts_the_catalogue_is_refused(text: str, prune: bool, message: str) -> None:
+    plan = plan_import(read_document(text), STATE, prune=prune)
+    (problem,) = plan.problems
+    assert message in str(problem) and problem.line == 2 - text.startswith("[[models]]")
+    assert f"x {problem}" in list(plan.lines())

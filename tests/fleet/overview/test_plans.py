@@ -20,7 +20,6 @@ from fleet.models import LoadJob
 from fleet.overview.lines import DeviceLine, NeuronLine
 from fleet.overview.selector import why_no_host, why_not_now
 from metering.actor import COMMAND
-from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import LLAMA, hub
 
@@ -52,25 +51,16 @@ def add(name: str, source: str, **settings: Any) -> None:
 
 
 def cards(build: Any, *gib: int) -> list[Any]:
+    sizes = [{"total_memory_bytes": one * GIB, "free_memory_bytes": one * GIB} for one in gib]
     return [
-        build.device(
-            kind="cuda",
-            index=index,
-            name="NVIDIA GeForce RTX 3090",
-            total_memory_bytes=size * GIB,
-            free_memory_bytes=size * GIB,
-        )
-        for index, size in enumerate(gib)
+        build.device(kind="cuda", index=index, name="NVIDIA GeForce RTX 3090", **size)
+        for index, size in enumerate(sizes)
     ]
 
 
 @pytest.fixture
 def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
-    def plan(model: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(run_command("models", "plan", model, "--json"))
-        return found
-
-    return plan
+    return lambda model: json.loads(run_command("models", "plan", model, "--json"))
 
 
 def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
@@ -91,17 +81,12 @@ def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
     assert found["stages"][-1]["last_layer"] == 40
     assert found["tokens_per_s_of_16"] > found["tokens_per_s"] > 10
     assert not LoadJob.objects.exists()
-
-
-def test_a_processor_of_few_cores_is_predicted_to_be_slower(
-    plan: Any, beat: Any, build: Any, large: str
-) -> None:
-    add("large", large, device="cpu")
+    add("on-processors", large, device="cpu")
     predicted = []
     for num_cores in (1, 2, 8, 64):
         host = msgspec.structs.replace(build.heartbeat().host, num_cores=num_cores)
         beat(host=host, devices=[build.device(free_memory_bytes=100 * GIB)])
-        predicted.append(plan("large")["plan"]["tokens_per_s"])
+        predicted.append(plan("on-processors")["plan"]["tokens_per_s"])
     one, two, eight, many = predicted
     assert eight == many
     assert 1.8 < two / one < 2.1 and 1.5 < eight / two < 2.1, "four cores fill the channels"
@@ -111,15 +96,15 @@ def test_settings_bound_what_is_planned(
     run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
 ) -> None:
     beat(devices=[*cards(build, 48), build.device(free_memory_bytes=15 * GIB)])
+    services.neuron_expect(actor=COMMAND, neuron_name="attic")
     add("packed", large, quantization="q4", device="cpu")
+    add("elsewhere", large, pinned_on=("attic",))
+    add("ranks", large, tensor_parallel=2)
     (stage,) = plan("packed")["plan"]["stages"]
     assert stage["device"] == "cpu"
-    services.neuron_expect(actor=COMMAND, neuron_name="attic")
-    add("elsewhere", large, pinned_on=("attic",))
     found = plan("elsewhere")
     assert (found["plan"], found["alternatives"]) == (None, [])
     assert "no device takes loads" in found["refusal"]
-    add("ranks", large, tensor_parallel=2)
     with pytest.raises(CommandError, match="plans are of stages"):
         run_command("models", "plan", "ranks")
 
@@ -156,33 +141,25 @@ def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, 
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_host_without_gguf_is_named(
+def test_a_model_of_the_hub_need_not_be_downloaded_and_what_cannot_be_planned_is_named(
     run_command: RunCommand, beat: Any, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat(devices=[build.device()])
-    add("packed", "huggingface:org/tiny-gguf", file="Q8_0")
+    add("dense", "huggingface:org/dense")
+    assert "dense: 2 layers" in run_command("models", "plan", "dense")
     for module in [*filter(lambda name: name.startswith("inference.loading.gguf"), sys.modules)]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, "fleet.hub.file_headers", raising=False)
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.constants", None)
-    with pytest.raises(CommandError, match="this host has no package gguf"):
-        run_command("models", "plan", "packed")
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_model_of_the_hub_need_not_be_downloaded(
-    run_command: RunCommand, beat: Any, build: Any
-) -> None:
-    beat(devices=[build.device()])
-    add("dense", "huggingface:org/dense")
-    assert "dense: 2 layers" in run_command("models", "plan", "dense")
-    add("strange", "huggingface:org/strange")
-    with pytest.raises(CommandError, match=r"cannot be planned: .*reformer"):
-        run_command("models", "plan", "strange")
-    add("wheel", "pypi:tiny-model-that-is-nowhere")
-    with pytest.raises(CommandError, match="not downloaded on this host"):
-        run_command("models", "plan", "wheel")
+    for name, source, file, why in (
+        ("strange", "huggingface:org/strange", None, r"cannot be planned: .*reformer"),
+        ("wheel", "pypi:tiny-model-that-is-nowhere", None, "not downloaded on this host"),
+        ("packed", "huggingface:org/tiny-gguf", "Q8_0", "this host has no package gguf"),
+    ):
+        add(name, source, file=file)
+        with pytest.raises(CommandError, match=why):
+            run_command("models", "plan", name)
 
 
 def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -> NeuronLine:
@@ -201,45 +178,34 @@ def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -
     )
 
 
-PROCESSOR = host("b", 16, kind="cpu")
-CARD = host("a", 24)
-CARD = replace(CARD, devices=(*CARD.devices, *host("a", 64, kind="cpu").devices))
-NOBODY = "it needs a card or a processor of {} GiB or more{}"
-BESIDE_B = ", and the largest is the cpu of b with 16.0 GiB"
-SMALL, LARGE_NEED = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
-
-
-@each_case(
-    ("settings", "hosts", "why"),
-    [
-        (SMALL, [CARD], ""),
-        (LARGE_NEED, [CARD], ""),  # its processors have the room
-        (LARGE_NEED, [], ""),  # no fleet yet
-        (LARGE_NEED, [PROCESSOR, host("c", 64, status="away", kind="cpu")], ""),
-        (LARGE_NEED, [PROCESSOR], NOBODY.format("40.0", BESIDE_B)),
+def test_why_no_host_can_run_it() -> None:
+    """The words of each need have their cases in ``tests/fleet/placement/test_place.py``."""
+    small, large = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
+    nobody = "it needs a card or a processor of {} GiB or more{}"
+    processor, card = host("b", 16, kind="cpu"), host("a", 24)
+    card = replace(card, devices=(*card.devices, *host("a", 64, kind="cpu").devices))
+    away, refused = (host("c", 64, status=word, kind="cpu") for word in ("away", "refused"))
+    beside = ", and the largest is the cpu of b with 16.0 GiB"
+    for settings, hosts, why in (
+        (small, [card], ""),
+        (large, [card], ""),  # its processors have the room
+        (large, [], ""),  # no fleet yet
+        (large, [processor, away], ""),
+        (large, [processor], nobody.format("40.0", beside)),
+        (small, [refused], nobody.format("20.0", ", and no host has one")),
         (
-            SMALL,
-            [host("c", 64, status="refused", kind="cpu")],
-            NOBODY.format("20.0", ", and no host has one"),
+            small | {"pinned_on": ("b",)},
+            [card, processor],
+            nobody.format("20.0", f" on b, by its pinned_on{beside}"),
         ),
-        (
-            SMALL | {"pinned_on": ("b",)},
-            [CARD, PROCESSOR],
-            NOBODY.format("20.0", f" on b, by its pinned_on{BESIDE_B}"),
-        ),
-    ],
-)
-def test_why_no_host_can_run_it(
-    settings: dict[str, Any], hosts: list[NeuronLine], why: str
-) -> None:
-    """The words of each need have their cases in ``tests/fleet/placement/test_devices.py``."""
-    entry = CatalogueEntry(name="tiny", source="pypi:tiny", **settings)
-    assert why_no_host(entry, hosts) == why
-
-
-def test_the_hosts_that_take_no_load_now() -> None:
-    entry = CatalogueEntry(name="tiny", source="pypi:tiny", **SMALL)
-    draining, away = host("a", 24, status="draining"), host("d", 24, status="away")
-    assert why_not_now(entry, [draining, away, PROCESSOR]) == "a is draining, d is away"
-    assert why_not_now(entry, [draining, host("e", 24)]) == ""
-    assert why_not_now(entry, [PROCESSOR]) == ""
+    ):
+        entry = CatalogueEntry(name="tiny", source="pypi:tiny", **settings)
+        assert why_no_host(entry, hosts) == why
+    of_20 = CatalogueEntry(name="tiny", source="pypi:tiny", **small)
+    draining, gone = host("a", 24, status="draining"), host("d", 24, status="away")
+    for hosts, words in (
+        ([draining, gone, processor], "a is draining, d is away"),
+        ([draining, host("e", 24)], ""),
+        ([processor], ""),
+    ):
+        assert why_not_now(of_20, hosts) == words

@@ -1,16 +1,19 @@
-"""Replicas that are to leave where they are, and come back: hosts that drain, and a changed
-``pinned_on``."""
+"""Replicas that are to leave where they are, and come back: hosts that drain, a changed
+``pinned_on``, and hosts that belong to the fleet and take no loads now."""
 
 from __future__ import annotations
 
-from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
+from dataclasses import replace
+from typing import Any
+
+from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot
-from fleet.placement import Wait, place
+from fleet.placement import Load, Wait, place, place_on
 from fleet.placement.decisions import Unload
 from fleet.placement.leaving import why_not_loaded_on
-from fleet.placement.returning import DRAIN_WAIT_S
+from fleet.placement.returning import DRAIN_WAIT_S, MAX_RETURN_S, MIN_RETURN_S
 from tests.cases import each_case
-from tests.fleet.placement.fleets import GIB, PINNED, PLAIN, act, catalogue, entry, plan
+from tests.fleet.placement.fleets import GIB, PINNED, PLAIN, act, catalogue, entry, plan, refused
 from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
 OTHER = entry("other", 10)
@@ -46,26 +49,19 @@ def test_a_host_that_drains_gets_no_new_request_but_while_its_model_moves(
     assert large == expected.replace("load tiny b/cuda:0", "wait a"), what
 
 
-def test_whoever_waits_is_told_for_what_and_for_how_long() -> None:
-    decision = place(PLAIN, drained("a 12 tiny,running=2 draining; b 1"))
-    assert decision == Wait(
+def test_whoever_waits_is_told_for_what_and_what_is_left_after_its_time_ends() -> None:
+    assert place(PLAIN, drained("a 12 tiny,running=2 draining; b 1")) == Wait(
         neuron="a",
         model="tiny",
         reason="tiny waits for a, which has been draining for 12 s and finishes 2 of its requests",
         eta_s=12.0,
         is_for_drain=True,
     )
-
-
-@each_case("tiny", [PLAIN, PINNED], ids=["plain", "pinned"])
-@each_case("held", ["busy", "loading", "draining,running=1", "asleep"])
-def test_what_is_left_after_a_drains_time_ends(tiny, held: str) -> None:
     known = {"overdue": frozenset({"a"}), "unloading": frozenset({("tiny", "a")})}
-    (ended,) = act(catalogue(tiny), world(f"a 12 tiny,{held} draining; b 1"), **known)
-    assert (ended.neuron, ended.model, ended.at_once) == ("a", "tiny", True)
-
-
-def test_nothing_else_ends_then() -> None:
+    for tiny in (PLAIN, PINNED):
+        for held in ("busy", "loading", "draining,running=1", "asleep"):
+            (ended,) = act(catalogue(tiny), world(f"a 12 tiny,{held} draining; b 1"), **known)
+            assert (ended.neuron, ended.model, ended.at_once) == ("a", "tiny", True), held
     failed = world("a 12 tiny,failed draining; b 12 other,busy")
     assert act(catalogue(PLAIN, OTHER), failed, overdue=frozenset({"a"})) == ()
 
@@ -157,19 +153,127 @@ def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_lef
     assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
 
 
-@each_case(
-    ("flag", "why"),
-    [
-        ("", ""),
+def test_why_an_operators_load_would_be_undone() -> None:
+    for flag, why in (
+        ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
         ("refused", "a is not admitted: admit it first"),
         ("leaving", "a is stopping: it is loaded there once it is back"),
         ("draining", "a is draining: resume it first"),
         ("unready", "a takes no loads now: its problems are on its page"),
+    ):
+        there = world(f"a 12 {flag}; b 12 tiny")
+        assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(why)
+    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
+
+
+SMALL = "small 10/12"
+CARD = KnownDevice(kind="cuda", total_memory_bytes=24 * GIB)
+PROCESSOR = KnownDevice(kind="cpu", total_memory_bytes=128 * GIB)
+REFUSED = Admission.REFUSED
+
+
+def known(*devices: KnownDevice, **changes: Any) -> DesiredState:
+    """The desired state of a host whose devices are on record, away for 70 s by default."""
+    desired = {name: changes.pop(name) for name in ("drain", "admission") if name in changes}
+    return DesiredState(**desired, host=KnownHost(devices=devices, **{"away_s": 70.0} | changes))
+
+
+def away(there: str, **hosts: DesiredState) -> FleetSnapshot:
+    return world(there, desired_states=DesiredStates(by_neuron=hosts))
+
+
+def gone(*devices: KnownDevice, **changes: Any) -> FleetSnapshot:
+    """The large host is silent."""
+    return away(SMALL, big=known(*devices, **changes))
+
+
+TOO_LARGE, NO_ROOM = "exceeds_device", "not_enough_memory"
+LARGE = entry(needs_gib=20)
+ON_A_CARD = entry(needs_gib=20, device="cuda")
+PAIR = entry(needs_gib=30, min_devices=2)
+OF_SIZE = entry(needs_gib=2, min_device_vram_mb=20_000, device="cuda")
+REFUSED_IT = "small 10 tiny,failed,code=exceeds_device"
+FAILED_THERE = f"{SMALL}; big 24 tiny,failed,age=99,code=exceeds_device draining"
+
+
+@each_case(
+    ("what", "model", "snapshot"),
+    [
+        ("drains", LARGE, world(f"{SMALL}; big 24 draining")),
+        ("stops", LARGE, world(f"{SMALL}; big 24 leaving")),
+        ("is not ready", LARGE, world(f"{SMALL}; big 24 unready")),
+        ("is of another version", LARGE, world(f"{SMALL}; big 24 other-protocol")),
+        ("is silent", LARGE, gone(CARD)),
+        ("and drained for long", LARGE, gone(CARD, drain=True, draining_s=DRAIN_WAIT_S)),
+        ("all are silent", LARGE, away("", big=known(CARD))),
+        ("of unknown size", entry(), away("", big=known(CARD))),
+        ("several devices", PAIR, gone(CARD, CARD)),
+        ("devices of a least size", OF_SIZE, gone(CARD)),
+        ("pinned on", entry(needs_gib=2, pinned_on=("big",)), gone(CARD)),
+        ("a small one has refused it", entry(), away(REFUSED_IT, big=known(CARD))),
+        ("a processor", LARGE, away("small cpu3/4", big=known(PROCESSOR))),
     ],
 )
-def test_why_an_operators_load_would_be_undone(flag: str, why: str) -> None:
-    there = world(f"a 12 {flag}; b 12 tiny")
-    assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(
-        why or "tiny is loaded on b, and by its max_replicas on 1 at most"
-    )
-    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
+def test_comes_back_with_its_host(what, model, snapshot: FleetSnapshot) -> None:
+    decision = refused(place(model, snapshot))
+    assert decision.code == "model_recovering", what
+    assert "big" in decision.message
+    assert decision.retry_after_s is not None
+    assert MIN_RETURN_S <= decision.retry_after_s <= MAX_RETURN_S
+
+
+@each_case(
+    ("what", "model", "snapshot", "code"),
+    [
+        ("too large for all", entry(needs_gib=40, device="cuda"), gone(CARD), TOO_LARGE),
+        ("not admitted", ON_A_CARD, gone(CARD, admission=REFUSED), TOO_LARGE),
+        ("never reported", ON_A_CARD, away(SMALL, big=DesiredState()), TOO_LARGE),
+        ("is no card", ON_A_CARD, gone(PROCESSOR), TOO_LARGE),
+        (
+            "is not where it may run",
+            replace(ON_A_CARD, pinned_on=("small",)),
+            gone(CARD),
+            TOO_LARGE,
+        ),
+        ("has room but for now", replace(ON_A_CARD, weight_bytes=11 * GIB), gone(CARD), NO_ROOM),
+        ("the large one has refused it", ON_A_CARD, world(FAILED_THERE), TOO_LARGE),
+    ],
+)
+def test_no_host_of_the_fleet_holds_it(what, model, snapshot, code: str) -> None:
+    assert refused(place(model, snapshot)).code == code, what
+
+
+def test_a_host_that_was_revoked_is_not_waited_for() -> None:
+    out = known(CARD, admission=REFUSED)
+    for model, snapshot, hosts in (
+        (entry(pinned_on=("big",)), away(SMALL, big=out), "big"),
+        (entry(), away("", big=out), "big"),
+        (LARGE, away("", big=out, other=out), "big, other"),
+    ):
+        decision = refused(place(model, snapshot))
+        assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
+        assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
+
+
+def test_how_long_it_is_waited_for_and_by_whom_it_is_loaded_meanwhile() -> None:
+    day_s = 86_400.0
+    for away_s, retry_after_s in (
+        (None, MIN_RETURN_S),
+        (1.0, MIN_RETURN_S),
+        (70.0, 70.0),
+        (day_s, MAX_RETURN_S),
+    ):
+        found = refused(place(LARGE, gone(CARD, away_s=away_s)))
+        assert found.retry_after_s == retry_after_s, "as long again"
+    hosts = {"long": known(CARD, away_s=200.0), "soon": known(CARD, away_s=20.0)}
+    decision = refused(place(LARGE, away(SMALL, **hosts)))
+    assert decision.retry_after_s == 20.0 and "soon" in decision.message
+    decision = place(LARGE, away(f"{SMALL}; other 22", big=known(CARD)))
+    assert decision == Load(neuron="other", model="tiny", devices=("cuda:0",))
+    # A load on one host is not about others.
+    small = host_of(SMALL)
+    assert refused(place_on(ON_A_CARD, small, gone(CARD))).code == "exceeds_device"
+    decision = refused(place_on(entry(min_devices=2), small, away(f"{SMALL}; two 9 9")))
+    wanted = "tiny needs 2 cards of one host, and no host has so many: small has 1"
+    assert (decision.code, decision.message) == ("exceeds_device", wanted)
+    assert decision.retry_after_s is None

@@ -1,16 +1,35 @@
-"""The control's actions in a tick: missing models are loaded, surplus ones unloaded."""
+"""The control's actions in a tick: missing models are loaded, surplus ones unloaded, and models
+that do not fit together have time slices: none thrashes, none starves."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot
-from fleet.placement.decisions import Unload
+from fleet.placement import place
+from fleet.placement.decisions import Unload, Waiting
+from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
 from fleet.placement.reconcile import MAX_LOADS_A_TICK, QUEUE_LONG_S
+from fleet.placement.time_slices import MAX_PROMISE_S
 from tests.cases import each_case
-from tests.fleet.placement.fleets import PINNED, PLAIN, TWICE, act, catalogue, entry, plan
+from tests.fleet.conftest import report as load_report
+from tests.fleet.placement.fleets import (
+    PINNED,
+    PLAIN,
+    TWICE,
+    act,
+    busy,
+    card,
+    catalogue,
+    entry,
+    fleet,
+    neuron,
+    plan,
+)
 from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
 OTHER = entry("other", 10)
@@ -57,19 +76,6 @@ def test_at_rest_time_changes_nothing(what, offered, there: str, known, expected
     assert plan(catalogue(offered), world(there), **known).is_at_rest is expected, what
 
 
-def test_a_load_that_no_heartbeat_has_yet_counts() -> None:
-    two = world("a 12; b 12")
-    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
-    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
-
-
-@each_case(("num", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600), (99, 600)])
-def test_failures_put_off_the_next_try(num: int, wait_s: float) -> None:
-    for age_s in (wait_s - 1, wait_s + 1):
-        known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
-        assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
-
-
 def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None:
     """A pinned model used to be loaded elsewhere after four seconds, and both copies stayed."""
     assert act(catalogue(PINNED), world("b 12", absent=(host_of("a 12 tiny"),))) == ()
@@ -77,6 +83,9 @@ def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None
     (unload,) = act(catalogue(PINNED), world("a 12 tiny; b 12 tiny,used=30"))
     assert brief(unload) == "unload tiny a", "the one that is idle longest"
     assert "one of 2, and at most 1 stay" in unload.reason
+    there = world("a 12 tiny; b 60 tiny")
+    actions = act(catalogue(PLAIN), there, to_restore={"a": ("tiny",)})
+    assert briefs(actions) == "unload tiny b", "a substitute, even from a roomier host"
 
 
 CROWDED = "a 12 tiny,busy,queued=9"
@@ -134,17 +143,19 @@ def test_what_is_surplus(what, tiny, there: str, leaves: str) -> None:
     assert not act(offered, world(there), unloading=known), "it is not asked again"
 
 
-def test_a_substitute_goes_first_even_from_a_roomier_host() -> None:
-    actions = act(catalogue(PLAIN), world("a 12 tiny; b 60 tiny"), to_restore={"a": ("tiny",)})
-    assert briefs(actions) == "unload tiny b"
-
-
 def test_two_loads_of_one_tick_do_not_share_a_card_and_a_tick_starts_a_few() -> None:
     offered = catalogue(entry("one", 10, pinned=True), entry("two", 10, pinned=True))
     assert briefs(act(offered, world("a 12 12"))) == "load one a/cuda:0, load two a/cuda:1"
     assert len(act(offered, world("a 12"))) == 1
     many = catalogue(*(entry(f"m{number}", 1, pinned=True) for number in range(20)))
     assert len(act(many, world("a 24"))) == MAX_LOADS_A_TICK
+    two = world("a 12; b 12")  # a load that no heartbeat has yet counts
+    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
+    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
+    for num, wait_s in ((1, 10), (2, 20), (4, 80), (8, 600), (99, 600)):
+        for age_s in (wait_s - 1, wait_s + 1):
+            known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
+            assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
 
 
 @given(st.data())
@@ -187,3 +198,57 @@ def standing(held: dict[str, set[str]], offered) -> FleetSnapshot:
         replicas = " ".join(f"{model},gib={gib[model]}" for model in sorted(models))
         hosts.append(f"{name} {36 - sum(gib[model] for model in models)} {replicas}")
     return world("; ".join(hosts))
+
+
+GIB = 1024**3
+ONE, TWO, THREE = entry("one", 20), entry("two", 20), entry("three", 20)
+THE_THREE = catalogue(ONE, TWO, THREE)
+TIME_SLICE = TimeSlice(
+    model="two", neuron="a", devices=("cuda:0",), device_bytes=20 * GIB, evicted=("one",)
+)
+
+
+def tick(snapshot: FleetSnapshot, *, time_slices=(), **waiting: float):
+    waits = {model: Waiting(num_requests=1, oldest_s=age) for model, age in waiting.items()}
+    return plan(THE_THREE, snapshot, waiting=waits, time_slices=time_slices)
+
+
+def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth() -> None:
+    def after(age_s: float, load_s: float | None, **waiting: float):
+        report = load_report(load_seconds=load_s) if load_s else None
+        used = busy("one", gib=20, report=report, status_age_s=age_s)
+        return tick(fleet(neuron("a", card(free=4), holds=(used,))), **waiting)
+
+    leaves = Unload(neuron="a", model="one", reason="two has waited for its time slice")
+    for load_s, slice_s in ((None, MIN_TIME_SLICE_S), (1, 30), (60, 120), (600, 300)):
+        assert after(999, load_s).actions == (), "nobody waits"
+        early, due = after(slice_s - 1, load_s, two=99), after(slice_s, load_s, two=99)
+        assert (early.actions, early.time_slices) == ((), ())
+        assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
+
+
+LEAVING = world("a 4 one,draining,gib=20")
+
+
+@each_case(
+    ("what", "snapshot", "waiting", "age_s", "is_kept"),
+    [
+        ("its room is being made", LEAVING, {"two": 9}, 0, True),
+        ("no request waits", LEAVING, {}, 0, False),
+        ("it is loaded", world("a 0 two,loading"), {"two": 9}, 0, False),
+        ("its neuron is away", fleet(), {"two": 9}, 0, False),
+        ("for too long", world("a 0"), {"two": 9}, MAX_PROMISE_S, False),
+    ],
+)
+def test_a_time_slice_is_kept(what, snapshot, waiting, age_s: float, is_kept: bool) -> None:
+    given = structs.replace(TIME_SLICE, age_s=age_s)
+    assert tick(snapshot, time_slices=[given], **waiting).time_slices == (given,) * is_kept, what
+
+
+def test_who_waits_longest_comes_first_and_has_the_room_that_comes_free() -> None:
+    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
+    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
+    assert len(plan.actions) == 1
+    free = world("a 24", time_slices=(TIME_SLICE,))
+    assert brief(place(TWO, free, catalogue=THE_THREE)) == "load two a/cuda:0"
+    assert brief(place(ONE, free, catalogue=THE_THREE)) == "slice a", "it has just left"

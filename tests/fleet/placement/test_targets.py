@@ -1,8 +1,10 @@
-"""Which of a model's targets a request goes to, which failures fail over, and how targets are
-written."""
+"""Which replica a conversation's request goes to, which of a model's targets, which failures fail
+over, and how targets are written."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +13,14 @@ from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import (
-    MAX_TARGETS,
     Target,
     TargetError,
     When,
     parse_target,
     targets_problem,
 )
+from fleet.placement import Route, RoutingHint, place
+from fleet.placement.place import BALANCE, SLACK, choose_replica
 from fleet.placement.targets import TargetState, choose_target, may_fail_over, own_state
 from metering.prices import Prices, UnitPrices
 from tests.cases import each_case
@@ -90,38 +93,6 @@ def test_which_target_a_request_goes_to(
     assert (found and (targets[found.index].name, found.wait_s)) == expected
 
 
-conditions = st.sampled_from(
-    ["", " when ready", " when queue_longer_than 2", " when waiting_longer_than 3"]
-)
-lists = st.lists(
-    st.tuples(conditions, st.none() | st.integers(1, 3), st.booleans(), st.integers(0, 4)),
-    min_size=1,
-    max_size=MAX_TARGETS,
-)
-
-
-@given(lists, st.floats(0, 9), st.data())
-def test_every_target_is_tried_at_most_once_and_an_unconditional_one_before_the_end(
-    drawn: list[Any], waited_s: float, data: st.DataObject
-) -> None:
-    targets = [
-        parse_target(f"u{i}/m{when}" + ("" if weight is None else f" weight {weight}"))
-        for i, (when, weight, _, _) in enumerate(drawn)
-    ]
-    states = [TargetState(is_ready=r, queue=q, num_requests=q) for _, _, r, q in drawn]
-    left_out: set[int] = set()
-    while found := choose_target(targets, states, waited_s=waited_s, left_out=left_out):
-        assert found.index not in left_out
-        if found.gives_way:
-            assert found.wait_s is not None
-            assert found.wait_s > waited_s, "waiting comes to an end"
-            waited_s = found.wait_s
-        else:
-            left_out.add(found.index)
-    kept = [one for i, one in enumerate(targets) if i not in left_out]
-    assert all(one.when is When.READY for one in kept)
-
-
 def test_the_state_of_replicas() -> None:
     model = entry("tiny")
     first = replica("tiny", READY, on="a", in_flight=2, max_in_flight=4)
@@ -135,37 +106,24 @@ def test_the_state_of_replicas() -> None:
     assert (nowhere.is_ready, nowhere.queue, nowhere.num_requests) == (False, 3, 3)
 
 
-@each_case(
-    ("code", "status", "is_own", "is_sent", "fails_over"),
-    [
-        ("no_neuron", 503, True, False, True),
-        ("repo_fetch_failed", 422, True, False, True),
-        ("model_loading", 503, True, False, True),
-        ("insufficient_quota", 429, True, False, False),
-        ("network_not_allowed", 403, True, False, False),
-        ("queue_full", 503, True, True, True),
-        ("queue_timeout", 503, True, True, True),
-        ("neuron_lost", 503, True, True, True),
-        ("vision_unsupported", 400, True, True, True),
-        ("engine_crashed", 503, True, True, False),
-        ("events_lost", 503, True, True, False),
-        ("redis_unavailable", 503, True, True, False),
-        ("request_broke_worker", 500, True, True, False),
-        ("rate_limit_exceeded", 429, True, True, False),
-        ("upstream_unavailable", 503, False, True, True),
-        ("upstream_failed", 502, False, True, True),
-        ("rate_limit_exceeded", 429, False, True, True),
-        ("unsupported_parameter", 400, False, False, True),
-        ("upstream_refused", 400, False, True, False),
-        ("context_length_exceeded", 400, False, True, False),
-        ("insufficient_quota", 429, False, False, False),
-        ("database_unavailable", 503, False, False, False),
-    ],
-)
-def test_which_failures_go_on(
-    code: str, status: int, is_own: bool, is_sent: bool, fails_over: bool
-) -> None:
-    assert may_fail_over(code, status, is_own=is_own, is_sent=is_sent) is fails_over
+def test_which_failures_go_on() -> None:
+    for is_own, is_sent, fails_over, failures in (
+        (True, False, True, "no_neuron 503, repo_fetch_failed 422, model_loading 503"),
+        (True, False, False, "insufficient_quota 429, network_not_allowed 403"),
+        (True, True, True, "queue_full 503, queue_timeout 503, neuron_lost 503"),
+        (True, True, True, "vision_unsupported 400"),
+        (True, True, False, "engine_crashed 503, events_lost 503, redis_unavailable 503"),
+        (True, True, False, "request_broke_worker 500, rate_limit_exceeded 429"),
+        (False, True, True, "upstream_unavailable 503, upstream_failed 502"),
+        (False, True, True, "rate_limit_exceeded 429"),
+        (False, False, True, "unsupported_parameter 400"),
+        (False, True, False, "upstream_refused 400, context_length_exceeded 400"),
+        (False, False, False, "insufficient_quota 429, database_unavailable 503"),
+    ):
+        for failure in failures.split(", "):
+            code, status = failure.split()
+            found = may_fail_over(code, int(status), is_own=is_own, is_sent=is_sent)
+            assert found is fails_over, failure
 
 
 @each_case(
@@ -203,17 +161,6 @@ def test_what_is_no_target_is_refused_in_words(written: str, problem: str) -> No
         parse_target(written)
 
 
-def test_a_target_is_read_whole() -> None:
-    read = parse_target("box/org/m:7b when waiting_longer_than 30 weight 2")
-    assert (read.name, read.when, read.limit, read.weight) == (
-        "box/org/m:7b",
-        When.WAITING_LONGER_THAN,
-        30,
-        2,
-    )
-    assert parse_target("own when always") == Target(upstream_model=None)
-
-
 def test_prices_are_usd_per_million_behind_a_target() -> None:
     def priced(text: str) -> Any:
         prices = parse_target(text).prices
@@ -232,13 +179,14 @@ def test_prices_are_usd_per_million_behind_a_target() -> None:
     assert priced("box/m weight 2 unit_price 100").units == UnitPrices(unit_micro_usd=100_000_000)
     assert priced("box/m when ready upstream_prices").are_upstreams
     assert parse_target("box/m").prices is None
-
-
-def test_a_target_has_one_price_wherever_it_is_named() -> None:
+    read = parse_target("box/org/m:7b when waiting_longer_than 30 weight 2")
+    found = (read.name, read.when, read.limit, read.weight)
+    assert found == ("box/org/m:7b", When.WAITING_LONGER_THAN, 30, 2)
+    assert parse_target("own when always") == Target(upstream_model=None)
     twice = ["box/m when ready unit_price 1", "box/m unit_price 1"]
     assert targets_problem(twice) is None
-    assert "the same prices wherever" in str(targets_problem([twice[0], "box/m unit_price 2"]))
-    assert "the same prices wherever" in str(targets_problem([twice[0], "box/m"]))
+    for other in ("box/m unit_price 2", "box/m"):
+        assert "the same prices wherever" in str(targets_problem([twice[0], other]))
 
 
 def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
@@ -256,3 +204,61 @@ def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
     assert highest("own", "box/m upstream_prices", **own) == highest(**own)
     named = Prices(input_micro_usd=7)
     assert highest("own", "box/m upstream_prices", upstream_prices={"box/m": named}) == named
+
+
+def ready(**num_requests: int):
+    return [replica("tiny", on=name, in_flight=num) for name, num in num_requests.items()]
+
+
+def hint(*prefixes: str) -> RoutingHint:
+    return RoutingHint(tuple(prefix.encode() for prefix in prefixes))
+
+
+def test_a_conversation_stays_where_its_prefix_is() -> None:
+    assert choose_replica(ready(a=2, b=1, c=1), RoutingHint()).neuron == "b", "the least busy"
+    replicas = ready(a=0, b=0, c=0)
+    home = choose_replica(replicas, hint("hello")).neuron
+    for longer in (hint("hello", "there"), hint("hello", "other", "words")):
+        assert choose_replica(replicas, longer).neuron == home
+        assert choose_replica(list(reversed(replicas)), longer).neuron == home
+
+
+def test_conversations_spread_and_when_a_replica_goes_only_its_own_move() -> None:
+    three, two = ready(a=0, b=0, c=0), ready(a=0, b=0)
+    homes = [choose_replica(three, hint(f"c{number}")).neuron for number in range(3000)]
+    assert max(Counter(homes).values()) < 1.1 * 1000
+    for number, before in enumerate(homes[:200]):
+        assert before in ("c", choose_replica(two, hint(f"c{number}")).neuron)
+
+
+def test_one_that_is_over_the_bound_is_passed_over() -> None:
+    replicas = ready(a=0, b=0, c=0)
+    home = choose_replica(replicas, hint("hello")).neuron
+    crowded = [
+        replace(replica, in_flight=40 if replica.neuron == home else 2) for replica in replicas
+    ]
+    elsewhere = {choose_replica(crowded, hint("hello", f"c{n}")).neuron for n in range(30)}
+    assert len(elsewhere) == 2, "conversations that begin alike go apart when one is crowded"
+    assert home not in elsewhere
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=2, max_size=6),
+    st.lists(st.binary(min_size=1, max_size=64), max_size=4),
+)
+def test_nobody_gets_a_request_while_he_is_over_the_bound(nums, prefixes) -> None:
+    replicas = ready(**{f"n{index}": num for index, num in enumerate(nums)})
+    chosen = choose_replica(replicas, RoutingHint(tuple(prefixes)))
+    mean = (sum(nums) + 1) / len(nums)
+    assert chosen.num_requests <= BALANCE * mean + SLACK + 1
+    again = choose_replica(list(reversed(replicas)), RoutingHint(tuple(prefixes)))
+    assert again == chosen, "every gateway comes to the same answer"
+
+
+def test_an_outdated_replica_serves_only_while_no_other_does() -> None:
+    tiny = entry("tiny")
+    digest = tiny.spec_digest()
+    old = neuron("a", holds=(replica("tiny", spec_digest="old"),))
+    new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
+    assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
+    assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")

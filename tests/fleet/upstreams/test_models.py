@@ -26,7 +26,6 @@ from fleet.overview.stage_plans import stage_plan
 from fleet.upstreams.discovery import models_of
 from metering.actor import COMMAND
 from metering.prices import UnitPrices
-from tests.cases import each_case
 from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES
 from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update
@@ -73,14 +72,13 @@ def test_the_catalogue_has_the_upstreams_with_the_model(
 def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(
     box: Upstream, model: CatalogueModel
 ) -> None:
-    message = "Its source is none of its targets: add own, or leave them empty"
-    assert refused(model, targets=("box/m",)) == ("targets", message)
-    far = offer("far", "upstream:box/m")
+    far, tuned = offer("far", "upstream:box/m"), offer("tuned", "path:/a", base=model.name)
     for one, targets, problem in (
+        (model, ("box/m",), "Its source is none of its targets: add own, or leave them empty"),
         (far, ("box/m", "own"), "it has no target own"),
         (far, ("box/n",), "add box/m"),
         (model, ("own", "away/m"), "There is no upstream named 'away'"),
-        (offer("tuned", "path:/a", base=model.name), ("own", "box/m"), "has no targets of its own"),
+        (tuned, ("own", "box/m"), "has no targets of its own"),
     ):
         field, found = refused(one, targets=targets)
         assert (field, problem in found) == ("targets", True), found
@@ -145,7 +143,9 @@ def test_settings_of_loads_are_refused_by_name() -> None:
 
 
 @pytest.mark.usefixtures("cloud")
-def test_requests_that_must_stay_do(box: Upstream, model: CatalogueModel) -> None:
+def test_requests_that_must_stay_do_and_an_upstream_stays_what_its_models_need(
+    box: Upstream, model: CatalogueModel, api: Api
+) -> None:
     field = "may_leave_network"
     with pytest.raises(CatalogueValueError, match="set may_leave_network") as caught:
         offer("away", "upstream:cloud/m")
@@ -160,12 +160,6 @@ def test_requests_that_must_stay_do(box: Upstream, model: CatalogueModel) -> Non
     change(model, targets=("own", "box/m"), may_leave_network=False)
     with pytest.raises(UpstreamValueError, match=f"{model.name} may not leave"):
         update(box, leaves_network=True)
-
-
-def test_an_upstream_in_use_stays_what_its_models_need(
-    box: Upstream, model: CatalogueModel, api: Api
-) -> None:
-    change(model, targets=("own", "box/m"))
     with pytest.raises(UpstreamInUseError, match=f"serves {model.name}"):
         services.upstream_delete(actor=COMMAND, upstream=box)
     change(model, targets=())
@@ -200,64 +194,43 @@ def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
         services.download_start(actor=COMMAND, source="upstream:box/m")
 
 
-@pytest.mark.usefixtures("box")
-def test_the_commands_show_who_answers() -> None:
-    assert "an upstream answers for it" in output("models", "add", "far", "upstream:box/m")
-    (line,) = [line for line in output("models", "list").splitlines() if line.startswith("far")]
-    assert line.split()[1] == "upstream"
-    exported = output("models", "export")
-    assert 'source = "upstream:box/m"' in exported
-    services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far"))
-    imported(exported)
-    assert selectors.model_known("far").settings().source == "upstream:box/m"
-
-
-@pytest.mark.usefixtures("box")
-def test_it_has_a_task_and_prices_of_units() -> None:
+@pytest.mark.usefixtures("box", "claude")
+def test_it_has_a_task_and_what_that_has_nothing_of_is_refused() -> None:
+    speech, images, moderation = ({"task": task} for task in ("speech", "images", "moderation"))
+    priced_images = images | OF_TOKENS
+    tokens, unit = "box/whisper-1 input_price 1 output_price 1", "box/whisper-1 unit_price 1"
+    for values, where in (  # the field, or words of the message at ``targets``
+        ({"task": "song"}, "task"),
+        (speech | {"source": "path:/models/tiny"}, "task"),
+        (speech | {"source": "upstream:claude/m"}, "task"),
+        (speech | {"targets": ("box/whisper-1", "claude/m")}, "task"),
+        (speech | OF_TOKENS, "input_price_micro_usd"),
+        (moderation | OF_TOKENS, "input_price_micro_usd"),
+        (speech | {"max_output_tokens": 1}, "max_output_tokens"),
+        (priced_images, "max_context_tokens"),
+        (priced_images | {"max_context_tokens": 9}, "max_output_tokens"),
+        (images | {"targets": (tokens,)}, "max_context_tokens"),
+        (images | {"temperature": 0.5}, "temperature"),
+        (speech | {"temperature": 0.5}, "temperature"),
+        (moderation | {"unit_price_micro_usd": 1}, "unit_price_micro_usd"),
+        ({"unit_price_micro_usd": 1}, "unit_price_micro_usd"),
+        ({"request_price_micro_usd": 1}, "request_price_micro_usd"),
+        ({"targets": (unit,)}, "prices of requests and units"),
+        (speech | {"targets": (tokens,)}, "prices of tokens"),
+        (speech | {"targets": ("box/whisper-1 upstream_prices",)}, "prices of tokens"),
+        (moderation | {"targets": (unit,)}, "a unit price"),
+    ):
+        with pytest.raises(CatalogueValueError) as caught:
+            offer(**{"source": SOURCE} | values)
+        assert caught.value.field == (where if where in SETTINGS else "targets"), values
+        assert where in SETTINGS or where in str(caught.value)
     prices = {"request_price_micro_usd": 5, "unit_price_micro_usd": 100_000_000}
     offer("whisper", SOURCE, task="transcription", **prices)
     expected = UnitPrices(request_micro_usd=5, unit_micro_usd=100_000_000)
     assert entry_of("whisper").unit_prices == expected
-    offer("verdicts", SOURCE, task="moderation", request_price_micro_usd=5)
-    offer("drawn", SOURCE, task="images", **OF_TOKENS, max_context_tokens=9, max_output_tokens=9)
-    target = "box/whisper-1 unit_price 15 request_price 1"
-    offer("voice", SOURCE, targets=(target,), task="speech")
-
-
-TOKENS = "box/whisper-1 input_price 1 output_price 1"
-
-
-@each_case(
-    ("values", "field"),
-    [
-        ({"task": "song"}, "task"),
-        ({"task": "speech", "source": "path:/models/tiny"}, "task"),
-        ({"task": "speech", "source": "upstream:claude/m"}, "task"),
-        ({"task": "speech", "targets": ("box/whisper-1", "claude/m")}, "task"),
-        ({"task": "speech", **OF_TOKENS}, "input_price_micro_usd"),
-        ({"task": "moderation", **OF_TOKENS}, "input_price_micro_usd"),
-        ({"task": "speech", "max_output_tokens": 1}, "max_output_tokens"),
-        ({"task": "images", **OF_TOKENS}, "max_context_tokens"),
-        ({"task": "images", **OF_TOKENS, "max_context_tokens": 9}, "max_output_tokens"),
-        ({"task": "images", "targets": (TOKENS,)}, "max_context_tokens"),
-        ({"task": "images", "temperature": 0.5}, "temperature"),
-        ({"task": "speech", "temperature": 0.5}, "temperature"),
-        ({"task": "moderation", "unit_price_micro_usd": 1}, "unit_price_micro_usd"),
-        ({"unit_price_micro_usd": 1}, "unit_price_micro_usd"),
-        ({"request_price_micro_usd": 1}, "request_price_micro_usd"),
-        ({"targets": ("box/whisper-1 unit_price 1",)}, "prices of requests and units"),
-        ({"targets": (TOKENS,), "task": "speech"}, "prices of tokens"),
-        ({"targets": ("box/whisper-1 upstream_prices",), "task": "speech"}, "prices of tokens"),
-        ({"targets": ("box/whisper-1 unit_price 1",), "task": "moderation"}, "a unit price"),
-    ],
-)
-@pytest.mark.usefixtures("box", "claude")
-def test_what_its_task_has_nothing_of_is_refused(values: dict[str, Any], field: str) -> None:
-    """``field``: or words of the message at ``targets``."""
-    with pytest.raises(CatalogueValueError) as caught:
-        offer(**{"source": SOURCE} | values)
-    assert caught.value.field == (field if field in SETTINGS else "targets")
-    assert field in SETTINGS or field in str(caught.value)
+    offer("verdicts", SOURCE, **moderation, request_price_micro_usd=5)
+    offer("drawn", SOURCE, **priced_images, max_context_tokens=9, max_output_tokens=9)
+    offer("voice", SOURCE, **speech, targets=("box/whisper-1 unit_price 15 request_price 1",))
 
 
 @pytest.mark.usefixtures("box")
@@ -280,6 +253,26 @@ def test_rest_commands_and_the_admin_set_targets(
         assert problem["param"] == "targets" and words in problem["detail"]
     assert api.patch(path, {"targets": "own"}, 400)["param"] == "targets"
     assert api.patch(path, {"targets": []})["targets"] == []
+    assert "an upstream answers for it" in output("models", "add", "far", "upstream:box/m")
+    (line,) = [line for line in output("models", "list").splitlines() if line.startswith("far")]
+    assert line.split()[1] == "upstream"
+
+
+def test_a_file_has_them() -> None:
+    lines = imported(FILE)
+    assert '    targets = ["own when ready", "box/m input_price 0.5 output_price 2"]' in lines
+    whisper = selectors.model_known("whisper").settings()
+    assert (whisper.task, whisper.input_price_micro_usd) == ("transcription", None)
+    assert whisper.unit_prices == UnitPrices(request_micro_usd=2_500_000, unit_micro_usd=10**8)
+    state = selectors.catalogue_state()
+    assert plan_import(read_document(write_document(state)), state, prune=True).is_empty
+    for old, new, problem in (
+        ('"box"', '"other"', "There is no upstream 'box'"),
+        ("own when ready", "own when busy", "a condition is one of"),
+        ("own when ready", "box/n", "add own, or leave them empty"),
+    ):
+        with pytest.raises(ModelsTomlError, match=problem):
+            imported(FILE.replace(old, new), prune=True)
 
 
 FILE = """
@@ -298,23 +291,6 @@ source = "upstream:box/whisper-1"
 task = "transcription"
 cost = { request = 2.5, unit = 100 }
 """
-
-
-def test_a_file_has_them() -> None:
-    lines = imported(FILE)
-    assert '    targets = ["own when ready", "box/m input_price 0.5 output_price 2"]' in lines
-    whisper = selectors.model_known("whisper").settings()
-    assert (whisper.task, whisper.input_price_micro_usd) == ("transcription", None)
-    assert whisper.unit_prices == UnitPrices(request_micro_usd=2_500_000, unit_micro_usd=10**8)
-    written = write_document(selectors.catalogue_state())
-    assert plan_import(read_document(written), selectors.catalogue_state(), prune=True).is_empty
-    for text, problem in (
-        (FILE.replace('"box"', '"other"'), "There is no upstream 'box'"),
-        (FILE.replace("own when ready", "own when busy"), "a condition is one of"),
-        (FILE.replace("own when ready", "box/n"), "add own, or leave them empty"),
-    ):
-        with pytest.raises(ModelsTomlError, match=problem):
-            imported(text, prune=True)
 
 
 def test_an_upstreams_prices_hold_as_it_last_named_them(

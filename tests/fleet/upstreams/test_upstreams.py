@@ -13,15 +13,15 @@ from django.core.management import CommandError
 from django.db import connection
 from django.urls import reverse
 
-from fleet import selectors
+from fleet import selectors, services
 from fleet.errors import UpstreamSecretError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.models_toml import plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
 from fleet.upstreams.http import headers_of
 from fleet.upstreams.secret import unseal
+from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.cases import each_case
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, imported, make, update
 from tests.fleet.upstreams.test_probes import chats
@@ -64,32 +64,35 @@ def test_a_key_is_kept_and_nothing_shows_it(
     assert AuditEntry.objects.get(action="upstream.create").detail["key"] == "set"
     update = AuditEntry.objects.get(action="upstream.update")
     assert update.detail == {"concurrency": [64, 2], "key": "set"}
-    assert api.patch("upstreams/box", {"key": ""})["has_key"] is False
-    api.delete("upstreams/box")
-    assert api.get("upstreams/box", 404)["code"] == "upstream_not_found"
-
-
-def test_a_key_of_another_signing_key_is_refused_with_what_to_do() -> None:
-    sealed = make(key=SECRET).sealed_secret
-    with pytest.raises(UpstreamSecretError, match="upstreams change NAME --key -"):
-        unseal(sealed, "another signing key")
-    with pytest.raises(UpstreamSecretError):
-        unseal(sealed[:-4], "another signing key")
-
-
-def test_a_key_is_sent_to_no_other_host(api: Api) -> None:
-    make(key=SECRET)
+    sealed = row.sealed_secret
+    for wrong in (sealed, sealed[:-4]):
+        with pytest.raises(UpstreamSecretError, match="upstreams change NAME --key -"):
+            unseal(wrong, "another signing key")
+    # It is sent to no other host, and by its dialect.
     for elsewhere in ("http://evil:8000/v1", "http://box:9/v1", "https://box:8000/v1"):
         refused = api.patch("upstreams/box", {"url": elsewhere}, 400)
         assert (refused["param"], refused["code"]) == ("url", "invalid_value")
     assert api.patch("upstreams/box", {"url": "http://box:8000/v2"})["url"].endswith("/v2")
     moved = api.patch("upstreams/box", {"url": "http://other/v1", "key": "sk-new"})
     assert moved["has_key"] is True
+    for dialect, headers in (
+        ("openai", {"authorization": "Bearer k"}),
+        ("ollama", {"authorization": "Bearer k"}),
+        ("anthropic", {"x-api-key": "k"}),
+    ):
+        row.dialect = dialect
+        found = headers_of(row.entry(), "k").items()
+        assert headers.items() <= found and ("authorization" in dict(found)) == (
+            "x-api-key" not in headers
+        )
+        assert "authorization" not in headers_of(row.entry(), "")
+    assert api.patch("upstreams/box", {"key": ""})["has_key"] is False
+    api.delete("upstreams/box")
+    assert api.get("upstreams/box", 404)["code"] == "upstream_not_found"
 
 
-@each_case(
-    ("field", "value"),
-    [
+def test_values_that_cannot_be_are_refused_by_name(api: Api) -> None:
+    for field, value in (
         ("name", "Box One"),
         ("url", "box:8000"),
         ("url", "ftp://box/v1"),
@@ -102,24 +105,27 @@ def test_a_key_is_sent_to_no_other_host(api: Api) -> None:
         ("ca_file", "ca.pem"),
         ("key", "two words"),
         ("leaves_network", "yes"),
-    ],
-)
-def test_values_that_cannot_be_are_refused_by_name(api: Api, field: str, value: Any) -> None:
-    body = {"name": "box", "url": URL, field: value}
-    refused = api.post("upstreams", body, 400)
-    assert refused["param"] == field
-    assert "secret" not in refused["detail"] or field in ("key",)
+    ):
+        refused = api.post("upstreams", {"name": "box", "url": URL, field: value}, 400)
+        assert refused["param"] == field
+        assert "secret" not in refused["detail"] or field == "key"
+    for change, problem in (
+        (('name = "box"', 'name = "Box"'), "is not an upstream's name"),
+        (('name = "box"', ""), "An upstream has a name"),
+        (("concurrency = 4", 'key = "sk-x"'), "upstreams change NAME --key -"),
+        (("concurrency = 4", "speed = 4"), "There is no such key"),
+        (("concurrency = 4", 'concurrency = "4"'), "is not a whole number"),
+        (("upstream:box/m", "upstream:other/m"), "There is no upstream 'other'"),
+        (("[[upstreams]]", "[upstreams]"), r"\[\[upstreams\]\]"),
+    ):
+        with pytest.raises(ModelsTomlError, match=problem):
+            imported(BOX.replace(*change))
     assert not Upstream.objects.exists()
-
-
-def test_a_name_is_given_once() -> None:
-    make()
+    make()  # a name is given once
     with pytest.raises(UpstreamValueError, match="already"):
         make()
     with pytest.raises(ModelsTomlError, match="has that name"):
         imported(BOX + '[[upstreams]]\nname = "box"\nurl = "http://b"\n')
-    with pytest.raises(ModelsTomlError, match=r"\[\[upstreams\]\]"):
-        read_document("upstreams = 3")
 
 
 def test_the_commands(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
@@ -147,26 +153,9 @@ def test_the_commands(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
         assert not Upstream.objects.exists()
 
 
-def test_each_dialect_has_its_key_and_list() -> None:
-    upstream = make(dialect="anthropic")
-    assert headers_of(upstream.entry(), "k")["x-api-key"] == "k"
-    assert "authorization" not in headers_of(upstream.entry(), "k")
-    upstream.dialect = "ollama"
-    assert headers_of(upstream.entry(), "k")["authorization"] == "Bearer k"
-    assert "authorization" not in headers_of(upstream.entry(), "")
-
-
 def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: Any) -> None:
-    form = {
-        "name": "box",
-        "url": URL,
-        "dialect": "openai",
-        "key": SECRET,
-        "concurrency": "4",
-        "connect_timeout_s": "5",
-        "first_token_timeout_s": "60",
-        "token_timeout_s": "30",
-    }
+    form = {"name": "box", "url": URL, "dialect": "openai", "key": SECRET, "concurrency": "4"}
+    form |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
     assert admin_client.post(reverse("admin:fleet_upstream_add"), form).status_code == 302
     row = Upstream.objects.get()
     assert unseal(row.sealed_secret, settings.SECRET_KEY) == SECRET
@@ -213,51 +202,20 @@ def test_a_file_makes_changes_and_removes_upstreams_with_their_models() -> None:
     changed = imported(BOX.replace("concurrency = 4", "concurrency = 5"))
     assert changed[:2] == ["~ upstream box", "    concurrency = 4 -> 5"]
     assert Upstream.objects.get().concurrency == 5
+    for word in ("true", "false", "true"):  # it is brought outside and inside with its models
+        text = BOX.replace("concurrency = 4", f"leaves_network = {word}")
+        imported(f"{text}may_leave_network = {word}\n")
+        assert Upstream.objects.get().leaves_network is (word == "true")
+    box = Upstream.objects.get()
+    services.upstream_update(actor=COMMAND, upstream=box, changed_fields=[], key=SECRET)
+    written = write_document(selectors.catalogue_state())
+    assert SECRET not in written and "key" not in written
+    imported(f"{BOX}may_leave_network = false\n")
+    assert Upstream.objects.get().has_key, "it stays"
+    with pytest.raises(UpstreamValueError, match="needs the key again"):
+        imported(BOX.replace("box:8000", "evil"))
+    assert Upstream.objects.get().url == URL
     assert "not in the file, left alone: far, box" in imported("")[-1]
     removed = imported("", prune=True)
     assert removed == ["- upstream box", "- model far"]
-    assert not Upstream.objects.exists()
-
-
-def test_a_key_is_in_no_file_and_stays() -> None:
-    make(key=SECRET)
-    written = write_document(selectors.catalogue_state())
-    assert SECRET not in written and "key" not in written
-    imported(BOX)
-    assert Upstream.objects.get().has_key
-    with pytest.raises(UpstreamValueError, match="needs the key again"):
-        imported(BOX.replace("box:8000", "evil"))
-    assert Upstream.objects.get().url == "http://box:8000/v1"
-
-
-@pytest.mark.parametrize("leaves", [True, False])
-def test_it_is_brought_inside_and_outside_with_its_models(leaves: bool) -> None:
-    def text(is_outside: bool) -> str:
-        word = str(is_outside).lower()
-        return (
-            BOX.replace("concurrency = 4", f"leaves_network = {word}")
-            + f"may_leave_network = {word}\n"
-        )
-
-    imported(text(not leaves))
-    imported(text(leaves))
-    assert Upstream.objects.get().leaves_network is leaves
-
-
-@each_case(
-    ("change", "problem"),
-    [
-        (('name = "box"', 'name = "Box"'), "is not an upstream's name"),
-        (('name = "box"', ""), "An upstream has a name"),
-        (("concurrency = 4", 'key = "sk-x"'), "upstreams change NAME --key -"),
-        (("concurrency = 4", "speed = 4"), "There is no such key"),
-        (("concurrency = 4", 'concurrency = "4"'), "is not a whole number"),
-        (("upstream:box/m", "upstream:other/m"), "There is no upstream 'other'"),
-    ],
-)
-def test_what_cannot_be_is_a_problem_and_changes_nothing(
-    change: tuple[str, str], problem: str
-) -> None:
-    with pytest.raises(ModelsTomlError, match=problem):
-        imported(BOX.replace(*change))
     assert not Upstream.objects.exists()

@@ -1,9 +1,11 @@
-"""Rows follow heartbeats, and an idle fleet writes next to nothing."""
+"""Rows follow heartbeats, and an idle fleet writes next to nothing. Drain, resume, admit, refuse
+and remove: rows, audit, and what gateways read in Redis."""
 
 from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,29 +13,23 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from fleet import services
-from fleet.admin.replica import report_rows
-from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet import services, tasks
+from fleet.errors import NeuronAliveError, UnknownNeuronError
+from fleet.lifecycles import LoadJobKind, NeuronStatus, RecordedReplicaStatus
+from fleet.live import reading as live
+from fleet.live.desired_state import AdmissionPolicy
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
-from fleet.models import Device, Neuron, Replica
+from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
+from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND
+from metering.models import AuditEntry
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
+
 
 GIB = 1024**3
-NOBODY = FleetSnapshot(neurons=())
-
-
-@pytest.fixture
-def at_one_moment(monkeypatch) -> None:
-    """Ten seconds later the same heartbeat would be written as a sign of life: between two looks at
-    this clock a millisecond passes."""
-    began, num_looks = timezone.now(), itertools.count()
-    monkeypatch.setattr(
-        "django.utils.timezone.now", lambda: began + timedelta(milliseconds=next(num_looks))
-    )
 
 
 def record(heartbeat) -> list[str]:
@@ -45,41 +41,18 @@ def record(heartbeat) -> list[str]:
 
 
 def test_a_host_that_joins_appears_by_itself_and_its_rows_follow_it(build) -> None:
-    cuda = build.device(
-        kind="cuda", name="a card", total_memory_bytes=24 * GIB, compute_capability="9.0"
-    )
+    cuda = build.device(kind="cuda", compute_capability="9.0")
     record(build.heartbeat(devices=[build.device(), cuda]))
     neuron = Neuron.objects.get()
     assert (neuron.name, neuron.status) == ("beast", NeuronStatus.ONLINE)
     assert (neuron.hostname, neuron.num_cores) == ("beast.local", 8)
     assert [str(device) for device in Device.objects.all()] == ["beast cpu:0", "beast cuda:0"]
     assert Device.objects.get(kind="cuda").compute_capability == "9.0"
-    record(build.heartbeat(epoch="epoch-2", started_unix_s=1_700_000_100.0))
+    beat = build.heartbeat(epoch="epoch-2", started_unix_s=1_700_000_100.0)
+    record(beat)
     neuron.refresh_from_db()
     assert (neuron.epoch, neuron.started_at.timestamp()) == ("epoch-2", 1_700_000_100.0)
     assert [device.kind for device in Device.objects.all()] == ["cpu"]
-
-
-def test_only_what_differs_is_written_and_free_memory_waits(at_one_moment, build) -> None:
-    def beat(in_flight: int = 0, free_bytes: int = 2 * GIB):
-        replica = build.replica(report=build.report(), stats=build.stats(in_flight=in_flight))
-        devices = [build.device(free_memory_bytes=free_bytes)]
-        return build.heartbeat(replicas=[replica], devices=devices)
-
-    record(beat())
-    assert record(beat()) == []
-    (statement,) = record(beat(in_flight=3))
-    assert "in_flight" in statement and "status" not in statement
-    assert Replica.objects.get().in_flight == 3
-    assert record(beat(in_flight=3, free_bytes=GIB)) == []
-    Neuron.objects.update(last_seen_at=timezone.now() - timedelta(seconds=11))
-    written = record(beat(in_flight=3, free_bytes=GIB))
-    assert len(written) == 2 and all("UPDATE" in statement for statement in written)
-    assert Device.objects.get().free_memory_bytes == GIB
-
-
-def test_problems_of_the_host_and_of_its_threads_are_kept(build) -> None:
-    beat = build.heartbeat()
     host = msgspec.structs.replace(beat.host, problems=["driver 1 does not match library 2"])
     thread = "the thread heartbeat broke once lately and was started again: PanicException: no"
     for problems in ({"host": host}, {"thread_problems": [thread]}):
@@ -91,53 +64,54 @@ def test_problems_of_the_host_and_of_its_threads_are_kept(build) -> None:
 
 
 def test_replicas_come_change_and_go(build) -> None:
+    def recorded(**changes: Any) -> Replica:
+        record(build.heartbeat(replicas=[build.replica(**changes)]))
+        return Replica.objects.get()
+
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-    record(build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)]))
-    row = Replica.objects.get()
+    row = recorded(status=ReplicaStatus.LOADING)
     assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)
-    assert row.model is not None
-    assert row.model.name == "tiny"
-    record(build.heartbeat(replicas=[build.replica(report=build.report())]))
-    row.refresh_from_db()
-    assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
+    assert row.model is not None and row.model.name == "tiny"
+    busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
+    for gone in (
+        {"status": ReplicaStatus.RECOVERING},
+        {"status": ReplicaStatus.FAILED},
+        {"stats": build.stats(in_flight=0, decode_tokens_per_s=50.0)},
+    ):
+        row = recorded(report=build.report(), stats=busy)
+        assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
+        row = recorded(**gone)
+        assert (row.in_flight, row.queue_depth, row.decode_tokens_per_s) == (0, 0, 0.0)
     failure = LoadFailure(code="bad_file", message="not a GGUF")
-    failed = build.replica(model="stranger", status=ReplicaStatus.FAILED, failure=failure)
-    record(build.heartbeat(replicas=[failed]))
-    row = Replica.objects.get()
+    row = recorded(model="stranger", status=ReplicaStatus.FAILED, failure=failure)
     assert (row.failure_code, row.failure_message) == ("bad_file", "not a GGUF")
     assert row.model is None, "the catalogue does not know it"
     record(build.heartbeat())
     assert not Replica.objects.exists()
 
 
-def test_a_replicas_page_shows_how_many_drafts_were_right_and_its_warnings(build) -> None:
-    def shown(report, stats) -> dict[str, str]:
-        record(build.heartbeat(replicas=[build.replica(report=report, stats=stats)]))
-        return dict(report_rows(Replica.objects.get()))
-
-    drafting = build.report(
-        speculation="prompt lookup, up to 8 tokens a step",
-        warnings=["prefixes on disk are off", "no C compiler"],
+def test_only_what_differs_is_written_and_free_memory_waits(build, monkeypatch) -> None:
+    # Ten seconds later the same heartbeat would be written as a sign of life: between two looks
+    # at this clock a millisecond passes.
+    began, num_looks = timezone.now(), itertools.count()
+    monkeypatch.setattr(
+        "django.utils.timezone.now", lambda: began + timedelta(milliseconds=next(num_looks))
     )
-    rows = shown(drafting, build.stats(num_drafted_tokens=2000, num_accepted_drafts=1240))
-    assert rows["Drafts"] == "prompt lookup, up to 8 tokens a step"
-    assert rows["Drafts that were right"] == "1,240 of 2,000 (62%)"
-    assert rows["Warnings"] == "prefixes on disk are off; no C compiler"
-    assert "Drafts that were right" not in shown(build.report(), build.stats())
 
+    def written(in_flight: int = 3, free_bytes: int = 2 * GIB) -> list[str]:
+        replica = build.replica(report=build.report(), stats=build.stats(in_flight=in_flight))
+        devices = [build.device(free_memory_bytes=free_bytes)]
+        return record(build.heartbeat(replicas=[replica], devices=devices))
 
-def test_an_engine_that_is_gone_or_idle_works_on_nothing(build) -> None:
-    busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
-    idle = build.stats(in_flight=0, decode_tokens_per_s=50.0)
-    for gone in (
-        build.replica(status=ReplicaStatus.RECOVERING),
-        build.replica(status=ReplicaStatus.FAILED),
-        build.replica(stats=idle),
-    ):
-        record(build.heartbeat(replicas=[build.replica(stats=busy)]))
-        record(build.heartbeat(replicas=[gone]))
-        row = Replica.objects.get()
-        assert (row.in_flight, row.queue_depth, row.decode_tokens_per_s) == (0, 0, 0.0)
+    assert written(in_flight=0) and written(in_flight=0) == []
+    (statement,) = written()
+    assert "in_flight" in statement and "status" not in statement
+    assert Replica.objects.get().in_flight == 3
+    assert written(free_bytes=GIB) == []
+    Neuron.objects.update(last_seen_at=timezone.now() - timedelta(seconds=11))
+    statements = written(free_bytes=GIB)
+    assert len(statements) == 2 and all("UPDATE" in one for one in statements)
+    assert Device.objects.get().free_memory_bytes == GIB
 
 
 def test_a_silent_neuron_goes_away_once_and_comes_back(build) -> None:
@@ -157,3 +131,161 @@ def test_a_silent_neuron_goes_away_once_and_comes_back(build) -> None:
     record(beat)
     assert Neuron.objects.get().status == NeuronStatus.ONLINE
     assert Replica.objects.get().status == RecordedReplicaStatus.READY
+
+
+NOBODY = FleetSnapshot(neurons=())
+
+
+def view(redis_db):
+    return live.read_snapshot_sync(redis_db).neurons[0]
+
+
+def status() -> str:
+    return Neuron.objects.get().status
+
+
+def actions() -> list[str]:
+    return [entry.action for entry in AuditEntry.objects.order_by("id")]
+
+
+def test_a_drain_from_desired_state_to_drained(beat, build, redis_db, monkeypatch) -> None:
+    def drained_at() -> Any:
+        return Neuron.objects.get().drained_at
+
+    now = timezone.now()
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now)
+    beat()
+    first, again = (services.neuron_drain(actor=COMMAND, neuron_name="beast") for _ in range(2))
+    assert again.drain_wanted_at == first.drain_wanted_at and actions() == ["neuron.drain"]
+    assert view(redis_db).is_draining, "gateways know at once"
+    beat()
+    assert (status(), drained_at()) == (NeuronStatus.DRAINING, None), "one may have just sent it"
+    NeuronWish.objects.update(drain_wanted_at=now - timedelta(seconds=10))
+    for held in ({"stats": build.stats(in_flight=1)}, {"status": ReplicaStatus.LOADING}):
+        beat(replicas=[build.replica(**held)])
+        assert drained_at() is None
+    for seconds in range(2):
+        at = now + timedelta(seconds=seconds)
+        monkeypatch.setattr("django.utils.timezone.now", lambda at=at: at)
+        beat(replicas=[build.replica(stats=build.stats())])
+        assert drained_at() == now
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_draining
+    beat()
+    assert (status(), drained_at()) == (NeuronStatus.ONLINE, None)
+    assert actions() == ["neuron.drain", "neuron.resume"]
+    beat(is_leaving=True)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.DRAINING, True)
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.AWAY, False)
+
+
+def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db, sent) -> None:
+    for name in ("old", "new", "lost"):
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+    uses = {"old": 10.0, "lost": 5.0, "new": 20.0}
+    held = [build.replica(model=name, last_used_unix_s=used) for name, used in uses.items()]
+    beat(replicas=[*held, build.replica(model="gone", status=ReplicaStatus.DRAINING)])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old", "lost"]
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get(name="lost"))
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    tasks.tick()
+    loads = LoadJob.objects.filter(kind=LoadJobKind.LOAD).order_by("created_at", "pk")
+    assert not loads.exists()
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    tasks.tick()
+    assert list(loads.values_list("model_name", flat=True)) == ["new", "old"]
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
+    beat(replicas=[build.replica(model="new"), build.replica(model="old")])
+    tasks.tick()
+    assert NeuronWish.objects.get().models_before_drain == []
+
+    # A drain that interrupts it keeps what is missing.
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    beat(replicas=[build.replica(model="new")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
+    services.neuron_models_restored(neuron_name="beast", model_names=["old"])
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old"], "it drains again"
+
+
+def test_a_drain_does_not_keep_what_stands_in_for_another_neuron(beat, build, redis_db) -> None:
+    beat("beast", replicas=[build.replica(model="guest")])
+    beat("benjy", replicas=[build.replica(model="own")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    benjys = NeuronWish.objects.filter(neuron_name="benjy")
+    guest = build.replica(model="guest", status=ReplicaStatus.LOADING)
+    beat("benjy", replicas=[build.replica(model="own"), guest])
+    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
+    assert benjys.get().models_before_drain == ["guest", "own"], "beast may stay away for long"
+    services.neuron_resume(actor=COMMAND, neuron_name="benjy")
+    services.neuron_models_restored(neuron_name="benjy", model_names=["guest", "own"])
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
+    assert benjys.get().models_before_drain == ["own"]
+
+
+def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db, monkeypatch) -> None:
+    beat("beast")
+    with monkeypatch.context() as patched:
+        nowhere = live.redis.Redis.from_url("redis://127.0.0.1:1/0")
+        patched.setattr(live, "redis_client", lambda: nowhere)
+        services.neuron_drain(actor=COMMAND, neuron_name="beast")
+        assert not live.is_reporting("beast")
+    assert not view(redis_db).is_draining
+    services.desired_states_publish()
+    assert view(redis_db).is_draining, "the wish outlives that Redis was away"
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    long_ago = timezone.now() - timedelta(seconds=70)
+    Neuron.objects.update(status_since=long_ago)
+    NeuronWish.objects.update(drain_wanted_at=long_ago)
+    redis_db.delete(keys.heartbeat_key("beast"))
+    services.desired_states_publish()
+    snapshot = live.read_snapshot_sync(redis_db)
+    host = snapshot.desired_states.of("beast").host
+    assert snapshot.neurons == () and host is not None
+    assert [(one.kind, one.total_memory_bytes) for one in host.devices] == [("cpu", 16 * 1024**3)]
+    for seconds in (host.away_s, host.draining_s):
+        assert 70 <= (seconds or 0) < 500
+
+
+def test_by_click_new_neurons_wait_and_known_and_expected_ones_do_not(beat, redis_db) -> None:
+    beat("old")
+    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
+    services.neuron_expect(actor=COMMAND, neuron_name="expected")
+    for name in ("new", "expected", "old"):
+        beat(name)
+    admitted = {n.name: n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons}
+    assert admitted == {"old": True, "new": False, "expected": True}
+    statuses = dict(Neuron.objects.values_list("name", "status"))
+    assert statuses == {"old": "online", "expected": "online", "new": "refused"}
+    services.neuron_admit(actor=COMMAND, neuron_name="new")
+    assert all(n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons)
+    for _ in range(2):
+        services.neuron_refuse(actor=COMMAND, neuron_name="expected")
+    services.neuron_expect(actor=COMMAND, neuron_name="expected")
+    assert not view(redis_db).is_admitted, "an operator has decided"
+    admissions = ["fleet.admission", "neuron.admit", "neuron.admit"]
+    assert actions() == [*admissions, "neuron.refuse"], "each once"
+
+
+def test_a_dead_neuron_is_removed_with_all_its_rows(beat, build, redis_db) -> None:
+    beat(replicas=[build.replica()])
+    with pytest.raises(NeuronAliveError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    redis_db.delete(keys.heartbeat_key("beast"))
+    with pytest.raises(NeuronAliveError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    redis_db.hset(keys.specs_key("beast"), "tiny", b"{}")
+    services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    assert not (Neuron.objects.exists() or Device.objects.exists() or NeuronWish.objects.exists())
+    assert set(redis_db.keys()) == {keys.NEURON_DESIRED_STATES.encode()}
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert actions() == ["neuron.remove"]
+    for name in ("drain", "resume", "admit", "refuse", "remove"):
+        with pytest.raises(UnknownNeuronError):
+            getattr(services, f"neuron_{name}")(actor=COMMAND, neuron_name="nobody")

@@ -38,6 +38,11 @@ LOADING, LISTENING = HeldStageStatus.LOADING, HeldStageStatus.LISTENING
 READY, FAILED = HeldStageStatus.READY, HeldStageStatus.FAILED
 
 
+NAMES = ("a", "b", "c")
+GB = 40
+"""The model, which no neuron of 24 GiB holds, and any two do."""
+
+
 @dataclass
 class Part:
     """A stage or a replica that a neuron has."""
@@ -60,8 +65,9 @@ class Part:
     def address(self) -> str:
         return f"lan:{self.spec.job_id}-{self.of.index}"
 
-    def fail(self, failed: HeldStageStatus | ReplicaStatus, code: str, message: str) -> None:
-        self.status, self.failure = failed, LoadFailure(code=code, message=message)
+    def fail(self, code: str, message: str) -> None:
+        self.status = FAILED if self.spec.stage_of else ReplicaStatus.FAILED
+        self.failure = LoadFailure(code=code, message=message)
 
 
 @dataclass
@@ -72,41 +78,39 @@ class FakeNeuron:
     stages: list[Part] = field(default_factory=list)
     replicas: dict[str, Part] = field(default_factory=dict)
     is_alive: bool = True
-    taken_bytes: int = 0
-    """Memory that something else takes, which placement sees a second late."""
     busy: set[str] = field(default_factory=set)
     """Models with a request, which placement sees a second late."""
 
     @property
     def free_bytes(self) -> int:
         parts = [*self.stages, *self.replicas.values()]
-        return self.total_bytes - self.taken_bytes - sum(one.memory_bytes for one in parts)
+        return self.total_bytes - sum(one.memory_bytes for one in parts)
 
     def end(self) -> None:
         """Its process ends, and starts again empty."""
         self.stages, self.replicas = [], {}
 
     def take(self, task: str, arguments: list[Any]) -> None:
-        match task:
-            case keys.TASK_LOAD_MODEL:
-                spec = msgspec.convert(arguments[0], LoadSpec)
-                assert spec.link_identity is not None
-                if spec.stage_of is None:
-                    self.replicas[spec.model] = replica = Part(spec, ReplicaStatus.LOADING)
-                    self._evict(replica, ReplicaStatus.FAILED)
-                else:
-                    self._hold(Part(spec, LOADING))
-            case keys.TASK_RELEASE_STAGES:
-                _, job_id = arguments
-                self.stages = [one for one in self.stages if one.spec.job_id != job_id]
-            case keys.TASK_UNLOAD_MODEL:
-                self.replicas.pop(arguments[0], None)
-
-    def _hold(self, stage: Part) -> None:
-        self.stages = [one for one in self.stages if one.of.index != stage.of.index]
-        if self._evict(stage, FAILED) and stage.memory_bytes > self.free_bytes:
-            stage.fail(FAILED, "does_not_fit", "there is no room")
-        self.stages.append(stage)
+        if task == keys.TASK_RELEASE_STAGES:
+            self.stages = [one for one in self.stages if one.spec.job_id != arguments[1]]
+        elif task == keys.TASK_UNLOAD_MODEL:
+            self.replicas.pop(arguments[0], None)
+        elif task == keys.TASK_LOAD_MODEL:
+            spec = msgspec.convert(arguments[0], LoadSpec)
+            assert spec.link_identity is not None
+            part = Part(spec, ReplicaStatus.LOADING if spec.stage_of is None else LOADING)
+            if spec.stage_of is None:
+                self.replicas[spec.model] = part
+            else:
+                self.stages = [one for one in self.stages if one.of.index != part.of.index]
+            if in_use := self.busy & {*spec.evict}:
+                part.fail("lost_its_room", f"{min(in_use)} is in use")
+            for model in () if in_use else spec.evict:
+                self.replicas.pop(model, None)
+            if spec.stage_of is not None:
+                if part.memory_bytes > self.free_bytes:
+                    part.fail("does_not_fit", "there is no room")
+                self.stages.append(part)
 
     def hold(self, model: str, num_bytes: int) -> None:
         """An idle replica of that model, loaded a minute ago."""
@@ -114,22 +118,11 @@ class FakeNeuron:
         spec = LoadSpec(job_id="earlier", model=model, source="pypi:one", stages=[stage])
         self.replicas[model] = Part(spec, ReplicaStatus.READY)
 
-    def _evict(self, part: Part, failed: HeldStageStatus | ReplicaStatus) -> bool:
-        """Unloads what the order names, or, as one of it is in use, nothing."""
-        if busy := self.busy & {*part.spec.evict}:
-            part.fail(failed, "lost_its_room", f"{min(busy)} is in use")
-            return False
-        for model in part.spec.evict:
-            self.replicas.pop(model, None)
-        return True
-
     def heartbeat(self) -> NeuronHeartbeat:
-        device = self.build.device(
-            kind="cuda", total_memory_bytes=self.total_bytes, free_memory_bytes=self.free_bytes
-        )
+        sizes = {"total_memory_bytes": self.total_bytes, "free_memory_bytes": self.free_bytes}
         beat: NeuronHeartbeat = self.build.heartbeat(
             name=self.name,
-            devices=[device],
+            devices=[self.build.device(kind="cuda", **sizes)],
             stage_host=f"{self.name}.lan",
             stages=[self._stage_state(one) for one in self.stages],
             replicas=[self._replica_state(one) for one in self.replicas.values()],
@@ -137,14 +130,11 @@ class FakeNeuron:
         return beat
 
     def _state(self, one: Part) -> dict[str, Any]:
-        spec = one.spec
-        return {
-            "model": spec.model,
-            "job_id": spec.job_id,
-            "order": spec.order,
+        names = ("model", "job_id", "order")
+        return {name: getattr(one.spec, name) for name in names} | {
             "status": one.status,
             "since_unix_s": NOW_UNIX_S - 60,
-            "spec_digest": spec_digest(spec),
+            "spec_digest": spec_digest(one.spec),
             "memory_bytes": one.memory_bytes,
             "failure": one.failure,
         }
@@ -163,48 +153,50 @@ class FakeNeuron:
         )
 
     def _replica_state(self, one: Part) -> ReplicaState:
-        report = None
-        if one.status is ReplicaStatus.READY:
-            report = self.build.report(
-                stages=[
-                    StageReport(
-                        device=stage.device,
-                        layers=stage.layers,
-                        execution="fake",
-                        estimated_bytes=stage.memory_bytes,
-                        kv_bytes=1,
-                        neuron=stage.neuron,
-                    )
-                    for stage in one.spec.stages
-                ],
-                stage_memory=[
-                    DeviceMemory(
-                        device=stage.device, actual_bytes=stage.memory_bytes, process_bytes=0
-                    )
-                    for stage in own_stages(one.spec)
-                ],
+        values = {"execution": "fake", "kv_bytes": 1}
+        stages = [
+            StageReport(
+                device=stage.device,
+                layers=stage.layers,
+                estimated_bytes=stage.memory_bytes,
+                neuron=stage.neuron,
+                **values,
             )
-        values = {"report": report, "stats": self.build.stats(), **self._state(one)}
-        state: ReplicaState = self.build.replica(**values)
+            for stage in one.spec.stages
+        ]
+        memory = [
+            DeviceMemory(device=stage.device, actual_bytes=stage.memory_bytes, process_bytes=0)
+            for stage in own_stages(one.spec)
+        ]
+        report = self.build.report(stages=stages, stage_memory=memory)
+        state: ReplicaState = self.build.replica(
+            report=report if one.status is ReplicaStatus.READY else None,
+            stats=self.build.stats(),
+            **self._state(one),
+        )
         return state
 
 
-class FakeFleet:
-    """Links between the neurons: an engine has its stages while all of them are there."""
+class World:
+    """The three neurons, the links between them, and a control that ticks. An engine has its
+    stages while all of them are there."""
 
-    def __init__(self, *neurons: FakeNeuron) -> None:
-        self.neurons = {one.name: one for one in neurons}
+    def __init__(self, build: Any, sent: Any) -> None:
+        self.neurons = {name: FakeNeuron(name, build, 24 * GIB) for name in NAMES}
+        self.sent = sent
+        self.specs: list[tuple[str, LoadSpec]] = []
+        """Each load that was sent, with its neuron's queue."""
+        for table in (LoadJob, Neuron, CatalogueModel):
+            table.objects.all().delete()
+        self.sent.tasks.clear()
+        services.catalogue_model_create(
+            actor=COMMAND, name="large", source="huggingface:org/large", spread="fleet"
+        )
+        layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(GB)))
+        selectors.catalogue_cache_clear()
 
     def living(self) -> Iterator[FakeNeuron]:
         return (one for one in self.neurons.values() if one.is_alive)
-
-    def deliver(self, tasks: list[tuple[str, list[Any], dict[str, Any]]]) -> None:
-        """Messages to neurons that are away are lost."""
-        by_queue = {keys.neuron_queue(name): one for name, one in self.neurons.items()}
-        for task, arguments, options in tasks:
-            neuron = by_queue[options["queue"]]
-            if neuron.is_alive:
-                neuron.take(task, arguments)
 
     def work(self) -> None:
         """Stages listen, engines join theirs, and what has lost its other half ends."""
@@ -224,13 +216,13 @@ class FakeFleet:
         found = [one for one in far if one is not None]
         if replica.status is ReplicaStatus.LOADING:
             if neuron.free_bytes < 0:
-                replica.fail(ReplicaStatus.FAILED, "does_not_fit", "the engine has no room")
+                replica.fail("does_not_fit", "the engine has no room")
             elif len(found) == len(far) and all(one.status is LISTENING for one in found):
                 for one in found:
                     one.status = READY
                 replica.status = ReplicaStatus.READY
             else:
-                replica.fail(ReplicaStatus.FAILED, "device_fault", "a stage is gone")
+                replica.fail("device_fault", "a stage is gone")
         elif replica.status is ReplicaStatus.READY and (
             len(found) < len(far) or any(one.status is not READY for one in found)
         ):
@@ -244,11 +236,8 @@ class FakeFleet:
         neuron = self.neurons[wanted.neuron]
         for one in neuron.stages if neuron.is_alive else []:
             assert one.spec.link_identity is not None
-            if (
-                one.address == wanted.address
-                and one.spec.link_identity.certificate == wanted.certificate
-                and one.of.engine_certificate == spec.link_identity.certificate
-            ):
+            ends = (one.address, one.spec.link_identity.certificate, one.of.engine_certificate)
+            if ends == (wanted.address, wanted.certificate, spec.link_identity.certificate):
                 return one
         return None
 
@@ -262,39 +251,14 @@ class FakeFleet:
             return True
         return self._end_of(replica.spec, one.of.index) is not one
 
-
-NAMES = ("a", "b", "c")
-GB = 40
-"""The model, which no neuron of 24 GiB holds, and any two do."""
-
-
-class World:
-    """The three neurons, and a control that ticks."""
-
-    def __init__(self, build: Any, sent: Any) -> None:
-        self.fleet = FakeFleet(*(FakeNeuron(name, build, 24 * GIB) for name in NAMES))
-        self.sent = sent
-        self.specs: list[tuple[str, LoadSpec]] = []
-        """Each load that was sent, with its neuron's queue."""
-        LoadJob.objects.all().delete()
-        Neuron.objects.all().delete()
-        CatalogueModel.objects.all().delete()
-        selectors.catalogue_cache_clear()
-        self.sent.tasks.clear()
-        services.catalogue_model_create(
-            actor=COMMAND, name="large", source="huggingface:org/large", spread="fleet"
-        )
-        layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(GB)))
-        selectors.catalogue_cache_clear()
-
     def snapshot(self) -> FleetSnapshot:
-        return build_snapshot([one.heartbeat() for one in self.fleet.living()])
+        return build_snapshot([one.heartbeat() for one in self.living()])
 
     def tick(self, *, works: bool = True) -> None:
         """A second: neurons work and report, the control records and decides, messages arrive."""
         if works:
-            self.fleet.work()
-        beats = [one.heartbeat() for one in self.fleet.living()]
+            self.work()
+        beats = [one.heartbeat() for one in self.living()]
         for beat in beats:
             services.heartbeat_record(heartbeat=beat)
         snapshot = build_snapshot(beats)
@@ -307,11 +271,15 @@ class World:
         self.deliver()
 
     def deliver(self) -> None:
+        """Messages to neurons that are away are lost."""
         tasks, self.sent.tasks = self.sent.tasks, []
+        by_queue = {keys.neuron_queue(name): one for name, one in self.neurons.items()}
         for task, arguments, options in tasks:
-            if task == "neuron.load_model":
+            if task == keys.TASK_LOAD_MODEL:
                 self.specs.append((options["queue"], msgspec.convert(arguments[0], LoadSpec)))
-        self.fleet.deliver(tasks)
+            neuron = by_queue[options["queue"]]
+            if neuron.is_alive:
+                neuron.take(task, arguments)
 
     def request(self) -> Any:
         """What a gateway does for a request."""
@@ -322,19 +290,15 @@ class World:
             placed_load_start(actor=GATEWAY, load=decision)
         return decision
 
-    def serving(self) -> str | None:
-        decision = self.request()
-        return decision.neuron if isinstance(decision, Route) else None
-
     def held(self) -> dict[str, int]:
-        return {one.name: one.total_bytes - one.free_bytes for one in self.fleet.living()}
+        return {one.name: one.total_bytes - one.free_bytes for one in self.living()}
 
     def load(self) -> str:
         """Loads the model. Returns its engine's neuron."""
         self.tick()
         for _ in range(6):
-            if (neuron := self.serving()) is not None:
-                return neuron
+            if isinstance(decision := self.request(), Route):
+                return decision.neuron
             self.tick()
         raise AssertionError(list(LoadJob.objects.values("status", "failure_message")))
 

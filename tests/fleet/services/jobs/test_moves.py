@@ -24,7 +24,7 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStag
 from inference.protocol.load_report import AsleepBytes
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.admin.admin_pages import act
+from tests.cases import each_case
 from tests.fleet.conftest import GIB
 from tests.fleet.services.jobs.conftest import HERE, fresh, later, observe, start, status_of, unload
 
@@ -59,72 +59,53 @@ def sleep() -> LoadJob:
     return services.sleep_job_start(**HERE)
 
 
-Reports = list[tuple[ReplicaStatus | None, str, dict[str, Any], str]]
-"""A replica's status, whose it is, other values, and the job's status then."""
-OTHERS = {"spec_digest": "0123456789abcdef"}
-UNTIMED: dict[str, Any] = {"report": None}
-LIFECYCLES: dict[str, tuple[Callable[[], LoadJob], Reports]] = {
-    "a load": (start, [(LOADING, "own", {}, "running"), (READY, "own", {}, "succeeded")]),
-    "a load that fails": (start, [(FAILED, "own", {"failure": NO_ROOM}, "failed")]),
-    "a load that fails without a reason": (start, [(FAILED, "own", {}, "failed")]),
-    "a load by another job": (
-        start,
-        [
-            (READY, "x", {"spec_digest": ""}, "pending"),
-            (READY, "x", OTHERS, "pending"),
-            (FAILED, "x", {}, "pending"),
-            (LOADING, "x", {}, "pending"),
-            (READY, "x", {}, "succeeded"),
-        ],
-    ),
-    "a load that fell asleep before a heartbeat showed it ready": (
-        start,
-        [(LOADING, "own", UNTIMED, "running"), (ASLEEP, "own", {}, "succeeded")],
-    ),
-    "one that began to": (
-        start,
-        [(LOADING, "own", UNTIMED, "running"), (DRAINING, "own", {}, "succeeded")],
-    ),
-    "a load that is drained before it was ready": (
-        start,
-        [(DRAINING, "own", UNTIMED, "cancelled")],
-    ),
-    "a wake without room": (
-        start,
-        [(ASLEEP, "x", {}, "pending"), (ASLEEP, "own", {"failure": NO_ROOM}, "failed")],
-    ),
-    "an unload": (
-        unload,
-        [(READY, "x", {}, "pending"), (DRAINING, "x", {}, "running"), (None, "", {}, "succeeded")],
-    ),
-    "an unload whose place a later load has taken": (unload, [(LOADING, "newer", {}, "succeeded")]),
-    "a sleep": (
-        sleep,
-        [
-            (READY, "x", {}, "pending"),
-            (DRAINING, "x", {}, "running"),
-            (ASLEEP, "x", {}, "succeeded"),
-        ],
-    ),
-    "a sleep of what is gone": (sleep, [(None, "", {}, "failed")]),
-    "a sleep whose place a later load has taken": (sleep, [(LOADING, "newer", {}, "cancelled")]),
+VALUES: dict[str, dict[str, Any]] = {
+    "": {},
+    "no-room": {"failure": NO_ROOM},
+    "other-spec": {"spec_digest": "0123456789abcdef"},
+    "no-spec": {"spec_digest": ""},
+    "untimed": {"report": None},
 }
+UNSURE = "ready x no-spec pending, ready x other-spec pending, failed x pending, loading x pending"
+"""Each report is a replica's status, whose job's it is, other values, and the job's status then."""
 
 
-@pytest.mark.parametrize("name", LIFECYCLES)
-def test_a_job_follows_its_neurons_reports(has: Observe, sent: Any, name: str) -> None:
-    begin, reports = LIFECYCLES[name]
+@pytest.mark.parametrize(
+    ("begin", "reports"),
+    [
+        (start, "loading own running, ready own succeeded"),
+        (start, "failed own no-room failed"),
+        (start, "failed own failed"),
+        (start, f"{UNSURE}, ready x succeeded"),
+        # One that fell asleep before a heartbeat showed it ready, and one that began to.
+        (start, "loading own untimed running, asleep own succeeded"),
+        (start, "loading own untimed running, draining own succeeded"),
+        (start, "draining own untimed cancelled"),
+        # A wake without room.
+        (start, "asleep x pending, asleep own no-room failed"),
+        (unload, "ready x pending, draining x running, gone x succeeded"),
+        (unload, "loading newer succeeded"),
+        (sleep, "ready x pending, draining x running, asleep x succeeded"),
+        (sleep, "gone x failed"),
+        (sleep, "loading newer cancelled"),
+    ],
+)
+def test_a_job_follows_its_neurons_reports(
+    has: Observe, sent: Any, begin: Callable[[], LoadJob], reports: str
+) -> None:
     has(None if begin is start else READY)
     job = begin()
-    for status, whose, values, expected in reports:
+    for report in reports.split(", "):
+        status, whose, *values, expected = report.split()
         of = {"own": job, "newer": start() if whose == "newer" else None}.get(whose, whose)
-        has(status, of, **values)
-        assert status_of(job) == expected, (status, whose)
+        replica = None if status == "gone" else ReplicaStatus(status)
+        has(replica, of, **VALUES["".join(values)])
+        assert status_of(job) == expected, report
     assert (fresh(job).failure_code == "") == (expected != "failed")
 
 
 def test_progress_has_a_clock_for_each_stage_and_the_model_its_size(job, build) -> None:
-    def at(stage: LoadStage, done: int) -> LoadJob:
+    def at(stage: LoadStage, done: int, job: LoadJob = job) -> LoadJob:
         progress = LoadProgress(stage=stage, done=done, total=100, detail="tiny.gguf")
         return observe(build, job, LOADING, progress=progress)
 
@@ -140,69 +121,58 @@ def test_progress_has_a_clock_for_each_stage_and_the_model_its_size(job, build) 
     assert third.eta_s == 30.0, "by the stage's rate"
     third.progress_total = 0
     assert third.eta_s is None
-    ended = observe(build, job, READY, report=build.report(weight_bytes=77))
+    report = build.report(weight_bytes=77, load_seconds=60.0, actual_bytes=4 * 2**30)
+    ended = observe(build, job, READY, report=report)
     assert (ended.stage, ended.progress_fraction) == ("done", 1.0)
     assert ended.progress_done == ended.progress_total and ended.finished_at is not None
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.weight_bytes == 77
-
-
-def test_a_load_is_estimated_by_the_last_one_there(job, model, build) -> None:
-    report = build.report(load_seconds=60.0, actual_bytes=4 * 2**30)
-    observe(build, job, READY, report=report)
-    again = start()
+    with pytest.raises(IllegalTransitionError):
+        steps.job_end(job=ended, status=LoadJobStatus.CANCELLED)
+    # The next one is estimated by it.
+    again, stale = start(), LoadJob.objects.latest("created_at")
     assert again.expected_load_s == 60.0
-    downloading = LoadProgress(stage=LoadStage.DOWNLOADING, done=1, total=4)
-    assert observe(build, again, LOADING, progress=downloading).engine_started_at is None
-    running = observe(build, again, LOADING, progress=LoadProgress(stage=LoadStage.PREFLIGHT))
+    assert at(LoadStage.DOWNLOADING, 25, again).engine_started_at is None
+    running = at(LoadStage.PREFLIGHT, 0, again)
     assert running.share is not None and running.eta_s is not None
     assert 0.0 <= running.share < 0.5 and 30.0 < running.eta_s <= 60.0
+    assert steps.job_end(job=running, status=LoadJobStatus.CANCELLED)
+    assert not steps.job_end(job=stale, status=LoadJobStatus.SUCCEEDED), "its claim is lost"
+    assert at(LoadStage.WEIGHTS, 50, again).status == LoadJobStatus.CANCELLED
 
 
-def test_an_unload_says_what_it_waits_for(has: Observe, build: Any, sent: Any) -> None:
+@each_case("is_taken_up", [True, False])
+def test_a_load_ends_with_its_unload(model, neuron, build, sent, is_taken_up: bool) -> None:
+    LoadJob.objects.all().delete()
+    job = start()
+    if is_taken_up:
+        observe(build, job, LOADING)
+    ending = unload()
+    if is_taken_up:
+        assert status_of(job) == LoadJobStatus.RUNNING
+        wakes = {"report": build.report()}  # of an earlier load: it was to wake
+        assert observe(build, job, DRAINING, **wakes).status == LoadJobStatus.CANCELLED
+    else:
+        services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
+        assert (status_of(job), status_of(ending)) == ("pending", "pending")
+        LoadJob.objects.update(created_at=later(seconds=-6))
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert (status_of(job), status_of(ending)) == ("cancelled", "succeeded")
+
+
+def test_an_unload_reports_what_it_waits_for_and_ends_no_later_load(
+    has: Observe, build: Any, sent: Any
+) -> None:
     has()
     job = unload()
     for number, words in ((2, "waiting for 4 requests"), (0, "ending its engine")):
         has(DRAINING, stats=build.stats(in_flight=number, queue_depth=number))
         assert fresh(job).progress_detail == words
-
-
-def test_a_load_under_way_ends_when_the_neuron_has_dropped_it(job, build, sent) -> None:
-    observe(build, job, LOADING)
-    ending = unload()
-    assert fresh(job).status == LoadJobStatus.RUNNING
-    wakes = {"report": build.report()}  # of an earlier load: it was to wake
-    assert observe(build, job, DRAINING, **wakes).status == LoadJobStatus.CANCELLED
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
-
-
-def test_a_load_that_was_not_taken_up_ends_with_its_unload(job, build, sent) -> None:
-    ending = unload()
-    services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
-    assert (fresh(job).status, fresh(ending).status) == ("pending", "pending")
-    LoadJob.objects.update(created_at=later(seconds=-6))
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    assert (fresh(job).status, fresh(ending).status) == ("cancelled", "succeeded")
-
-
-def test_a_replica_that_is_about_to_go_does_not_end_the_next_load(has: Observe, sent: Any) -> None:
-    has()
-    unload()
     again = start()
     has(READY, "x")
     assert status_of(again) == LoadJobStatus.PENDING
     has(READY, again)
     assert status_of(again) == LoadJobStatus.SUCCEEDED
-
-
-def test_an_ended_job_is_moved_no_more(job, build) -> None:
-    stale = fresh(job)
-    assert steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
-    assert not steps.job_end(job=stale, status=LoadJobStatus.SUCCEEDED), "its claim is lost"
-    assert observe(build, job, LOADING).status == LoadJobStatus.CANCELLED
-    with pytest.raises(IllegalTransitionError):
-        steps.job_end(job=fresh(job), status=LoadJobStatus.SUCCEEDED)
 
 
 def test_a_sleep_is_one_job_which_a_neuron_may_refuse(has: Observe, sent: Any) -> None:
@@ -220,18 +190,14 @@ def test_a_sleep_is_one_job_which_a_neuron_may_refuse(has: Observe, sent: Any) -
     has(ASLEEP, memory_bytes=GIB, host_memory_bytes=7)
     replica = Replica.objects.get()
     assert (replica.status, replica.memory_bytes, replica.host_memory_bytes) == ("asleep", GIB, 7)
-
-
-def test_an_unload_comes_before_a_sleep(has: Observe, sent: Any) -> None:
     has()
     asleep, ending = sleep(), unload()
-    assert ending.pk != asleep.pk
-    assert status_of(asleep) == LoadJobStatus.CANCELLED
-    assert sleep().pk == ending.pk
+    assert (ending.pk != asleep.pk, status_of(asleep)) == (True, LoadJobStatus.CANCELLED)
+    assert sleep().pk == ending.pk, "an unload comes first"
 
 
-def test_what_cannot_sleep_names_the_reason(
-    has: Observe, build: Any, model: CatalogueModel, sent: Any
+def test_what_cannot_sleep_or_wake_names_the_reason_and_waking_is_a_load_where_it_sleeps(
+    has: Observe, publish: Any, build: Any, model: CatalogueModel, sent: Any
 ) -> None:
     for status, values, why in (
         (LOADING, {}, "it is loading on beast"),
@@ -249,63 +215,32 @@ def test_what_cannot_sleep_names_the_reason(
     CatalogueModel.objects.update(pinned=True)
     with pytest.raises(ModelPinnedError, match="woken again at once: unpin it"):
         sleep()
-    assert sent.tasks == []
-
-
-def test_waking_is_a_load_where_it_sleeps(has: Observe, publish: Any, sent: Any) -> None:
-    has()
-    for wake in (services.wake_job_start, services.model_wake_everywhere):
-        named = (
-            HERE if wake is services.wake_job_start else {"actor": COMMAND, "model_name": "tiny"}
-        )
+    CatalogueModel.objects.update(pinned=False)
+    everywhere = {"actor": COMMAND, "model_name": "tiny"}
+    for wake, names in (
+        (services.wake_job_start, HERE),
+        (services.model_wake_everywhere, everywhere),
+    ):
         with pytest.raises(ReplicaNotFoundError, match="tiny sleeps nowhere"):
-            wake(**named)
-    has(ASLEEP, memory_bytes=GIB)
-    with pytest.raises(ReplicaNotFoundError, match="does not sleep on other"):
-        services.wake_job_start(**HERE | {"neuron_name": "other"})
-    (job,) = services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
-    ((name, (spec,), _),) = sent.tasks
-    assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")
-
-
-def test_one_that_slept_before_a_heartbeat_showed_it_ready_is_woken(
-    has: Observe, sent: Any
-) -> None:
-    has(None)
-    load = start()
-    has(LOADING, load, report=None)
-    has(ASLEEP, load, memory_bytes=GIB)
-    assert CatalogueModel.objects.get().weight_bytes is not None
-    wake = start()
-    assert wake.pk != load.pk and len(sent.tasks) == 2
-    has(ASLEEP, load, memory_bytes=GIB)
-    assert status_of(wake) == LoadJobStatus.PENDING
-
-
-def test_a_status_counts_before_it_is_recorded(
-    has: Observe, publish: Any, build: Any, model: CatalogueModel, sent: Any
-) -> None:
-    """A request was answered by a replica that the recorded rows call loading still."""
-    asleep = AsleepBytes(device_bytes=GIB, host_bytes=0)
-    values = {
-        "report": msgspec.structs.replace(build.report(), asleep=asleep),
-        "spec_digest": model.entry().spec_digest(),
-    }
+            wake(**names)
+    assert sent.tasks == []
+    # A status counts before it is recorded: a request was answered by a replica that the recorded
+    # rows call loading still.
     has(LOADING)
+    asleep = AsleepBytes(device_bytes=GIB, host_bytes=0)
+    report = msgspec.structs.replace(build.report(), asleep=asleep)
+    values = {"report": report, "spec_digest": model.entry().spec_digest()}
     for status, begin, kind in (
         (READY, services.model_sleep_everywhere, "sleep"),
         (ASLEEP, services.model_wake_everywhere, "load"),
     ):
         publish("beast", replicas=[build.replica(status=status, **values)])
-        (job,) = begin(actor=COMMAND, model_name="tiny")
+        (job,) = begin(**everywhere)
         assert (job.kind, job.neuron.name) == (kind, "beast")
-
-
-def test_the_admin_puts_a_replica_to_sleep_and_wakes_it(
-    admin_client: Any, has: Observe, sent: Any
-) -> None:
-    has()
-    act(admin_client, "replica", "sleep_selected", Replica.objects.get())
-    has(ASLEEP)
-    act(admin_client, "replica", "wake_selected", Replica.objects.get())
-    assert [name for name, *_ in sent.tasks] == ["neuron.sleep_model", "neuron.load_model"]
+    LoadJob.objects.all().delete()
+    has(ASLEEP, memory_bytes=GIB)
+    with pytest.raises(ReplicaNotFoundError, match="does not sleep on other"):
+        services.wake_job_start(**HERE | {"neuron_name": "other"})
+    (job,) = services.model_wake_everywhere(**everywhere)
+    name, (spec,), _ = sent.tasks[-1]
+    assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")

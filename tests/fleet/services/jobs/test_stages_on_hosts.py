@@ -1,30 +1,32 @@
-"""Loads over several neurons, from the order of each stage to its release: load, fault, unload, and
-what leaves there for them."""
+"""Loads over several neurons, from the order of each stage to its release: load, fault, unload,
+what leaves there for them, and all of it in any order."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from django.test import Client
 from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as runs
 
 from fleet import selectors, services
-from fleet.errors import CannotSleepError, PlacementRefusedError
+from fleet.errors import CannotSleepError, FleetError, PlacementRefusedError
 from fleet.lifecycles import LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
 from fleet.placement import Wait
-from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.stage_orders import stage_load_call_off
-from inference.loading.costs.model_costs import packed
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
-from tests.fleet.placement.fleets import dense
 from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -67,7 +69,7 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     assert order.stage_of.engine_certificate == engine.link_identity.certificate
     world.settle()
     assert (newest().status, newest().stage_links) == (LoadJobStatus.SUCCEEDED, "")
-    assert world.serving() == "a" and len(world.specs) == 2
+    assert world.load() == "a" and len(world.specs) == 2
     assert set(world.held()) == set(NAMES) and world.held()["c"] == 0
     (held,) = Neuron.objects.get(name="b").held_stages
     assert (held["model"], held["engine_neuron"], held["status"]) == ("large", "a", "ready")
@@ -93,7 +95,7 @@ def test_a_load_whose_stages_cannot_be_had_fails(
     world.request()
     match how:
         case "away":
-            world.fleet.neurons["b"].is_alive = False
+            world.neurons["b"].is_alive = False
         case "lost":
             world.sent.tasks.clear()
             world.tick()
@@ -114,100 +116,55 @@ def test_a_load_whose_stages_cannot_be_had_fails(
     assert not any(world.held().values())
 
 
-def test_where_one_refuses_all_are_released(world: World) -> None:
-    """Two others are needed; one of them has lost its room since it reported."""
-    layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(60)))
-    selectors.catalogue_cache_clear()
-    world.tick()
-    world.request()
-    refusing = world.fleet.neurons["c"]
-    refusing.taken_bytes = 23 * GIB
-    world.deliver()
-    assert world.held()["b"] > 0
-    world.tick()
-    job = newest()
-    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
-    assert "on cuda:0 of c: there is no room" in job.failure_message
-    assert world.held() == {"a": 0, "b": 0, "c": 23 * GIB}
-    decision = world.request()
-    assert decision.code in ("load_failed", "exceeds_device", "not_enough_memory")
-
-
 def listening(world: World) -> LoadJob:
     """Its stages are ordered and listen; its engine is not ordered yet."""
     world.tick()
     world.request()
     world.deliver()
-    world.fleet.work()
+    world.work()
     return newest()
 
 
-@pytest.mark.parametrize("how", ["cancel", "unload"])
-def test_a_load_is_called_off_before_its_engine_is_ordered(world: World, how: str) -> None:
+@pytest.mark.parametrize("how", ["cancel", "unload", "ordered"])
+def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(
+    world: World, how: str
+) -> None:
     """Its stages are released at the next tick; nothing is loaded after all."""
-    job = listening(world)
-    if how == "cancel":
-        services.load_job_cancel(actor=COMMAND, job=job)
-    else:
-        services.model_unload_everywhere(actor=COMMAND, model_name="large")
-    assert LoadJob.objects.get(pk=job.pk).status == LoadJobStatus.CANCELLED
-    world.tick()
-    assert not any(world.held().values())
-    LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
-    world.settle()
-    assert not any(job.is_active for job in LoadJob.objects.all())
-    assert len(world.specs) == 1, "only the stage was ordered"
-
-
-def test_a_load_whose_engine_is_ordered_is_cancelled_there(world: World) -> None:
-    job = listening(world)
-    services.stage_loads_advance(snapshot=world.snapshot())
-    services.load_job_cancel(actor=COMMAND, job=newest())
-    assert LoadJob.objects.get(pk=job.pk).is_active, "its neuron ends it"
-    world.deliver()
-    LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
-    world.settle()
-    assert not any(job.is_active for job in LoadJob.objects.all())
-    assert not any(world.held().values())
-
-
-def test_a_load_is_called_off_once(world: World) -> None:
-    """Not by a second caller, nor is its engine ordered by a control that read it before."""
     job, same = listening(world), newest()
-    assert stage_load_call_off(job=job) and not stage_load_call_off(job=same)
-    services.stage_loads_advance(snapshot=world.snapshot())
-    assert not world.sent.tasks
-
-
-@pytest.mark.parametrize("whose", ["engine", "stage"])
-def test_it_comes_back_over_what_is_left(world: World, whose: str) -> None:
-    engine = world.load()
-    lost = engine if whose == "engine" else "b"
-    world.fleet.neurons[lost].is_alive = False
+    if how == "cancel":
+        assert stage_load_call_off(job=job) and not stage_load_call_off(job=same)
+        services.stage_loads_advance(snapshot=world.snapshot())
+        assert not world.sent.tasks, "nor is it ordered by a control that read it before"
+    elif how == "unload":
+        services.model_unload_everywhere(actor=COMMAND, model_name="large")
+    else:
+        services.stage_loads_advance(snapshot=world.snapshot())
+        services.load_job_cancel(actor=COMMAND, job=newest())
+        world.deliver()
+    job.refresh_from_db()
+    assert job.is_active == (how == "ordered"), "its neuron ends it then"
+    world.tick()
+    assert how == "ordered" or not any(world.held().values())
+    LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
     world.settle()
-    assert not any(world.held().values()), "what is left of it has ended"
-    assert world.load() in set(NAMES) - {lost}
-    assert sorted(name for name, taken in world.held().items() if taken) == sorted(
-        set(NAMES) - {lost}
-    )
+    assert not any(job.is_active for job in LoadJob.objects.all())
+    assert not any(world.held().values())
+    assert len(world.specs) == 1 + (how == "ordered"), "only the stage was ordered"
 
 
-def test_it_is_neither_reloaded_in_place_nor_put_to_sleep(
+def test_what_it_is_refused_and_a_drained_neuron_holds_nothing_before_it_counts_as_empty(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = {"actor": COMMAND, "model_name": "large", "neuron_name": world.load()}
-    monkeypatch.setattr(live, "redis_client", lambda: None)
-    monkeypatch.setattr(live, "read_snapshot_sync", lambda client: world.snapshot())
-    with pytest.raises(PlacementRefusedError, match="lies on a and b together"):
-        services.reload_job_start(**where)
-    with pytest.raises(PlacementRefusedError, match="unload it, and load it again"):
-        services.model_reload_everywhere(actor=COMMAND, model_name="large")
-    with pytest.raises(CannotSleepError, match="lies on a and b together, and is only unloaded"):
-        services.sleep_job_start(**where)
-
-
-def test_a_drained_neuron_holds_nothing_before_it_counts_as_empty(world: World) -> None:
-    world.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "redis_client", lambda: None)
+        patched.setattr(live, "read_snapshot_sync", lambda client: world.snapshot())
+        with pytest.raises(PlacementRefusedError, match="lies on a and b together"):
+            services.reload_job_start(**where)
+        with pytest.raises(PlacementRefusedError, match="unload it, and load it again"):
+            services.model_reload_everywhere(actor=COMMAND, model_name="large")
+        with pytest.raises(CannotSleepError, match="on a and b together, and is only unloaded"):
+            services.sleep_job_start(**where)
     services.neuron_drain(actor=COMMAND, neuron_name="b")
     NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
     world.tick()
@@ -215,22 +172,21 @@ def test_a_drained_neuron_holds_nothing_before_it_counts_as_empty(world: World) 
 
 
 @pytest.fixture
-def full(build: Any, sent: Any) -> World:
+def full(world: World) -> World:
     """``c`` lends nothing; ``a`` and ``b`` are full of an idle model each."""
-    full = World(build, sent)
-    del full.fleet.neurons["c"]
+    del world.neurons["c"]
     for name, model in (("a", "old"), ("b", "other")):
         services.catalogue_model_create(actor=COMMAND, name=model, source="pypi:one")
-        full.fleet.neurons[name].hold(model, 20 * GIB)
+        world.neurons[name].hold(model, 20 * GIB)
     selectors.catalogue_cache_clear()
-    return full
+    return world
 
 
 def models(full: World) -> dict[str, list[str]]:
     """The replicas that have memory, by neuron."""
     return {
-        one.name: sorted(name for name, held in one.replicas.items() if held.memory_bytes)
-        for one in full.fleet.living()
+        neuron.name: sorted(name for name, one in neuron.replicas.items() if one.memory_bytes)
+        for neuron in full.living()
     }
 
 
@@ -267,7 +223,7 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
 ) -> None:
     full.tick()
     full.request()
-    neuron = full.fleet.neurons[where]
+    neuron = full.neurons[where]
     in_use = {"a": "old", "b": "other"}[where]
     neuron.busy = {in_use}
     full.deliver()
@@ -276,7 +232,82 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
     assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "lost_its_room")
     assert f"{in_use} is in use" in job.failure_message
     assert in_use in models(full)[where]
-    assert all(not one.memory_bytes for n in full.fleet.living() for one in n.stages)
+    assert all(not one.memory_bytes for n in full.living() for one in n.stages)
     neuron.busy = set()
     assert full.load() == "a"
     assert models(full) == {"a": ["large"], "b": []}
+
+
+def do(world: World, what: str, name: str) -> None:
+    neuron = world.neurons[name]
+    match what:
+        case "tick" | "idle tick":
+            world.tick(works=what == "tick")
+        case "request":
+            world.request()
+        case "end":  # and is up again at once
+            neuron.end()
+        case "go or come":
+            neuron.is_alive = not neuron.is_alive
+            neuron.end()
+        case "kill":
+            neuron.stages.clear()
+        case "lose messages":
+            world.sent.tasks.clear()
+        case "unload" if row := Replica.objects.select_related("neuron").first():
+            where = {"model_name": "large", "neuron_name": row.neuron.name}
+            with suppress(FleetError):  # it has just gone
+                services.unload_job_start(actor=COMMAND, **where)
+        case "cancel" if job := selectors.load_jobs_active().first():
+            with suppress(FleetError):  # an unload is not called back
+                services.load_job_cancel(actor=COMMAND, job=job)
+
+
+def ends_empty(world: World) -> None:
+    """Once all are there, and requests are old, the model loads, and goes again."""
+    for neuron in world.neurons.values():
+        if not neuron.is_alive:
+            neuron.end()
+        neuron.is_alive = True
+    world.settle()
+    past = timezone.now() - timedelta(seconds=90)
+    selectors.load_jobs_active().update(created_at=past)
+    selectors.load_jobs_active().exclude(reported_at=None).update(reported_at=past)
+    world.settle()
+    assert not selectors.load_jobs_active().exists()
+    used = {one.spec.job_id for n in world.living() for one in n.replicas.values()}
+    for neuron in world.living():
+        assert {one.spec.job_id for one in neuron.stages if one.memory_bytes} <= used
+        neuron.stages = [one for one in neuron.stages if one.memory_bytes]  # failures age
+        neuron.replicas = {name: one for name, one in neuron.replicas.items() if one.memory_bytes}
+    where = {"model_name": "large", "neuron_name": world.load()}
+    services.unload_job_start(actor=COMMAND, **where)
+    world.deliver()
+    world.settle()
+    assert not any(world.held().values()), world.held()
+    assert not LoadJob.objects.exclude(stage_links="").exists()
+
+
+DEEDS = ("tick", "tick", "idle tick", "request", "request", "end", "go or come", "kill")
+DEEDS += ("lose messages", "unload", "cancel")
+
+
+@pytest.mark.parametrize("num_walks", slow_but([2, 15], 2))
+def test_any_order_of_loads_and_faults_leaves_nothing(
+    build: Any, sent: Any, num_walks: int
+) -> None:
+    """Memory is never over, and nothing stays."""
+
+    @runs(max_examples=num_walks, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES)), min_size=8, max_size=20)
+    )
+    def walk(deeds: list[tuple[str, str]]) -> None:
+        world = World(build, sent)
+        world.tick()
+        for what, name in deeds:
+            do(world, what, name)
+            assert all(one.free_bytes >= 0 for one in world.living())
+        ends_empty(world)
+
+    walk()

@@ -1,23 +1,31 @@
-"""Writes to the catalogue and its import, and what the selectors answer after them."""
+"""Writes to the catalogue and its import, what the selectors answer after them, and adapters:
+entries of their own with a base."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from fleet import selectors, services
-from fleet.errors import CatalogueChangedError, CatalogueValueError
-from fleet.live.catalogue_cache import CACHE_S, CatalogueCache
-from fleet.models import Alias, CatalogueModel, LoadJob, NeuronWish
+from fleet.catalogue import CatalogueEntry, check_settings
+from fleet.errors import CatalogueChangedError, CatalogueValueError, ReplicaNotFoundError
+from fleet.live.catalogue_cache import CACHE_S, CatalogueCache, OfferedModels
+from fleet.models import Alias, CatalogueModel, NeuronWish
 from fleet.models_toml import Plan, plan_import, read_document, write_document
+from fleet.models_toml.reading import ModelsTomlError
+from fleet.overview.selector import fleet_overview
+from inference.protocol.load import AdapterSpec
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from metering.prices import Prices
-from tests.cases import each_case
+from tests.fleet.api.api_support import key_api
 
 pytestmark = pytest.mark.django_db
 
@@ -69,118 +77,96 @@ def test_a_created_model_is_found_at_once_as_it_was_made() -> None:
         create(colour="red")
 
 
-def test_a_host_that_nobody_knows_is_refused_as_its_place() -> None:
-    with pytest.raises(CatalogueValueError, match="no neuron named 'gone'; there are none yet"):
-        create(pinned_on=("gone",))
+def test_a_value_or_name_that_cannot_be_is_named_and_nothing_is_stored() -> None:
+    for field, value in (
+        ("name", "Tiny"),
+        ("sha256", "12"),
+        ("output_price_micro_usd", 1),
+        ("pinned_on", ("gone",)),
+    ):
+        with pytest.raises(CatalogueValueError) as caught:
+            create(**{field: value})
+        assert caught.value.field == field.replace("output", "input")
+        assert not CatalogueModel.objects.exists()
+    assert "no neuron named 'gone'; there are none yet" in str(caught.value)
     expect_hosts("beast", "beauty")
     model = create(pinned_on=("beast",))
     model.assign({"pinned_on": ("beast", "gone", "away")})
     message = "no neuron named 'away', 'gone'; there are beast, beauty"
-    with pytest.raises(CatalogueValueError, match=message) as refused:
+    with pytest.raises(CatalogueValueError, match=message):
         services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned_on"])
-    assert refused.value.field == "pinned_on"
-    NeuronWish.objects.all().delete()
-    model = CatalogueModel.objects.get()
-    model.pinned = True
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
-
-
-def test_an_alias_resolves_to_its_model_while_that_is_offered() -> None:
-    model = create()
-    services.alias_create(actor=COMMAND, name="gpt-4o", model=model)
-    entry = selectors.catalogue_find("gpt-4o")
-    assert entry is not None
-    assert (entry.name, entry.aliases) == ("tiny", ("gpt-4o",))
-    model.enabled = False
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
-    assert selectors.catalogue_list() == ()
-    assert selectors.catalogue_find("tiny") is None
-    assert selectors.catalogue_find("gpt-4o") is None
-    for name in ("c", "b"):
-        create(name)
-    assert [entry.name for entry in selectors.catalogue_list()] == ["b", "c"]
-
-
-def test_the_catalogue_is_read_once_a_second(django_assert_num_queries, monkeypatch) -> None:
-    now_s = 1000.0
-    cache = CatalogueCache(selectors.catalogue_cache._read, clock=lambda: now_s)
-    monkeypatch.setattr(selectors, "catalogue_cache", cache)
-    create()
-    selectors.catalogue_find("tiny")
-    now_s += CACHE_S - 0.01
-    with django_assert_num_queries(0):
-        for _ in range(100):
-            selectors.catalogue_find("tiny")
-    now_s += 0.01
-    with CaptureQueriesContext(connection) as queries:
-        selectors.catalogue_find("tiny")
-    assert len(queries) > 0 and CACHE_S <= 1
-
-
-@each_case(("field", "value"), [("name", "Tiny"), ("sha256", "12"), ("output_price_micro_usd", 1)])
-def test_a_value_that_cannot_be_is_named_and_nothing_is_stored(field: str, value: object) -> None:
-    with pytest.raises(CatalogueValueError) as caught:
-        create(**{field: value})
-    assert caught.value.field == field.replace("output", "input")
-    assert not CatalogueModel.objects.exists()
-
-
-def test_a_name_is_given_once() -> None:
-    model = create()
+    NeuronWish.objects.all().delete()  # a host that went hinders no other change
+    services.catalogue_model_update(
+        actor=COMMAND, model=CatalogueModel.objects.get(), changed_fields=["pinned"]
+    )
     services.alias_create(actor=COMMAND, name="nick", model=model)
     for name in ("tiny", "nick"):
         with pytest.raises(CatalogueValueError):
             create(name)
         with pytest.raises(CatalogueValueError):
             services.alias_create(actor=COMMAND, name=name, model=model)
+    for values in (  # the database refuses what a service would
+        {"name": ""},
+        {"source": "no scheme"},
+        {"dtype": "int3"},
+        {"max_context_tokens": 0},
+        {"min_devices": 0},
+        {"min_replicas": 2},
+        {"input_price_micro_usd": 1},
+    ):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            CatalogueModel.objects.create(**{"name": "other", "source": "pypi:tiny"} | values)
 
 
-def test_other_files_forget_the_measured_size(model: CatalogueModel) -> None:
-    CatalogueModel.objects.update(weight_bytes=123)
-    for field, value, size in (("description", "words", 123), ("source", "pypi:other", None)):
-        model = CatalogueModel.objects.get()
-        model.assign({field: value})
-        services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
-        model.refresh_from_db()
-        assert model.weight_bytes == size, field
+def test_updates_and_deletions_show_at_once_and_are_audited(
+    django_assert_num_queries, monkeypatch
+) -> None:
+    def update(model: CatalogueModel, **values: Any) -> CatalogueModel:
+        model.assign(values)
+        services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(values))
+        return CatalogueModel.objects.get(pk=model.pk)
 
-
-def test_updates_and_deletions_show_at_once_and_are_audited() -> None:
-    model = create()
-    model.description = "words"
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
+    model = update(create(), description="words")
     assert audited() == ("model.update", "tiny", {"description": ["", "words"]})
+    CatalogueModel.objects.update(weight_bytes=123)
+    model = update(CatalogueModel.objects.get(), description="more")
+    assert model.weight_bytes == 123
+    model = update(model, source="pypi:other")
+    assert model.weight_bytes is None, "other files forget the measured size"
     alias = services.alias_create(actor=COMMAND, name="nick", model=model)
     assert audited() == ("alias.create", "nick", {"model": "tiny"})
     alias.name = "nock"
     services.alias_update(actor=COMMAND, alias=alias, changed_fields=["name"])
     assert audited() == ("alias.update", "nock", {"name": ["nick", "nock"]})
     assert selectors.catalogue_find("nick") is None
-    assert selectors.catalogue_find("nock") is not None
+    entry = selectors.catalogue_find("nock")
+    assert entry is not None and (entry.name, entry.aliases) == ("tiny", ("nock",))
+    update(model, enabled=False)
+    assert selectors.catalogue_list() == ()
+    assert selectors.catalogue_find("tiny") is selectors.catalogue_find("nock") is None
     services.alias_delete(actor=COMMAND, alias=alias)
     assert audited() == ("alias.delete", "nock", {})
-    assert selectors.catalogue_find("nock") is None
     services.alias_create(actor=COMMAND, name="one", model=model)
     services.catalogue_model_delete(actor=COMMAND, model=model)
-    assert selectors.catalogue_list() == ()
     assert not Alias.objects.exists()
     removed = AuditEntry.objects.values_list("action", "object_id", "detail")
-    assert {("model.delete", "tiny"), ("alias.delete", "one")} <= {one[:2] for one in removed}
+    assert ("model.delete", "tiny") in {one[:2] for one in removed}
     assert ("alias.delete", "one", {"with": "tiny"}) in removed
-
-
-def test_what_is_deleted_leaves_every_neuron(build, sent, django_capture_on_commit_callbacks):
-    model = create(pinned=True)
-    for name in ("beast", "beauty"):
-        beat = build.heartbeat(name, replicas=[build.replica()])
-        services.heartbeat_record(heartbeat=beat)
-    with django_capture_on_commit_callbacks(execute=True):
-        services.catalogue_model_delete(actor=COMMAND, model=model)
-    assert [options["queue"] for _, _, options in sent.tasks] == [
-        "neuron.beast",
-        "neuron.beauty",
-    ]
-    assert {job.kind for job in LoadJob.objects.all()} == {"unload"}
+    for name in ("c", "b"):
+        create(name)
+    assert [entry.name for entry in selectors.catalogue_list()] == ["b", "c"]
+    # It is read once a second.
+    now_s = 1000.0
+    cache = CatalogueCache(selectors.catalogue_cache._read, clock=lambda: now_s)
+    monkeypatch.setattr(selectors, "catalogue_cache", cache)
+    selectors.catalogue_find("b")
+    now_s += CACHE_S - 0.01
+    with django_assert_num_queries(0):
+        selectors.catalogue_find("b")
+    now_s += 0.01
+    with CaptureQueriesContext(connection) as queries:
+        selectors.catalogue_find("b")
+    assert len(queries) > 0 and CACHE_S <= 1
 
 
 def test_the_default_model_is_ensured_once_and_stays_as_the_operator_left_it(capsys) -> None:
@@ -205,24 +191,6 @@ def test_the_default_model_is_ensured_once_and_stays_as_the_operator_left_it(cap
     assert services.default_model_ensure(actor=COMMAND).pk != model.pk
 
 
-@each_case(
-    "values",
-    [
-        {"name": ""},
-        {"source": "no scheme"},
-        {"dtype": "int3"},
-        {"max_context_tokens": 0},
-        {"min_devices": 0},
-        {"min_replicas": 2},
-        {"input_price_micro_usd": 1},
-    ],
-)
-def test_the_database_refuses_what_a_service_would(values: dict[str, object]) -> None:
-    with pytest.raises(IntegrityError), transaction.atomic():
-        CatalogueModel.objects.create(**{"name": "tiny", "source": "pypi:tiny"} | values)
-    assert connection.is_usable()
-
-
 TEXT = """
 [[models]]
 id = "Org/Tiny"
@@ -245,10 +213,13 @@ def imported(text: str = TEXT, **options: Any) -> Plan:
 
 def test_an_import_is_made_once_and_exported_as_the_same() -> None:
     expect_hosts("beast")
-    assert not imported().is_empty
+    seen = plan_import(read_document(TEXT), selectors.catalogue_state(), prune=False).digest
+    assert not imported(seen=seen).is_empty
     state = selectors.catalogue_state()
     assert {model.name: model.settings for model in read_document(TEXT).models} == state.models
     assert state.aliases == {"nick": "tiny", "Org/Tiny": "tiny"}
+    with pytest.raises(CatalogueChangedError):
+        imported(seen=seen)
     num_audited = AuditEntry.objects.count()
     assert num_audited == 5, "the host, and four of the document"
     assert imported().is_empty
@@ -258,11 +229,7 @@ def test_an_import_is_made_once_and_exported_as_the_same() -> None:
     document = read_document(write_document(state))
     assert plan_import(document, state, prune=True).is_empty
     assert 'pinned_on = ["beast"]' in write_document(state)
-
-
-def test_what_differs_is_changed_and_what_is_not_named_stays_or_goes() -> None:
-    expect_hosts("beast")
-    imported()
+    # What differs is changed, and what is not named stays or goes.
     changed = """[[models]]\nid = 'other'\nsource = 'pypi:other'\npinned = true
     [aliases]\nnick = 'other'"""
     imported(changed)
@@ -274,14 +241,107 @@ def test_what_differs_is_changed_and_what_is_not_named_stays_or_goes() -> None:
     swapped = "[[models]]\nid = 'nick'\nsource = 'pypi:a'\n[aliases]\ntiny = 'nick'\nother = 'nick'"
     imported(swapped, prune=True)
     state = selectors.catalogue_state()
-    assert list(state.models) == ["nick"]
-    assert state.aliases == {"tiny": "nick", "other": "nick"}
+    assert (list(state.models), state.aliases) == (["nick"], {"tiny": "nick", "other": "nick"})
 
 
-def test_a_plan_that_is_no_longer_true_is_not_applied() -> None:
-    expect_hosts("beast")
-    seen = plan_import(read_document(TEXT), selectors.catalogue_state(), prune=False).digest
-    services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:else")
-    with pytest.raises(CatalogueChangedError):
-        imported(seen=seen)
-    assert list(selectors.catalogue_state().models) == ["other"]
+BASE = CatalogueEntry(name="tiny", source="path:/models/tiny")
+ADAPTER = CatalogueEntry(
+    name="tiny-sql", source="huggingface:org/sql", revision="v2", base="tiny", aliases=("sql",)
+)
+
+
+def test_an_adapter_goes_by_its_name_and_beside_its_bases() -> None:
+    offered = OfferedModels.of((BASE, ADAPTER))
+    assert [entry.name for entry in offered.entries] == ["tiny", "tiny-sql"]
+    for name in ("tiny-sql", "tiny:tiny-sql", "sql"):
+        assert offered.by_any_name[name] is ADAPTER
+    assert offered.by_name == {"tiny": BASE}, "what is loaded and placed"
+    assert OfferedModels.of((ADAPTER,)).entries == (), "without its base"
+    assert BASE.adapter_spec() is None
+    expected = AdapterSpec(name="tiny-sql", source="huggingface:org/sql", revision="v2")
+    assert ADAPTER.adapter_spec() == expected
+    for setting, value in (("pinned", True), ("kv_memory_bytes", 1 << 20), ("file", "Q4_K_M")):
+        with pytest.raises(CatalogueValueError, match="tiny's") as refused:
+            check_settings(replace(ADAPTER, **{setting: value}))
+        assert refused.value.field == setting
+
+
+def add(name: str, base: str | None = None) -> CatalogueModel:
+    create = services.catalogue_model_create
+    return create(actor=COMMAND, name=name, source=f"path:/{name}", base=base)
+
+
+@pytest.fixture
+def rows(transactional_db: None, sent: Any) -> tuple[CatalogueModel, CatalogueModel]:
+    """A base and its adapter."""
+    return add("tiny"), add("tiny-sql", "tiny")
+
+
+def test_a_base_must_be_there_be_no_adapter_and_outlive_its_adapters(
+    rows: Any, admin_client: Client
+) -> None:
+    base, adapter = rows
+    for of, why in (("away", "no model named 'away'"), ("tiny-sql", "is an adapter itself")):
+        with pytest.raises(CatalogueValueError, match=why):
+            add("other", of)
+    found = selectors.catalogue_find("tiny:tiny-sql")
+    assert found is not None and found.name == "tiny-sql"
+    refused = key_api("fleet:write").delete("catalogue/tiny", 409)
+    assert refused["code"] == "model_has_adapters"
+    assert refused["detail"] == "tiny is the base of tiny-sql: remove them first"
+    with pytest.raises(CommandError, match="base of tiny-sql"):
+        call_command("models", "remove", "tiny")
+    for model in (adapter, base):
+        services.catalogue_model_delete(actor=COMMAND, model=model)
+    assert not CatalogueModel.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_import_removes_a_base_with_its_adapters(sent: Any) -> None:
+    def models(*tables: str) -> None:
+        text = "".join(f"[[models]]\n{table}\n" for table in tables)
+        services.catalogue_import(actor=COMMAND, document=read_document(text), prune=True)
+
+    tiny, large = ('id="tiny"\nsource="path:/tiny"', 'id="large"\nsource="path:/large"')
+    adapter = 'id="a"\nsource="path:/a"\nbase="{}"'
+    models(tiny, adapter.format("tiny"))
+    with pytest.raises(ModelsTomlError, match="There is no model 'tiny'"):
+        models(large, adapter.format("tiny"))
+    models(large, adapter.format("large"))
+    assert selectors.catalogue_find("large:a") is not None
+    models(tiny)
+    assert [model.name for model in CatalogueModel.objects.all()] == ["tiny"]
+
+
+@pytest.mark.parametrize("has_base", [True, False])
+def test_an_adapter_is_unloaded_while_its_base_serves(
+    rows: Any, build: Any, sent: Any, has_base: bool
+) -> None:
+    def observe(*adapters: str, has_base: bool = True) -> None:
+        stats = msgspec.structs.replace(build.stats(), adapters=list(adapters))
+        heartbeat = build.heartbeat(replicas=[build.replica(stats=stats)] if has_base else [])
+        services.heartbeat_record(heartbeat=heartbeat)
+
+    def status() -> str:
+        return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
+
+    def unload() -> Any:
+        return services.unload_job_start(actor=COMMAND, model_name="tiny-sql", neuron_name="beast")
+
+    observe()
+    assert status() == "unloaded"
+    with pytest.raises(ReplicaNotFoundError, match="tiny-sql is not loaded on beast"):
+        unload()
+    assert services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql") == []
+    observe("tiny-sql", "tiny-other")
+    assert status() == "ready"
+    (job,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql")
+    assert unload().pk == job.pk
+    ((task, arguments, _),) = sent.tasks
+    assert (task, arguments) == ("neuron.drop_adapter", ["tiny", "tiny-sql"])
+    observe("tiny-sql")  # a request has it
+    job.refresh_from_db()
+    assert (job.status, job.progress_detail) == ("running", "waiting for the requests that use it")
+    observe(*["tiny-other"] * has_base, has_base=has_base)
+    job.refresh_from_db()
+    assert job.status == "succeeded"

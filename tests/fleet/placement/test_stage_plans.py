@@ -26,47 +26,42 @@ def planned(costs: ModelCosts, devices: list[StageDevice], **options: Any) -> St
     return plan
 
 
-def where(plan: StagePlan) -> list[tuple[str, str]]:
-    return [(stage.neuron, stage.device) for stage in plan.stages]
-
-
-def test_three_uneven_cards_hold_what_none_of_them_does() -> None:
-    box = [
-        device("box", "cuda:0", 24, gb_per_s=900),
-        device("box", "cuda:1", 12, gb_per_s=360),
-        device("box", "cuda:2", 8, gb_per_s=300),
-        device("box", "cpu", 64),
-    ]
+def test_uneven_devices_hold_what_none_of_them_does() -> None:
+    sizes = (("cuda:0", 24, 900), ("cuda:1", 12, 360), ("cuda:2", 8, 300), ("cpu", 64, None))
+    box = [device("box", name, gb, gb_per_s=speed) for name, gb, speed in sizes]
     plan = planned(dense(36), box)
-    assert where(plan) == [("box", "cuda:0"), ("box", "cuda:1"), ("box", "cuda:2")]
+    assert plan.where == "box cuda:0 + cuda:1 + cuda:2"
     assert plan.num_blocks * 32 >= KV_TOKENS
     # Each reads its own part of 34.2 GB at its own speed.
     assert 300 / 34.2 < plan.tokens_per_s < 900 / 34.2
     assert plan.tokens_per_s_of_many > 3 * plan.tokens_per_s
-
-
-def test_a_mixture_is_divided_by_whole_layers() -> None:
-    box = [device("box", "cuda:0", 24, gb_per_s=900), device("box", "cpu", 64)]
-    plan = planned(mixture(60), box)
-    assert where(plan) == [("box", "cuda:0"), ("box", "cpu")]
-    held = sum(stage.weight_bytes for stage in plan.stages)
+    # A mixture is divided by whole layers, and a step reads only the experts in use.
+    both_of_them, alone = (planned(mixture(60), devices) for devices in (box[::3], box[3:]))
+    assert (both_of_them.where, alone.where) == ("box cuda:0 + cpu", "box cpu")
+    held = sum(stage.weight_bytes for stage in both_of_them.stages)
     assert held == pytest.approx(60 * GB, rel=1e-6)
-    alone = planned(mixture(60), box[1:])
-    assert where(alone) == [("box", "cpu")] and alone.where == "box cpu"
-    assert plan.tokens_per_s > alone.tokens_per_s
-
-
-def test_a_step_of_a_mixture_reads_only_the_experts_in_use() -> None:
-    card = [device("box", "cuda:0", 24, gb_per_s=900)]
+    assert both_of_them.tokens_per_s > alone.tokens_per_s
     # Of each layer a tenth and a sixteenth of its experts: 15.6 %.
-    assert planned(mixture(10), card).tokens_per_s > 3 * planned(dense(10), card).tokens_per_s
-
-
-def test_states_of_layers_take_memory_beside_the_kv_cache() -> None:
+    on_card = [planned(costs, box[:1]).tokens_per_s for costs in (mixture(10), dense(10))]
+    assert on_card[0] > 3 * on_card[1]
+    # States of layers take memory beside the KV cache.
     costs = dense(10, kv_token_bytes=0)
-    held = [replace(layer, state_bytes=10**6) for layer in costs.layers]
-    (stage,) = planned(replace(costs, layers=tuple(held)), [device("box", "cuda:0", 24)]).stages
-    assert stage.kv_bytes == NUM_STATES * len(held) * 10**6
+    held_states = tuple(replace(layer, state_bytes=10**6) for layer in costs.layers)
+    (stage,) = planned(replace(costs, layers=held_states), box[:1]).stages
+    assert stage.kv_bytes == NUM_STATES * len(held_states) * 10**6
+    # The smallest stage decides how many blocks there are.
+    costs = dense(24, kv_token_bytes=16384)
+    plan = planned(costs, [device("a", "cuda:0", 33), device("b", "cuda:0", 9)])
+    block_bytes = 32 * 16384
+    left = [
+        (one.free_bytes - one.used_bytes) // (block_bytes * one.num_layers) for one in plan.stages
+    ]
+    assert min(left) == 0
+    for one in plan.stages:
+        assert one.kv_bytes == one.num_layers * plan.num_blocks * block_bytes
+    # Two groups of 8 rows at work side by side; each stage's weights are read once a group.
+    plan = planned(dense(40), CARDS)
+    assert plan.tokens_per_s_of_many > 1.8 * 8 * plan.tokens_per_s
 
 
 def test_what_is_missing_comes_with_its_numbers() -> None:
@@ -104,26 +99,6 @@ UNLIKE = [
 )
 def test_where_a_plan_lies(what, gb: float, devices: list[StageDevice], expected: str) -> None:
     assert planned(dense(gb), devices).where == expected, what
-
-
-def test_the_smallest_stage_decides_how_many_blocks_there_are() -> None:
-    plan = planned(
-        dense(24, kv_token_bytes=16384), [device("a", "cuda:0", 33), device("b", "cuda:0", 9)]
-    )
-    left = [
-        (stage.free_bytes - stage.used_bytes) // (32 * 16384 * stage.num_layers)
-        for stage in plan.stages
-    ]
-    assert min(left) == 0
-    assert {stage.kv_bytes // stage.num_layers for stage in plan.stages} == {
-        plan.num_blocks * 32 * 16384
-    }
-
-
-def test_requests_in_flight_keep_like_stages_busy() -> None:
-    plan = planned(dense(40), CARDS)
-    # Two groups of 8 rows at work side by side; each stage's weights are read once a group.
-    assert plan.tokens_per_s_of_many > 1.8 * 8 * plan.tokens_per_s
 
 
 speeds = st.sampled_from([50, 300, 900, 2000])
@@ -181,7 +156,8 @@ def test_no_device_is_given_more_than_it_has_whatever_their_order(
     for stage in plan.stages:
         used[stage.neuron, stage.device] += stage.used_bytes
     assert all(used[one] <= free[one] for one in free)
-    assert len(where(plan)) == len(set(where(plan)))
+    where = [(stage.neuron, stage.device) for stage in plan.stages]
+    assert len(where) == len(set(where))
     # All layers, each once, in order.
     assert [stage.first_layer for stage in plan.stages[1:]] == [
         stage.last_layer for stage in plan.stages[:-1]
@@ -201,10 +177,8 @@ def test_no_device_is_given_more_than_it_has_whatever_their_order(
 def test_a_plan_lies_on_no_more_than_it_may(
     costs: ModelCosts, devices: list[StageDevice], spread: Any
 ) -> None:
-    plan, parts = (
-        plan_stages(costs, devices, spread=spread),
-        divided(costs, devices, (4096, 256)),
-    )
+    plan = plan_stages(costs, devices, spread=spread)
+    parts = divided(costs, devices, (4096, 256))
     if isinstance(plan, StagePlan):
         widest = planned(costs, devices)
         assert len(plan.neurons) == 1 and (len(plan.stages) == 1 or spread == "host")
