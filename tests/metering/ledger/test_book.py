@@ -109,16 +109,6 @@ def test_a_refusal_has_its_numbers_and_when_it_is_worth_another_try(
     assert ("reserved by running requests" in str(found)) is (budget.reserved > 0)
 
 
-def test_a_refusal_names_a_prompts_bound_as_one_and_money_as_money() -> None:
-    """Its true length is not known yet."""
-    with pytest.raises(QuotaExceededError) as refused:
-        book(state(cap=300, **MONEY)).reserve(reserve(output_tokens=200, prices=PRICES))
-    assert str(refused.value) == (
-        "This request may need up to $0.000301 (at most 100 tokens of prompt, and 200 of output), "
-        "and $0.0003 are left of the key's budget of $0.0003."
-    )
-
-
 def test_the_tightest_of_several_budgets_decides_and_all_hold_or_none() -> None:
     wide, tight = state(id=1, cap=1000), state(id=2, cap=150)
     both = book(wide, tight)
@@ -130,33 +120,28 @@ def test_the_tightest_of_several_budgets_decides_and_all_hold_or_none() -> None:
     assert (wide.reserved, tight.reserved) == (150, 150)
     both.reserve(reserve(budgets=(1, 2), output_tokens=20))
     assert (wide.reserved, tight.reserved) == (120, 120), "it replaces what it has reserved"
+    for prompt_tokens in (40, 400):  # to narrow releases, and never takes
+        both.narrow(narrow(budgets=(1, 2), prompt_tokens=prompt_tokens, output_tokens=20))
+        assert (wide.reserved, tight.reserved) == (60, 60)
+    both.narrow(narrow("unknown"))
 
 
-@each_case(
-    ("first", "second", "speaks"),
-    [
-        # The spent one before the reserved one, and the one that stays short before a day's.
-        (state(id=1, cap=200, spent=200, **DAILY), state(id=2, cap=200, reserved=200), 1),
-        (state(id=1, cap=200, spent=200, **DAILY), state(id=2, cap=200, spent=200), 2),
-    ],
-)
-def test_of_two_short_budgets_the_one_that_stays_short_speaks(
-    first: BudgetState, second: BudgetState, speaks: int
-) -> None:
+def test_what_a_refusal_says() -> None:
     with pytest.raises(QuotaExceededError) as refused:
-        book(first, second).reserve(reserve(budgets=(1, 2)))
-    assert (refused.value.budget, refused.value.is_reserved) == (speaks, False)
-
-
-def test_narrow_releases_and_never_takes() -> None:
-    budget = state()
-    one = book(budget)
-    one.reserve(reserve())
-    one.narrow(narrow(prompt_tokens=40))
-    assert budget.reserved == 240
-    one.narrow(narrow(prompt_tokens=400))
-    assert budget.reserved == 240
-    one.narrow(narrow("unknown"))
+        book(state(cap=300, **MONEY)).reserve(reserve(output_tokens=200, prices=PRICES))
+    assert str(refused.value) == (
+        "This request may need up to $0.000301 (at most 100 tokens of prompt, and 200 of output), "
+        "and $0.0003 are left of the key's budget of $0.0003."
+    )
+    # The spent one speaks before the reserved one, and the one that stays short before a day's.
+    for second, speaks in ({"reserved": 200}, 1), ({"spent": 200}, 2):
+        short = book(
+            state(id=1, cap=200, spent=200, **DAILY),
+            state(id=2, cap=200, **second),  # type: ignore[arg-type]
+        )
+        with pytest.raises(QuotaExceededError) as refused:
+            short.reserve(reserve(budgets=(1, 2)))
+        assert (refused.value.budget, refused.value.is_reserved) == (speaks, False)
 
 
 def test_settle_charges_what_was_used_where_it_was_reserved_or_is_left() -> None:
@@ -189,10 +174,7 @@ def test_a_day_begins_at_midnight_and_keeps_what_is_reserved() -> None:
     assert (budget.spent, budget.reserved, budget.window_ends_s) == (0, 600, MIDNIGHT + DAY_S)
     one.reserve(reserve("lags", output_tokens=0, now_unix_s=MIDNIGHT - 100))
     assert budget.window_ends_s == MIDNIGHT + DAY_S, "a clock that lags turns nothing back"
-
-
-def test_a_request_is_charged_to_the_day_on_which_it_ended() -> None:
-    budget = state(window=Window.DAY)
+    budget = state(window=Window.DAY)  # a request is charged to the day on which it ended
     one = book(budget)
     for request_id in ("r1", "r2", "r3"):
         one.reserve(reserve(request_id))

@@ -13,7 +13,8 @@ from metering import tasks
 from metering.ledger import store
 from metering.ledger.orphans import reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
-from metering.models import Budget, GatewayLease, LedgerEntry
+from metering.models import GatewayLease, LedgerEntry
+from tests.metering import writer_support
 from tests.metering.operations import make_budget, reserve, settle
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,9 +26,7 @@ def _first_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def amounts(budget_id: int) -> tuple[int, int]:
-    """The spent and the reserved amount."""
-    budget = Budget.objects.get(id=budget_id)
-    return budget.spent, budget.reserved
+    return writer_support.amounts("default", budget_id)
 
 
 def hold(request_id: str = "r1", **changes: Any) -> int:
@@ -38,18 +37,14 @@ def hold(request_id: str = "r1", **changes: Any) -> int:
     return id
 
 
-def lease(gateway_id: str, left_s: float) -> None:
-    until_s = int(time.time() + left_s)
-    GatewayLease.objects.create(gateway_id=gateway_id, lease_until_unix_s=until_s)
-
-
 def test_the_second_sweep_without_a_lease_releases() -> None:
     assert LEASE_S + 2 * EVERY_S[TASK_SWEEP_ORPHANS] <= 30, "as documented"
     assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
     leased, dead = hold("r1", gateway_id="g1"), hold("r2", gateway_id="g2")
     without_a_lease = hold("r3", gateway_id="g3")
     for gateway_id, left_s in (("g1", 60), ("g2", -2), ("long gone", -90_000)):
-        lease(gateway_id, left_s)
+        until_s = int(time.time() + left_s)
+        GatewayLease.objects.create(gateway_id=gateway_id, lease_until_unix_s=until_s)
     tasks.sweep_orphans()
     assert amounts(dead) == amounts(without_a_lease) == (0, 300)
     late = hold("r4", gateway_id="g4")
@@ -64,9 +59,11 @@ def test_the_second_sweep_without_a_lease_releases() -> None:
         assert ("g1" in dead_now) is is_dead
 
 
-def test_bills_that_come_late_find_their_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_after_an_outage_and_a_bill_after_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A gateway that was restarted while the database was away writes the bills of the one before
-    when it is back."""
+    when it is back. One that comes later still charges what is left."""
     id = hold()
     tasks.sweep_orphans()
 
@@ -80,12 +77,6 @@ def test_bills_that_come_late_find_their_reservations(monkeypatch: pytest.Monkey
     assert amounts(id) == (0, 300), "the first one after the outage"
     tasks.sweep_orphans()
     assert amounts(id) == (0, 0)
-
-
-def test_a_bill_after_the_sweep_charges_what_is_left() -> None:
-    id = hold()
-    for _ in range(2):
-        tasks.sweep_orphans()
     store.apply([reserve("r2", budgets=(id,), prompt_tokens=900, output_tokens=60)])
     store.apply([settle("r1", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
     assert amounts(id) == (40, 960), "its cap of 1,000 holds"

@@ -55,9 +55,12 @@ def adopted(path: Path) -> SpoolFile:
 
 
 def test_bills_are_read_as_they_were_written_without_what_was_there_before(tmp_path: Path) -> None:
+    file = SpoolFile.create(tmp_path / "mine", "g1")
+    assert SpoolFile.adopt(file.path) is None, "its gateway lives"
     path = written(tmp_path / "new")
     assert list(spool_paths(path.parent)) == [path]
     file = adopted(path)
+    assert SpoolFile.adopt(path) is None, "one adopts it"
     assert file.read() == BILLS
     file.count(1, 9, 9, 9, 9)
     file.free(1)
@@ -66,7 +69,7 @@ def test_bills_are_read_as_they_were_written_without_what_was_there_before(tmp_p
     _, bill, _ = file.read()
     assert (bill.request_id, bill.completion_tokens) == ("next", 0)
     file.remove()
-    assert list(path.parent.iterdir()) == []
+    assert list(path.parent.iterdir()) == [] and SpoolFile.adopt(path) is None
 
 
 def test_a_request_that_had_not_ended_is_billed_for_what_had_come(tmp_path: Path) -> None:
@@ -94,16 +97,6 @@ def test_files_of_the_release_before_are_read(tmp_path: Path) -> None:
     assert file.read() == [BILLS[0]]
     file.remove()
     assert path.with_suffix(DAMAGED_SUFFIX).exists()
-
-
-def test_nobody_adopts_the_file_of_a_gateway_that_lives(tmp_path: Path) -> None:
-    file = SpoolFile.create(tmp_path, "g1")
-    assert SpoolFile.adopt(file.path) is None
-    file.close()
-    again = adopted(file.path)
-    assert SpoolFile.adopt(file.path) is None
-    again.remove()
-    assert SpoolFile.adopt(file.path) is None
 
 
 @checks(suppress_health_check=[HealthCheck.function_scoped_fixture])
