@@ -9,7 +9,6 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from metering.models import Account, AuditEntry, Membership
-from tests.cases import each_case
 from tests.metering.callers import newest, person, staff
 
 pytestmark = pytest.mark.django_db
@@ -41,21 +40,19 @@ def choose(path: str, form: dict[str, str] = NEW) -> tuple[Client, str]:
     return client, client.post(page.redirect_chain[-1][0], form, follow=True).text
 
 
-def test_who_is_added_chooses_the_password(operator: Client, account: Account) -> None:
-    asked = operator.get(ADD).text
-    assert (
-        'name="memberships-0-account"' in asked
-        and "password" not in asked.lower().partition("<form")[2]
-    )
-    assert "user_permissions" not in asked
+def test_who_is_added_chooses_the_password_once(operator: Client, account: Account) -> None:
     link = invited(operator)
     mia = User.objects.get(username="mia")
     assert mia.email == "mia@example.org" and not mia.has_usable_password()
     assert not mia.is_staff
     member = Membership.objects.get(user=mia)
     assert (member.account, member.role) == (account, "owner")
-    _, text = choose(link)
-    assert 'id="playground"' in text, "logged in, at the page that members start at"
+    _, text = choose(link, dict.fromkeys(NEW, "12345678"))
+    assert "too common" in text
+    assert 'id="playground"' in choose(link)[1], "logged in, where members start"
+    _, text = choose(link, dict.fromkeys(NEW, "another one"))
+    assert "This link has been used" in text
+    assert "This link has been used" in choose("/welcome/MQ/made-up/")[1]
     mia.refresh_from_db()
     assert mia.check_password("a long password")
     entries = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
@@ -65,24 +62,11 @@ def test_who_is_added_chooses_the_password(operator: Client, account: Account) -
         ("user:mia", "user.update", "mia"),
     } <= entries
     assert "a long password" not in str(list(AuditEntry.objects.values_list("detail")))
-
-
-def test_a_link_works_once_and_stays_good_for_a_better_password(operator: Client) -> None:
-    link = invited(operator)
-    _, text = choose(link, dict.fromkeys(NEW, "12345678"))
-    assert "too common" in text
-    assert 'id="playground"' in choose(link)[1]
-    _, text = choose(link, dict.fromkeys(NEW, "another one"))
-    assert "This link has been used" in text
-    assert User.objects.get(username="mia").check_password("a long password")
-    assert "This link has been used" in choose("/welcome/MQ/made-up/")[1]
-
-
-def test_without_an_account_and_by_a_name_that_is_taken(operator: Client) -> None:
-    invited(operator, **{"memberships-0-account": "", "memberships-0-role": "member"})
+    assert "already exists" in operator.post(ADD, FORM).text and User.objects.count() == 2
+    Membership.objects.all().delete()
+    alone = {"memberships-0-account": "", "memberships-0-role": "member", "username": "noa"}
+    invited(operator, **alone)
     assert not Membership.objects.exists()
-    response = operator.post(ADD, FORM)
-    assert "already exists" in response.text and User.objects.count() == 2
 
 
 def test_an_invitation_is_made_again(operator: Client, account: Account) -> None:
@@ -121,14 +105,11 @@ def test_members_change_their_password(account: Account) -> None:
     assert Client().get("/password/")["Location"].startswith("/login/")
 
 
-@each_case("path", ["/login/", "/admin/login/"])
-def test_the_login_speaks_to_members_too(path: str) -> None:
-    text = Client().post(path, {"username": "mia", "password": "wrong"}).text
-    assert "do not belong together" in text and "staff" not in text
-
-
-def test_a_member_at_the_operators_login_is_shown_the_other(account: Account) -> None:
+def test_the_logins_speak_to_members_too(account: Account) -> None:
     person("mia", account, password="her own")
     client = Client()
+    for path in ("/login/", "/admin/login/"):
+        text = client.post(path, {"username": "mia", "password": "wrong"}).text
+        assert "do not belong together" in text and "staff" not in text
     text = client.post("/admin/login/", {"username": "mia", "password": "her own"}).text
     assert "Members log in at /login/" in text and "_auth_user_id" not in client.session

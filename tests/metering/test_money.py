@@ -27,9 +27,6 @@ def test_dollars_are_read_and_shown(text: str, micro_usd: int, shown: str) -> No
     assert micro_usd_of(text) == micro_usd
     assert usd_text(micro_usd) == shown
     assert micro_usd_of(usd_text(micro_usd).replace(",", "")) == micro_usd
-
-
-def test_a_debt_is_shown() -> None:
     assert usd_text(-20_000) == "-$0.02"
 
 
@@ -55,14 +52,6 @@ def test_what_was_spent_is_reported_to_the_cent(micro_usd: int, text: str) -> No
     assert cost_text(micro_usd) == text
 
 
-@each_case(("percent", "expected"), [(0, 3), (50, 2), (99, 1), (100, 0)])
-def test_a_discount_rounds_up(percent: int, expected: int) -> None:
-    prices = Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=3).less(percent)
-    assert prices == Prices(
-        input_micro_usd=expected, cached_input_micro_usd=expected, output_micro_usd=expected
-    )
-
-
 def test_units_cost_what_they_cost_and_each_request_beside() -> None:
     prices = UnitPrices(request_micro_usd=1_500_000, unit_micro_usd=100)
     metered = prices.metered("second", 2_000_001)
@@ -71,6 +60,12 @@ def test_units_cost_what_they_cost_and_each_request_beside() -> None:
     assert UnitPrices().metered("image", 9).micro_usd == 0
     assert prices.less(50) == UnitPrices(request_micro_usd=750_000, unit_micro_usd=50)
     assert prices.less(0) == prices
+    for percent, expected in ((0, 3), (50, 2), (99, 1), (100, 0)):  # a discount rounds up
+        discounted = Prices.named(input=3, cached_input=3, output=3)
+        assert discounted is not None
+        assert discounted.less(percent) == Prices.named(
+            input=expected, cached_input=expected, output=expected
+        )
 
 
 def test_named_prices_need_both_and_cached_tokens_cost_as_others() -> None:

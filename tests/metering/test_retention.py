@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from django.conf import settings
 from django.db import connection
-from django.db.models import Model
 from django.utils import timezone
 
 from helexa_site.config import read_config
 from inference.settings.setting import SettingError
 from metering import retention, tasks
 from metering.ledger import store
-from metering.models import CapturedRequest, LedgerEntry, RequestRecord, Revision, UsageHour
+from metering.models import CapturedRequest, LedgerEntry, RequestRecord, UsageHour
 from metering.request_records import rows
 from tests.metering.operations import settle
 from tests.metering.request_records.records import ended
@@ -115,44 +111,13 @@ def test_how_long_the_ledger_keeps_its_entries(monkeypatch: pytest.MonkeyPatch) 
         read_config()
 
 
-def written_meanwhile(model: type[Model], counts: list[int]) -> Callable[[float], None]:
-    """A pause in which another thread writes to the same database, as a tick does, and counts the
-    rows left of ``model``. If the deletion held a transaction open meanwhile, SQLite would refuse
-    the write and PostgreSQL would still count the deleted rows."""
-
-    def tick() -> int:
-        try:
-            Revision.objects.update_or_create(pk=1)
-            return model._default_manager.count()
-        finally:
-            connection.close()
-
-    def pause(_: float) -> None:
-        with ThreadPoolExecutor(1) as ticks:
-            counts.append(ticks.submit(tick).result())
-
-    return pause
-
-
-@pytest.mark.parametrize(
-    ("model", "number", "left"),
-    [(RequestRecord, 1_200, [700, 200]), (CapturedRequest, 25, [15, 5])],
-)
-def test_a_tick_waits_for_one_batch_at_most(
-    model: retention.Rows, number: int, left: list[int]
-) -> None:
-    """The batches are short, and between two of them nothing is locked."""
-    if model is RequestRecord:
-        record(*[40] * number)
-    else:
-        at = timezone.now() - timedelta(days=40)
-        CapturedRequest.objects.bulk_create(
-            CapturedRequest(request_id=uuid.uuid4(), at=at) for _ in range(number)
-        )
-    counts: list[int] = []
+def test_nothing_is_locked_between_two_short_batches() -> None:
+    record(*[40] * 1_200)
+    seen: list[tuple[int, bool]] = []
     num_forgotten = retention.rows_forget(
-        model,
+        RequestRecord,
         before=timezone.now() - timedelta(days=30),
-        pause=written_meanwhile(model, counts),
+        pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
     )
-    assert (num_forgotten, counts) == (number, left)
+    assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
+    assert retention.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"

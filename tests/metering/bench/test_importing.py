@@ -39,7 +39,6 @@ max_tokens = 64
 concurrency_levels = [2]
 concurrency_prompt_tokens = 100
 image_sizes = [1024]
-capability_probes = [{ name = "pier", prompt = "Tell me.", max_tokens = 9 }]
 
 [api]
 enabled = true
@@ -53,16 +52,11 @@ label = "the other one"
 """
 
 
-@pytest.fixture
-def toml(tmp_path: Path, endpoint: str) -> Path:
-    file = tmp_path / "helexa-bench.toml"
-    file.write_text(TOML.replace("http://peer", endpoint))
-    return file
-
-
 def test_the_originals_configuration_is_imported_or_swept_by(
-    bench: Bench, toml: Path, script: Script
+    bench: Bench, tmp_path: Path, script: Script
 ) -> None:
+    toml = tmp_path / "helexa-bench.toml"
+    toml.write_text(TOML.replace("http://peer", bench.url))
     bench("once", "--config", str(toml))
     assert BenchTarget.objects.count() == 0
     assert BenchRun.objects.filter(ok=True, model_id="scripted").count() == 6
@@ -87,8 +81,7 @@ def remarked(remarks: Sequence[str]) -> list[str]:
 
 def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> None:
     assert remarked(read_bench_toml(TOML).remarks) == [
-        *("bench.db_path", "scenarios.image_sizes", "scenarios.capability_probes"),
-        *("api.enabled", "api.listen"),
+        *("bench.db_path", "scenarios.image_sizes", "api.enabled", "api.listen"),
     ]
     target = "[[targets]]\nname='{}'\nkind='openai'\nendpoint='http://x'\nscenarios={}\n"
     read = read_bench_toml(
@@ -129,31 +122,26 @@ def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
         read_bench_toml(text)
 
 
-READINGS = {
-    "decode, 8 at once": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
-    "prefill, 512 tokens": {"helexa_http": [900.0]},
-    "TTFT, 4096 tokens, cold": {"helexa_http": [4.0]},
-    "TTFT, 4096 tokens, prefix-warm": {"helexa_http": [0.1]},
-    "memory, resident": {"helexa_http": [500.0]},
-}
-SCRIPTS_BENCH = {
-    "machine": "a machine",
-    "subjects": {"helexa_http": "helexa", "llama_cpp": "llama.cpp 0.3"},
-    "measurements": {name: {"unit": "", "readings": found} for name, found in READINGS.items()},
-}
-
-
 def test_results_of_scripts_bench_are_imported_once(bench: Bench, tmp_path: Path) -> None:
+    readings = {
+        "decode, 8 at once": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
+        "prefill, 512 tokens": {"helexa_http": [900.0]},
+        "TTFT, 4096 tokens, cold": {"helexa_http": [4.0]},
+        "TTFT, 4096 tokens, prefix-warm": {"helexa_http": [0.1]},
+        "memory, resident": {"helexa_http": [500.0]},
+    }
+    found = {name: {"unit": "", "readings": one} for name, one in readings.items()}
+    whole = {"machine": "a machine", "subjects": {"helexa_http": "helexa", "llama_cpp": "0.3"}}
     file = tmp_path / "results.json"
-    file.write_text(json.dumps(SCRIPTS_BENCH))
+    file.write_text(json.dumps(whole | {"measurements": found}))
     words = ("import", str(file), "--model", "smol", "--build", "abc1234")
     assert bench(*words).startswith("6 results")
     assert bench(*words).startswith("0 results")
-    found = {
+    imported = {
         (run.target_name, run.scenario_id): run.decode_tps or run.prefill_tps or run.ttft_s
         for run in BenchRun.objects.all()
     }
-    assert found == {
+    assert imported == {
         ("helexa_http", "concurrency:8"): 100.0,
         ("llama_cpp", "concurrency:8"): 90.0,
         ("helexa_http", "prefill:512"): 900.0,

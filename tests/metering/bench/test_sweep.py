@@ -102,6 +102,13 @@ def test_a_sweep_waits_while_others_are_served_and_between_samples() -> None:
     slept.clear()
     swept(FakeTarget("paused"), slept=slept, iteration_pause_s=7.0)
     assert sum(slept) == 21.0
+    BenchRun.objects.all().delete()  # models are not swapped more than needed, unloading comes last
+    both = FakeTarget(models=("a", "b"))
+    swept(both, samples_per_version=1, scenarios=["load", "chat:9", "chat:8"])
+    assert [(run.model_id, run.scenario_id) for run in kept()] == [
+        (model, scenario) for model in "ab" for scenario in ("chat:9", "chat:8", "load")
+    ]
+    assert all(run.swap_unload_ms and run.swap_load_ms for run in kept()[2::3])
 
 
 def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
@@ -155,17 +162,6 @@ def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_reports_a_refusal()
             refused()
 
 
-IDS = (*DEFAULT_SCENARIOS, "prefill:512", "concurrency:8", "load")
-
-
-def test_an_id_is_read_as_it_is_written() -> None:
-    found = [parse_scenario(text) for text in IDS]
-    assert [scenario.id for scenario in found] == list(IDS)
-    assert {scenario.kind for scenario in found} == set(ScenarioKind)
-    twice = parse_scenarios(["load", "chat:8", "load"])
-    assert [scenario.id for scenario in twice] == ["load", "chat:8"]
-
-
 @each_case(
     "text",
     [
@@ -177,6 +173,12 @@ def test_what_is_no_scenario_is_refused(text: str) -> None:
     with pytest.raises(BenchValueError) as caught:
         parse_scenario(text)
     assert caught.value.field == "scenarios"
+    ids = (*DEFAULT_SCENARIOS, "prefill:512", "concurrency:8", "load")
+    found = [parse_scenario(text) for text in ids]
+    assert [scenario.id for scenario in found] == list(ids)
+    assert {scenario.kind for scenario in found} == set(ScenarioKind)
+    twice = parse_scenarios(["load", "chat:8", "load"])
+    assert [scenario.id for scenario in twice] == ["load", "chat:8"]
 
 
 @each_case(
@@ -197,12 +199,3 @@ def test_a_model_is_measured_in_what_it_can_and_what_fits_it(
 ) -> None:
     model = ModelInfo(id="m", capabilities=frozenset(capabilities), context_tokens=context_tokens)
     assert fits(parse_scenario(text), model, max_tokens=256) is is_measured
-
-
-def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> None:
-    target = FakeTarget(models=("a", "b"))
-    swept(target, samples_per_version=1, scenarios=["load", "chat:9", "chat:8"])
-    assert [(run.model_id, run.scenario_id) for run in kept()] == [
-        (model, scenario) for model in "ab" for scenario in ("chat:9", "chat:8", "load")
-    ]
-    assert all(run.swap_unload_ms and run.swap_load_ms for run in kept()[2::3])

@@ -22,13 +22,10 @@ from tests.cases import each_case
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def store() -> DatabaseKeyStore:
-    return DatabaseKeyStore()
-
-
-def test_budgets_of_the_key_and_of_its_account(account: Account, store: DatabaseKeyStore) -> None:
-    cap = Cap(unit="tokens", cap=5)
+def test_what_the_directory_reads_and_writes(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cap = DatabaseKeyStore(), Cap(unit="tokens", cap=5)
     of_the_account = services.budget_create(actor=COMMAND, cap=cap, account=account)
     first = services.key_create(actor=COMMAND, account=account, caps=[cap, cap]).row
     second = services.key_create(actor=COMMAND, account=account).row
@@ -38,24 +35,17 @@ def test_budgets_of_the_key_and_of_its_account(account: Account, store: Database
     assert found[second.prefix].principal.budgets == (of_the_account.pk,)
     assert store.keys(second.prefix) == {second.prefix: found[second.prefix]}
     assert store.keys("hx-unknown") == {}
-
-
-def test_memberships_and_built_in_accounts(account: Account, store: DatabaseKeyStore) -> None:
     user, other = User.objects.create_user("bob"), User.objects.create_user("eve")
     services.membership_set(actor=COMMAND, account=account, user=user, role="owner")
-    found = store.memberships(user.pk)
-    assert [(one.account.name, one.role) for one in found] == [("research", "owner")]
+    memberships = store.memberships(user.pk)
+    assert [(one.account.name, one.role) for one in memberships] == [("research", "owner")]
     assert store.memberships(other.pk) == ()
     assert store.built_in_accounts().keys() == {"anonymous", "shared"}
-
-
-def test_a_later_use_stays(
-    account: Account, store: DatabaseKeyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(key_store, "NAMES_A_QUERY", 2)
-    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(5)]
-    store.record_uses(made, 2000.0)
-    store.record_uses(made, 1000.0)
+    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(3)]
+    made += [first.prefix, second.prefix]
+    for used_unix_s in (2000.0, 1000.0):  # a later use stays
+        store.record_uses(made, used_unix_s)
     used = {key.last_used_at for key in ApiKey.objects.all()}
     assert used == {datetime.fromtimestamp(2000, UTC)}
 
@@ -63,17 +53,13 @@ def test_a_later_use_stays(
 SECRET = keys.digest_secret("django's")
 
 
-def test_a_key_and_its_prefix() -> None:
+def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:
     made = keys.make_key()
     assert made.key.startswith(f"{made.prefix}-")
     assert keys.prefix_of(made.key) == made.prefix
     assert (len(made.prefix), len(made.key)) == (13, 46)
     assert keys.make_key().key != made.key
     assert made.prefix in repr(made) and made.key not in repr(made), "printed by accident"
-
-
-def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:
-    made = keys.make_key()
     digest = keys.digest_of(made.key, SECRET)
     assert len(digest) == 64 and made.key not in digest
     assert keys.is_key_of(made.key, digest, SECRET)
@@ -102,30 +88,24 @@ def test_what_is_no_key(word: str) -> None:
     assert keys.prefix_of(word) is None
 
 
-def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
-    return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
+def test_what_people_may_do() -> None:
+    """In the account in which they may do most; staff may see the fleet, superusers change it."""
 
+    def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
+        return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
 
-def test_the_account_in_which_they_may_do_most() -> None:
-    memberships = (
-        membership("a", "viewer"),
-        membership("b", "member"),
-        membership("c", "owner", enabled=False),
-    )
-    principal = person_principal(User(), memberships, None)
+    viewer = membership("a", "viewer")
+    all_ = (viewer, membership("b", "member"), membership("c", "owner", enabled=False))
+    principal = person_principal(User(), all_, None)
     assert principal.account == "b"
     assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
-    assert person_principal(User(), memberships, "a").scopes == {Scope.USAGE_READ}
+    assert person_principal(User(), all_, "a").scopes == {Scope.USAGE_READ}
     with pytest.raises(DisabledAccountError):
-        person_principal(User(), memberships, "c")
-    for held, named in ((memberships, "d"), ((), None)):
+        person_principal(User(), all_, "c")
+    for held, named in ((all_, "d"), ((), None)):
         with pytest.raises(NoAccountError):
             person_principal(User(), held, named)
-
-
-def test_staff_may_see_the_fleet_and_superusers_change_it() -> None:
-    memberships = (membership("a", "viewer"),)
-    staff = person_principal(User(is_staff=True), memberships, None)
+    staff = person_principal(User(is_staff=True), (viewer,), None)
     assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
-    both = person_principal(User(is_staff=True, is_superuser=True), memberships, None)
+    both = person_principal(User(is_staff=True, is_superuser=True), (viewer,), None)
     assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from django.conf import settings
@@ -44,15 +44,12 @@ def stored(captured: Capture, using: str) -> CapturedRequest:
     return CapturedRequest.objects.using(using).get(request_id=request_id)
 
 
-def test_what_is_stored(using: str) -> None:
+def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = stored(capture(f'{{"content": "my key is {SECRET}"}}', "a\0b", "<|user|>"), using)
     assert row.headers == "authorization: ***\nuser-agent: curl/8"
     assert row.request == '{"content": "my key is sk-***"}'
     assert (row.answer, row.trace) == ("ab", "<|user|>")
-
-
-def test_data_are_their_size_and_digest_and_long_bodies_are_cut(using: str) -> None:
-    for data in (f"data:image/png;base64,{IMAGE}", IMAGE):
+    for data in (f"data:image/png;base64,{IMAGE}", IMAGE):  # their size and digest
         rows = [stored(capture(f'{{"a": "{data}"}}'), using) for _ in range(2)]
         shown = f'{{"a": "{data.removesuffix(IMAGE)}[2,200 characters, sha256 '
         assert rows[0].request == rows[1].request and len(rows[0].request) < 100
@@ -60,18 +57,10 @@ def test_data_are_their_size_and_digest_and_long_bodies_are_cut(using: str) -> N
     row = stored(capture("word " * captures.MAX_CHARS), using)
     assert len(row.request) < captures.MAX_CHARS + 100
     assert "characters left out]" in row.request and row.request.endswith("bytes left out]")
-
-
-def test_the_oldest_are_deleted_beyond_the_most(
-    using: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(captures, "MAX_ROWS", 2)
     made = [stored(capture(word), using) for word in "abc"]
     left = CapturedRequest.objects.using(using).values_list("pk", flat=True)
-    assert set(left) == {row.pk for row in made[1:]}
-
-
-def test_the_queue_holds_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(left) == {row.pk for row in made[1:]}, "the oldest are deleted beyond the most"
     monkeypatch.setattr(writer, "MAX_CAPTURED_BYTES", 20)
     first, second = capture("question"), capture("question")
     queue = RequestRecordWriter()
@@ -81,27 +70,25 @@ def test_the_queue_holds_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.django_db
-class TestSwitchedOn:
-    def test_for_a_limited_time(self, account: Account, made: CreatedKey) -> None:
-        key, now = made.row, timezone.now()
-        for until in (now - timedelta(minutes=1), now + timedelta(days=8)):
-            key.capture_until = until
-            change = {"actor": ALICE, "changed_fields": ["capture_until"]}
-            refused("capture_until", services.key_update, key=key, **change)
-        key.capture_until = until = now + timedelta(hours=1)
-        services.key_update(key=key, **change)
-        account.capture_until = until + timedelta(hours=1)
-        services.account_update(account=account, **change)
-        actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
-        assert {action for (action,) in actions} >= {"key.update", "account.update"}
-        (principal,) = (one.principal for one in DatabaseKeyStore().keys(key.prefix).values())
-        assert principal.capture_until_unix_s == account.capture_until.timestamp()
-        assert principal.is_captured(time.time())
-        past = datetime(2026, 1, 1, tzinfo=UTC)
-        ApiKey.objects.filter(pk=key.pk).update(capture_until=past)
-        key = ApiKey.objects.get(pk=key.pk)
-        key.name = "renamed"  # which a time that has passed does not hinder
-        services.key_update(actor=ALICE, key=key, changed_fields=["name"])
+def test_they_are_switched_on_for_a_limited_time(account: Account, made: CreatedKey) -> None:
+    key, now = made.row, timezone.now()
+    for until in (now - timedelta(minutes=1), now + timedelta(days=8)):
+        key.capture_until = until
+        change = {"actor": ALICE, "changed_fields": ["capture_until"]}
+        refused("capture_until", services.key_update, key=key, **change)
+    key.capture_until = until = now + timedelta(hours=1)
+    services.key_update(key=key, **change)
+    account.capture_until = until + timedelta(hours=1)
+    services.account_update(account=account, **change)
+    actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
+    assert {action for (action,) in actions} >= {"key.update", "account.update"}
+    (principal,) = (one.principal for one in DatabaseKeyStore().keys(key.prefix).values())
+    assert principal.capture_until_unix_s == account.capture_until.timestamp()
+    assert principal.is_captured(time.time())
+    ApiKey.objects.filter(pk=key.pk).update(capture_until=now - timedelta(days=1))
+    key = ApiKey.objects.get(pk=key.pk)
+    key.name = "renamed"  # which a time that has passed does not hinder
+    services.key_update(actor=ALICE, key=key, changed_fields=["name"])
 
 
 @pytest.mark.django_db

@@ -115,8 +115,7 @@ class TestFilters:
         old_s = time.time() - 3 * HOUR_S
         record(ended_unix_s=old_s, status=500, outcome="internal_error")
         wanted = record(account="research", key=made.row.prefix)
-        queries = ("outcome=answered", "status=200", "since=2h", "since=2020-01-01&status=200")
-        for query in (*queries, "key=ci", f"key={made.row.prefix}"):
+        for query in ("outcome=answered", "status=200", "since=2h", "key=ci"):
             assert ids(operator, f"?{query}") == [wanted], query
         assert ids(operator, "?key=hx-unknown000") == []
 
@@ -144,13 +143,11 @@ class TestFilters:
 
     def test_pages(self, operator: Client) -> None:
         now_s = time.time()
-        made = [record(ended_unix_s=now_s - age, model="m") for age in (3, 2, 2, 1)]
-        newest_first = [made[3], made[2], made[1], made[0]]
+        made = [record(ended_unix_s=now_s - age, model="m") for age in (3, 2, 2, 1)][::-1]
         first = ok(operator, "requests?limit=2&model=m")
-        assert [row["id"] for row in first["data"]] == newest_first[:2]
         second = ok(operator, first["next"].partition("/api/")[2])
-        assert [row["id"] for row in second["data"]] == newest_first[2:]
-        assert second["next"] is None
+        found = [[row["id"] for row in page["data"]] for page in (first, second)]
+        assert (found, second["next"]) == ([[made[0], made[1]], [made[2], made[3]]], None)
 
     def test_csv(self, operator: Client) -> None:
         request_id = record(end_user="=cmd()")
@@ -160,35 +157,33 @@ class TestFilters:
         assert (row["id"], row["end_user"], row["prompt_tokens"]) == (request_id, "'=cmd()", "40")
 
 
-class TestCommand:
-    def output(self, *words: str) -> tuple[str, str]:
+def test_the_command() -> None:
+    def show(*words: str) -> tuple[str, str]:
         return printed("requests", *words)
 
-    def test_list_and_show(self) -> None:
-        refused_id = record(status=429, outcome="insufficient_quota", error_message="Spent.")
-        record()
-        text, hints = self.output("list", "--code", "insufficient_quota")
-        assert refused_id in text and "refused" in text and hints == ""
-        assert "/v1/chat/completions" in text
-        (row,) = json.loads(self.output("list", "--outcome", "refused", "--json")[0])
-        assert row["message"] == "Spent."
-        assert "Spent." in self.output("show", refused_id)[0]
-        text, hints = self.output("list", "--limit", "1")
-        assert text.count("gpt-4o") + text.count("tiny") == 1
-        assert "There are older ones" in hints
-
-    def test_show_by_the_beginning_of_an_id(self) -> None:
-        for number in ("01", "02"):
-            record(request_id=f"abcdef00{number}" + 22 * "0")
-        record(request_id="abcdef99" + 24 * "f", outcome="insufficient_quota", status=429)
-        assert "insufficient_quota" in self.output("show", "abcdef99")[0]
-        assert "abcdef0001" in self.output("show", "ABCDEF00-01")[0]
-        with pytest.raises(CommandError, match="beginning of several ids"):
-            self.output("show", "abcdef00")
-        for word in ("abcdef9", "nothing", "abcdef98", "0" * 32):
-            with pytest.raises(CommandError, match="no record of a request") as caught:
-                self.output("show", word)
-            assert caught.value.returncode == ExitCode.NOT_FOUND
+    refused_id = record(
+        request_id="abcdef99" + 24 * "f",
+        status=429,
+        outcome="insufficient_quota",
+        error_message="Spent.",
+    )
+    for number in ("01", "02"):
+        record(request_id=f"abcdef00{number}" + 22 * "0")
+    text, hints = show("list", "--code", "insufficient_quota")
+    assert refused_id in text and "refused" in text and hints == ""
+    (row,) = json.loads(show("list", "--outcome", "refused", "--json")[0])
+    assert row["message"] == "Spent."
+    text, hints = show("list", "--limit", "1")
+    assert text.count("gpt-4o") + text.count("tiny") == 1 and "There are older ones" in hints
+    assert "Spent." in show("show", refused_id)[0]
+    assert "insufficient_quota" in show("show", "abcdef99")[0]
+    assert "abcdef0001" in show("show", "ABCDEF00-01")[0]
+    with pytest.raises(CommandError, match="beginning of several ids"):
+        show("show", "abcdef00")
+    for word in ("abcdef9", "nothing", "abcdef98", "0" * 32):
+        with pytest.raises(CommandError, match="no record of a request") as caught:
+            show("show", word)
+        assert caught.value.returncode == ExitCode.NOT_FOUND
 
 
 def test_members_find_their_own(mia: Client, operator: Client) -> None:
@@ -220,16 +215,6 @@ def test_filters_are_in_the_address(operator: Client) -> None:
     text = text_of(operator, "/requests/?model=tiny", **{"HX-Request": "true"})
     assert answered[:8] in text and text.lstrip().startswith('<div id="request-rows">')
     assert "<html" not in text, "the live part is the rows alone"
-
-
-def test_what_has_no_model_or_key_is_found_by_its_id_and_shows_its_path(operator: Client) -> None:
-    gone = {"account": "", "key": "", "model_asked": "", "model": "", "endpoint": "/v1/models"}
-    refused_id = record(status=401, outcome="invalid_api_key", **gone)
-    for path in (f"/requests/{refused_id}", f"/requests/?id={refused_id[:12]}"):
-        text = text_of(operator, path)
-        assert "401" in text and "invalid_api_key" in text and refused_id[:12] in text
-    row = text.partition("<tbody>")[2]
-    assert "<code>/v1/models</code>" in row and "dashboard/model?name=" not in row
 
 
 def test_older_pages(operator: Client) -> None:
