@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from metering.errors import MeteringValueError
 from metering.series import figures
-from metering.series.charts import FIXED, colors_of
 from metering.series.figures import (
     ERROR,
     MAX_CODES,
@@ -41,25 +40,21 @@ NOW_UNIX_S = 1_780_000_123
 VALUES = st.lists(st.integers(1, 10**9), min_size=1, max_size=15)
 
 
-@given(VALUES, st.integers(1, 100))
-def test_a_percentile_is_off_by_little(values: list[int], percent: int) -> None:
+@given(VALUES, VALUES, st.integers(1, 100))
+def test_a_percentile_is_off_by_little_and_histograms_add_up(
+    left: list[int], right: list[int], percent: int
+) -> None:
+    values = left + right
     exact = sorted(values)[max(1, math.ceil(percent / 100 * len(values))) - 1]
     found = percentile(Counter(map(bucket_of, values)), percent / 100)
-    assert found is not None
-    assert abs(found - exact) <= exact * MAX_ERROR * 1.001
+    assert found is not None and abs(found - exact) <= exact * MAX_ERROR * 1.001
 
+    def counted(values: list[int]) -> figures.Figures:
+        return merged({figures.in_bucket("ms", value): 1} for value in values)
 
-@given(VALUES, VALUES)
-def test_merged_histograms_are_those_of_all_values(left: list[int], right: list[int]) -> None:
-    """Percentiles of parts are not averaged."""
-    both = merged([_counted(left), _counted(right)])
-    assert both == _counted(left + right)
-    whole = figures.percentile_of(both, "ms", 0.95)
-    assert whole == percentile(Counter(map(bucket_of, left + right)), 0.95)
-
-
-def _counted(values: list[int]) -> figures.Figures:
-    return merged({figures.in_bucket("ms", value): 1} for value in values)
+    both = merged([counted(left), counted(right)])
+    assert both == counted(values)
+    assert figures.percentile_of(both, "ms", percent / 100) == found
 
 
 def test_extremes_have_a_bucket() -> None:
@@ -134,10 +129,3 @@ def test_a_step_may_be_chosen() -> None:
     assert kind_of("model") is Kind.MODEL
     with pytest.raises(MeteringValueError, match="'models' is none of fleet, model"):
         kind_of("models")
-
-
-def test_no_two_lines_of_a_chart_look_the_same() -> None:
-    names = [*"lkjihgfedcba"]
-    assert len(set(colors_of(names))) == len(names)
-    assert colors_of(["p95", "p50"]) == [FIXED["p95"], FIXED["p50"]]
-    assert colors_of([str(number) for number in range(99)]), "more than there are colours"

@@ -107,14 +107,12 @@ def test_rows_become_coarser_and_nothing_is_lost(using: str) -> None:
         for age_s in ages_s
     ]
     rows.insert(made, using=using)
-    before = {name: figures_of(using, Kind.MODEL, name) for name in ("tiny", "large")}
-    before[""] = figures_of(using)
+    subjects = ((Kind.FLEET, ""), (Kind.MODEL, "tiny"), (Kind.MODEL, "large"))
+    before = [figures_of(using, *subject) for subject in subjects]
     assert steps(using) == {MINUTE_S}
     assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using) > 0
     assert steps(using) == {MINUTE_S, QUARTER_S, HOUR_S}
-    assert figures_of(using) == before[""]
-    for name in ("tiny", "large"):
-        assert figures_of(using, Kind.MODEL, name) == before[name]
+    assert [figures_of(using, *subject) for subject in subjects] == before
     assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using) == 0, "it is done"
     for row in SeriesRow.objects.using(using).all():
         age_s = NOW_UNIX_S - row.at.timestamp()
