@@ -5,18 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Self
 
 import psutil
 import pytest
 
-from benchmarks.first_hour import checks, command
+from benchmarks.first_hour import command
 from benchmarks.first_hour.checks import FACTS
 from benchmarks.first_hour.command import (
     Result,
@@ -34,10 +30,6 @@ from benchmarks.first_hour.parts import (
     make,
     parts_of,
 )
-from inference.protocol.engine import Awake, FellAsleep
-from inference.protocol.load import LoadSpec
-from inference.protocol.load_report import AsleepBytes
-from tests.cases import each_case
 from tests.live.serving import wait_until
 from tests.processes import has_ended
 
@@ -136,10 +128,8 @@ BENCH = {
 }
 
 
-@each_case(
-    ("output", "errors", "has_passed", "expected"),
-    [
-        (f"{FACTS}{json.dumps({'x': 1})}\n{FACTS}{json.dumps({'y': True})}\n", "", True, "y yes"),
+def test_what_a_part_found_in_words() -> None:
+    for output, errors, has_passed, expected in (
         (FACTS + json.dumps({"wake_s": 0.27123, "n": 1500}), "", True, "wake_s 0.2712, n 1,500"),
         ("begun\n", "Traceback\nRuntimeError: no image\n", False, "RuntimeError: no image"),
         ("....\n12 passed in 3.1s\n\n", "a warning", True, "12 passed in 3.1s"),
@@ -153,47 +143,35 @@ BENCH = {
         ),
         ("{torn", "", True, "{torn"),
         ("", "", True, "no output: see the log"),
-    ],
-)
-def test_what_a_part_found_in_words(
-    output: str, errors: str, has_passed: bool, expected: str
+    ):
+        assert summary_of(output, errors, has_passed=has_passed) == expected
+
+
+@pytest.mark.slow
+def test_a_failed_part_is_repeated_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert summary_of(output, errors, has_passed=has_passed) == expected
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The command over two parts, of which the second fails while no file of its name is there."""
+    """No log is overwritten."""
     mended = tmp_path / "mended"
     code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(mended)!r}).exists() else 'bad')"
     parts = [part("first", "print('12 passed')"), part("second", code)]
     monkeypatch.setattr(command, "parts_of", lambda host: parts)
-    fixed = ["--device", "cpu", "--folder", str(tmp_path / "hour")]
-    return lambda *more: command.main([*fixed, *more])
 
+    def run(*more: str) -> int:
+        return command.main(["--device", "cpu", "--folder", str(tmp_path / "hour"), *more])
 
-@pytest.mark.slow
-def test_a_failed_part_is_repeated_when_asked(run: Callable[..., int], tmp_path: Path) -> None:
-    """No log is overwritten."""
+    assert run("--only", "third") == 1
+    assert "no part is called third" in capsys.readouterr().err
     assert run("--minutes", "0.5") == 1 and not read_state(tmp_path / "hour")
     assert run() == 1
     ended = read_state(tmp_path / "hour").values()
-    assert [(one.outcome, one.summary) for one in ended] == [
-        ("passed", "12 passed"),
-        ("failed", "bad"),
-    ]
-    (tmp_path / "mended").touch()
+    found = [(one.outcome, one.summary) for one in ended]
+    assert found == [("passed", "12 passed"), ("failed", "bad")]
+    mended.touch()
     assert run() == 1, "it has ended"
     assert run("--again", "failed") == 0
     logs = sorted(file.name for file in (tmp_path / "hour" / "logs").glob("*.out"))
     assert logs == ["first.1.out", "second.1.out", "second.2.out"]
-
-
-def test_wrong_words_are_refused(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--only", "third") == 1
-    assert "no part is called third" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -209,47 +187,3 @@ def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
     found = run_part(load, tmp_path / "load.1", environment, "")
     assert found.outcome == "passed", (tmp_path / "load.1.err").read_text()
     assert "answers_alike yes" in found.summary
-
-
-SPEC = LoadSpec(job_id="1", model="m", source="path:/m", devices=["cpu"])
-
-
-class FakeEngine:
-    """Answers with one token before it sleeps, and with ``token_after`` once it woke."""
-
-    token, token_after = 7, 7
-    awake = Awake(seconds=0.1)
-    report = SimpleNamespace(process_bytes=1, actual_bytes=2)
-
-    def __init__(self, spec: LoadSpec) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def answer(self, prompt: list[int], num_tokens: int) -> list[int]:
-        return [self.token]
-
-    def sleep(self) -> FellAsleep:
-        return FellAsleep(held=AsleepBytes(device_bytes=1))
-
-    def wake(self) -> Awake:
-        self.token = self.token_after
-        return self.awake
-
-
-def test_what_is_wrong_with_an_engine_that_woke_ends_the_check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(checks, "EngineUnderTest", FakeEngine)
-    assert checks.check_wake(SPEC)
-    facts = json.loads(capsys.readouterr().out.removeprefix(FACTS))
-    assert (facts["awake_bytes"], facts["asleep_device_bytes"]) == (3, 1)
-    monkeypatch.setattr(FakeEngine, "token_after", 8)
-    with pytest.raises(RuntimeError, match="answers otherwise"):
-        checks.check_wake(SPEC)
-    problem = "after waking: no CUDA graphs (Error)"
-    monkeypatch.setattr(FakeEngine, "awake", Awake(seconds=0.1, capture_problem=problem))
-    with pytest.raises(RuntimeError, match=f"^{re.escape(problem)}$"):
-        checks.check_wake(SPEC)

@@ -4,7 +4,7 @@ readings, on subjects that answer at once."""
 from __future__ import annotations
 
 import io
-import sys
+import socket
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 
-from benchmarks import command
-from benchmarks.command import KINDS, Selection, arguments_parser, select
+from benchmarks import command, ports
+from benchmarks.command import Selection, arguments_parser, select
 from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
     INTERPRETER_ROW,
@@ -24,12 +24,8 @@ from benchmarks.run import (
     run,
     warm_name,
 )
-from benchmarks.subject import SubjectError, answer
+from benchmarks.subject import READY_LINE, SubjectError, SubjectProcess
 from benchmarks.workload import (
-    DECODE_PROMPT_TOKENS,
-    FIRST_ORDINARY_TOKEN_ID,
-    LAST_ORDINARY_TOKEN_ID,
-    prompts_of,
     tokens_per_s_together,
 )
 from helexa_site.program import REPOSITORY_DIR
@@ -65,29 +61,14 @@ def results_of(
     return results
 
 
-@pytest.fixture
-def pair() -> tuple[FakeSubject, FakeSubject]:
-    """They note what they are asked in one list."""
-    asked: list[tuple[str, int]] = []
-    return FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)
-
-
-Pair = tuple[FakeSubject, FakeSubject]
-
-
-def test_subjects_alternate_on_the_same_prompts(pair: Pair) -> None:
-    """Who comes first comes last in the next round."""
-    results_of(1, *pair)
-    asked = pair[0].asked
-    pairs = list(zip(asked[::2], asked[1::2], strict=True))
-    assert all(seed == other for (_, seed), (_, other) in pairs)
-    num_rows = len(list(measurements()))
-    assert [first for (first, _), _ in pairs] == ["forgetful"] * num_rows + ["ours"] * num_rows
-    assert len({seed for _, seed in asked}) == 2 * num_rows
-
-
-def test_the_first_round_is_not_kept_and_medians_are_of_the_rest(pair: Pair) -> None:
+def test_subjects_alternate_and_medians_are_of_all_rounds_but_the_first() -> None:
     """A subject without an answer has a gap. The table and the JSON agree."""
+    asked: list[tuple[str, int]] = []
+    pair = FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)
+    results_of(1, *pair)
+    num_rows = len(list(measurements()))
+    assert all(seed == other for (_, seed), (_, other) in zip(asked[::2], asked[1::2], strict=True))
+    assert [kind for kind, _ in asked[::2]] == ["forgetful"] * num_rows + ["ours"] * num_rows
     results = results_of(3, *pair)
     name = next(measurements()).name
     assert results.readings[name]["ours"] == [30.0, 60.0, 90.0]
@@ -98,9 +79,7 @@ def test_the_first_round_is_not_kept_and_medians_are_of_the_rest(pair: Pair) -> 
     text = io.StringIO()
     print_table(results, Console(file=text, width=200))
     assert "3.00x" in text.getvalue()
-    rows = as_json(results)["measurements"]
-    assert set(rows) == set(results.readings)
-    assert all(row["median"]["ours"] for row in rows.values())
+    assert as_json(results)["measurements"].keys() == results.readings.keys()
 
 
 def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,83 +96,24 @@ def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.Monk
     assert results.ended == {"llama_cpp": "llama_cpp ended by SIGILL while it was opened"}
 
 
-def test_a_ratio_is_the_median_of_the_rounds() -> None:
-    results = Results({"ours": "", "theirs": ""})
+def test_ratios_of_rounds_and_of_memory_and_a_subject_that_ends() -> None:
+    results = Results({"helexa_engine": "ours", "llama_cpp": "theirs"})
     for ours, theirs in ((10.0, 5.0), (8.0, 2.0), (3.0, 1.0)):
-        results.add("decode", "tok/s", "ours", ours)
-        results.add("decode", "tok/s", "theirs", theirs)
-    assert results.median_ratio("decode", "ours", "theirs") == 3.0
-    assert results.median_ratio("decode", "ours", "nobody") is None
-
-
-def test_where_a_subject_ends_the_others_go_on() -> None:
+        results.add("decode", "tok/s", "helexa_engine", ours)
+        results.add("decode", "tok/s", "llama_cpp", theirs)
+    assert results.median_ratio("decode", "helexa_engine", "llama_cpp") == 3.0
+    assert results.median_ratio("decode", "helexa_engine", "nobody") is None
+    results.add(MEMORY_ROW, "MiB", "helexa_engine", 900.0)
+    assert memory_over_llama_cpp(results) is None
+    results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
+    results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
+    assert memory_over_llama_cpp(results) == 1.2, "without our interpreter"
     chosen = list(measurements())[:2]
     subjects = FakeSubject("mortal", 30.0, []), FakeSubject("ours", 10.0, [])
     results = results_of(2, *subjects, rows=chosen)
     assert results.ended == {"mortal": f"mortal ended by SIGILL, asked for {chosen[1].name}"}
     assert results.readings[chosen[0].name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
     assert results.readings[chosen[1].name] == {"ours": [10.0, 20.0]}
-
-
-def test_memory_is_compared_without_our_interpreter() -> None:
-    results = Results({"helexa_engine": "ours", "llama_cpp": "theirs"})
-    results.add(MEMORY_ROW, "MiB", "helexa_engine", 900.0)
-    assert memory_over_llama_cpp(results) is None
-    results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
-    results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
-    assert memory_over_llama_cpp(results) == 1.2
-    text = io.StringIO()
-    print_table(results, Console(file=text, width=200))
-    assert "multiples of llama.cpp's: 1.20 (bound: 1.5)" in text.getvalue()
-
-
-class Subject:
-    """Its time to a first token is a second, and half of it for a prompt that it has seen."""
-
-    keeps_prefixes = True
-
-    def __init__(self) -> None:
-        self.prompts: list[list[int]] = []
-
-    def decode(self, prompts: list[list[int]]) -> float:
-        self.prompts += prompts
-        return 7.0
-
-    def first_token_s(self, prompt: list[int]) -> float | None:
-        self.prompts.append(prompt)
-        return 1 / self.prompts.count(prompt)
-
-    def own(self, seed: int) -> int:
-        return seed
-
-
-def test_prompts_are_repeatable_and_ordinary_and_answers_made_of_times() -> None:
-    first, second = prompts_of(5, 2, 100)
-    assert [first, second] == prompts_of(5, 2, 100) and first != second
-    assert prompts_of(6, 1, 100) != [first]
-    assert all(FIRST_ORDINARY_TOKEN_ID <= token <= LAST_ORDINARY_TOKEN_ID for token in first)
-    subject: Any = Subject()
-
-    def asked(measure: str, **question: Any) -> object:
-        return answer(subject, {"measure": measure, "seed": 5, **question}, None)
-
-    assert asked("decode", concurrency=3) == 7.0
-    assert subject.prompts == prompts_of(5, 3, DECODE_PROMPT_TOKENS)
-    assert asked("prefill", num_tokens=100) == 100.0
-    assert asked("time_to_first_token", num_tokens=200) == (1.0, 0.5)
-    assert asked("own") == 5
-    assert (asked("memory"), asked("interpreter_memory")) == (None, None), "it is a client"
-    assert answer(subject, {"measure": "interpreter_memory"}, 1.5) == 1.5
-    memory = answer(subject, {"measure": "memory"}, 1.5)
-    assert isinstance(memory, float) and memory > 1
-    Subject.keeps_prefixes = False
-    assert asked("time_to_first_token", num_tokens=9) is None
-    subject.first_token_s = lambda prompt: None
-    assert asked("prefill", num_tokens=9) is None
-
-
-def test_a_rate_counts_what_streams_did_together() -> None:
-    """All but their first tokens; what one did alone is left out."""
     assert tokens_per_s_together([[1.0, 2.0, 3.0]] * 8) == pytest.approx(8.0)
     ahead, behind = [0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0, 6.0]
     assert tokens_per_s_together([ahead, behind]) == pytest.approx(4 / 2.0)
@@ -205,41 +125,25 @@ def chosen_by(*words: str) -> Selection:
     return select(arguments_parser().parse_args(words))
 
 
-def test_rows_are_chosen_by_how_they_begin() -> None:
-    everything = chosen_by()
-    assert everything.rows == list(measurements())
-    assert everything.own_rows == ["bookkeeping", "quality"]
-    assert {*everything.kinds, *everything.missing} == set(KINDS)
+def test_rows_and_subjects_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_by().rows == list(measurements())
     selection = chosen_by("--only", "decode, 8", "memory")
     names = [row.name for row in selection.rows]
     assert names == ["decode, 8 at once", "memory, resident", "memory, interpreter"]
     assert selection.own_rows == []
-    without_peers = chosen_by("--only", "bookkeeping")
-    assert (without_peers.kinds, without_peers.missing) == ([], {})
-    with pytest.raises(ValueError, match="'decode, 7'"):
-        chosen_by("--only", "decode, 7")
-
-
-def test_checkouts_beside_this_one_have_names_of_their_own(tmp_path: Path) -> None:
     assert chosen_by("--beside", str(REPOSITORY_DIR)).beside == [REPOSITORY_DIR]
-    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "quality").beside == []
-    with pytest.raises(ValueError, match="have one name"):
-        chosen_by("--beside", str(REPOSITORY_DIR), f"/elsewhere/{REPOSITORY_DIR.name}")
-    with pytest.raises(ValueError, match=f"{tmp_path} is no checkout"):
-        chosen_by("--beside", str(tmp_path))
-
-
-def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first start installs transformers and not accelerate."""
+    for words, reason in (
+        (("--only", "decode, 7"), "'decode, 7'"),
+        (("--beside", str(REPOSITORY_DIR), f"/else/{REPOSITORY_DIR.name}"), "have one name"),
+        (("--beside", str(tmp_path)), f"{tmp_path} is no checkout"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            chosen_by(*words)
     both = ("--subjects", "helexa_http", "helexa_engine")
     assert chosen_by(*both).kinds == ["helexa_engine", "helexa_http"]
     assert chosen_by(*both, "--no-http").kinds == ["helexa_engine"]
     without = chosen_by("--subjects", "vllm", "--vllm-python", str(tmp_path / "none"))
-    assert without.kinds == []
-    assert "no interpreter" in without.missing["vllm"]
-    assert chosen_by("--subjects", "vllm", "--vllm-python", sys.executable).kinds
+    assert without.kinds == [] and "no interpreter" in without.missing["vllm"]
     monkeypatch.setattr(
         "benchmarks.command.importlib.util.find_spec",
         lambda name: None if name in ("accelerate", "llama_cpp") else object(),
@@ -264,3 +168,42 @@ def test_the_device_and_the_weights_choose_who_is_measured(monkeypatch: pytest.M
     on_card = chosen_by("--device", "cuda:0")
     assert on_card.kinds[0] == "helexa_engine"
     assert "--weights bf16" in on_card.missing["transformers_continuous"]
+
+
+@pytest.mark.slow
+def test_a_subject_that_cannot_be_opened_or_broke_reports_it() -> None:
+    with pytest.raises(SubjectError, match="no_such_subject ended with exit code 1"):
+        SubjectProcess("no_such_subject", {})
+    subject = SubjectProcess("helexa_http", {"url": "http://127.0.0.1:1", "model": "m"})
+    assert subject.description == "helexa over HTTP (m)"
+    for _ in range(2):
+        with pytest.raises(SubjectError, match="helexa_http ended"):
+            subject.ask(measure="no_such_question")
+    subject.close()
+
+
+def test_a_subject_may_be_another_checkouts(tmp_path: Path) -> None:
+    package = tmp_path / "before" / "benchmarks"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    answer = READY_LINE + '{"description": "theirs"}'
+    ends = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    (package / "subject.py").write_text(f"print({answer!r}, flush=True)\n{ends}")
+    subject = SubjectProcess("helexa_engine", {}, checkout=tmp_path / "before")
+    assert (subject.kind, subject.description) == ("helexa_engine, before", "theirs")
+    with pytest.raises(SubjectError, match="helexa_engine, before ended by SIGILL"):
+        subject.ask(measure="decode")
+    subject.close()
+
+
+def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_port, other_port = ports.free_port(), ports.free_port()
+    with (
+        socket.create_server((ports.HOST, 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        assert server.getsockname()[1] not in ports.PORTS
+        assert connection.getsockname()[1] not in ports.PORTS, "connections get others"
+    monkeypatch.setattr(ports, "PORTS", [taken_port, other_port])
+    with socket.create_server((ports.HOST, taken_port)):
+        assert {ports.free_port() for _ in range(20)} == {other_port}
