@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.first_hour import command
@@ -30,8 +28,6 @@ from benchmarks.first_hour.parts import (
     make,
     parts_of,
 )
-from tests.live.serving import wait_until
-from tests.processes import has_ended
 
 MUCH = 10**12
 
@@ -84,7 +80,6 @@ def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
     assert results == kept
     for only, again, expected in (
         ([], [], ["d"]),
-        ([], ["b"], ["b", "d"]),
         ([], ["failed"], ["b", "d"]),
         (["a", "b"], ["b"], ["b"]),
     ):
@@ -93,27 +88,6 @@ def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"a": 1}')
     with pytest.raises(ValueError, match=r"state\.json is no state"):
         read_state(tmp_path)
-
-
-WITH_CHILD = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_part_over_its_limit_has_timed_out_and_leaves_no_process(tmp_path: Path) -> None:
-    for limit_s in (3, 30, 90):  # a busy machine gets longer for the line
-        one = part("a", WITH_CHILD, limit_s=limit_s)
-        found = run_part(one, tmp_path / f"a.{limit_s}", os.environ, "abc")
-        if found.summary:
-            break
-    assert (found.outcome, found.commit) == ("timed out", "abc")
-    with suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(found.summary))
-        wait_until(lambda: has_ended(child), "the part's child has ended")
 
 
 BENCH = {

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 
-from benchmarks import command, ports
+from benchmarks import ports
 from benchmarks.command import Selection, arguments_parser, select
 from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
@@ -80,20 +80,6 @@ def test_subjects_alternate_and_medians_are_of_all_rounds_but_the_first() -> Non
     print_table(results, Console(file=text, width=200))
     assert "3.00x" in text.getvalue()
     assert as_json(results)["measurements"].keys() == results.readings.keys()
-
-
-def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_one(kind: str, *_: object, **__: object) -> FakeSubject:
-        if kind == "llama_cpp":
-            raise SubjectError("llama_cpp ended by SIGILL")
-        return FakeSubject(kind, 30.0, [])
-
-    monkeypatch.setattr(command, "_open_subject", open_one)
-    arguments = arguments_parser().parse_args(["--rounds", "1"])
-    selection = Selection(["helexa_engine", "llama_cpp"], {}, list(measurements())[:1], [], [])
-    results = command._measure(arguments, selection, Console(file=io.StringIO()))
-    assert list(results.subjects) == ["helexa_engine"]
-    assert results.ended == {"llama_cpp": "llama_cpp ended by SIGILL while it was opened"}
 
 
 def test_ratios_of_rounds_and_of_memory_and_a_subject_that_ends() -> None:

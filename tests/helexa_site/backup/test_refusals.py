@@ -10,6 +10,7 @@ import tarfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,72 +49,48 @@ def packed(tmp_path: Path, manifest: Manifest = MADE) -> Path:
     return tmp_path / "backup.tar.gz"
 
 
-def test_apps_of_earlier_releases_are_left_out(tmp_path: Path) -> None:
-    """Their migrations and tables are not known here any more."""
+def test_an_archive_is_read_as_it_was_packed_or_refused(tmp_path: Path) -> None:
+    # Of apps of earlier releases the migrations and tables are not known here any more.
     earlier = replace(
         MADE,
         migrations=[["axes", "0001_initial"], *MADE.migrations],
         rows={"axes_accesslog": 1, **MADE.rows},
         columns={"axes_accesslog": ["id"], **MADE.columns},
     )
-    found = unpack(packed(tmp_path, earlier), tmp_path / "out")
+    archive, content = packed(tmp_path, earlier), tmp_path / "content"
+    found = unpack(archive, tmp_path / "out")
     assert replace(found, files={}) == MADE
     assert (tmp_path / "out" / "database" / "one").read_text() == "rows"
-
-
-@each_case(
-    ("name", "text", "reason"),
-    [
+    for name, text, reason in (
         ("database/one", "others", "database/one is not what was backed up"),
         (MANIFEST, json.dumps({"format": FORMAT + 1}), "is of format"),
         (MANIFEST, "{", "no backup that can be read"),
-        (None, "\xff\xd8" * 1000, "no backup that can be read"),
-    ],
-)
-def test_a_changed_archive_another_format_and_something_else_are_refused(
-    tmp_path: Path, name: str | None, text: str, reason: str
-) -> None:
-    archive = packed(tmp_path)
-    if name is None:
-        archive.write_text(text)
-    else:
-        (tmp_path / "content" / name).write_text(text)
+    ):
+        (content / name).write_text(text)
         with tarfile.open(archive, "w:gz") as tar:
-            tar.add(tmp_path / "content", arcname=".")
-    with pytest.raises(BackupError, match=reason):
-        unpack(archive, tmp_path / "out")
+            tar.add(content, arcname=".")
+        with pytest.raises(BackupError, match=reason):
+            unpack(archive, tmp_path / "elsewhere")
+    archive.write_text("\xff\xd8" * 1000)
+    with pytest.raises(BackupError, match="no backup that can be read"):
+        unpack(archive, tmp_path / "elsewhere")
 
 
-@each_case(
-    ("changes", "reason"),
-    [
+def test_what_cannot_be_restored_here_is_refused(tmp_path: Path) -> None:
+    commands.ensure_restorable(MADE)
+    for changes, reason in (
         ({"migrations": [["fleet", "9999_future"]]}, r"fleet\.9999_future is not known"),
         ({"migrations": [["fleet", "0001_initial"]]}, r"before 0\.2\.0"),
         ({"vendor": "postgresql"}, "of postgresql"),
-        ({}, None),
-    ],
-)
-def test_a_backup_of_another_version_is_refused(
-    changes: dict[str, object], reason: str | None
-) -> None:
-    manifest = replace(MADE, **changes)  # type: ignore[arg-type]
-    if reason is None:
-        commands.ensure_restorable(manifest)
-        return
-    with pytest.raises(BackupError, match=reason):
-        commands.ensure_restorable(manifest)
-
-
-def test_nothing_is_restored_under_a_running_serve(tmp_path: Path) -> None:
+    ):
+        with pytest.raises(BackupError, match=reason):
+            commands.ensure_restorable(replace(MADE, **changes))  # type: ignore[arg-type]
     with claimed_data_directory(tmp_path):
         with pytest.raises(BackupError, match="stop it first"), commands.without_serve(tmp_path):
             pytest.fail("a serve runs")
     with commands.without_serve(tmp_path):
         pass
-
-
-def test_an_error_of_the_disk_names_its_place() -> None:
-    place = Path("/data")
+    place = Path("/data")  # an error of the disk names its place
     assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
     message = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
     assert message == "[Errno 13] Permission denied: '/data/x'"
@@ -194,13 +171,10 @@ def test_another_secret_key_is_refused_or_kept_beside(tmp_path: Path) -> None:
     assert (data_dir / "secret_key").read_text() == "of then"
     assert (data_dir / "secret_key.before-restore").read_text() == "of now"
     assert not list(data_dir.glob(".*"))
-
-
-def test_settings_are_written_as_a_shell_reads_them() -> None:
     text = settings_text(
         {"HELEXA_API_KEY": "it's $HOME", "HELEXA_SERVE_KEY": "no", "PATH": "/bin", "REDIS_URL": "r"}
     )
-    assert text == "HELEXA_API_KEY='it'\"'\"'s $HOME'\nREDIS_URL=r\n"
+    assert text == "HELEXA_API_KEY='it'\"'\"'s $HOME'\nREDIS_URL=r\n", "as a shell reads them"
 
 
 @each_case("has_filter", [True, False])  # tarfile's own, which some Pythons lack
@@ -219,12 +193,7 @@ def test_settings_are_written_as_a_shell_reads_them() -> None:
 )
 @pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
 def test_nothing_of_an_archive_that_leaves_it_is_extracted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    kind: bytes,
-    link: str | None,
-    has_filter: bool,
+    tmp_path: Path, monkeypatch: Any, name: str, kind: bytes, link: str | None, has_filter: bool
 ) -> None:
     """``link``: ``None``: the member may be extracted."""
     if not has_filter:

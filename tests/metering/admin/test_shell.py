@@ -36,22 +36,14 @@ def links(text: str) -> list[str]:
     return [address for address, _ in LINK.findall(text)]
 
 
-def test_operators_have_one_navigation_everywhere(operator: Client) -> None:
+def test_each_list_of_the_admin_has_its_place_in_the_navigation(operator: Client) -> None:
     lists = {
         reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
         for model in admin.site._registry
     }
     titles = {item.title for items in GROUPS.values() for item in items}
-    for path in ("/admin/", "/playground/", "/bench/", "/admin/fleet/neuron/", "/password/"):
-        text = text_of(operator, path)
-        assert len(links(text)) == len(titles), path
-        assert lists - set(links(text)) == set(), "each list of the admin has its place"
-        assert 'class="hx-skip" href="#main"' in text and 'id="main" role="main"' in text
-        shown = text[text.index('id="page"') :].partition('x-data="searchCommand()"')[0]
-        icons = re.findall(r"<span[^>]*material-symbols-outlined[^>]*>", shown)
-        assert icons and all("aria-hidden" in icon for icon in icons), "names are not read out"
-    (heading,) = re.findall(r"<h1.*?</h1>", text_of(operator, "/admin/fleet/neuron/"), re.DOTALL)
-    assert "Fleet" in heading and "Neurons" in heading
+    found = links(text_of(operator, "/admin/"))
+    assert lists - set(found) == set() and len(found) == len(titles)
 
 
 def test_members_staff_and_strangers_see_what_they_may_open(account: Account) -> None:

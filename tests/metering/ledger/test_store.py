@@ -1,21 +1,36 @@
-"""Batches on each database: a bill and its record are written together or not at all."""
+"""Batches on each database: a bill and its record are written together or not at all; and what no
+bill releases is swept."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from datetime import UTC, date, datetime
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connections
 
+from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
+from metering import tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
+from metering.ledger.orphans import reservations_sweep
+from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
 from metering.ledger.store import MAX_INT64
 from metering.ledger.writer import LedgerWriter
-from metering.models import Budget, LedgerEntry, RequestRecord, Reservation, SeriesRow, UsageHour
+from metering.models import (
+    Budget,
+    GatewayLease,
+    LedgerEntry,
+    RequestRecord,
+    Reservation,
+    SeriesRow,
+    UsageHour,
+)
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
 from metering.requests.shown import all_fields, details
@@ -30,7 +45,7 @@ from metering.selectors import (
 )
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
-from tests.metering.writer_support import LONG_S
+from tests.metering.writer_support import LONG_S, amounts
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
@@ -197,3 +212,62 @@ def test_usage_past_64_bits() -> None:
     sums_of = {row.name: row.sums.cost_micro_usd for row in shown}
     assert sums_of == {"a0": 2 * MAX_INT64, "a1": MAX_INT64 - 4}
     assert usage_total(period=period, where=UsageFilter()).cost_micro_usd == 3 * MAX_INT64 - 4
+
+
+def hold(request_id: str = "r1", **changes: Any) -> int:
+    """A budget with a reservation of 300 tokens on it."""
+    id = make_budget("default")
+    store.apply([reserve(request_id, budgets=(id,), **changes)])
+    assert amounts("default", id) == (0, 300)
+    return id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_second_sweep_without_a_lease_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LEASE_S + 2 * EVERY_S[TASK_SWEEP_ORPHANS] <= 30, "as documented"
+    assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
+    leased, dead = hold("r1", gateway_id="g1"), hold("r2", gateway_id="g2")
+    monkeypatch.setattr(tasks, "_suspects", frozenset())
+    without_a_lease = hold("r3", gateway_id="g3")
+    for gateway_id, left_s in (("g1", 60), ("g2", -2), ("long gone", -90_000)):
+        until_s = int(time.time() + left_s)
+        GatewayLease.objects.create(gateway_id=gateway_id, lease_until_unix_s=until_s)
+    tasks.sweep_orphans()
+    assert amounts("default", dead) == amounts("default", without_a_lease) == (0, 300)
+    late = hold("r4", gateway_id="g4")
+    tasks.sweep_orphans()
+    assert amounts("default", leased) == amounts("default", late) == (0, 300)
+    assert amounts("default", dead) == amounts("default", without_a_lease) == (0, 0)
+    assert not LedgerEntry.objects.exists()
+    assert {row.gateway_id for row in GatewayLease.objects.all()} == {"g1", "g2"}
+    until_s = GatewayLease.objects.get(gateway_id="g1").lease_until_unix_s
+    for now_s, is_dead in ((until_s, False), (until_s + 1, True)):
+        dead_now = reservations_sweep(now_unix_s=now_s, suspects=frozenset())
+        assert ("g1" in dead_now) is is_dead
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sweep_after_an_outage_and_a_bill_after_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway that was restarted while the database was away writes the bills of the one before
+    when it is back. One that comes later still charges what is left."""
+    monkeypatch.setattr(tasks, "_suspects", frozenset())
+    id = hold()
+    tasks.sweep_orphans()
+
+    def away(**_: object) -> None:
+        raise OperationalError("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "reservations_sweep", away)
+        tasks.sweep_orphans()
+    tasks.sweep_orphans()
+    assert amounts("default", id) == (0, 300), "the first one after the outage"
+    tasks.sweep_orphans()
+    assert amounts("default", id) == (0, 0)
+    store.apply([reserve("r2", budgets=(id,), prompt_tokens=900, output_tokens=60)])
+    store.apply([settle("r1", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
+    assert amounts("default", id) == (40, 960), "its cap of 1,000 holds"
+    store.apply([settle("r1", budgets=(id,)), settle("r2", budgets=(id,))])
+    assert amounts("default", id) == (110, 0)
