@@ -151,9 +151,7 @@ def test_verdicts_and_their_exit_codes(bench: Bench) -> None:
     assert (cell["before_n"], cell["after_n"]) == (5, 5)
     for build in ("b1", "b2"):
         results.run(target_name="few", build=build, git_sha=build, decode_tps=9.0)
-    code, table, verdict = bench.judged("few")
-    assert (code, verdict) == (2, "1 of 1 cells are undecided: more samples")
-    assert "too few samples" in table
+    assert bench.judged("few")[::2] == (2, "1 of 1 cells are undecided: more samples")
     for name, reason in (("peer", "no build before"), ("nobody", "no target with results")):
         assert reason in refused("bench", "compare", name, code=2)
 

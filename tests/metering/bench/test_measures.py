@@ -77,19 +77,16 @@ OURS = {"prefill_ms": 2, "decode_ms": 3.5, "prefill_tokens": 4}
 THEIRS = {"prompt_n": 4, "prompt_ms": 2, "predicted_ms": 3.5}
 
 
-@each_case(
-    ("event", "timing"),
-    [
+def test_the_server_may_report_its_timing() -> None:
+    for event, timing in (
         ({"helexa_timing": OURS}, ("server", 2, 3.5, 4)),
         ({"usage": {"helexa_timing": OURS}}, ("server", 2, 3.5, 4)),
         ({"timings": THEIRS}, ("server", 2, 3.5, 4)),
         ({"usage": None}, ("client", None, None, None)),
         ({"timings": {"prompt_ms": "soon"}}, ("server", None, None, None)),
-    ],
-)
-def test_the_server_may_report_its_timing(event: Any, timing: tuple[Any, ...]) -> None:
-    run = answered(event)
-    assert (run.timing, run.prefill_ms, run.decode_ms, run.prefill_tokens) == timing
+    ):
+        run = answered(event)
+        assert (run.timing, run.prefill_ms, run.decode_ms, run.prefill_tokens) == timing
 
 
 def test_too_short_decoding_and_prompts_from_the_cache_have_no_speed() -> None:
@@ -106,28 +103,21 @@ def test_too_short_decoding_and_prompts_from_the_cache_have_no_speed() -> None:
         assert answered(usage, first_s=0.1).prefill_tps == speed
 
 
-@each_case(
-    ("version", "build"),
-    [
+def test_what_servers_report() -> None:
+    for version, build in (
         ({"git_sha": "abc1234", "package_version": "0.2"}, "abc1234"),
         ({"git_sha": "abc1234", "git_dirty": True}, "abc1234-dirty"),
         ({"git_sha": "unknown", "package_version": "0.2"}, "0.2"),
         ({"version": "0.9.1"}, "0.9.1"),  # of vLLM
         ({"build_info": "b4321"}, "b4321"),  # of llama.cpp
-        ({}, "unknown"),
-    ],
-)
-def test_builds_of_servers(version: dict[str, Any], build: str) -> None:
-    assert targets.build_of(version)["build"] == build
-
-
-@each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
-def test_what_an_unknown_server_reports_is_nothing_rather_than_an_error(body: Any) -> None:
-    assert targets.neuron_models(body) == targets.listed_models(body) == []
-    assert targets.build_of(body)["build"] == "unknown"
-    if isinstance(body, dict):
-        assert not targets.has_requests(body)
-        assert targets.neuron_host({"devices": body})["gpus"] == []
+    ):
+        assert targets.build_of(version)["build"] == build
+    for body in (None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}):
+        assert targets.neuron_models(body) == targets.listed_models(body) == []
+        assert targets.build_of(body)["build"] == "unknown", "nothing rather than an error"
+        if isinstance(body, dict):
+            assert not targets.has_requests(body)
+            assert targets.neuron_host({"devices": body})["gpus"] == []
 
 
 def test_prompts_and_other_places_of_a_model() -> None:

@@ -101,15 +101,14 @@ def test_the_overview_marks_what_regressed_and_the_knee(operator: Client) -> Non
 def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
     text = page(measured, "?model=tiny&scenario=chat:128&target=beast")
     drawn = chart(text, "trend-decode_tps")
-    assert drawn["labels"] == ["b1", "b2", "b3"]
     own, baseline = drawn["lines"]
+    assert drawn["labels"] == ["b1", "b2", "b3"]
     assert (own["name"], own["is_baseline"]) == ("beast", False)
     assert [round(point) for point in own["points"]] == [90, 100, 70]
     assert own["marked"] == [False, False, True]
     assert (baseline["name"], baseline["is_baseline"]) == ("peer", True)
     assert [round(point) for point in baseline["points"]] == [80, 80, 80]
     assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
-    assert any(row.startswith("beast b3 2026-10-04 0.2 1,000 70 2.5 5") for row in rows(text))
     again = chart(page(measured, "?model=tiny&scenario=chat:128"), "trend-decode_tps")
     assert again == drawn, "the target of most builds is chosen"
     assert "trend-" not in page(measured, "?model=tiny")
@@ -117,19 +116,16 @@ def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
 
 def test_two_builds_are_compared_cell_by_cell(measured: Client, api: Api) -> None:
     text = page(measured, COMPARED)
-    assert "1 regressed" in text
     (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert "tiny chat:128 decode tok/s 100 ± 0.4 70 ± 0.28 0.700" in row and "5/5 regressed" in row
-    assert "only beast@b3: tiny load" in text
-    assert "None of 2 regressed" in page(measured, "?before=peer@b1&after=beast@b2")
+    assert "1 regressed" in text and "only beast@b3: tiny load" in text
     answer = api.get("bench/compare?before=beast")
     assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
     assert (answer["regressed"], answer["improved"]) == (1, 0)
     by_metric = {cell["metric"]: cell for cell in answer["cells"]}
     decode = by_metric["decode_tps"]
     assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
-    assert decode["ratio"] == pytest.approx(0.7)
-    assert (decode["after_mad"], decode["after_n"]) == (pytest.approx(70 * 0.004), 5)
+    assert (decode["ratio"], decode["after_n"]) == (pytest.approx(0.7), 5)
     assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
     for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
         api.get(f"bench/compare?{query}", 400)

@@ -54,7 +54,7 @@ from metering.series.store import series_roll_up
 from tests.cases import each_case
 from tests.metering.request_records.records import ended
 
-NOW_UNIX_S = 1_780_000_123.0
+NOW_UNIX_S = 1_780_000_123
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,6 @@ def test_names_and_numbers_that_no_column_holds(using: str) -> None:
     assert big.name.startswith("xy?z") and len(big.name) == 127
 
 
-NOW_UNIX_S = 1_780_000_123
 VALUES = st.lists(st.integers(1, 10**9), min_size=1, max_size=15)
 
 
