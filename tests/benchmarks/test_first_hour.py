@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.first_hour import command
-from benchmarks.first_hour.checks import FACTS
 from benchmarks.first_hour.command import (
     Result,
     keep_state,
     open_parts,
     read_state,
     run_part,
-    summary_of,
 )
 from benchmarks.first_hour.parts import (
     PART_LIMIT_S,
     Host,
     Part,
-    chosen,
     make,
     parts_of,
 )
@@ -53,19 +48,6 @@ def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
         assert marks == "gpu" and path.endswith(f"test_{name}.py")
 
 
-def test_a_smaller_card_gets_smaller_models_or_the_reason_why_not() -> None:
-    assert chosen("mixture", CARD) == ("qwen3-30b-a3b", "")
-    of_24_gb = replace(CARD, card_bytes=24 * 10**9)
-    assert chosen("mixture", of_24_gb) == ("qwen3-30b-a3b-16-layers", "")
-    of_7_gb = parts_of(replace(CARD, card_bytes=7 * 10**9))
-    left_out = {part.name: part.left_out for part in of_7_gb if part.left_out}
-    mixture = "mixture qwen3-30b-a3b-16-layers"
-    assert {f"load of {mixture}", f"weights of {mixture}", "sleep and wake"} <= set(left_out)
-    assert "7.0" in left_out[f"load of {mixture}"] and "are free" in left_out[f"load of {mixture}"]
-    _, problem = chosen("packed", replace(CARD, disk_bytes=10**9))
-    assert "disk" in problem
-
-
 def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -> Part:
     return Part(name=name, command=("-c", code), limit_s=limit_s, left_out=left_out)
 
@@ -88,64 +70,6 @@ def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"a": 1}')
     with pytest.raises(ValueError, match=r"state\.json is no state"):
         read_state(tmp_path)
-
-
-BENCH = {
-    "measurements": {
-        "decode, 32 at once": {
-            "unit": "tok/s",
-            "median": {"helexa_engine": 1234.4, "llama_cpp": 617.2},
-        },
-        "prefill, 4096 tokens": {"unit": "tok/s", "median": {"vllm": 10.0}},
-    },
-    "ended": {"vllm": "it ended"},
-}
-
-
-def test_what_a_part_found_in_words() -> None:
-    for output, errors, has_passed, expected in (
-        (FACTS + json.dumps({"wake_s": 0.27123, "n": 1500}), "", True, "wake_s 0.2712, n 1,500"),
-        ("begun\n", "Traceback\nRuntimeError: no image\n", False, "RuntimeError: no image"),
-        ("....\n12 passed in 3.1s\n\n", "a warning", True, "12 passed in 3.1s"),
-        ("1 failed, 2 passed", "a warning", False, "1 failed, 2 passed"),
-        (
-            json.dumps(BENCH, indent=2),
-            "noise",
-            True,
-            "decode, 32 at once: 1,234 tok/s, 2.00 of llama_cpp; prefill, 4096 tokens: unmeasured; "
-            "vllm is not measured: it ended",
-        ),
-        ("{torn", "", True, "{torn"),
-        ("", "", True, "no output: see the log"),
-    ):
-        assert summary_of(output, errors, has_passed=has_passed) == expected
-
-
-@pytest.mark.slow
-def test_a_failed_part_is_repeated_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No log is overwritten."""
-    mended = tmp_path / "mended"
-    code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(mended)!r}).exists() else 'bad')"
-    parts = [part("first", "print('12 passed')"), part("second", code)]
-    monkeypatch.setattr(command, "parts_of", lambda host: parts)
-
-    def run(*more: str) -> int:
-        return command.main(["--device", "cpu", "--folder", str(tmp_path / "hour"), *more])
-
-    assert run("--only", "third") == 1
-    assert "no part is called third" in capsys.readouterr().err
-    assert run("--minutes", "0.5") == 1 and not read_state(tmp_path / "hour")
-    assert run() == 1
-    ended = read_state(tmp_path / "hour").values()
-    found = [(one.outcome, one.summary) for one in ended]
-    assert found == [("passed", "12 passed"), ("failed", "bad")]
-    mended.touch()
-    assert run() == 1, "it has ended"
-    assert run("--again", "failed") == 0
-    logs = sorted(file.name for file in (tmp_path / "hour" / "logs").glob("*.out"))
-    assert logs == ["first.1.out", "second.1.out", "second.2.out"]
 
 
 @pytest.mark.slow

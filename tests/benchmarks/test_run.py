@@ -141,33 +141,6 @@ def test_rows_and_subjects_are_chosen(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "llama-cpp-python" in selection.missing["llama_cpp"]
 
 
-def test_the_device_and_the_weights_choose_who_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    dense = chosen_by("--model", "qwen3-8b", "--weights", "q4")
-    assert "GGUF" in dense.missing["llama_cpp"]
-    assert "default model" in dense.missing["helexa_http"]
-    with pytest.raises(ValueError, match=r"needs a dense shape.*qwen3-8b"):
-        chosen_by("--weights", "q4")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="no CUDA device"):
-        chosen_by("--device", "cuda:0")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    on_card = chosen_by("--device", "cuda:0")
-    assert on_card.kinds[0] == "helexa_engine"
-    assert "--weights bf16" in on_card.missing["transformers_continuous"]
-
-
-@pytest.mark.slow
-def test_a_subject_that_cannot_be_opened_or_broke_reports_it() -> None:
-    with pytest.raises(SubjectError, match="no_such_subject ended with exit code 1"):
-        SubjectProcess("no_such_subject", {})
-    subject = SubjectProcess("helexa_http", {"url": "http://127.0.0.1:1", "model": "m"})
-    assert subject.description == "helexa over HTTP (m)"
-    for _ in range(2):
-        with pytest.raises(SubjectError, match="helexa_http ended"):
-            subject.ask(measure="no_such_question")
-    subject.close()
-
-
 def test_a_subject_may_be_another_checkouts(tmp_path: Path) -> None:
     package = tmp_path / "before" / "benchmarks"
     package.mkdir(parents=True)

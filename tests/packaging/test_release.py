@@ -101,19 +101,6 @@ def test_green_is_only_what_was_looked_up(tmp_path: Path) -> None:
         assert done.returncode == expected, output
 
 
-def test_a_python_without_requirements_is_named_another(tmp_path: Path) -> None:
-    built = subprocess.run(
-        (sys.executable, "-S", str(PACKAGING / "build"), "--out", str(tmp_path / "dist")),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 1
-    assert len(built.stderr.splitlines()) == 1
-    assert ".venv/bin/python packaging/build" in built.stderr
-    assert not (tmp_path / "dist").exists()
-
-
 def test_it_names_what_is_needed_and_what_that_needs(tmp_path: Path) -> None:
     out = tmp_path / "helexa.cdx.json"
     command = (sys.executable, str(ROOT / "packaging" / "sbom"), "--out", str(out))
