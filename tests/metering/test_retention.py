@@ -11,8 +11,6 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from helexa_site.config import read_config
-from inference.settings.setting import SettingError
 from metering import retention, tasks
 from metering.ledger import store
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord, UsageHour
@@ -99,16 +97,6 @@ def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyP
         tasks.forget_request_records()
         tasks.forget_ledger_entries()
         assert (len(ages()), len(entries())) == (num_left, num_left)
-
-
-def test_how_long_the_ledger_keeps_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "HELEXA_LEDGER_RETENTION_DAYS"
-    for word, days in ((None, 400), ("0", 0), ("30", 30)):
-        monkeypatch.delenv(name, raising=False) if word is None else monkeypatch.setenv(name, word)
-        assert read_config().ledger_retention_days == days
-    monkeypatch.setenv(name, "-1")
-    with pytest.raises(SettingError):
-        read_config()
 
 
 def test_nothing_is_locked_between_two_short_batches() -> None:

@@ -18,7 +18,7 @@ from fleet.services import catalogue_model_create
 from metering import services
 from metering.actor import COMMAND
 from metering.keys import api_key as keys
-from metering.models import Account, ApiKey, AuditEntry, Budget, LedgerEntry, Membership, UsageHour
+from metering.models import Account, ApiKey, AuditEntry, Budget, LedgerEntry, Membership
 from tests.cases import each_case
 from tests.metering.callers import TOKENS, newest, page, post, recorded, staff, url, used
 
@@ -212,27 +212,22 @@ def test_a_removed_person_and_the_memberships_have_rows(
     mia = User.objects.create_user("mia")
     Membership.objects.create(account=account, user=mia, role=Membership.Role.MEMBER)
     AuditEntry.objects.all().delete()
-    chosen = {"action": "delete_selected", "_selected_action": mia.pk, "post": "yes"}
+    chosen = {"action": "delete_selected", "_selected_action": mia.pk} if not is_one else {}
     where = f"{mia.pk}/delete/" if is_one else ""
-    operator.post(f"/admin/auth/user/{where}", {"post": "yes"} if is_one else chosen)
-    assert not User.objects.filter(username="mia").exists()
+    operator.post(f"/admin/auth/user/{where}", {"post": "yes", **chosen})
     assert set(AuditEntry.objects.values_list("actor", "action", "object_id")) == {
         ("user:carol", "membership.remove", f"{account.name}/mia"),
         ("user:carol", "user.delete", "mia"),
     }
 
 
-def test_entries_and_hours_of_the_ledger_are_only_looked_at(operator: Client) -> None:
+def test_entries_of_the_ledger_are_only_looked_at(operator: Client) -> None:
     amounts = {**dict.fromkeys(TOKENS, 5), "cost_micro_usd": 12_300}
     names = {"account": "research", "key": "hx-0123456789", "model": "tiny"}
     at = datetime(2026, 1, 1, 5, tzinfo=UTC)
     entry = LedgerEntry.objects.create(
         **amounts, **names, request_id="chatcmpl-1", at=at, duration_ms=5
     )
-    UsageHour.objects.create(**amounts, **names, hour=at, requests=1)
-    for noun in ("ledgerentry", "usagehour"):
-        assert "$0.0123" in page(operator, noun)
-        assert operator.get(url(noun, "add")).status_code == 403
     shown = page(operator, "ledgerentry", "change", entry.pk)
     assert "/requests/chatcmpl-1" in shown and "$0.0123" in shown
     for view in ("change", "delete"):

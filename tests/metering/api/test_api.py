@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth.models import User
@@ -124,31 +125,18 @@ class TestRefusals:
         for path in ("me", "overview", "keys"):
             assert refused(client, path, "sk-placeholder") == INVALID
 
-    @each_case(
-        ("error", "status", "code"),
-        [
+    def test_errors_show_nothing(self, client: Client, made: CreatedKey, monkeypatch: Any) -> None:
+        for error, status, code in (
             (OperationalError("gone, with secrets"), 503, "database_unavailable"),
             (RuntimeError("our own, with secrets"), 500, "internal_error"),
-        ],
-    )
-    def test_errors_show_nothing(
-        self,
-        client: Client,
-        made: CreatedKey,
-        monkeypatch: pytest.MonkeyPatch,
-        error: Exception,
-        status: int,
-        code: str,
-    ) -> None:
-        def fail(*_args: object, **_options: object) -> None:
-            raise error
-
-        with monkeypatch.context() as patch:
-            patch.setattr("metering.models.Budget.objects.filter", fail)
-            response = get(client, "me", made.key)
-        assert (response.status_code, response.json()["code"]) == (status, code)
-        assert response.headers.get("Retry-After") == ("1" if status == 503 else None)
-        assert b"secrets" not in response.content
+        ):
+            with monkeypatch.context() as patch:
+                fail = Mock(side_effect=error)
+                patch.setattr("metering.models.Budget.objects.filter", fail)
+                response = get(client, "me", made.key)
+            assert (response.status_code, response.json()["code"]) == (status, code)
+            assert response.headers.get("Retry-After") == ("1" if status == 503 else None)
+            assert b"secrets" not in response.content
 
     @each_case(
         ("query", "param"),
@@ -267,18 +255,13 @@ def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
     """The commands' tests do so with each noun, over the same operations."""
     budgets = [{"unit": "tokens", "cap": 1000, "window": "seconds", "window_s": 60}]
     body = {"account": "research", "name": "ci", "scopes": [READ], "budgets": budgets}
-    made = api.post("keys", body, 201)
+    made = api.post("keys", body | {"may_leave_network": False}, 201)
     path = f"keys/{made['prefix']}"
     assert made["key"].startswith(made["prefix"]) and "key" not in api.get(path)
     assert [(one["cap"], one["left"]) for one in made["budgets"]] == [(1000, 1000)]
-    assert (made["names_end_user"], made["may_leave_network"]) == (False, True)
-    changes = {"name": "nightly", "max_concurrent": 2, "names_end_user": True}
-    changes |= {"may_leave_network": False}
-    changed = api.patch(path, changes | {"expires_at": "2999-01-01"})
-    assert changed | changes == changed and changed["expires_at"] == "2999-01-01T00:00:00Z"
-    inside = api.post("keys", body | {"may_leave_network": False}, 201)
-    assert inside["may_leave_network"] is False
-    api.delete(f"keys/{inside['prefix']}")
+    assert (made["names_end_user"], made["may_leave_network"]) == (False, False)
+    changed = api.patch(path, {"name": "nightly", "expires_at": "2999-01-01"})
+    assert (changed["name"], changed["expires_at"]) == ("nightly", "2999-01-01T00:00:00Z")
     assert api.get("keys?account=research&status=active")["num_rows"] == 1
     assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "key.revoke"
     assert ApiKey.objects.get(pk=made["prefix"]).revoked_at is None
@@ -287,8 +270,6 @@ def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
     assert api.get(path)["status"] == "revoked"
     assert api.get("keys?account=research&status=active,expired")["num_rows"] == 0
     assert api.patch(path, {"name": "again"}, 409)["code"] == "key_revoked"
-    last = AuditEntry.objects.order_by("id").last()
-    assert last is not None and last.actor.startswith("key:hx-")
 
 
 def test_who_may_make_and_change_keys(api: Api, account: Account) -> None:

@@ -17,7 +17,6 @@ from helexa_site.exit_codes import ExitCode
 from metering.actor import COMMAND
 from metering.links import requests_url
 from metering.models import Account, RequestRecord
-from metering.requests.views import ROWS
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of
@@ -208,19 +207,8 @@ def test_filters_are_in_the_address(operator: Client) -> None:
     assert failed[:8] in text and answered[:8] not in text
     assert 'value="attic"' in text and "<option selected>failed" in text
     assert '<details class="hx-more" open>' in text
-    text = text_of(operator, "/requests/?model=tiny&outcome=answered")
-    assert '<details class="hx-more">' in text, "rare filters are folded while none is set"
     text = text_of(operator, "/requests/?status=many")
     assert "&#x27;many&#x27; is not an HTTP status" in text
     text = text_of(operator, "/requests/?model=tiny", **{"HX-Request": "true"})
     assert answered[:8] in text and text.lstrip().startswith('<div id="request-rows">')
     assert "<html" not in text, "the live part is the rows alone"
-
-
-def test_older_pages(operator: Client) -> None:
-    made = [record() for _ in range(ROWS + 1)]
-    text = text_of(operator, "/requests/")
-    assert "Older" in text and 'id="live"' in text and "Newest" not in text
-    older = text_of(operator, f"/requests/?before={made[1]}")
-    assert made[0][:8] in older and made[1][:8] not in older
-    assert "Newest" in older and 'id="live"' not in older

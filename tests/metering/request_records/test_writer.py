@@ -208,71 +208,62 @@ def test_they_are_switched_on_for_a_limited_time(account: Account, made: Created
     services.key_update(actor=ALICE, key=key, changed_fields=["name"])
 
 
-@pytest.mark.django_db
-@pytest.mark.usefixtures("listens_elsewhere")
-class TestWhoReads:
-    @pytest.fixture
-    def request_id(self, account: Account, made: CreatedKey) -> str:
-        captured = capture("<b>the question", trace="the rendered prompt")
-        return record(account="research", key=made.row.prefix, captured=captured)
+@pytest.fixture
+def request_id(listens_elsewhere: None, account: Account, made: CreatedKey) -> str:
+    captured = capture("<b>the question", trace="the rendered prompt")
+    return record(account="research", key=made.row.prefix, captured=captured)
 
-    def test_operators_and_that_is_audited(self, request_id: str) -> None:
-        olga = person("olga", is_staff=True)
-        page = olga.get(f"/requests/{request_id}").content.decode()
-        assert "Show the captured bodies" in page and "the question" not in page
-        shown = olga.post(f"/requests/{request_id}")
-        assert "&lt;b&gt;the question" in shown.content.decode()
-        assert "the rendered prompt" in shown.content.decode()
-        assert shown["Cache-Control"] == "no-store"
-        (entry,) = AuditEntry.objects.filter(action="request.read_bodies")
-        assert (entry.actor, entry.object_id) == ("user:olga", request_id)
-        assert olga.post(f"/requests/{record()}").status_code == 403, "nothing was captured"
 
-    def test_members_those_of_their_own_keys(
-        self, account: Account, made: CreatedKey, request_id: str
-    ) -> None:
-        mia = person("mia", account, role="member")
-        assert "captured" not in mia.get(f"/requests/{request_id}").content.decode()
-        assert mia.post(f"/requests/{request_id}").status_code == 403
-        ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
-        assert "the question" in mia.post(f"/requests/{request_id}").content.decode()
-        assert person("otto", account).post(f"/requests/{request_id}").status_code == 200
-        assert person("nell").post(f"/requests/{request_id}").status_code == 404
+def readers() -> set[str]:
+    return {one.actor for one in AuditEntry.objects.filter(action="request.read_bodies")}
 
-    def test_over_rest_and_that_is_audited(
-        self, client: Client, account: Account, made: CreatedKey, request_id: str
-    ) -> None:
-        path = f"requests/{request_id}/capture"
-        assert refused_call(client, path, made.key) == (403, "insufficient_scope")
-        assert refused_call(person("nell"), path) == (404, "request_not_found")
-        mia = person("mia", account, role="member")
-        assert refused_call(mia, path) == (403, "insufficient_scope")
-        assert not AuditEntry.objects.filter(action="request.read_bodies").exists()
-        ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
-        scopes = ["usage:read", "accounts:read", "accounts:write"]
-        operators = services.key_create(actor=ALICE, account=account, scopes=scopes)
-        for asker, key in ((mia, ""), (client, operators.key)):
-            shown = ok(asker, path, key)
-            assert (shown["id"], shown["answer"]) == (request_id, "Paris.")
-            assert (shown["request"], shown["trace"]) == (
-                "<b>the question",
-                "the rendered prompt",
-            )
-            assert SECRET not in shown["headers"]
-        assert get(mia, path)["Cache-Control"] == "no-store"
-        entries = AuditEntry.objects.filter(action="request.read_bodies", object_id=request_id)
-        assert {entry.actor for entry in entries} == {"user:mia", f"key:{operators.row.prefix}"}
 
-    def test_by_command(self, request_id: str) -> None:
-        show = ("requests", "show", request_id)
-        assert "the question" not in output(*show)
-        body = "request:\n<b>the question\n\ntrace:\nthe rendered prompt"
-        assert body in output(*show, "--body")
-        assert printed_json(*show, "--body")["capture"]["answer"] == "Paris."
-        entry = AuditEntry.objects.filter(action="request.read_bodies").first()
-        assert entry is not None and entry.actor == str(COMMAND)
-        with pytest.raises(CommandError, match="No bodies of this request are stored"):
-            output("requests", "show", record(), "--body")
+def test_who_reads_captured_bodies_on_pages_and_that_is_audited(
+    account: Account, made: CreatedKey, request_id: str
+) -> None:
+    path = f"/requests/{request_id}"
+    olga, mia = person("olga", is_staff=True), person("mia", account, role="member")
+    page = olga.get(path).content.decode()
+    assert "Show the captured bodies" in page and "the question" not in page
+    shown = olga.post(path)
+    assert "&lt;b&gt;the question" in shown.content.decode()
+    assert "the rendered prompt" in shown.content.decode()
+    assert shown["Cache-Control"] == "no-store"
+    assert readers() == {"user:olga"}
+    assert olga.post(f"/requests/{record()}").status_code == 403, "nothing was captured"
+    assert "captured" not in mia.get(path).content.decode()
+    assert mia.post(path).status_code == 403
+    ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
+    assert "the question" in mia.post(path).content.decode()
+    assert person("otto", account).post(path).status_code == 200
+    assert person("nell").post(path).status_code == 404
+
+
+def test_who_reads_captured_bodies_over_rest_and_by_command(
+    client: Client, account: Account, made: CreatedKey, request_id: str
+) -> None:
+    path = f"requests/{request_id}/capture"
+    mia = person("mia", account, role="member")
+    assert refused_call(client, path, made.key) == (403, "insufficient_scope")
+    assert refused_call(person("nell"), path) == (404, "request_not_found")
+    assert refused_call(mia, path) == (403, "insufficient_scope")
+    assert readers() == set()
+    ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
+    scopes = ["usage:read", "accounts:read", "accounts:write"]
+    operators = services.key_create(actor=ALICE, account=account, scopes=scopes)
+    for asker, key in ((mia, ""), (client, operators.key)):
+        shown = ok(asker, path, key)
+        assert (shown["id"], shown["answer"]) == (request_id, "Paris.")
+        assert (shown["request"], shown["trace"]) == ("<b>the question", "the rendered prompt")
+        assert SECRET not in shown["headers"]
+    assert get(mia, path)["Cache-Control"] == "no-store"
+    show = ("requests", "show", request_id)
+    assert "the question" not in output(*show)
+    assert "request:\n<b>the question\n\ntrace:\nthe rendered prompt" in output(*show, "--body")
+    assert printed_json(*show, "--body")["capture"]["answer"] == "Paris."
+    assert readers() == {"user:mia", f"key:{operators.row.prefix}", str(COMMAND)}
+    with pytest.raises(CommandError, match="No bodies of this request are stored"):
+        output("requests", "show", record(), "--body")
 
 
 @pytest.mark.django_db(transaction=True)
