@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import subprocess
-from contextlib import nullcontext
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-import benchmarks.gateway.__main__ as command
 from benchmarks.gateway.load import (
     Load,
     Reading,
@@ -91,25 +86,3 @@ def test_clients_count_tokens_and_an_unexpected_answer_ends_the_run(
     assert 30 <= reading.p50_ms <= reading.p99_ms
     assert 0 < reading.requests_per_s <= 2 / 0.030
     assert reading.cpu_ms_per_request == pytest.approx(600 / reading.num_requests)
-
-
-def test_a_server_that_is_not_installed_is_left_out_or_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As in an environment of a first start."""
-    start = Mock(side_effect=lambda kind: SimpleNamespace(name=kind))
-    stage = SimpleNamespace(authorization="Bearer none", start_gateway=start)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else 1)
-    monkeypatch.setattr(command, "stage", lambda **_: nullcontext(stage))
-    monkeypatch.setattr(command, "_run", lambda *_: {})
-    command.main([])
-    assert "uvicorn is not measured: pip install uvicorn brings it" in capsys.readouterr().err
-    for words, why in (
-        (["--servers", "uvicorn"], "uvicorn is not installed"),
-        (["--beside", "b", "--database-url", "postgresql://h/x"], "a database for each checkout"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            command.main(words)
-        assert ended.value.code == 2
-        assert why in capsys.readouterr().err
-    start.assert_called_once_with("daphne")

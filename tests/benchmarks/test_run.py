@@ -24,7 +24,7 @@ from benchmarks.run import (
     run,
     warm_name,
 )
-from benchmarks.subject import READY_LINE, SubjectError, SubjectProcess
+from benchmarks.subject import SubjectError
 from benchmarks.workload import (
     tokens_per_s_together,
 )
@@ -139,20 +139,6 @@ def test_rows_and_subjects_are_chosen(tmp_path: Path, monkeypatch: pytest.Monkey
     needs = "pip install accelerate brings what it needs"
     assert selection.missing["transformers_generate"] == needs
     assert "llama-cpp-python" in selection.missing["llama_cpp"]
-
-
-def test_a_subject_may_be_another_checkouts(tmp_path: Path) -> None:
-    package = tmp_path / "before" / "benchmarks"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    answer = READY_LINE + '{"description": "theirs"}'
-    ends = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    (package / "subject.py").write_text(f"print({answer!r}, flush=True)\n{ends}")
-    subject = SubjectProcess("helexa_engine", {}, checkout=tmp_path / "before")
-    assert (subject.kind, subject.description) == ("helexa_engine, before", "theirs")
-    with pytest.raises(SubjectError, match="helexa_engine, before ended by SIGILL"):
-        subject.ask(measure="decode")
-    subject.close()
 
 
 def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

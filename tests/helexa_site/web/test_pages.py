@@ -6,7 +6,6 @@ import gzip
 import html
 import re
 import warnings
-from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,17 +15,14 @@ from django.conf import settings
 from django.core.exceptions import BadRequest
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
-from django.template import Context, Template
 from django.test import Client, RequestFactory
 from django.urls import path
-from django.utils.formats import localize
 from whitenoise.middleware import WhiteNoiseMiddleware
 
 from helexa_site import urls
 from helexa_site.web import error_pages, pages
 from helexa_site.web.api_reference import calls
 from helexa_site.web.middleware import HEADER, POLICY, policy_text
-from helexa_site.web.moments import moment_text
 from inference.settings.table import SETTINGS
 from inference.wire.openapi import document
 from tests.cases import each_case
@@ -121,16 +117,6 @@ def test_every_setting_is_shown_to_superusers_and_no_secret(
     refused = staff().get("/admin/settings/", headers={"accept": PAGE})
     assert refused.status_code == 403 and "for people with other permissions" in refused.text
     assert person("mia").get("/admin/settings/").status_code == 302
-
-
-def test_a_moment_in_words_everywhere() -> None:
-    noon, words = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC), "2026-01-31 12:00:05 UTC"
-    for moment, text in ((noon, words), (noon.astimezone(timezone(timedelta(hours=2))), words)):
-        assert moment_text(moment) == text
-        assert Template("{{ at|moment }}").render(Context({"at": moment})) == text
-    assert moment_text(None) == ""
-    # The admin's own columns and forms.
-    assert (localize(noon), localize(noon.date())) == (words, "2026-01-31")
 
 
 def test_templates_have_whole_tags() -> None:

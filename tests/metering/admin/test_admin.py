@@ -149,29 +149,6 @@ def test_a_key_is_shown_once_and_revoked_for_good(operator: Client, account: Acc
     assert changed.status_code == 403
 
 
-def test_a_budget_of_a_key(operator: Client, made: Any) -> None:
-    prefix = made.row.prefix
-    hour = {"unit": "micro_usd", "cap": "0.30", "window": "seconds", "window_s": "3600"}
-    post(operator, "budget", "add", key=prefix, **hour)
-    budget = Budget.objects.get()
-    assert (budget.key_id, budget.cap, budget.window_s) == (prefix, 300_000, 3600)
-    shown = page(operator, "budget")
-    for words in ("$0.30", f"/requests/?key={prefix}", "with its first request"):
-        assert words in shown
-    assert "$0.30 of $0.30" in page(operator, "apikey")
-    of_account = Budget.objects.create(account_id="research", unit="tokens", cap=1000, spent=450)
-    assert "550 of 1,000 tokens" in page(operator, "account"), "what is left"
-    post(operator, "budget", "change", budget.pk, **BUDGET | {"cap": "0.50"})
-    budget.refresh_from_db()
-    assert (budget.unit, budget.cap) == ("micro_usd", 500_000), "the unit is fixed"
-    assert (budget.window, budget.window_s) == ("day", None)
-    assert newest()[1] == "budget.update"
-    assert "00:00:00 UTC" in page(operator, "budget"), "the window's end"
-    form = {"action": "delete_selected", "_selected_action": [of_account.pk], "post": "yes"}
-    operator.post(url("budget", "changelist"), form)
-    assert Budget.objects.get() == budget and newest()[1] == "budget.remove"
-
-
 def test_changes_of_people_are_audited_without_what_is_secret(
     operator: Client, account: Account
 ) -> None:

@@ -7,10 +7,8 @@ import re
 import uuid
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import Client
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape
 
@@ -18,12 +16,9 @@ from fleet import services as services_of_fleet
 from fleet.first_steps import snippets
 from fleet.management.clients import Target
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
-from helexa_site.web.navigation import GROUPS
 from metering import services
 from metering.actor import COMMAND
-from metering.links import audited_url
 from metering.models import Account, ApiKey
-from tests.cases import each_case
 from tests.metering.callers import newest, person, recorded, staff, text_of
 
 pytestmark = pytest.mark.django_db
@@ -34,16 +29,6 @@ OF_MEMBERS = ["/playground/", "/requests/", "/usage/", "/usage/keys", "/docs"]
 
 def links(text: str) -> list[str]:
     return [address for address, _ in LINK.findall(text)]
-
-
-def test_each_list_of_the_admin_has_its_place_in_the_navigation(operator: Client) -> None:
-    lists = {
-        reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
-        for model in admin.site._registry
-    }
-    titles = {item.title for items in GROUPS.values() for item in items}
-    found = links(text_of(operator, "/admin/"))
-    assert lists - set(found) == set() and len(found) == len(titles)
 
 
 def test_members_staff_and_strangers_see_what_they_may_open(account: Account) -> None:
@@ -80,25 +65,6 @@ def test_names_are_searched_from_every_page(operator: Client, account: Account) 
         assert [one for one in there if one not in found] == [], words
         assert [one for one in missing if one in found] == [], words
     assert 'id="search"' not in text_of(person("mia", account, role="member"), "/usage/")
-
-
-@each_case(
-    ("action", "object_id", "url"),
-    [
-        ("model.update", "tiny", "/admin/dashboard/model?name=tiny"),
-        ("key.revoke", "hx-1", "/admin/metering/apikey/hx-1/change/"),
-        ("load_job.cancel", "tiny", "/admin/dashboard/model?name=tiny"),
-        ("membership.remove", "research/mia", "/admin/metering/account/research/change/"),
-        ("upstream.update", "box", "/admin/dashboard/neuron?name=upstream%3Abox"),
-        ("upstream.delete", "box", ""),
-        ("user.update", "mia", "/admin/auth/user/?q=mia"),
-        ("neuron.remove", "beast", ""),
-        ("account.delete", "research", ""),
-        ("fleet.share", "10.0.0.5:6379", ""),
-    ],
-)
-def test_objects_of_the_audit(action: str, object_id: str, url: str) -> None:
-    assert audited_url(action, object_id) == url
 
 
 def test_a_request_leads_to_what_it_names_and_back(operator: Client, account: Account) -> None:

@@ -33,7 +33,6 @@ from metering.models import (
 )
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
-from metering.requests.shown import all_fields, details
 from metering.selectors import (
     UsageFilter,
     UsageGroup,
@@ -163,17 +162,6 @@ def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using:
     assert Budget.objects.using(using).get(id=id).spent == 90
     (granted,) = store.apply([second], using=using)
     assert isinstance(granted, Granted)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_record_shows_what_was_metered() -> None:
-    rows.insert([ended(metered=USED, **NOTHING), ended()])
-    found = {record.unit: record for record in RequestRecord.objects.all()}
-    assert found["second"].num_units == 5 and found[""].num_units == 0
-    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
-    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
-    (fields,) = all_fields([found["second"]])
-    assert (fields["unit"], fields["num_units"]) == ("second", 5)
 
 
 def add_hours(using: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.conf import settings
@@ -218,16 +219,10 @@ def test_a_budget_is_made_changed_and_removed(account: Account) -> None:
     ]
 
 
-def test_a_change_that_fails_is_not_audited(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_fails_is_not_audited(account: Account, monkeypatch: Any) -> None:
     """The entry and the revision go with the transaction."""
     before = (entries(), revision())
-
-    def fail(*_args: object, **_options: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr("metering.services.keys.revision_bump", fail)
+    monkeypatch.setattr("metering.services.keys.revision_bump", Mock(side_effect=RuntimeError))
     with pytest.raises(RuntimeError):
         services.key_create(actor=ALICE, account=account)
     assert (entries(), revision()) == before
