@@ -9,20 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.first_hour.command import (
-    Result,
-    keep_state,
-    open_parts,
-    read_state,
-    run_part,
-)
-from benchmarks.first_hour.parts import (
-    PART_LIMIT_S,
-    Host,
-    Part,
-    make,
-    parts_of,
-)
+from benchmarks.first_hour.command import Result, keep_state, open_parts, read_state, run_part
+from benchmarks.first_hour.parts import PART_LIMIT_S, Host, Part, make, parts_of
 
 MUCH = 10**12
 

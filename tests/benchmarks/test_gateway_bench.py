@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gateway.load import (
-    Load,
-    Reading,
-    UnexpectedAnswerError,
-    http_request,
-    run,
-)
+from benchmarks.gateway.load import Load, Reading, UnexpectedAnswerError, http_request, run
 from benchmarks.gateway.processes import HOST
 from benchmarks.gateway.upstream import serve
 from benchmarks.ports import free_port

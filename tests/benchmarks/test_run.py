@@ -25,9 +25,7 @@ from benchmarks.run import (
     warm_name,
 )
 from benchmarks.subject import SubjectError
-from benchmarks.workload import (
-    tokens_per_s_together,
-)
+from benchmarks.workload import tokens_per_s_together
 from helexa_site.program import REPOSITORY_DIR
 
 

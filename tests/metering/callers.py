@@ -13,12 +13,7 @@ from django.utils import timezone
 
 from metering import services
 from metering.actor import COMMAND
-from metering.models import (
-    Account,
-    AuditEntry,
-    RequestRecord,
-    UsageHour,
-)
+from metering.models import Account, AuditEntry, RequestRecord, UsageHour
 
 
 def get(client: Client, path: str, key: str | None = None, **headers: str) -> Any:

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from fleet import services as fleet_services
 from fleet.live import reading as live
+from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
 from metering.actor import COMMAND, user_actor
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
@@ -140,6 +141,29 @@ def test_a_member_changes_their_own_and_an_owner_all(alice: Client, account: Acc
     assert key.prefix in text_of(owner, "/usage/keys")
     viewer.post("/usage/keys", FORM)
     assert ApiKey.objects.count() == 1
+
+
+def test_operators_see_who_spends_and_who_is_refused(
+    operator: Client, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet_services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
+    prices = {"input_price_micro_usd": 150_000, "output_price_micro_usd": 600_000}
+    targets = {"targets": ("own", "box/m input_price 0.5 output_price 7")}
+    for name, changes in (("tiny", prices), ("large", targets)):
+        fleet_services.catalogue_model_create(
+            actor=COMMAND, name=name, source=f"pypi:{name}", **changes
+        )
+        used(model=name, key="hx-aaaaaaaaaa", cost_micro_usd=300_000, failed_requests=3)
+    refused = encode_field(Refused("insufficient_quota", "research"))
+    redis_db.hincrby(refusals_key(timezone.now().timestamp()), refused, 17)
+    text = text_of(operator, "/usage/accounts")
+    for words in ("hx-aaaaaaaaaa", "$0.15 in, $0.60 out", "$15,000.00", ">17<"):
+        assert words in text
+    assert "up to $0.50 in, $7.00 out" in text, "at most, with the prices of its targets"
+    assert "/requests/?account=research&amp;code=insufficient_quota&amp;since=24h" in text
+    nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    assert "Redis does not answer" in text_of(operator, "/usage/accounts")
 
 
 def test_the_audit_is_filtered(operator: Client, account: Account) -> None:

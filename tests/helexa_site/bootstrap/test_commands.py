@@ -65,10 +65,7 @@ TLS = Share(host="h", port=1, tls_cert=Path("/c"), tls_key=Path("/k"))
     ],
 )
 def test_serve_flags(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    expected: ServeOptions | None,
+    monkeypatch: Any, capsys: Any, words: str, expected: ServeOptions | None
 ) -> None:
     monkeypatch.delenv("REDIS_URL", raising=False)  # there is a private one, which alone is shared
     if expected is not None:

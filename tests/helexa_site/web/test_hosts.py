@@ -161,11 +161,7 @@ PROXY = "10.1.0.7"
     ],
 )
 def test_only_a_trusted_proxys_header_counts(
-    monkeypatch: pytest.MonkeyPatch,
-    settings: Any,
-    peer: str,
-    forwarded: str | None,
-    outcome: str,
+    monkeypatch: pytest.MonkeyPatch, settings: Any, peer: str, forwarded: str | None, outcome: str
 ) -> None:
     settings.ALLOWED_HOSTS = ["chat.example.org"]
     config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})

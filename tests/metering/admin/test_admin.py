@@ -80,7 +80,8 @@ def test_an_account_from_first_to_last(operator: Client, account: Account) -> No
     actions = set(AuditEntry.objects.values_list("actor", "action"))
     changes = ("account.update", "membership.set", "budget.create")
     assert {("user:carol", action) for action in changes} <= actions
-    Budget.objects.update(spent=300, reserved=2000)
+    Budget.objects.update(spent=300, reserved=2000, window_ends_unix_s=1_900_000_000)
+    assert "2030-03-17 17:46:40 UTC" in page(operator, "budget"), "the window's end"
     shown = page(operator, *change)
     assert [text for text in ("$0.0123", "$0.0003", "$0.002", "$0.01") if text not in shown] == []
 

@@ -309,7 +309,6 @@ MEMBER = {"account": "research", "user": "nobody", "role": "owner"}
     ("method", "path", "body", "refusal", "param"),
     [
         ("post", "accounts", {}, BAD, "name"),
-        ("post", "accounts", {"name": "No Slug"}, BAD, "name"),
         ("post", "accounts", {"name": "x", "weight": "3"}, BAD, "weight"),
         ("post", "accounts", {"name": "x", "wieght": 3}, UNKNOWN, "wieght"),
         ("patch", "accounts/research", {"name": "other"}, UNKNOWN, "name"),
@@ -320,25 +319,16 @@ MEMBER = {"account": "research", "user": "nobody", "role": "owner"}
         ("patch", "members/research/x", {"role": "owner"}, (404, "member_not_found"), "member"),
         ("post", "keys", KEY | {"account": "nobody"}, (404, "account_not_found"), "account"),
         ("post", "keys", KEY | {"models": ["none"]}, BAD, "models"),
-        ("post", "keys", KEY | {"expires_at": "soon"}, BAD, "expires_at"),
         ("post", "keys", KEY | {"budgets": [{"unit": "tokens"}]}, BAD, "cap"),
         ("post", "keys", KEY | {"budgets": [{"cup": 1}]}, UNKNOWN, "budgets"),
-        ("patch", "keys/hx-nobodys000", {"name": "x"}, (404, "key_not_found"), "key"),
         ("post", "budgets", {"unit": "tokens", "cap": 1}, BAD, "account"),
         ("post", "budgets", CAP, BAD, "cap"),
-        ("patch", "budgets/0", {"cap": 1}, (404, "budget_not_found"), "budget"),
         ("get", "keys?status=lost", None, BAD, "status"),
         ("delete", "accounts/research?dry_run=1", None, BAD, "dry_run"),
     ],
 )
 def test_operators_calls_that_are_refused(
-    api: Api,
-    account: Account,
-    method: str,
-    path: str,
-    body: Any,
-    refusal: tuple[int, str],
-    param: str | None,
+    api: Api, account: Account, method: str, path: str, body: Any, refusal: Any, param: str | None
 ) -> None:
     before = AuditEntry.objects.count()
     status, code = refusal

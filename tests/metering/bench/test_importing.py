@@ -79,7 +79,7 @@ def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> Non
         return [remark.partition(" is ")[0] for remark in remarks]
 
     assert remarked(read_bench_toml(TOML).remarks) == [
-        *("bench.db_path", "scenarios.image_sizes", "api.enabled", "api.listen"),
+        *("bench.db_path", "scenarios.image_sizes", "api.enabled", "api.listen")
     ]
     target = "[[targets]]\nname='{}'\nkind='openai'\nendpoint='http://x'\nscenarios={}\n"
     read = read_bench_toml(
@@ -183,6 +183,9 @@ def test_points_and_what_the_api_exports_are_imported_as_they_were(
     for wrong in (*(point | each for each in columns), {"model_id": "m"}, 3):
         with pytest.raises(CommandError):
             imported(wrong)
+    file.write_text("{}")
+    with pytest.raises(CommandError, match="neither a list of points"):
+        bench("import", str(file))
 
 
 @pytest.mark.django_db

@@ -73,8 +73,6 @@ def test_members_and_budgets_from_first_to_last(account: Account) -> None:
     ("words", "reason", "code"),
     [
         ("accounts create research", "already", ExitCode.REFUSED),
-        ("accounts create No", "lower-case slug", ExitCode.REFUSED),
-        ("accounts create ops --weight 0", "weight", ExitCode.REFUSED),
         ("accounts show nobody", "no account named 'nobody'", ExitCode.NOT_FOUND),
         ("accounts remove shared", "built in", ExitCode.REFUSED),
         ("accounts change shared", "--weight", ExitCode.USAGE),
@@ -216,15 +214,11 @@ class TestKeys:
         [
             (["--scopes", "all"], "scopes: 'all' is none of inference"),
             (["--models", "nothing"], "models: There is no model named 'nothing'"),
-            (["--cap-tokens", "0"], "cap: 0 is less than 1"),
             (["--cap-usd", "0.0000001"], "six decimals"),
-            (["--cap-usd", "ten"], "not an amount"),
             (["--window", "day"], "window: A window needs --cap-tokens"),
             (["--cap-tokens", "5", "--window", "year"], "none of balance, day, month"),
-            (["--cap-tokens", "5", "--window", "0"], "window_s: 0 is less than 1"),
             (["--expires", "soon"], "neither a duration"),
             (["--expires", "2001-01-01"], "expired already"),
-            (["--rpm", "0"], "requests_per_minute"),
         ],
     )
     def test_refused(self, account: Account, words: list[str], message: str) -> None:
@@ -247,15 +241,13 @@ class TestKeys:
         assert not ApiKey.objects.exists()
 
 
-@each_case(
-    ("text", "expected"),
-    [
+def test_expiry() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    for text, expected in (
         ("90s", datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)),
         ("12h", datetime(2026, 1, 1, 12, tzinfo=UTC)),
         ("2w", datetime(2026, 1, 15, tzinfo=UTC)),
         ("2027-01-31", datetime(2027, 1, 31, tzinfo=UTC)),
         ("2027-01-31T10:00:00+02:00", datetime(2027, 1, 31, 8, tzinfo=UTC)),
-    ],
-)
-def test_expiry(text: str, expected: datetime) -> None:
-    assert expiry(text, now=datetime(2026, 1, 1, tzinfo=UTC)) == expected
+    ):
+        assert expiry(text, now=now) == expected

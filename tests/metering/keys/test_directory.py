@@ -205,15 +205,15 @@ async def test_a_database_that_hangs_and_our_own_mistake_are_outages(
 ) -> None:
     known = store.make()
     await directory.find(known)
-    keys_read = store.keys
+    with monkeypatch.context() as patch:
+        patch.setattr(directory_module, "LOOK_UP_TIMEOUT_S", 0.05)
+        store.may_go_on.clear()
+        assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
+        store.may_go_on.set()
     store.keys = None  # type: ignore[assignment, method-assign]
     store.number += 1
     await until_refused(directory, keys.make_key().key, DirectoryUnavailableError)
     assert (await directory.find(known)).account == "research"
-    store.keys = keys_read  # type: ignore[method-assign]
-    monkeypatch.setattr(directory_module, "LOOK_UP_TIMEOUT_S", 0.05)
-    store.may_go_on.clear()
-    assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
 
 
 async def test_a_use_is_written_once_a_minute_in_a_batch_and_not_lost_offline(

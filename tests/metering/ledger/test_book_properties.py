@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.errors import QuotaExceededError
-from metering.ledger.book import (
-    DAY_S,
-    Book,
-    BudgetState,
-    Unit,
-    Window,
-    output_tokens_granted,
-)
+from metering.ledger.book import DAY_S, Book, BudgetState, Unit, Window, output_tokens_granted
 from metering.ledger.entries import Release, Reserve, Settle
 from metering.prices import DearestPrices, Prices, highest
 from tests.metering.operations import NOON_UNIX_S, narrow, reserve, settle
@@ -25,10 +18,7 @@ NOON = int(NOON_UNIX_S)
 amounts = st.integers(0, 10**15)
 tokens = st.integers(0, 10**9)
 prices = st.builds(
-    Prices,
-    input_micro_usd=amounts,
-    cached_input_micro_usd=amounts,
-    output_micro_usd=amounts,
+    Prices, input_micro_usd=amounts, cached_input_micro_usd=amounts, output_micro_usd=amounts
 )
 
 

@@ -161,7 +161,7 @@ def test_a_models_charts(operator: Client) -> None:
     ]
     requests = shown["series-requests"]
     assert requests["steps"] and [line["label"] for line in requests["lines"]] == [
-        *("answered", "cancelled", "refused", "failed"),
+        *("answered", "cancelled", "refused", "failed")
     ]
     assert [sum(line["data"]) for line in requests["lines"]] == [1, 0, 0, 2]
     (errors,) = shown["series-errors"]["lines"]

@@ -94,11 +94,7 @@ def test_a_request_counts_for_each_of_its_subjects(using: str) -> None:
     assert figures_of(using, Kind.ACCOUNT, "lab")["requests"] == 2
     assert SeriesRow.objects.using(using).count() == 5, "the unknown have none"
     (row,) = SeriesRow.objects.using(using).filter(kind=Kind.FLEET)
-    assert (row.step_s, row.at.timestamp(), row.requests) == (
-        MINUTE_S,
-        floor_s(at, MINUTE_S),
-        3,
-    )
+    assert (row.step_s, row.at.timestamp(), row.requests) == (MINUTE_S, floor_s(at, MINUTE_S), 3)
 
 
 def test_gateways_add_to_the_same_rows(using: str) -> None:

@@ -215,7 +215,7 @@ def test_a_budget_is_made_changed_and_removed(account: Account) -> None:
     refused("unit", services.budget_update, actor=ALICE, **unit)
     services.budget_remove(actor=ALICE, budget=budget)
     assert [action for _, action, _ in entries()[before:]] == [
-        *("budget.create", "budget.update", "budget.update", "budget.remove"),
+        *("budget.create", "budget.update", "budget.update", "budget.remove")
     ]
 
 
