@@ -83,13 +83,6 @@ def post(client: Client, noun: str, view: str, *args: Any, **form: Any) -> Any:
     return response
 
 
-def errors(client: Client, noun: str, view: str, *args: Any, **form: Any) -> str:
-    """Returns the errors of a form that is shown again."""
-    response = client.post(url(noun, view, *args), form)
-    assert response.status_code == 200
-    return str(response.context["errors"])
-
-
 def recorded(**values: Any) -> str:
     """Stores the record of a request that was answered now; returns its id."""
     made = RequestRecord.objects.create(

@@ -266,22 +266,17 @@ def test_who_may_give_no_memberships_gives_none(account: Account) -> None:
     assert "/welcome/" not in client.post("/admin/auth/user/", form, follow=True).text
 
 
-def test_members_change_their_password(account: Account) -> None:
-    mia = person("mia", account, password="a long password")
-    new = {"old_password": "a long password", "new_password1": "x7-b", "new_password2": "x7-b"}
-    assert "too short" in mia.post("/password/", new).text
-    new |= {"new_password1": "another one, longer", "new_password2": "another one, longer"}
-    assert "Your password is changed" in mia.post("/password/", new, follow=True).text
-    assert User.objects.get().check_password("another one, longer")
-    assert newest() == ("user:mia", "user.update", "mia")
-    assert Client().get("/password/")["Location"].startswith("/login/")
-
-
-def test_the_logins_speak_to_members_too(account: Account) -> None:
-    person("mia", account, password="her own")
-    client = Client()
+def test_members_log_in_and_change_their_password(account: Account) -> None:
+    mia, client = person("mia", account, password="her own"), Client()
     for path in ("/login/", "/admin/login/"):
         text = client.post(path, {"username": "mia", "password": "wrong"}).text
         assert "do not belong together" in text and "staff" not in text
     text = client.post("/admin/login/", {"username": "mia", "password": "her own"}).text
     assert "Members log in at /login/" in text and "_auth_user_id" not in client.session
+    new = {"old_password": "her own", "new_password1": "x7-b", "new_password2": "x7-b"}
+    assert "too short" in mia.post("/password/", new).text
+    new |= {"new_password1": "another one, longer", "new_password2": "another one, longer"}
+    assert "Your password is changed" in mia.post("/password/", new, follow=True).text
+    assert User.objects.get(username="mia").check_password("another one, longer")
+    assert newest() == ("user:mia", "user.update", "mia")
+    assert client.get("/password/")["Location"].startswith("/login/")

@@ -258,27 +258,18 @@ def test_settings_that_cannot_be_read_are_a_line(
 MET = f"psutil=={metadata.version('psutil')}"
 
 
-@each_case(
-    ("pins", "level", "text"),
-    [
+def test_a_wheel_is_held_to_its_own_pins_and_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
+    for pins, level, text in (
         ([MET, 'psutil==0.1; extra == "other"'], "ok", "as the wheel pins them"),
         ([MET, "redis==0.1"], "warning", "not as the wheel pins them: redis==0.1"),
         ([MET, 'redis==0.1; extra == "neuron"'], "warning", "redis==0.1"),
-    ],
-)
-def test_a_wheel_is_held_to_its_own_pins(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pins: list[str], level: str, text: str
-) -> None:
-    monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
-    monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
-    (finding,) = examine.package_findings()
-    assert finding.level == level
-    assert text in finding.text
-
-
-def test_a_wheel_without_torch_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ``helexa neuron`` installs nothing."""
+    ):
+        monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
+        (finding,) = examine.package_findings()
+        assert finding.level == level and text in finding.text
     monkeypatch.setattr(host_checks, "installation", lambda: Installation.WHEEL)
-    facts = {"problems": [], "torch": None, "driver_cuda": None, "torch_cuda": None, "driver": None}
-    (warned, *_) = host_checks.gpu_fact_findings(facts)
-    assert "[neuron]" in warned.mend
+    (warned, *_) = of_gpus(torch=None, torch_cuda=None, cards=[], driver=None, driver_cuda=None)
+    assert "[neuron]" in warned.mend  # its ``helexa neuron`` installs nothing

@@ -319,6 +319,7 @@ MEMBER = {"account": "research", "user": "nobody", "role": "owner"}
         ("patch", "members/research/x", {"role": "owner"}, (404, "member_not_found"), "member"),
         ("post", "keys", KEY | {"account": "nobody"}, (404, "account_not_found"), "account"),
         ("post", "keys", KEY | {"models": ["none"]}, BAD, "models"),
+        ("post", "keys", KEY | {"expires_at": "soon"}, BAD, "expires_at"),
         ("post", "keys", KEY | {"budgets": [{"unit": "tokens"}]}, BAD, "cap"),
         ("post", "keys", KEY | {"budgets": [{"cup": 1}]}, UNKNOWN, "budgets"),
         ("post", "budgets", {"unit": "tokens", "cap": 1}, BAD, "account"),

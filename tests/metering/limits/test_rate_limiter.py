@@ -161,18 +161,6 @@ async def test_a_refused_request_is_charged_nowhere(
     assert await contents(client) == before
 
 
-async def test_a_script_that_fails_half_way_has_charged_nothing(
-    clocked: RateLimiter, client: redis.asyncio.Redis
-) -> None:
-    who = principal(key=RateLimits(requests_per_minute=9), account=RateLimits(max_concurrent=9))
-    await client.set("helexa:limit:account:lab:open", b"not a sorted set", ex=60)
-    before = await contents(client)
-    with pytest.raises(LimitsUnavailableError):
-        await clocked.acquire(who, "r1", 10)
-    await clocked.flush()
-    assert await contents(client) == before
-
-
 async def test_a_dead_gateways_slots_come_free(
     clocked: RateLimiter, client: redis.asyncio.Redis, link: RedisLink
 ) -> None:
@@ -211,20 +199,8 @@ async def test_running_requests_have_their_slots_back_after_redis_was_lost(
     await clocked.acquire(who, "one more", 1)
 
 
-async def test_redis_away(tmp_path_factory: pytest.TempPathFactory) -> None:
-    nowhere = tmp_path_factory.mktemp("redis") / "none.sock"
-    limiter = RateLimiter(RedisLink(f"unix://{nowhere}", timeout_s=60.0))
-    who = principal(account=RateLimits(requests_per_minute=1, max_concurrent=1))
-    with pytest.raises(LimitsUnavailableError):
-        await limiter.acquire(who, "r1", 1)
-    with pytest.raises(LimitsUnavailableError):
-        await limiter.acquire(who, "r2", 1)
-    await limiter.flush()
-    assert await limiter.acquire(principal(), "r3", 1) is NO_LIMITS
-
-
-async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
-    clocked: RateLimiter, client: redis.asyncio.Redis
+async def test_faults_and_callers_that_leave_charge_and_hold_nothing(
+    clocked: RateLimiter, client: redis.asyncio.Redis, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
     acquiring = asyncio.create_task(clocked.acquire(who, "gone", 1000))
@@ -234,6 +210,21 @@ async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
         await acquiring
     await clocked.flush()
     assert (await clocked.acquire(who, "next", 1000)).tokens_charged == 1000
+    await client.delete(*await limit_keys(client))
+    who = principal(key=RateLimits(requests_per_minute=9), account=RateLimits(max_concurrent=9))
+    await client.set("helexa:limit:account:lab:open", b"not a sorted set", ex=60)
+    before = await contents(client)
+    with pytest.raises(LimitsUnavailableError):
+        await clocked.acquire(who, "r1", 10)
+    await clocked.flush()
+    assert await contents(client) == before, "a script that fails half way"
+    nowhere = tmp_path_factory.mktemp("redis") / "none.sock"
+    limiter = RateLimiter(RedisLink(f"unix://{nowhere}", timeout_s=60.0))
+    for request_id in ("r1", "r2"):
+        with pytest.raises(LimitsUnavailableError):
+            await limiter.acquire(who, request_id, 1)
+    await limiter.flush()
+    assert await limiter.acquire(principal(), "r3", 1) is NO_LIMITS
 
 
 @dataclass

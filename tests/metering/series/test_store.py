@@ -236,9 +236,6 @@ def test_what_no_series_has_is_refused_by_name(word: str, step: str, parameter: 
     with pytest.raises(MeteringValueError) as refused:
         range_of(word, step, now_unix_s=NOW_UNIX_S)
     assert refused.value.field == parameter
-
-
-def test_a_step_may_be_chosen() -> None:
     found = range_of("3h", "300", now_unix_s=NOW_UNIX_S)
     assert (found.step_s, found.step_words, found.since_unix_s % 300) == (300, "5 minutes", 0)
     assert range_of("30d", "3600", now_unix_s=NOW_UNIX_S).step_words == "1 hour"
