@@ -45,6 +45,9 @@ def test_loopback_names_always_and_others_never(
         assert all(host_is_allowed(listening, host) for host in LOOPBACK)
         assert not any(host_is_allowed(listening, host) for host in ELSEWHERE)
         assert host_is_allowed(listening, ""), "one without a host comes from no browser"
+    assert gateway_host(["--port", "1", "--host", "0.0.0.0"]) == "0.0.0.0"
+    assert gateway_host(["--host=::"]) == "::"
+    assert gateway_host([]) == gateway_host(["--host"]) == "127.0.0.1"
     caplog.set_level(logging.WARNING)
     with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
         assert Client(headers={"host": "evil.example:31313"}).get("/").status_code == 400
@@ -101,12 +104,6 @@ def test_the_machines_own_addresses_on_a_wildcard(
         allowed_hosts.cache_clear()
 
 
-def test_the_flag_is_read_before_django_reads_it() -> None:
-    assert gateway_host(["--port", "1", "--host", "0.0.0.0"]) == "0.0.0.0"
-    assert gateway_host(["--host=::"]) == "::"
-    assert gateway_host([]) == gateway_host(["--host"]) == "127.0.0.1"
-
-
 PROXIES = tuple(ip_network(word) for word in ("10.0.0.0/8", "127.0.0.1", "fd00::/8"))
 
 
@@ -132,16 +129,12 @@ def test_the_first_from_the_right_that_is_no_proxy(
 ) -> None:
     assert client_address(peer, forwarded_for, ()) == client_address(peer, "", PROXIES)
     assert client_address(peer, forwarded_for, PROXIES) == ip_address(address)
-
-
-def test_a_client_has_one_address_or_one_ipv6_network() -> None:
-    for address, counted in (
+    for one, counted in (  # one address or one IPv6 network
         ("192.0.2.1", "192.0.2.1"),
         ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
-        ("2001:db8:1:3::1", "2001:db8:1:3::"),
         ("fe80::1%eth0", "fe80::"),
     ):
-        assert counted_address(ip_address(address)) == counted
+        assert counted_address(ip_address(one)) == counted
 
 
 PUBLIC = "https://chat.example.org"

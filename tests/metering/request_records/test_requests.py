@@ -65,82 +65,76 @@ def test_who_sees_what(
         assert ok(client, f"requests/{of['unknown']}", reader)["status"] == 401
 
 
-class TestFilters:
-    @each_case(
-        ("query", "changes"),
-        [
-            ("account=lab-7", {"account": "lab-7"}),
-            ("end_user=ann", {"end_user": "ann"}),
-            ("model=large", {"model": "large"}),
-            ("neuron=attic", {"neuron": "attic"}),
-            ("status=503", {"status": 503, "outcome": "neuron_lost"}),
-            ("status=0", {"status": 0, "outcome": "cancelled"}),
-            ("code=queue_full", {"status": 503, "outcome": "queue_full"}),
-            ("outcome=failed", {"status": 500, "outcome": "internal_error"}),
-            ("outcome=refused", {"status": 429, "outcome": "insufficient_quota"}),
-            ("outcome=cancelled", {"status": 200, "outcome": "cancelled"}),
-            ("until=2h", {"ended_unix_s": time.time() - 3 * HOUR_S}),
-            ("until=2026-01-01T00:00", {"ended_unix_s": 1_700_000_000.0}),
-            ("id=abcdef00", {"request_id": "abcdef" + 26 * "0"}),
-            ("id=ABCDEF00-0000", {"request_id": "abcdef" + 26 * "0"}),
-            ("status=503&outcome=failed&model=tiny", {"status": 503, "outcome": "neuron_lost"}),
-        ],
-    )
-    def test_each(self, operator: Client, query: str, changes: dict[str, Any]) -> None:
-        RequestRecord.objects.all().delete()
-        wanted = record(**changes)
-        record(request_id="0" * 32)
-        (row,) = ok(operator, f"requests?{query}")["data"]
-        assert row["id"] == wanted and row == ok(operator, f"requests/{uuid.UUID(wanted)}")
-        assert row["status"] == changes.get("status", 200)
-        assert row["model_asked"] == "gpt-4o" and row["model"] == changes.get("model", "tiny")
+@each_case(
+    ("query", "changes"),
+    [
+        ("account=lab-7", {"account": "lab-7"}),
+        ("end_user=ann", {"end_user": "ann"}),
+        ("model=large", {"model": "large"}),
+        ("neuron=attic", {"neuron": "attic"}),
+        ("status=503", {"status": 503, "outcome": "neuron_lost"}),
+        ("status=0", {"status": 0, "outcome": "cancelled"}),
+        ("code=queue_full", {"status": 503, "outcome": "queue_full"}),
+        ("outcome=failed", {"status": 500, "outcome": "internal_error"}),
+        ("outcome=refused", {"status": 429, "outcome": "insufficient_quota"}),
+        ("outcome=cancelled", {"status": 200, "outcome": "cancelled"}),
+        ("until=2h", {"ended_unix_s": time.time() - 3 * HOUR_S}),
+        ("until=2026-01-01T00:00", {"ended_unix_s": 1_700_000_000.0}),
+        ("id=abcdef00", {"request_id": "abcdef" + 26 * "0"}),
+        ("id=ABCDEF00-0000", {"request_id": "abcdef" + 26 * "0"}),
+        ("status=503&outcome=failed&model=tiny", {"status": 503, "outcome": "neuron_lost"}),
+    ],
+)
+def test_each(operator: Client, query: str, changes: dict[str, Any]) -> None:
+    RequestRecord.objects.all().delete()
+    wanted = record(**changes)
+    record(request_id="0" * 32)
+    (row,) = ok(operator, f"requests?{query}")["data"]
+    assert row["id"] == wanted and row == ok(operator, f"requests/{uuid.UUID(wanted)}")
+    assert row["status"] == changes.get("status", 200)
+    assert row["model_asked"] == "gpt-4o" and row["model"] == changes.get("model", "tiny")
 
-    def test_what_was_answered_what_is_recent_and_keys_by_their_names(
-        self, operator: Client, made: CreatedKey
-    ) -> None:
-        old_s = time.time() - 3 * HOUR_S
-        record(ended_unix_s=old_s, status=500, outcome="internal_error")
-        wanted = record(account="research", key=made.row.prefix)
-        for query in ("outcome=answered", "status=200", "since=2h", "key=ci"):
-            assert ids(operator, f"?{query}") == [wanted], query
-        assert ids(operator, "?key=hx-unknown000") == []
 
-    @each_case(
-        ("query", "param"),
-        [
-            ("status=5x3", "status"),
-            ("outcome=lost", "outcome"),
-            ("since=yesterday", "since"),
-            ("until=0001-01-01", "until"),
-            ("id=xyz", "id"),
-            ("id=abcdef0", "id"),
-            ("limit=0", "limit"),
-            ("limit=1001", "limit"),
-            ("before=none", "before"),
-            ("colour=red", "colour"),
-            ("offset=3", "offset"),
-        ],
-    )
-    def test_bad_values(self, operator: Client, query: str, param: str) -> None:
-        problem = get(operator, f"requests?{query}").json()
-        assert (problem["status"], problem["param"]) == (400, param)
-        unknown = param in ("colour", "offset")
-        assert problem["code"] == ("unknown_parameter" if unknown else "invalid_value")
+@each_case(
+    ("query", "param"),
+    [
+        ("status=5x3", "status"),
+        ("outcome=lost", "outcome"),
+        ("since=yesterday", "since"),
+        ("until=0001-01-01", "until"),
+        ("id=xyz", "id"),
+        ("id=abcdef0", "id"),
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("before=none", "before"),
+        ("colour=red", "colour"),
+        ("offset=3", "offset"),
+    ],
+)
+def test_bad_values(operator: Client, query: str, param: str) -> None:
+    problem = get(operator, f"requests?{query}").json()
+    assert (problem["status"], problem["param"]) == (400, param)
+    unknown = param in ("colour", "offset")
+    assert problem["code"] == ("unknown_parameter" if unknown else "invalid_value")
 
-    def test_pages(self, operator: Client) -> None:
-        now_s = time.time()
-        made = [record(ended_unix_s=now_s - age, model="m") for age in (3, 2, 2, 1)][::-1]
-        first = ok(operator, "requests?limit=2&model=m")
-        second = ok(operator, first["next"].partition("/api/")[2])
-        found = [[row["id"] for row in page["data"]] for page in (first, second)]
-        assert (found, second["next"]) == ([[made[0], made[1]], [made[2], made[3]]], None)
 
-    def test_csv(self, operator: Client) -> None:
-        request_id = record(end_user="=cmd()")
-        response = get(operator, "requests?format=csv")
-        assert response["Content-Disposition"] == 'attachment; filename="requests.csv"'
-        (row,) = csv.DictReader(io.StringIO(response.content.decode()))
-        assert (row["id"], row["end_user"], row["prompt_tokens"]) == (request_id, "'=cmd()", "40")
+def test_pages_csv_and_keys_by_their_names(operator: Client, made: CreatedKey) -> None:
+    now_s = time.time()
+    old = [record(ended_unix_s=now_s - age * HOUR_S, model="m") for age in (6, 5, 5, 4)][::-1]
+    first = ok(operator, "requests?limit=2&model=m")
+    second = ok(operator, first["next"].partition("/api/")[2])
+    found = [[row["id"] for row in page["data"]] for page in (first, second)]
+    assert (found, second["next"]) == ([[old[0], old[1]], [old[2], old[3]]], None)
+    RequestRecord.objects.all().delete()
+    record(ended_unix_s=now_s - 3 * HOUR_S, status=500, outcome="internal_error")
+    wanted = record(account="research", key=made.row.prefix, end_user="=cmd()")
+    for query in ("outcome=answered", "status=200", "since=2h", "key=ci"):
+        assert ids(operator, f"?{query}") == [wanted], query
+    assert ids(operator, "?key=hx-unknown000") == []
+    response = get(operator, "requests?format=csv&since=2h")
+    assert response["Content-Disposition"] == 'attachment; filename="requests.csv"'
+    (row,) = csv.DictReader(io.StringIO(response.content.decode()))
+    assert (row["id"], row["end_user"], row["prompt_tokens"]) == (wanted, "'=cmd()", "40")
 
 
 def test_the_command() -> None:
