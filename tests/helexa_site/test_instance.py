@@ -79,7 +79,7 @@ def test_a_command_to_paste(
     assert program.pasteable_program() == expected
 
 
-def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
+def test_an_instance_has_an_id_and_a_key_of_its_own(tmp_path: Path) -> None:
     """Both gateways had one id: a command took the other's port for its own."""
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
@@ -89,17 +89,14 @@ def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
     assert instance_id(copy) not in (None, found)
     assert instance_id(original.rename(tmp_path / "moved")) == found
     assert instance_id(tmp_path / "none") is None
-
-
-def test_the_key_is_made_once_and_one_that_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
-    config = replace(read_config(), data_dir=tmp_path, secret_key="sesame, and long enough")
+    config = replace(read_config(), data_dir=copy, secret_key="sesame, and long enough")
     assert secret_key(config) == config.secret_key
-    assert list(tmp_path.iterdir()) == []
+    assert not (copy / "secret_key").exists(), "one that is set counts and is not kept"
     config = replace(config, secret_key=None)
     made = secret_key(config)
     assert len(made) >= 48 and secret_key(config) == made
-    assert mode_of(tmp_path / "secret_key") == 0o600
-    (tmp_path / "secret_key").write_text("")
+    assert mode_of(copy / "secret_key") == 0o600
+    (copy / "secret_key").write_text("")
     with pytest.raises(SecretKeyError, match="is empty"):
         secret_key(config)
 

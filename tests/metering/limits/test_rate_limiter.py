@@ -300,31 +300,23 @@ def test_the_tighter_of_key_and_account_is_reported() -> None:
     assert owed.tokens == LimitStatus(limit=1000, remaining=0, reset_ms=90_000)
 
 
-@each_case(
-    ("counts", "tokens", "kind", "subject", "retry_after_s"),
-    [
+def test_the_limit_that_takes_longest_is_named() -> None:
+    none = Counts(0, 0, 0)
+    for counts, tokens, kind, subject, retry_after_s in (
         # A whole minute of requests is owed: one more fits when one has drained.
-        ((Counts(60 * PARTS, 0, 0), Counts(0, 0, 0)), 1, LimitKind.REQUESTS, "hx-abc", 1.0),
-        ((Counts(59 * PARTS + 30, 0, 0), Counts(0, 0, 0)), 1, LimitKind.REQUESTS, "hx-abc", 0.001),
+        ((Counts(60 * PARTS, 0, 0), none), 1, LimitKind.REQUESTS, "hx-abc", 1.0),
+        ((Counts(59 * PARTS + 30, 0, 0), none), 1, LimitKind.REQUESTS, "hx-abc", 0.001),
         # The key's 1,000 have room in 6 s, the account's 600 in 30 s.
         (
             (Counts(0, 1000 * PARTS, 0), Counts(0, 600 * PARTS, 0)),
-            100,
-            LimitKind.TOKENS,
-            "lab",
-            10.0,
+            *(100, LimitKind.TOKENS, "lab", 10.0),
         ),
-        ((Counts(0, 0, 0), Counts(0, 0, 4)), 1, LimitKind.CONCURRENCY, "lab", 1.0),
-    ],
-)
-def test_the_limit_that_takes_longest_is_named(
-    counts: tuple[Counts, Counts], tokens: int, kind: LimitKind, subject: str, retry_after_s: float
-) -> None:
-    error = refusal([KEY, ACCOUNT], counts, tokens=tokens, now_ms=7)
-    assert (error.kind, error.subject, error.retry_after_s) == (kind, subject, retry_after_s)
-    assert error.state is not None
-    assert error.state.now_ms == 7
-    assert subject in str(error)
+        ((none, Counts(0, 0, 4)), 1, LimitKind.CONCURRENCY, "lab", 1.0),
+    ):
+        error = refusal([KEY, ACCOUNT], counts, tokens=tokens, now_ms=7)
+        assert (error.kind, error.subject, error.retry_after_s) == (kind, subject, retry_after_s)
+        assert error.state is not None and error.state.now_ms == 7
+        assert subject in str(error)
 
 
 def test_what_never_fits_is_refused_for_good() -> None:

@@ -89,6 +89,11 @@ def test_it_comes_back_as_it_was_saved_images_included() -> None:
     id_ = saved(ann, asked(words))
     assert ann.get(f"{PLACE}/{id_}").json()["state"]["turns"][0]["text"] == words
     assert listed(ann, "A\x00B") == ["ab \U0001f327"]
+    saved(ann, asked("elsewhere, 100 %"))  # questions and all answers are found, in any case
+    for words in ("OSLO", "schirm", "Straße", "it rains", "know the weather"):
+        assert listed(ann, words) == ["Rain in Oslo?"], words
+    assert listed(ann, "100 %") == listed(ann, "%") == ["elsewhere, 100 %"]
+    assert listed(ann, "_") == listed(ann, "nowhere") == []
 
 
 def test_nobody_else_sees_changes_or_deletes_it() -> None:
@@ -123,17 +128,6 @@ def test_an_older_revision_does_not_overwrite_a_newer_one() -> None:
     assert refused(ann.delete(f"{PLACE}/{id_}")) == (404, "not_found")
     User.objects.get(username="ann").delete()
     assert not Conversation.objects.exists()
-
-
-def test_search_finds_questions_and_all_answers_in_any_case() -> None:
-    ann = person("ann")
-    saved(ann, asked("elsewhere, 100 %"))
-    saved(ann)
-    assert listed(ann) == ["Rain in Oslo?", "elsewhere, 100 %"]
-    for words in ("OSLO", "schirm", "Straße", "it rains", "know the weather"):
-        assert listed(ann, words) == ["Rain in Oslo?"], words
-    assert listed(ann, "100 %") == listed(ann, "%") == ["elsewhere, 100 %"]
-    assert listed(ann, "_") == listed(ann, "nowhere") == []
 
 
 @each_case(
