@@ -19,7 +19,6 @@ from metering.bench.importing import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import run_row
 from metering.models import AuditEntry
-from tests.cases import each_case
 from tests.metering.bench import results
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import Script
@@ -93,9 +92,9 @@ def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> Non
     assert remarked(read.remarks) == ["tools", "capability:pier", "swap", "embedding", "b"]
 
 
-@each_case(
-    ("text", "reason"),
-    [
+def test_a_file_with_nothing_we_know_is_refused() -> None:
+    target = "[[targets]]\nname='x'"
+    for text, reason in (
         ("[bench", "no helexa-bench.toml: Expected"),
         ("[benches]", "no table benches"),
         ("[bench]\nsamples = 3", "no bench.samples that is 3"),
@@ -108,16 +107,11 @@ def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> Non
         ("targets = 3", "no list of targets"),
         ("targets = [3]", "no list of targets"),
         ("[scenarios]\nprompt_sizes = [0]", "is no number from 1"),
-        ("[[targets]]\nname = 'x'", "a target: kind: .*blank"),
-        (
-            "[[targets]]\nname='x'\nkind='openai'\nendpoint='http://x'\nport=3",
-            "a target has no port",
-        ),
-    ],
-)
-def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
-    with pytest.raises(BenchError, match=reason):
-        read_bench_toml(text)
+        (target, "a target: kind: .*blank"),
+        (f"{target}\nkind='openai'\nendpoint='http://x'\nport=3", "a target has no port"),
+    ):
+        with pytest.raises(BenchError, match=reason):
+            read_bench_toml(text)
 
 
 def test_results_of_scripts_bench_are_imported_once(bench: Bench, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from django.test import Client
 
 from metering.playground import conversations
 from metering.playground.models import Conversation
-from tests.cases import each_case
 from tests.metering.callers import person
 
 pytestmark = pytest.mark.django_db
@@ -130,9 +129,8 @@ def test_an_older_revision_does_not_overwrite_a_newer_one() -> None:
     assert not Conversation.objects.exists()
 
 
-@each_case(
-    ("state", "reason"),
-    [
+def test_what_is_no_conversation_is_refused(admin_client: Client) -> None:
+    for state, reason in (
         (b"{", "truncated"),
         (b"[]", "object"),
         ({"turns": [{"role": "system"}]}, "role"),
@@ -143,12 +141,10 @@ def test_an_older_revision_does_not_overwrite_a_newer_one() -> None:
         ({"model": "tiny"}, "turns"),
         (b'{"turns": [{"role": "user", "text": "\xff"}]}', "conversation"),
         (b"[" * 100_000, "conversation"),
-    ],
-)
-def test_what_is_no_conversation_is_refused(admin_client: Client, state: Any, reason: str) -> None:
-    answer = put(admin_client, uuid.uuid4(), state)
-    assert refused(answer) == (400, "invalid_value")
-    assert reason in answer.json()["error"]["message"]
+    ):
+        answer = put(admin_client, uuid.uuid4(), state)
+        assert refused(answer) == (400, "invalid_value")
+        assert reason in answer.json()["error"]["message"]
     for revision in ("", "-1", "one", "9999999999"):
         answer = put(admin_client, uuid.uuid4(), STATE, revision)
         assert refused(answer) == (400, "invalid_value")

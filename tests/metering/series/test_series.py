@@ -18,7 +18,6 @@ from metering.series.figures import MAX_ERROR, SUM
 from metering.series.steps import HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
 from metering.series.store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
-from tests.cases import each_case
 from tests.metering.callers import ok, person, refused
 from tests.metering.commands.command_output import output, printed_json
 from tests.metering.request_records.records import ended
@@ -128,19 +127,10 @@ def test_who_sees_what(
     assert "is not a time" in operator.get("/series/panel?kind=fleet&range=x").content.decode()
 
 
-@each_case(
-    ("query", "code"),
-    [
-        ("kind=nothing", "invalid_value"),
-        ("kind=model", "invalid_value"),
-        ("name=tiny", "invalid_value"),
-        ("range=1y", "invalid_value"),
-        ("range=24h&step=60", "invalid_value"),
-        ("since=2h", "unknown_parameter"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(operator: Client, query: str, code: str) -> None:
-    assert refused(operator, f"series?{query}") == (400, code)
+def test_bad_parameters_are_refused_by_name(operator: Client) -> None:
+    for query in ("kind=nothing", "kind=model", "name=tiny", "range=1y", "range=24h&step=60"):
+        assert refused(operator, f"series?{query}") == (400, "invalid_value")
+    assert refused(operator, "series?since=2h") == (400, "unknown_parameter")
 
 
 def charts(client: Client, query: str) -> dict[str, Any]:

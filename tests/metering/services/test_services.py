@@ -20,7 +20,6 @@ from metering.keys.store import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS, RateLimits, Scope
 from metering.services import Cap
-from tests.cases import each_case
 from tests.metering.services.service_support import ALICE, entries, refused, revision
 
 pytestmark = pytest.mark.django_db
@@ -38,9 +37,8 @@ def detail() -> dict[str, Any]:
     return dict(entry.detail)
 
 
-@each_case(
-    ("field", "values"),
-    [
+def test_accounts_that_cannot_be(account: Account) -> None:
+    for field, values in (
         ("name", {"name": "research"}),
         ("name", {"name": "Not a slug"}),
         ("name", {"name": "a" * 65}),
@@ -49,10 +47,8 @@ def detail() -> dict[str, Any]:
         ("weight", {"name": "ops", "weight": 1001}),
         ("requests_per_minute", {"name": "ops", "requests_per_minute": 0}),
         ("tokens_per_minute", {"name": "ops", "tokens_per_minute": 2**31}),
-    ],
-)
-def test_accounts_that_cannot_be(account: Account, field: str, values: dict[str, Any]) -> None:
-    refused(field, services.account_create, actor=ALICE, **values)
+    ):
+        refused(field, services.account_create, actor=ALICE, **values)
 
 
 def test_an_account_is_made_changed_and_deleted_with_what_is_its_own(account: Account) -> None:
@@ -138,9 +134,8 @@ def test_a_key_is_stored_without_its_secret(account: Account) -> None:
     assert row.digest not in audited
 
 
-@each_case(
-    ("field", "values"),
-    [
+def test_keys_and_caps_that_cannot_be(account: Account) -> None:
+    for field, values in (
         ("scopes", {"scopes": ["everything"]}),
         ("scopes", {"scopes": []}),
         ("model_names", {"model_names": ["nothing"]}),
@@ -155,10 +150,8 @@ def test_a_key_is_stored_without_its_secret(account: Account) -> None:
         ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="day", window_s=3)]}),
         ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="seconds")]}),
         ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="seconds", window_s=0)]}),
-    ],
-)
-def test_keys_and_caps_that_cannot_be(account: Account, field: str, values: dict[str, Any]) -> None:
-    refused(field, services.key_create, actor=ALICE, account=account, **values)
+    ):
+        refused(field, services.key_create, actor=ALICE, account=account, **values)
     assert not ApiKey.objects.exists() and not Budget.objects.exists()
 
 
