@@ -1,10 +1,17 @@
-"""The bench's own logic: which subjects and rows a command line chooses, and what is made of their
-readings, on subjects that answer at once."""
+"""The benches' own logic, on subjects that answer at once: which subjects, rows and parts a command
+line chooses, and what is made of their readings; and the gateway's benchmark, run small."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import io
+import json
+import os
 import socket
+import subprocess
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +21,13 @@ from rich.console import Console
 
 from benchmarks import ports
 from benchmarks.command import Selection, arguments_parser, select
+from benchmarks.first_hour.command import Result, keep_state, open_parts, read_state, run_part
+from benchmarks.first_hour.parts import PART_LIMIT_S, Host, Part, make, parts_of
+from benchmarks.gateway.load import Load, Reading, UnexpectedAnswerError, http_request
+from benchmarks.gateway.load import run as run_load
+from benchmarks.gateway.processes import HOST
+from benchmarks.gateway.upstream import serve
+from benchmarks.ports import free_port
 from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
     INTERPRETER_ROW,
@@ -27,6 +41,7 @@ from benchmarks.run import (
 from benchmarks.subject import SubjectError
 from benchmarks.workload import tokens_per_s_together
 from helexa_site.program import REPOSITORY_DIR
+from tests.cases import each_case
 
 
 class FakeSubject:
@@ -150,3 +165,131 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ports, "PORTS", [taken_port, other_port])
     with socket.create_server((ports.HOST, taken_port)):
         assert {ports.free_port() for _ in range(20)} == {other_port}
+
+
+SMALL = ["--rounds", "1", "--seconds", "0.5", "--warm-up", "0.1", "--clients", "2", "--json"]
+
+
+@pytest.mark.slow
+def test_both_servers_are_measured_beside_their_upstream() -> None:
+    command = [str(REPOSITORY_DIR / "scripts" / "bench-gateway"), "--upstream", *SMALL]
+    printed = subprocess.check_output(command, cwd=REPOSITORY_DIR, text=True)
+    results = json.loads(printed)
+    cells = {(row["server"], row["streams"], row["num_clients"]) for row in results}
+    servers = ("daphne", "daphne, upstream", "uvicorn", "uvicorn, upstream")
+    assert cells == {(server, streams, 2) for server in servers for streams in (True, False)}
+    for middle in (row["median"] for row in results):
+        assert middle["cpu_ms_per_request"] > 0
+        # 16 tokens, 2 ms apart, for two clients.
+        assert 30 <= middle["p50_ms"] <= middle["p99_ms"]
+        assert 0 < middle["requests_per_s"] <= 2 / 0.030
+
+
+async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+
+
+async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
+
+
+@each_case(
+    ("server", "streams", "num_tokens", "reason"),
+    [
+        (serve, True, 16, None),
+        (serve, False, 16, None),
+        (serve, False, 15, "16 tokens came where 15 were asked for"),
+        (refuse, True, 16, "the status is not 200.*503"),
+        (hang_up, True, 16, "the connection was closed"),
+    ],
+)
+def test_clients_count_tokens_and_an_unexpected_answer_ends_the_run(
+    server: Any, streams: bool, num_tokens: int, reason: str | None
+) -> None:
+    request = http_request("any", streams=streams, authorization="Bearer none")
+    load = Load(
+        port=free_port(),
+        request=request,
+        num_clients=2,
+        num_tokens=num_tokens,
+        warm_up_s=0.0,
+        seconds=0.1,
+    )
+
+    async def measured() -> Reading:
+        async with await asyncio.start_server(server, HOST, load.port):
+            return await run_load(load, count(1.0, 0.6).__next__)  # the server uses 0.6 s
+
+    if reason is not None:
+        with pytest.raises(UnexpectedAnswerError, match=reason):
+            asyncio.run(measured())
+        return
+    reading = asyncio.run(measured())
+    assert reading.num_requests >= 6
+    assert 30 <= reading.p50_ms <= reading.p99_ms
+    assert 0 < reading.requests_per_s <= 2 / 0.030
+    assert reading.cpu_ms_per_request == pytest.approx(600 / reading.num_requests)
+
+
+MUCH = 10**12
+
+
+CARD = Host(device="cuda:0", card_bytes=MUCH, disk_bytes=MUCH, data_dir=Path("data"), num_threads=2)
+TRIAL = replace(CARD, device="cpu", card_bytes=0)
+
+
+def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
+    """Each test that needs a card is in one; those that would all be skipped have not passed."""
+    trial = {part.name: part for part in parts_of(TRIAL)}
+    tests = [part for name, part in trial.items() if name.startswith("tests of")]
+    assert len(tests) == 4 and all("skipped" in part.left_out for part in tests)
+    assert not trial["doctor"].left_out
+    parts = {part.name: part for part in parts_of(CARD)}
+    assert len(parts) == len(parts_of(CARD)) and "tests of attention" in parts
+    for part in parts.values():
+        assert not part.left_out and 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
+        assert part.command[0] == "-m"
+        assert importlib.util.find_spec(part.command[1]) is not None, part.command
+    for name in ("exactness", "graphed", "packed", "linear"):
+        *_, marks, path = parts[f"tests of {name}"].command
+        assert marks == "gpu" and path.endswith(f"test_{name}.py")
+
+
+def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -> Part:
+    return Part(name=name, command=("-c", code), limit_s=limit_s, left_out=left_out)
+
+
+def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
+    parts = [part("a"), part("b"), part("c", left_out="no room"), part("d")]
+    assert read_state(tmp_path) == {}
+    ended = Result(outcome="passed", seconds=1, summary="", log="")
+    kept = {"a": ended, "b": replace(ended, outcome="timed out")}
+    keep_state(tmp_path, kept)
+    results = read_state(tmp_path)
+    assert results == kept
+    for only, again, expected in (
+        ([], [], ["d"]),
+        ([], ["failed"], ["b", "d"]),
+        (["a", "b"], ["b"], ["b"]),
+    ):
+        found = open_parts(parts, results, only=only, again=again)
+        assert [one.name for one in found] == expected, (only, again)
+    (tmp_path / "state.json").write_text('{"a": 1}')
+    with pytest.raises(ValueError, match=r"state\.json is no state"):
+        read_state(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
+    """One part of all, whole: its engine is a process of its own, as on a card."""
+    make("packed", "tiny-dense", tmp_path, "cpu")
+    cache = tmp_path / "engine" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "native").symlink_to(native_cache_dir)
+    tiny = replace(TRIAL, data_dir=tmp_path)
+    (load,) = [part for part in parts_of(tiny) if part.name == "load of packed tiny-dense"]
+    environment = os.environ | {"HELEXA_DATA_DIR": str(tmp_path / "engine")}
+    found = run_part(load, tmp_path / "load.1", environment, "")
+    assert found.outcome == "passed", (tmp_path / "load.1.err").read_text()
+    assert "answers_alike yes" in found.summary
