@@ -193,17 +193,15 @@ def python_files(part: str) -> Iterator[Path]:
 @cache
 def imported_names(file: Path) -> tuple[tuple[int, str], ...]:
     """Line and absolute dotted name of each import, wherever in the file it stands."""
-    return tuple(_imported_names(file))
-
-
-def _imported_names(file: Path) -> Iterator[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(file.read_text(), str(file))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: a relative import hides its package"
-            yield node.lineno, node.module or ""
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            names = (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+            found += [(node.lineno, name) for name in names if name]
+    return tuple(found)
 
 
 def is_within(name: str, package: str) -> bool:
@@ -235,22 +233,18 @@ def test_only_tasks_know_celery() -> None:
     assert knowing <= CELERY_FILES
 
 
-def bare_import(
-    modules: tuple[str, ...], forbidden: tuple[str, ...]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BARE_IMPORT, ",".join(modules), ",".join(forbidden)],
-        cwd=REPOSITORY_DIR,
-        capture_output=True,
-        text=True,
-        timeout=500,
+def printed_by(code: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=REPOSITORY_DIR, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("part", BARE_IMPORTS)
 def test_bare_import(part: str) -> None:
-    outcome = bare_import(*BARE_IMPORTS[part])
-    assert outcome.returncode == 0, outcome.stderr
+    words = [",".join(names) for names in BARE_IMPORTS[part]]
+    printed_by(BARE_IMPORT, *words)
 
 
 CONTROL = """
@@ -264,15 +258,8 @@ print(*sys.modules)
 
 
 def test_a_control_imports_no_page_and_no_api() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-c", CONTROL],
-        cwd=REPOSITORY_DIR,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     unwanted = (
         *("unfold.admin", "rest_framework.views", "drf_spectacular.openapi", "helexa_site.urls"),
         *("inference.wire", "inference.gateway", "numpy", "rich", "celery.bin"),
     )
-    assert not {*unwanted} & {*printed.stdout.split()}
+    assert not {*unwanted} & {*printed_by(CONTROL).split()}

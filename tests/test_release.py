@@ -15,6 +15,7 @@ from inference.version import VERSION
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NEXT = "97.0.0"
+ACP = "acp/helexa_acp/__init__.py"
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 """``scripts/in-environment`` finds this Python first."""
 ENTRY = "## Unreleased\n\n### Added\n\n- A thing.\n"
@@ -40,7 +41,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This checkout's files as they are now, committed in a repository of their own."""
     origin = tmp_path_factory.mktemp("origin")
     listed = git(REPOSITORY, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    wanted = ("scripts/", "packaging/", "acp/helexa_acp/__init__.py", "inference/version.py")
+    wanted = ("scripts/", "packaging/", ACP, "inference/version.py")
     contents = {
         path: (REPOSITORY / path).read_bytes()
         for path in listed.split("\0")
@@ -86,13 +87,10 @@ def released(clone: Path, version: str = NEXT, *, suite: str = "true") -> str:
 
 def refused(clone: Path, version: str = NEXT, *, suite: str = "true") -> str:
     """The reason. Nothing was changed."""
-
-    def state() -> list[str]:
-        return [git(clone, *words.split()) for words in ("rev-parse HEAD", "status -s", "tag")]
-
-    before = state()
+    words = ("rev-parse HEAD", "status -s", "tag")
+    before = [git(clone, *one.split()) for one in words]
     reason = released(clone, version, suite=suite)
-    assert reason and state() == before
+    assert reason and [git(clone, *one.split()) for one in words] == before
     return reason
 
 
@@ -110,7 +108,7 @@ def test_a_release_is_one_commit_and_one_tag(clone: Path) -> None:
     assert git(clone, "rev-parse", f"v{NEXT}^{{commit}}") == git(clone, "rev-parse", "HEAD")
     assert git(clone, "cat-file", "-t", f"v{NEXT}") == "tag"
     assert f'VERSION = "{NEXT}"' in (clone / "inference" / "version.py").read_text()
-    assert f'__version__ = "{NEXT}"' in (clone / "acp/helexa_acp/__init__.py").read_text()
+    assert f'__version__ = "{NEXT}"' in (clone / ACP).read_text()
     unreleased, release, *_ = (clone / "CHANGELOG.md").read_text().split("\n## ")[1:]
     assert unreleased.strip() == "Unreleased"
     assert release.startswith(f"{NEXT} - 20") and "- A thing." in release
@@ -127,24 +125,19 @@ def test_a_release_is_one_commit_and_one_tag(clone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "suite", "reason"),
+    ("path", "old", "new", "suite", "reason"),
     [
-        (("tests/upgrade/fill.py", FILL, "raise SystemExit(1)"), "true", "could not be made"),
-        (
-            ("acp/helexa_acp/__init__.py", f'"{VERSION}"', '"0"'),
-            "touch ran",
-            "acp/helexa_acp/__init__.py does not have",
-        ),
-        (("CHANGELOG.md", "### Added\n\n- A thing", "- A thing"), "true", "not under Added"),
-        (None, "false", "the suite failed"),
+        ("tests/upgrade/fill.py", FILL, "raise SystemExit(1)", "true", "could not be made"),
+        (ACP, f'"{VERSION}"', '"0"', "touch ran", f"{ACP} does not have"),
+        ("CHANGELOG.md", "### Added\n\n- A thing", "- A thing", "true", "not under Added"),
+        ("CHANGELOG.md", "- A thing", "- Another", "false", "the suite failed"),
     ],
 )
 def test_what_is_not_ready_is_refused(
-    clone: Path, changed: tuple[str, str, str] | None, suite: str, reason: str
+    clone: Path, path: str, old: str, new: str, suite: str, reason: str
 ) -> None:
     """A suite that would leave a file is not run."""
-    if changed is not None:
-        commit(clone, *changed)
+    commit(clone, path, old, new)
     assert reason in refused(clone, suite=suite)
 
 

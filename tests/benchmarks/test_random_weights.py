@@ -54,11 +54,7 @@ def opened(source: Path, folder: Path) -> OpenedModel:
             | {"delta.conv_channels": 3 * 2 * 128},
             {"linear_attn.in_proj_qkv": 4},
         ),
-        (
-            SHAPES["tiny-dense"],
-            {"intermediate_size": 512, "qk_norm": True},
-            {"mlp.gate_proj": 4},
-        ),
+        (SHAPES["tiny-dense"], {"intermediate_size": 512, "qk_norm": True}, {"mlp.gate_proj": 4}),
     ],
     ids=["mixture", "hybrid", "dense"],
 )

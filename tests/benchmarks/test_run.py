@@ -1,10 +1,17 @@
-"""The bench's own logic: which subjects and rows a command line chooses, and what is made of their
-readings, on subjects that answer at once."""
+"""The benches' own logic, on subjects that answer at once: which subjects, rows and parts a command
+line chooses, and what is made of their readings; and the gateway's benchmark, run small."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import io
-import sys
+import json
+import os
+import socket
+import subprocess
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,8 +19,15 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 
-from benchmarks import command
-from benchmarks.command import KINDS, Selection, arguments_parser, select
+from benchmarks import ports
+from benchmarks.command import Selection, arguments_parser, select
+from benchmarks.first_hour.command import Result, keep_state, open_parts, read_state, run_part
+from benchmarks.first_hour.parts import PART_LIMIT_S, Host, Part, make, parts_of
+from benchmarks.gateway.load import Load, Reading, UnexpectedAnswerError, http_request
+from benchmarks.gateway.load import run as run_load
+from benchmarks.gateway.processes import HOST
+from benchmarks.gateway.upstream import serve
+from benchmarks.ports import free_port
 from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
     INTERPRETER_ROW,
@@ -24,15 +38,10 @@ from benchmarks.run import (
     run,
     warm_name,
 )
-from benchmarks.subject import SubjectError, answer
-from benchmarks.workload import (
-    DECODE_PROMPT_TOKENS,
-    FIRST_ORDINARY_TOKEN_ID,
-    LAST_ORDINARY_TOKEN_ID,
-    prompts_of,
-    tokens_per_s_together,
-)
+from benchmarks.subject import SubjectError
+from benchmarks.workload import tokens_per_s_together
 from helexa_site.program import REPOSITORY_DIR
+from tests.cases import each_case
 
 
 class FakeSubject:
@@ -65,29 +74,14 @@ def results_of(
     return results
 
 
-@pytest.fixture
-def pair() -> tuple[FakeSubject, FakeSubject]:
-    """They note what they are asked in one list."""
-    asked: list[tuple[str, int]] = []
-    return FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)
-
-
-Pair = tuple[FakeSubject, FakeSubject]
-
-
-def test_subjects_alternate_on_the_same_prompts(pair: Pair) -> None:
-    """Who comes first comes last in the next round."""
-    results_of(1, *pair)
-    asked = pair[0].asked
-    pairs = list(zip(asked[::2], asked[1::2], strict=True))
-    assert all(seed == other for (_, seed), (_, other) in pairs)
-    num_rows = len(list(measurements()))
-    assert [first for (first, _), _ in pairs] == ["forgetful"] * num_rows + ["ours"] * num_rows
-    assert len({seed for _, seed in asked}) == 2 * num_rows
-
-
-def test_the_first_round_is_not_kept_and_medians_are_of_the_rest(pair: Pair) -> None:
+def test_subjects_alternate_and_medians_are_of_all_rounds_but_the_first() -> None:
     """A subject without an answer has a gap. The table and the JSON agree."""
+    asked: list[tuple[str, int]] = []
+    pair = FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)
+    results_of(1, *pair)
+    num_rows = len(list(measurements()))
+    assert all(seed == other for (_, seed), (_, other) in zip(asked[::2], asked[1::2], strict=True))
+    assert [kind for kind, _ in asked[::2]] == ["forgetful"] * num_rows + ["ours"] * num_rows
     results = results_of(3, *pair)
     name = next(measurements()).name
     assert results.readings[name]["ours"] == [30.0, 60.0, 90.0]
@@ -98,102 +92,27 @@ def test_the_first_round_is_not_kept_and_medians_are_of_the_rest(pair: Pair) -> 
     text = io.StringIO()
     print_table(results, Console(file=text, width=200))
     assert "3.00x" in text.getvalue()
-    rows = as_json(results)["measurements"]
-    assert set(rows) == set(results.readings)
-    assert all(row["median"]["ours"] for row in rows.values())
+    assert as_json(results)["measurements"].keys() == results.readings.keys()
 
 
-def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_one(kind: str, *_: object, **__: object) -> FakeSubject:
-        if kind == "llama_cpp":
-            raise SubjectError("llama_cpp ended by SIGILL")
-        return FakeSubject(kind, 30.0, [])
-
-    monkeypatch.setattr(command, "_open_subject", open_one)
-    arguments = arguments_parser().parse_args(["--rounds", "1"])
-    selection = Selection(["helexa_engine", "llama_cpp"], {}, list(measurements())[:1], [], [])
-    results = command._measure(arguments, selection, Console(file=io.StringIO()))
-    assert list(results.subjects) == ["helexa_engine"]
-    assert results.ended == {"llama_cpp": "llama_cpp ended by SIGILL while it was opened"}
-
-
-def test_a_ratio_is_the_median_of_the_rounds() -> None:
-    results = Results({"ours": "", "theirs": ""})
+def test_ratios_of_rounds_and_of_memory_and_a_subject_that_ends() -> None:
+    results = Results({"helexa_engine": "ours", "llama_cpp": "theirs"})
     for ours, theirs in ((10.0, 5.0), (8.0, 2.0), (3.0, 1.0)):
-        results.add("decode", "tok/s", "ours", ours)
-        results.add("decode", "tok/s", "theirs", theirs)
-    assert results.median_ratio("decode", "ours", "theirs") == 3.0
-    assert results.median_ratio("decode", "ours", "nobody") is None
-
-
-def test_where_a_subject_ends_the_others_go_on() -> None:
+        results.add("decode", "tok/s", "helexa_engine", ours)
+        results.add("decode", "tok/s", "llama_cpp", theirs)
+    assert results.median_ratio("decode", "helexa_engine", "llama_cpp") == 3.0
+    assert results.median_ratio("decode", "helexa_engine", "nobody") is None
+    results.add(MEMORY_ROW, "MiB", "helexa_engine", 900.0)
+    assert memory_over_llama_cpp(results) is None
+    results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
+    results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
+    assert memory_over_llama_cpp(results) == 1.2, "without our interpreter"
     chosen = list(measurements())[:2]
     subjects = FakeSubject("mortal", 30.0, []), FakeSubject("ours", 10.0, [])
     results = results_of(2, *subjects, rows=chosen)
     assert results.ended == {"mortal": f"mortal ended by SIGILL, asked for {chosen[1].name}"}
     assert results.readings[chosen[0].name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
     assert results.readings[chosen[1].name] == {"ours": [10.0, 20.0]}
-
-
-def test_memory_is_compared_without_our_interpreter() -> None:
-    results = Results({"helexa_engine": "ours", "llama_cpp": "theirs"})
-    results.add(MEMORY_ROW, "MiB", "helexa_engine", 900.0)
-    assert memory_over_llama_cpp(results) is None
-    results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
-    results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
-    assert memory_over_llama_cpp(results) == 1.2
-    text = io.StringIO()
-    print_table(results, Console(file=text, width=200))
-    assert "multiples of llama.cpp's: 1.20 (bound: 1.5)" in text.getvalue()
-
-
-class Subject:
-    """Its time to a first token is a second, and half of it for a prompt that it has seen."""
-
-    keeps_prefixes = True
-
-    def __init__(self) -> None:
-        self.prompts: list[list[int]] = []
-
-    def decode(self, prompts: list[list[int]]) -> float:
-        self.prompts += prompts
-        return 7.0
-
-    def first_token_s(self, prompt: list[int]) -> float | None:
-        self.prompts.append(prompt)
-        return 1 / self.prompts.count(prompt)
-
-    def own(self, seed: int) -> int:
-        return seed
-
-
-def test_prompts_are_repeatable_and_ordinary_and_answers_made_of_times() -> None:
-    first, second = prompts_of(5, 2, 100)
-    assert [first, second] == prompts_of(5, 2, 100) and first != second
-    assert prompts_of(6, 1, 100) != [first]
-    assert all(FIRST_ORDINARY_TOKEN_ID <= token <= LAST_ORDINARY_TOKEN_ID for token in first)
-    subject: Any = Subject()
-
-    def asked(measure: str, **question: Any) -> object:
-        return answer(subject, {"measure": measure, "seed": 5, **question}, None)
-
-    assert asked("decode", concurrency=3) == 7.0
-    assert subject.prompts == prompts_of(5, 3, DECODE_PROMPT_TOKENS)
-    assert asked("prefill", num_tokens=100) == 100.0
-    assert asked("time_to_first_token", num_tokens=200) == (1.0, 0.5)
-    assert asked("own") == 5
-    assert (asked("memory"), asked("interpreter_memory")) == (None, None), "it is a client"
-    assert answer(subject, {"measure": "interpreter_memory"}, 1.5) == 1.5
-    memory = answer(subject, {"measure": "memory"}, 1.5)
-    assert isinstance(memory, float) and memory > 1
-    Subject.keeps_prefixes = False
-    assert asked("time_to_first_token", num_tokens=9) is None
-    subject.first_token_s = lambda prompt: None
-    assert asked("prefill", num_tokens=9) is None
-
-
-def test_a_rate_counts_what_streams_did_together() -> None:
-    """All but their first tokens; what one did alone is left out."""
     assert tokens_per_s_together([[1.0, 2.0, 3.0]] * 8) == pytest.approx(8.0)
     ahead, behind = [0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0, 6.0]
     assert tokens_per_s_together([ahead, behind]) == pytest.approx(4 / 2.0)
@@ -205,41 +124,25 @@ def chosen_by(*words: str) -> Selection:
     return select(arguments_parser().parse_args(words))
 
 
-def test_rows_are_chosen_by_how_they_begin() -> None:
-    everything = chosen_by()
-    assert everything.rows == list(measurements())
-    assert everything.own_rows == ["bookkeeping", "quality"]
-    assert {*everything.kinds, *everything.missing} == set(KINDS)
+def test_rows_and_subjects_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_by().rows == list(measurements())
     selection = chosen_by("--only", "decode, 8", "memory")
     names = [row.name for row in selection.rows]
     assert names == ["decode, 8 at once", "memory, resident", "memory, interpreter"]
     assert selection.own_rows == []
-    without_peers = chosen_by("--only", "bookkeeping")
-    assert (without_peers.kinds, without_peers.missing) == ([], {})
-    with pytest.raises(ValueError, match="'decode, 7'"):
-        chosen_by("--only", "decode, 7")
-
-
-def test_checkouts_beside_this_one_have_names_of_their_own(tmp_path: Path) -> None:
     assert chosen_by("--beside", str(REPOSITORY_DIR)).beside == [REPOSITORY_DIR]
-    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "quality").beside == []
-    with pytest.raises(ValueError, match="have one name"):
-        chosen_by("--beside", str(REPOSITORY_DIR), f"/elsewhere/{REPOSITORY_DIR.name}")
-    with pytest.raises(ValueError, match=f"{tmp_path} is no checkout"):
-        chosen_by("--beside", str(tmp_path))
-
-
-def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first start installs transformers and not accelerate."""
+    for words, reason in (
+        (("--only", "decode, 7"), "'decode, 7'"),
+        (("--beside", str(REPOSITORY_DIR), f"/else/{REPOSITORY_DIR.name}"), "have one name"),
+        (("--beside", str(tmp_path)), f"{tmp_path} is no checkout"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            chosen_by(*words)
     both = ("--subjects", "helexa_http", "helexa_engine")
     assert chosen_by(*both).kinds == ["helexa_engine", "helexa_http"]
     assert chosen_by(*both, "--no-http").kinds == ["helexa_engine"]
     without = chosen_by("--subjects", "vllm", "--vllm-python", str(tmp_path / "none"))
-    assert without.kinds == []
-    assert "no interpreter" in without.missing["vllm"]
-    assert chosen_by("--subjects", "vllm", "--vllm-python", sys.executable).kinds
+    assert without.kinds == [] and "no interpreter" in without.missing["vllm"]
     monkeypatch.setattr(
         "benchmarks.command.importlib.util.find_spec",
         lambda name: None if name in ("accelerate", "llama_cpp") else object(),
@@ -251,16 +154,142 @@ def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
     assert "llama-cpp-python" in selection.missing["llama_cpp"]
 
 
-def test_the_device_and_the_weights_choose_who_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    dense = chosen_by("--model", "qwen3-8b", "--weights", "q4")
-    assert "GGUF" in dense.missing["llama_cpp"]
-    assert "default model" in dense.missing["helexa_http"]
-    with pytest.raises(ValueError, match=r"needs a dense shape.*qwen3-8b"):
-        chosen_by("--weights", "q4")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="no CUDA device"):
-        chosen_by("--device", "cuda:0")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    on_card = chosen_by("--device", "cuda:0")
-    assert on_card.kinds[0] == "helexa_engine"
-    assert "--weights bf16" in on_card.missing["transformers_continuous"]
+def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_port, other_port = ports.free_port(), ports.free_port()
+    with (
+        socket.create_server((ports.HOST, 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        assert server.getsockname()[1] not in ports.PORTS
+        assert connection.getsockname()[1] not in ports.PORTS, "connections get others"
+    monkeypatch.setattr(ports, "PORTS", [taken_port, other_port])
+    with socket.create_server((ports.HOST, taken_port)):
+        assert {ports.free_port() for _ in range(20)} == {other_port}
+
+
+SMALL = ["--rounds", "1", "--seconds", "0.5", "--warm-up", "0.1", "--clients", "2", "--json"]
+
+
+@pytest.mark.slow
+def test_both_servers_are_measured_beside_their_upstream() -> None:
+    command = [str(REPOSITORY_DIR / "scripts" / "bench-gateway"), "--upstream", *SMALL]
+    printed = subprocess.check_output(command, cwd=REPOSITORY_DIR, text=True)
+    results = json.loads(printed)
+    cells = {(row["server"], row["streams"], row["num_clients"]) for row in results}
+    servers = ("daphne", "daphne, upstream", "uvicorn", "uvicorn, upstream")
+    assert cells == {(server, streams, 2) for server in servers for streams in (True, False)}
+    for middle in (row["median"] for row in results):
+        assert middle["cpu_ms_per_request"] > 0
+        # 16 tokens, 2 ms apart, for two clients.
+        assert 30 <= middle["p50_ms"] <= middle["p99_ms"]
+        assert 0 < middle["requests_per_s"] <= 2 / 0.030
+
+
+async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+
+
+async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
+
+
+@each_case(
+    ("server", "streams", "num_tokens", "reason"),
+    [
+        (serve, True, 16, None),
+        (serve, False, 16, None),
+        (serve, False, 15, "16 tokens came where 15 were asked for"),
+        (refuse, True, 16, "the status is not 200.*503"),
+        (hang_up, True, 16, "the connection was closed"),
+    ],
+)
+def test_clients_count_tokens_and_an_unexpected_answer_ends_the_run(
+    server: Any, streams: bool, num_tokens: int, reason: str | None
+) -> None:
+    request = http_request("any", streams=streams, authorization="Bearer none")
+    load = Load(
+        port=free_port(),
+        request=request,
+        num_clients=2,
+        num_tokens=num_tokens,
+        warm_up_s=0.0,
+        seconds=0.1,
+    )
+
+    async def measured() -> Reading:
+        async with await asyncio.start_server(server, HOST, load.port):
+            return await run_load(load, count(1.0, 0.6).__next__)  # the server uses 0.6 s
+
+    if reason is not None:
+        with pytest.raises(UnexpectedAnswerError, match=reason):
+            asyncio.run(measured())
+        return
+    reading = asyncio.run(measured())
+    assert reading.num_requests >= 6
+    assert 30 <= reading.p50_ms <= reading.p99_ms
+    assert 0 < reading.requests_per_s <= 2 / 0.030
+    assert reading.cpu_ms_per_request == pytest.approx(600 / reading.num_requests)
+
+
+MUCH = 10**12
+
+
+CARD = Host(device="cuda:0", card_bytes=MUCH, disk_bytes=MUCH, data_dir=Path("data"), num_threads=2)
+TRIAL = replace(CARD, device="cpu", card_bytes=0)
+
+
+def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
+    """Each test that needs a card is in one; those that would all be skipped have not passed."""
+    trial = {part.name: part for part in parts_of(TRIAL)}
+    tests = [part for name, part in trial.items() if name.startswith("tests of")]
+    assert len(tests) == 4 and all("skipped" in part.left_out for part in tests)
+    assert not trial["doctor"].left_out
+    parts = {part.name: part for part in parts_of(CARD)}
+    assert len(parts) == len(parts_of(CARD)) and "tests of attention" in parts
+    for part in parts.values():
+        assert not part.left_out and 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
+        assert part.command[0] == "-m"
+        assert importlib.util.find_spec(part.command[1]) is not None, part.command
+    for name in ("exactness", "graphed", "packed", "linear"):
+        *_, marks, path = parts[f"tests of {name}"].command
+        assert marks == "gpu" and path.endswith(f"test_{name}.py")
+
+
+def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -> Part:
+    return Part(name=name, command=("-c", code), limit_s=limit_s, left_out=left_out)
+
+
+def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
+    parts = [part("a"), part("b"), part("c", left_out="no room"), part("d")]
+    assert read_state(tmp_path) == {}
+    ended = Result(outcome="passed", seconds=1, summary="", log="")
+    kept = {"a": ended, "b": replace(ended, outcome="timed out")}
+    keep_state(tmp_path, kept)
+    results = read_state(tmp_path)
+    assert results == kept
+    for only, again, expected in (
+        ([], [], ["d"]),
+        ([], ["failed"], ["b", "d"]),
+        (["a", "b"], ["b"], ["b"]),
+    ):
+        found = open_parts(parts, results, only=only, again=again)
+        assert [one.name for one in found] == expected, (only, again)
+    (tmp_path / "state.json").write_text('{"a": 1}')
+    with pytest.raises(ValueError, match=r"state\.json is no state"):
+        read_state(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
+    """One part of all, whole: its engine is a process of its own, as on a card."""
+    make("packed", "tiny-dense", tmp_path, "cpu")
+    cache = tmp_path / "engine" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "native").symlink_to(native_cache_dir)
+    tiny = replace(TRIAL, data_dir=tmp_path)
+    (load,) = [part for part in parts_of(tiny) if part.name == "load of packed tiny-dense"]
+    environment = os.environ | {"HELEXA_DATA_DIR": str(tmp_path / "engine")}
+    found = run_part(load, tmp_path / "load.1", environment, "")
+    assert found.outcome == "passed", (tmp_path / "load.1.err").read_text()
+    assert "answers_alike yes" in found.summary

@@ -1,19 +1,37 @@
-"""An installation: how its command is typed, its id and its key, and files that appear whole."""
+"""An installation: how its command is typed, its id and its key, files that appear whole, one serve
+on a data directory, and which server a command asks."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import stat
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.core.management.base import CommandError
 
 from helexa_site import program
+from helexa_site.bootstrap import data_directory
+from helexa_site.bootstrap.data_directory import (
+    LOCK_FILE,
+    RUNNING_FILE,
+    RunningServe,
+    claimed_data_directory,
+    find_running,
+    forget_running,
+    write_running,
+)
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.config import read_config
 from helexa_site.instance import SecretKeyError, instance_id, secret_key
 from helexa_site.program import Installation
+from helexa_site.server_url import DEFAULT_URL, server_and_key, server_url
 from helexa_site.whole_file import keep_once, write_whole, written_whole
 from tests.cases import each_case
 from tests.helexa_site.processes import python
@@ -61,7 +79,7 @@ def test_a_command_to_paste(
     assert program.pasteable_program() == expected
 
 
-def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
+def test_an_instance_has_an_id_and_a_key_of_its_own(tmp_path: Path) -> None:
     """Both gateways had one id: a command took the other's port for its own."""
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
@@ -71,17 +89,14 @@ def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
     assert instance_id(copy) not in (None, found)
     assert instance_id(original.rename(tmp_path / "moved")) == found
     assert instance_id(tmp_path / "none") is None
-
-
-def test_the_key_is_made_once_and_one_that_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
-    config = replace(read_config(), data_dir=tmp_path, secret_key="sesame, and long enough")
+    config = replace(read_config(), data_dir=copy, secret_key="sesame, and long enough")
     assert secret_key(config) == config.secret_key
-    assert list(tmp_path.iterdir()) == []
+    assert not (copy / "secret_key").exists(), "one that is set counts and is not kept"
     config = replace(config, secret_key=None)
     made = secret_key(config)
     assert len(made) >= 48 and secret_key(config) == made
-    assert mode_of(tmp_path / "secret_key") == 0o600
-    (tmp_path / "secret_key").write_text("")
+    assert mode_of(copy / "secret_key") == 0o600
+    (copy / "secret_key").write_text("")
     with pytest.raises(SecretKeyError, match="is empty"):
         secret_key(config)
 
@@ -138,11 +153,108 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "missing" / "file", "text")
     assert names_in(tmp_path) == ["folder", "key.json"]
+    for text in ("first", "second"):
+        keep_once(tmp_path / "made" / "key", text)
+    assert (tmp_path / "made" / "key").read_text() == "first"
+    assert mode_of(tmp_path / "made" / "key") == 0o600
+    assert names_in(tmp_path / "made") == ["key"]
 
 
-def test_what_is_kept_once_stays(tmp_path: Path) -> None:
-    path = tmp_path / "made" / "key"
-    keep_once(path, "first")
-    keep_once(path, "second")
-    assert (path.read_text(), mode_of(path)) == ("first", 0o600)
-    assert names_in(path.parent) == ["key"]
+HERE, THERE = "http://127.0.0.1:4711", "http://gpu-box:31313"
+RUNNING = RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
+
+
+def claim(place: Path) -> None:
+    with claimed_data_directory(place):
+        assert (place / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_it_is_made_for_its_owner_alone_and_claimed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guardian of a serve that died, whose process is named in the lock, is waited for."""
+    place = tmp_path / "deep" / "var"
+    monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 0.1)
+    with claimed_data_directory(place) as lock_fd:
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
+            claim(place)
+        inherited = os.dup(lock_fd)
+        code = "import sys, time; sys.stdin.read(1); time.sleep(0.3)"
+        guardian = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=(inherited,), stdin=subprocess.PIPE
+        )
+        os.close(inherited)
+        (place / LOCK_FILE).write_text("4194304\n")
+    with pytest.raises(BootstrapError, match="process 4194304"):
+        claim(place)
+    monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 120.0)
+    assert guardian.stdin is not None
+    guardian.stdin.close()
+    claim(place)
+    guardian.wait(120)
+
+
+def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
+    with pytest.raises(BootstrapError, match="No space left on device; make room"):
+        with claimed_data_directory(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(PermissionError):
+        with claimed_data_directory(tmp_path):
+            raise PermissionError(errno.EACCES, "of something else")
+    claim(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/helexa")):
+        with pytest.raises(BootstrapError, match="cannot write"):
+            claim(place)
+
+
+@each_case(
+    ("url", "key", "variables", "asked"),
+    [
+        (None, None, {}, (HERE, "of-serve")),
+        (None, "hx-1", {}, (HERE, "hx-1")),
+        (None, None, {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-2")),
+        (None, "hx-1", {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-1")),
+        # Another server never gets the key of the serve here.
+        (THERE, None, {}, (THERE, None)),
+        (None, None, {"HELEXA_URL": THERE}, (THERE, None)),
+        (THERE, None, {"HELEXA_URL": "http://other:31313"}, (THERE, None)),
+        *((url, None, {}, None) for url in ("gpu-box:1", "ftp://gpu-box", "http://")),
+        ("http://gpu-box:0", None, {}, None),
+    ],
+)
+def test_which_server_a_command_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: Any, key: Any, variables: Any, asked: Any
+) -> None:
+    write_running(tmp_path, RUNNING)
+    for name in ("HELEXA_URL", "HELEXA_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if asked is None:
+        with pytest.raises(CommandError, match="is not like http"):
+            server_url(url, tmp_path)
+        return
+    assert server_and_key(url, key, tmp_path) == asked
+    assert server_url(url, tmp_path) == asked[0]
+    forget_running(tmp_path)
+    assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
+
+
+def test_a_running_serve_is_found_by_its_owner_alone(tmp_path: Path) -> None:
+    """Not one that was killed, or whose file cannot be read."""
+    write_running(tmp_path, RUNNING)
+    assert find_running(tmp_path) == RUNNING
+    assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600
+    assert "of-serve" not in repr(RUNNING)
+    for _ in range(2):
+        forget_running(tmp_path)
+        assert find_running(tmp_path) is None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_running(tmp_path, replace(RUNNING, process_id=ended.pid))
+    assert find_running(tmp_path) is None
+    for text in ("", "{}", "[]"):
+        (tmp_path / RUNNING_FILE).write_text(text)
+        assert find_running(tmp_path) is None

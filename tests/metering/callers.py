@@ -13,12 +13,7 @@ from django.utils import timezone
 
 from metering import services
 from metering.actor import COMMAND
-from metering.models import (
-    Account,
-    AuditEntry,
-    RequestRecord,
-    UsageHour,
-)
+from metering.models import Account, AuditEntry, RequestRecord, UsageHour
 
 
 def get(client: Client, path: str, key: str | None = None, **headers: str) -> Any:
@@ -86,13 +81,6 @@ def post(client: Client, noun: str, view: str, *args: Any, **form: Any) -> Any:
     if response.status_code == 200 and response.context and "errors" in response.context:
         raise AssertionError(response.context["errors"])
     return response
-
-
-def errors(client: Client, noun: str, view: str, *args: Any, **form: Any) -> str:
-    """Returns the errors of a form that is shown again."""
-    response = client.post(url(noun, view, *args), form)
-    assert response.status_code == 200
-    return str(response.context["errors"])
 
 
 def recorded(**values: Any) -> str:

@@ -107,10 +107,5 @@ def kept_secret_key(settings: Any) -> None:
 
 
 @pytest.fixture
-def on_loopback(settings: Any, listens_elsewhere: None) -> None:
-    settings.CONFIG = replace(settings.CONFIG, listen_host="127.0.0.1")
-
-
-@pytest.fixture
 def made(account: Account) -> CreatedKey:
     return key_create(actor=COMMAND, account=account, name="ci")

@@ -27,21 +27,14 @@ def test_dollars_are_read_and_shown(text: str, micro_usd: int, shown: str) -> No
     assert micro_usd_of(text) == micro_usd
     assert usd_text(micro_usd) == shown
     assert micro_usd_of(usd_text(micro_usd).replace(",", "")) == micro_usd
-
-
-def test_a_debt_is_shown() -> None:
     assert usd_text(-20_000) == "-$0.02"
 
 
-@each_case("text", ["", "x", "-1", "0.0000001", "nan", "inf", "1e400", "9000000001", "1,5"])
-def test_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"US dollars|decimals"):
-        micro_usd_of(text)
-
-
-@each_case(
-    ("micro_usd", "text"),
-    [
+def test_amounts_that_are_none_and_what_was_spent_to_the_cent() -> None:
+    for text in ("", "x", "-1", "0.0000001", "nan", "inf", "1e400", "9000000001", "1,5"):
+        with pytest.raises(ValueError, match=r"US dollars|decimals"):
+            micro_usd_of(text)
+    for micro_usd, text in (
         (0, "$0.00"),
         (1_230, "$0.00123"),
         (9_999, "$0.009999"),
@@ -49,18 +42,8 @@ def test_refused(text: str) -> None:
         (333_446, "$0.33"),
         (335_000, "$0.34"),
         (999_999_999, "$1,000.00"),
-    ],
-)
-def test_what_was_spent_is_reported_to_the_cent(micro_usd: int, text: str) -> None:
-    assert cost_text(micro_usd) == text
-
-
-@each_case(("percent", "expected"), [(0, 3), (50, 2), (99, 1), (100, 0)])
-def test_a_discount_rounds_up(percent: int, expected: int) -> None:
-    prices = Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=3).less(percent)
-    assert prices == Prices(
-        input_micro_usd=expected, cached_input_micro_usd=expected, output_micro_usd=expected
-    )
+    ):
+        assert cost_text(micro_usd) == text
 
 
 def test_units_cost_what_they_cost_and_each_request_beside() -> None:
@@ -71,15 +54,18 @@ def test_units_cost_what_they_cost_and_each_request_beside() -> None:
     assert UnitPrices().metered("image", 9).micro_usd == 0
     assert prices.less(50) == UnitPrices(request_micro_usd=750_000, unit_micro_usd=50)
     assert prices.less(0) == prices
-
-
-def test_named_prices_need_both_and_cached_tokens_cost_as_others() -> None:
-    priced = Prices.named(input=3, cached_input=None, output=5)
-    assert priced == Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=5)
+    three = Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=5)
+    assert Prices.named(input=3, cached_input=None, output=5) == three
     named = Prices.named(input=3, cached_input=0, output=5)
     assert named == Prices(input_micro_usd=3, cached_input_micro_usd=0, output_micro_usd=5)
     assert Prices.named(input=None, cached_input=1, output=5) is None
     assert Prices.named(input=3, cached_input=1, output=None) is None
+    for percent, expected in ((0, 3), (50, 2), (99, 1), (100, 0)):  # a discount rounds up
+        discounted = Prices.named(input=3, cached_input=3, output=3)
+        assert discounted is not None
+        assert discounted.less(percent) == Prices.named(
+            input=expected, cached_input=expected, output=expected
+        )
 
 
 @each_case(

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from django.conf import settings
 from django.db import connection
-from django.db.models import Model
 from django.utils import timezone
 
-from helexa_site.config import read_config
-from inference.settings.setting import SettingError
 from metering import retention, tasks
 from metering.ledger import store
-from metering.models import CapturedRequest, LedgerEntry, RequestRecord, Revision, UsageHour
+from metering.models import CapturedRequest, LedgerEntry, RequestRecord, UsageHour
 from metering.request_records import rows
 from tests.metering.operations import settle
 from tests.metering.request_records.records import ended
@@ -75,22 +69,18 @@ def test_old_entries_go_and_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entries() == ["399", "0"], "zero keeps all"
 
 
-@pytest.mark.parametrize(
-    ("made", "days", "max_rows", "kept"),
-    [
+def test_old_records_go_and_those_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    for made, days, max_rows, kept in (
         ([1, 29, 31, 400], 30, 0, [29, 1]),
         ([4, 3, 2, 1], 0, 3, [3, 2, 1]),
         ([40, 3, 2, 1], 30, 2, [2, 1]),
         ([10_000], 0, 0, [10_000]),
-    ],
-)
-def test_old_records_go_and_those_over_the_most(
-    monkeypatch: pytest.MonkeyPatch, made: list[int], days: int, max_rows: int, kept: list[int]
-) -> None:
-    record(*made)
-    keep(monkeypatch, days=days, records=max_rows)
-    tasks.forget_request_records()
-    assert ages() == kept
+    ):
+        RequestRecord.objects.all().delete()
+        record(*made)
+        keep(monkeypatch, days=days, records=max_rows)
+        tasks.forget_request_records()
+        assert ages() == kept
 
 
 def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,54 +95,13 @@ def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyP
         assert (len(ages()), len(entries())) == (num_left, num_left)
 
 
-def test_how_long_the_ledger_keeps_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "HELEXA_LEDGER_RETENTION_DAYS"
-    for word, days in ((None, 400), ("0", 0), ("30", 30)):
-        monkeypatch.delenv(name, raising=False) if word is None else monkeypatch.setenv(name, word)
-        assert read_config().ledger_retention_days == days
-    monkeypatch.setenv(name, "-1")
-    with pytest.raises(SettingError):
-        read_config()
-
-
-def written_meanwhile(model: type[Model], counts: list[int]) -> Callable[[float], None]:
-    """A pause in which another thread writes to the same database, as a tick does, and counts the
-    rows left of ``model``. If the deletion held a transaction open meanwhile, SQLite would refuse
-    the write and PostgreSQL would still count the deleted rows."""
-
-    def tick() -> int:
-        try:
-            Revision.objects.update_or_create(pk=1)
-            return model._default_manager.count()
-        finally:
-            connection.close()
-
-    def pause(_: float) -> None:
-        with ThreadPoolExecutor(1) as ticks:
-            counts.append(ticks.submit(tick).result())
-
-    return pause
-
-
-@pytest.mark.parametrize(
-    ("model", "number", "left"),
-    [(RequestRecord, 1_200, [700, 200]), (CapturedRequest, 25, [15, 5])],
-)
-def test_a_tick_waits_for_one_batch_at_most(
-    model: retention.Rows, number: int, left: list[int]
-) -> None:
-    """The batches are short, and between two of them nothing is locked."""
-    if model is RequestRecord:
-        record(*[40] * number)
-    else:
-        at = timezone.now() - timedelta(days=40)
-        CapturedRequest.objects.bulk_create(
-            CapturedRequest(request_id=uuid.uuid4(), at=at) for _ in range(number)
-        )
-    counts: list[int] = []
+def test_nothing_is_locked_between_two_short_batches() -> None:
+    record(*[40] * 1_200)
+    seen: list[tuple[int, bool]] = []
     num_forgotten = retention.rows_forget(
-        model,
+        RequestRecord,
         before=timezone.now() - timedelta(days=30),
-        pause=written_meanwhile(model, counts),
+        pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
     )
-    assert (num_forgotten, counts) == (number, left)
+    assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
+    assert retention.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"

@@ -1,14 +1,14 @@
-"""The usage pages: what strangers, members and operators see, and the keys that members make."""
+"""The usage pages: what strangers, members and operators see, the keys that members make, and how
+people are invited and choose their password."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
-from django.conf import settings
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
@@ -17,17 +17,13 @@ from fleet.live import reading as live
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
 from metering.actor import COMMAND, user_actor
-from metering.models import Account, ApiKey, Budget, UsageHour
+from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from metering.selectors import UsageGroup, UsagePeriod, UsageRow, UsageSums
 from metering.services import Cap
 from metering.usage.rows import chart_of
-from tests.cases import each_case
 from tests.metering.callers import newest, person, staff, text_of, used
 
 pytestmark = pytest.mark.django_db
-
-
-OF_THE_SHELL = ("/admin/", "/playground/", "/requests/", "/docs", "/password/")
 
 
 @pytest.fixture
@@ -40,201 +36,243 @@ def _redis(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
 
 
-class TestWhoSeesWhat:
-    def test_members_see_their_accounts_alone_and_operators_all(
-        self, alice: Client, operator: Client
-    ) -> None:
-        services.account_create(actor=COMMAND, name="elsewhere")
-        used("research", "tiny", cost_micro_usd=1_230)
-        used("elsewhere", "secret", cost_micro_usd=990_000)
-        text = text_of(alice, "/usage/?by=model")
-        assert "tiny" in text and "$0.00123" in text
-        assert "secret" not in text and "$0.99" not in text and "Dashboard" not in text
-        assert "secret" not in text_of(alice, "/usage/?by=model&account=elsewhere")
-        text = text_of(operator, "/usage/?by=model")
-        assert "tiny" in text and "secret" in text
-        text = text_of(operator, "/usage/?by=model&account=elsewhere")
-        assert ">secret<" in text and ">tiny<" not in text
-        assert Client().get("/usage/keys")["Location"] == "/login/?next=/usage/keys"
-
-    def test_somebody_without_an_account(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert "You belong to no account yet" in text_of(person("bob"), "/usage/")
-        open_to_all = replace(settings.CONFIG, allow_anonymous=True)
-        monkeypatch.setattr(settings, "CONFIG", replace(open_to_all, allow_anonymous=False))
-        assert "An operator adds you to one." in text_of(person("eve"), "/usage/keys")
-        boss = person("boss", is_staff=True, is_superuser=True)
-        text = text_of(boss, "/usage/keys")
-        assert "/admin/metering/apikey/add/" in text and "/admin/metering/account/" in text
-        assert "callers without a key" not in text
-        monkeypatch.setattr(settings, "CONFIG", open_to_all)
-        assert "answers callers without a key too" in text_of(boss, "/usage/keys")
-
-    def test_open_access_stands_on_every_page(
-        self, operator: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for is_open in (True, False):
-            config = replace(settings.CONFIG, allow_anonymous=is_open)
-            monkeypatch.setattr(settings, "CONFIG", config)
-            for path in OF_THE_SHELL:
-                assert ("No API key needed" in text_of(operator, path)) is is_open, path
-
-
-class TestUsage:
-    def test_by_day_with_its_total_and_as_csv(self, alice: Client) -> None:
-        used(days_ago=1, requests=1200, cost_micro_usd=100_000)
-        used(model="small", cost_micro_usd=200_000)
-        text = text_of(alice, "/usage/")
-        assert "1,200" in text and "$0.10" in text and "$0.30" in text
-        response = alice.get("/usage/?by=model&format=csv")
-        assert response["Content-Type"].startswith("text/csv")
-        assert response.text.splitlines()[1] == "small,1,0,10,10,10,10,200000"
-
-    def test_what_is_left(self, alice: Client, account: Account) -> None:
-        cap = Cap(unit="micro_usd", cap=10_000_000, window="balance")
-        services.budget_create(actor=COMMAND, account=account, cap=cap)
-        Budget.objects.update(spent=2_500_000)
-        text = text_of(alice, "/usage/")
-        assert "$7.50" in text and "$10.00" in text and "does not come back by itself" in text
-        assert 'href="/requests/?account=research"' in text, "a budget leads to its requests"
-
-    @each_case("query", ["from=never", "from=2026-02-01&to=2026-01-01", "from=2001-01-01"])
-    def test_a_period_that_is_none_is_reported(self, alice: Client, query: str) -> None:
+def test_members_see_their_accounts_alone_and_operators_all(
+    alice: Client, operator: Client, account: Account
+) -> None:
+    services.account_create(actor=COMMAND, name="elsewhere")
+    used("research", "tiny", requests=1200, cost_micro_usd=1_230)
+    used("elsewhere", "secret", cost_micro_usd=990_000)
+    text = text_of(alice, "/usage/?by=model")
+    assert "tiny" in text and "1,200" in text and "$0.00123" in text
+    assert "secret" not in text and "$0.99" not in text and "Dashboard" not in text
+    assert "secret" not in text_of(alice, "/usage/?by=model&account=elsewhere")
+    assert "You belong to no account yet" in text_of(person("bob"), "/usage/")
+    text = text_of(operator, "/usage/?by=model")
+    assert "tiny" in text and "secret" in text
+    text = text_of(operator, "/usage/?by=model&account=elsewhere")
+    assert ">secret<" in text and ">tiny<" not in text
+    assert Client().get("/usage/keys")["Location"] == "/login/?next=/usage/keys"
+    response = alice.get("/usage/?by=model&format=csv")
+    assert response["Content-Type"].startswith("text/csv")
+    assert response.text.splitlines()[1] == "tiny,1200,0,10,10,10,10,1230"
+    cap = Cap(unit="micro_usd", cap=10_000_000, window="balance")
+    services.budget_create(actor=COMMAND, account=account, cap=cap)
+    Budget.objects.update(spent=2_500_000)
+    text = text_of(alice, "/usage/")
+    assert "$7.50" in text and "$10.00" in text and "does not come back by itself" in text
+    for query in ("from=never", "from=2026-02-01&to=2026-01-01", "from=2001-01-01"):
         assert 'role="alert"' in text_of(alice, f"/usage/?{query}")
-
-    def test_a_chart_has_the_days_without_usage(self) -> None:
-        first = datetime(2026, 1, 1, tzinfo=UTC).date()
-        period = UsagePeriod(first=first, last=first + timedelta(days=2))
-        sums = UsageSums(cost_micro_usd=300_000, prompt_tokens=7)
-        rows = [UsageRow(name="2026-01-02", sums=sums)]
-        assert chart_of(UsageGroup.DAY, rows, period) == {
-            "labels": ["2026-01-01", "2026-01-02", "2026-01-03"],
-            "USD": [0.0, 0.3, 0.0],
-            "tokens": [0, 7, 0],
-        }
+    first = datetime(2026, 1, 1, tzinfo=UTC).date()
+    sums = UsageSums(cost_micro_usd=300_000, prompt_tokens=7)
+    period = UsagePeriod(first=first, last=first + timedelta(days=2))
+    drawn = chart_of(UsageGroup.DAY, [UsageRow(name="2026-01-02", sums=sums)], period)
+    days = ["2026-01-01", "2026-01-02", "2026-01-03"]
+    assert drawn == {"labels": days, "USD": [0.0, 0.3, 0.0], "tokens": [0, 7, 0]}
 
 
-class TestKeys:
-    FORM = {"account": "research", "name": "laptop", "unit": "micro_usd", "window": "month"}
-
-    def test_one_is_made_and_shown_once(self, alice: Client) -> None:
-        fleet_services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-        form = self.FORM | {
-            "model_names": ["tiny"],
-            "requests_per_minute": "30",
-            "cap": "12.50",
-            "expires": str(timezone.now().date() + timedelta(days=3)),
-        }
-        response = alice.post("/usage/keys", form)
-        assert response["Cache-Control"] == "no-store"
-        found = re.search(r'id="api-key"[^>]*>(hx-[^<]+)<', response.content.decode())
-        assert found is not None
-        key = ApiKey.objects.get()
-        assert found[1].startswith(key.prefix)
-        assert (key.name, key.model_names, key.requests_per_minute) == ("laptop", ["tiny"], 30)
-        assert key.scopes == ["inference", "usage:read"]
-        assert key.created_by == "user:alice"
-        budget = Budget.objects.get()
-        assert (budget.key_id, budget.cap, budget.window) == (key.prefix, 12_500_000, "month")
-        assert found[1] not in text_of(alice, "/usage/keys")
-        Budget.objects.update(spent=2_000_000)
-        listed = text_of(alice, "/usage/keys")
-        assert key.prefix in listed
-        assert "$10.50 of $12.50 per month" in listed
-
-    @each_case(
-        ("changes", "message"),
-        [
-            ({"account": "elsewhere"}, "not one of the available choices"),
-            ({"cap": "1.5", "unit": "tokens"}, "not a whole number of tokens"),
-            ({"requests_per_minute": "0"}, "greater than or equal to 1"),
-            ({"expires": "2020-01-01"}, "have expired already"),
-            ({"model_names": ["nothing"]}, "not one of the available choices"),
-        ],
-    )
-    def test_what_cannot_be(self, alice: Client, changes: dict[str, str], message: str) -> None:
-        Account.objects.get_or_create(name="elsewhere")
-        response = alice.post("/usage/keys", self.FORM | changes)
-        assert message in response.content.decode()
-        assert not ApiKey.objects.exists()
-
-    def test_it_is_changed_and_revoked(self, alice: Client, account: Account) -> None:
-        key = services.key_create(actor=user_actor("alice"), account=account, name="old").row
-        path = f"/usage/keys/{key.prefix}"
-        bad = alice.post(path, {"name": "new", "expires": "2020-01-01"})
-        assert "have expired already" in bad.text
-        response = alice.post(path, {"name": "new", "max_concurrent": "2"})
-        assert response["Location"] == "/usage/keys"
-        key.refresh_from_db()
-        assert (key.name, key.max_concurrent) == ("new", 2)
-        assert newest()[:2] == ("user:alice", "key.update")
-        assert "Revoked" in alice.post(f"{path}/revoke", follow=True).text
-        assert "was revoked already" in alice.post(f"{path}/revoke", follow=True).text
-        key.refresh_from_db()
-        assert key.revoked_at is not None and "revoked, for good" in text_of(alice, path)
-        alice.post(path, {"name": "alive"})
-        key.refresh_from_db()
-        assert key.name == "new"
-
-    def test_a_member_changes_their_own_and_an_owner_all(
-        self, alice: Client, account: Account
-    ) -> None:
-        key = services.key_create(actor=user_actor("bob"), account=account).row
-        owner = person("olga", account, role="owner")
-        viewer = person("vera", account, role="viewer")
-        stranger = person("sam", services.account_create(actor=COMMAND, name="elsewhere"))
-        for client in (alice, viewer, stranger):
-            assert client.get(f"/usage/keys/{key.prefix}").status_code == 404
-            assert client.post(f"/usage/keys/{key.prefix}/revoke").status_code == 404
-            assert key.prefix not in text_of(client, "/usage/keys")
-        assert owner.get(f"/usage/keys/{key.prefix}").status_code == 200
-        assert key.prefix in text_of(owner, "/usage/keys")
-        viewer.post("/usage/keys", self.FORM)
-        assert ApiKey.objects.count() == 1
+FORM = {"account": "research", "name": "laptop", "unit": "micro_usd", "window": "month"}
 
 
-class TestOperators:
-    def test_who_spends_and_who_is_refused(
-        self, operator: Client, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        prices = {"input_price_micro_usd": 150_000, "output_price_micro_usd": 600_000}
-        fleet_services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
-        targets = ("own", "box/m input_price 0.5 output_price 7")
-        for name, changes in (("tiny", prices), ("large", {"targets": targets})):
-            fleet_services.catalogue_model_create(
-                actor=COMMAND, name=name, source=f"pypi:{name}", **changes
-            )
-            used(model=name, key="hx-aaaaaaaaaa", cost_micro_usd=300_000, failed_requests=3)
-        refused = encode_field(Refused("insufficient_quota", "research"))
-        redis_db.hincrby(refusals_key(timezone.now().timestamp()), refused, 17)
-        text = text_of(operator, "/usage/accounts")
-        assert "hx-aaaaaaaaaa" in text
-        assert "$0.15 in, $0.60 out" in text and "$15,000.00" in text
-        assert "up to $0.50 in, $7.00 out" in text, "at most, with the prices of its targets"
-        assert "insufficient_quota" in text and ">17<" in text
-        assert "/requests/?account=research&amp;code=insufficient_quota&amp;since=24h" in text
-        assert "account=research&amp;outcome=failed" in text
-        day = UsageHour.objects.latest("hour").hour.date()
-        where = f"since={day}&amp;until={day + timedelta(days=1)}&amp;outcome=failed"
-        assert f'href="/requests/?{where}"' in text_of(operator, "/usage/")
-        nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
-        monkeypatch.setattr(live, "redis_client", lambda: nowhere)
-        assert "Redis does not answer" in text_of(operator, "/usage/accounts")
+def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Account) -> None:
+    fleet_services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    form = FORM | {
+        "model_names": ["tiny"],
+        "requests_per_minute": "30",
+        "cap": "12.50",
+        "expires": str(timezone.now().date() + timedelta(days=3)),
+    }
+    response = alice.post("/usage/keys", form)
+    assert response["Cache-Control"] == "no-store"
+    found = re.search(r'id="api-key"[^>]*>(hx-[^<]+)<', response.content.decode())
+    assert found is not None
+    key = ApiKey.objects.get()
+    assert found[1].startswith(key.prefix)
+    assert (key.name, key.model_names, key.requests_per_minute) == ("laptop", ["tiny"], 30)
+    assert (key.scopes, key.created_by) == (["inference", "usage:read"], "user:alice")
+    budget = Budget.objects.get()
+    assert (budget.key_id, budget.cap, budget.window) == (key.prefix, 12_500_000, "month")
+    Budget.objects.update(spent=2_000_000)
+    listed = text_of(alice, "/usage/keys")
+    assert key.prefix in listed and found[1] not in listed
+    assert "$10.50 of $12.50 per month" in listed
+    path = f"/usage/keys/{key.prefix}"
+    bad = alice.post(path, {"name": "new", "expires": "2020-01-01"})
+    assert "have expired already" in bad.text
+    response = alice.post(path, {"name": "new", "max_concurrent": "2"})
+    assert response["Location"] == "/usage/keys"
+    key.refresh_from_db()
+    assert (key.name, key.max_concurrent) == ("new", 2)
+    assert newest()[:2] == ("user:alice", "key.update")
+    assert "Revoked" in alice.post(f"{path}/revoke", follow=True).text
+    assert "was revoked already" in alice.post(f"{path}/revoke", follow=True).text
+    alice.post(path, {"name": "alive"})
+    key.refresh_from_db()
+    assert key.revoked_at is not None and "revoked, for good" in text_of(alice, path)
+    assert key.name == "new"
 
-    def test_the_audit_is_filtered(self, operator: Client, account: Account) -> None:
-        scopes = ["inference", "usage:read"]
-        key = services.key_create(
-            actor=user_actor("bob"), account=account, name="ci", scopes=scopes
-        ).row
-        key.name = "cd"
-        services.key_update(actor=user_actor("alice"), key=key, changed_fields=["name"])
-        text = text_of(operator, "/usage/audit")
-        assert "name: ci → cd" in text and "account.create" in text
-        assert "scopes: inference, usage:read" in text
-        text = text_of(operator, "/usage/audit?actor=alice&action=key")
-        assert "key.update" in text and "key.create" not in text
-        assert "No entry is like that" in text_of(operator, "/usage/audit?last=2020-01-01")
-        client = staff("stef")
-        refused = client.get("/usage/audit")
-        assert refused.status_code == 403
-        assert "for people with other permissions" in refused.text
-        assert "/usage/audit" not in text_of(client, "/usage/accounts")
+
+def test_keys_that_cannot_be(alice: Client) -> None:
+    Account.objects.get_or_create(name="elsewhere")
+    for changes, message in (
+        ({"account": "elsewhere"}, "not one of the available choices"),
+        ({"cap": "1.5", "unit": "tokens"}, "not a whole number of tokens"),
+        ({"requests_per_minute": "0"}, "greater than or equal to 1"),
+        ({"expires": "2020-01-01"}, "have expired already"),
+        ({"model_names": ["nothing"]}, "not one of the available choices"),
+    ):
+        assert message in alice.post("/usage/keys", FORM | changes).text
+    assert not ApiKey.objects.exists()
+
+
+def test_a_member_changes_their_own_and_an_owner_all(alice: Client, account: Account) -> None:
+    key = services.key_create(actor=user_actor("bob"), account=account).row
+    owner = person("olga", account, role="owner")
+    viewer = person("vera", account, role="viewer")
+    stranger = person("sam", services.account_create(actor=COMMAND, name="elsewhere"))
+    for client in (alice, viewer, stranger):
+        assert client.get(f"/usage/keys/{key.prefix}").status_code == 404
+        assert client.post(f"/usage/keys/{key.prefix}/revoke").status_code == 404
+        assert key.prefix not in text_of(client, "/usage/keys")
+    assert owner.get(f"/usage/keys/{key.prefix}").status_code == 200
+    assert key.prefix in text_of(owner, "/usage/keys")
+    viewer.post("/usage/keys", FORM)
+    assert ApiKey.objects.count() == 1
+
+
+def test_operators_see_who_spends_and_who_is_refused(
+    operator: Client, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet_services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
+    prices = {"input_price_micro_usd": 150_000, "output_price_micro_usd": 600_000}
+    targets = {"targets": ("own", "box/m input_price 0.5 output_price 7")}
+    for name, changes in (("tiny", prices), ("large", targets)):
+        fleet_services.catalogue_model_create(
+            actor=COMMAND, name=name, source=f"pypi:{name}", **changes
+        )
+        used(model=name, key="hx-aaaaaaaaaa", cost_micro_usd=300_000, failed_requests=3)
+    refused = encode_field(Refused("insufficient_quota", "research"))
+    redis_db.hincrby(refusals_key(timezone.now().timestamp()), refused, 17)
+    text = text_of(operator, "/usage/accounts")
+    for words in ("hx-aaaaaaaaaa", "$0.15 in, $0.60 out", "$15,000.00", ">17<"):
+        assert words in text
+    assert "up to $0.50 in, $7.00 out" in text, "at most, with the prices of its targets"
+    assert "/requests/?account=research&amp;code=insufficient_quota&amp;since=24h" in text
+    nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    assert "Redis does not answer" in text_of(operator, "/usage/accounts")
+
+
+def test_the_audit_is_filtered(operator: Client, account: Account) -> None:
+    scopes = ["inference", "usage:read"]
+    key = services.key_create(actor=user_actor("bob"), account=account, name="ci", scopes=scopes)
+    key.row.name = "cd"
+    services.key_update(actor=user_actor("alice"), key=key.row, changed_fields=["name"])
+    text = text_of(operator, "/usage/audit")
+    assert "name: ci → cd" in text and "account.create" in text
+    assert "scopes: inference, usage:read" in text
+    text = text_of(operator, "/usage/audit?actor=alice&action=key")
+    assert "key.update" in text and "key.create" not in text
+    assert "No entry is like that" in text_of(operator, "/usage/audit?last=2020-01-01")
+    client = staff("stef")
+    refused = client.get("/usage/audit")
+    assert refused.status_code == 403 and "for people with other permissions" in refused.text
+    assert "/usage/audit" not in text_of(client, "/usage/accounts")
+
+
+pytestmark = pytest.mark.django_db
+
+ADD = "/admin/auth/user/add/"
+COUNTS = {"memberships-TOTAL_FORMS": "1", "memberships-INITIAL_FORMS": "0"}
+MEMBER = COUNTS | {"memberships-0-account": "research", "memberships-0-role": "owner"}
+INVITED = {"username": "mia", "email": "mia@example.org"} | MEMBER
+LINK = re.compile(r"http://testserver(/welcome/[^<\s]+)")
+NEW = {"new_password1": "a long password", "new_password2": "a long password"}
+
+
+def invited(operator: Client, **form: str) -> str:
+    """The link's path."""
+    response = operator.post(ADD, INVITED | form)
+    assert response.status_code == 200 and "no-store" in response["Cache-Control"]
+    found = LINK.search(response.text)
+    assert found is not None, response.context["errors"]
+    return found[1]
+
+
+def choose(path: str, form: dict[str, str] = NEW) -> tuple[Client, str]:
+    """Chooses a password as their browser does: the page, then its form. Returns the client and the
+    last page."""
+    client = Client()
+    page = client.get(path, follow=True)
+    if not page.redirect_chain:
+        return client, page.text
+    return client, client.post(page.redirect_chain[-1][0], form, follow=True).text
+
+
+def test_who_is_added_chooses_the_password_once(operator: Client, account: Account) -> None:
+    link = invited(operator)
+    mia = User.objects.get(username="mia")
+    assert mia.email == "mia@example.org" and not mia.has_usable_password()
+    assert not mia.is_staff
+    member = Membership.objects.get(user=mia)
+    assert (member.account, member.role) == (account, "owner")
+    _, text = choose(link, dict.fromkeys(NEW, "12345678"))
+    assert "too common" in text
+    assert 'id="playground"' in choose(link)[1], "logged in, where members start"
+    _, text = choose(link, dict.fromkeys(NEW, "another one"))
+    assert "This link has been used" in text
+    assert "This link has been used" in choose("/welcome/MQ/made-up/")[1]
+    mia.refresh_from_db()
+    assert mia.check_password("a long password")
+    entries = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
+    assert {
+        ("user:carol", "user.create", "mia"),
+        ("user:carol", "membership.set", "research/mia"),
+        ("user:mia", "user.update", "mia"),
+    } <= entries
+    assert "a long password" not in str(list(AuditEntry.objects.values_list("detail")))
+    assert "already exists" in operator.post(ADD, INVITED).text and User.objects.count() == 2
+    Membership.objects.all().delete()
+    alone = {"memberships-0-account": "", "memberships-0-role": "member", "username": "noa"}
+    invited(operator, **alone)
+    assert not Membership.objects.exists()
+
+
+def test_an_invitation_is_made_again(operator: Client, account: Account) -> None:
+    person("mia", account)
+    mia = User.objects.get(username="mia")
+    form = {"action": "invite_again", "_selected_action": [str(mia.pk)]}
+    asked = operator.post("/admin/auth/user/", form).text
+    assert "Invite again" in asked and "/welcome/" not in asked
+    found = LINK.search(operator.post("/admin/auth/user/", {**form, "sure": "1"}).text)
+    assert found is not None and newest() == ("user:carol", "user.invite", "mia")
+    choose(found[1])
+    mia.refresh_from_db()
+    assert mia.check_password("a long password")
+
+
+def test_who_may_give_no_memberships_gives_none(account: Account) -> None:
+    client = staff("dave", "add_user", "change_user")
+    assert '-0-account"' not in client.get(ADD).text
+    invited(client)
+    assert not Membership.objects.exists()
+    client = staff("looks", "view_user")
+    assert client.post(ADD, INVITED).status_code == 403
+    chosen = [str(User.objects.get(username="looks").pk)]
+    form = {"action": "invite_again", "_selected_action": chosen, "sure": "1"}
+    assert "/welcome/" not in client.post("/admin/auth/user/", form, follow=True).text
+
+
+def test_members_log_in_and_change_their_password(account: Account) -> None:
+    mia, client = person("mia", account, password="her own"), Client()
+    for path in ("/login/", "/admin/login/"):
+        text = client.post(path, {"username": "mia", "password": "wrong"}).text
+        assert "do not belong together" in text and "staff" not in text
+    text = client.post("/admin/login/", {"username": "mia", "password": "her own"}).text
+    assert "Members log in at /login/" in text and "_auth_user_id" not in client.session
+    new = {"old_password": "her own", "new_password1": "x7-b", "new_password2": "x7-b"}
+    assert "too short" in mia.post("/password/", new).text
+    new |= {"new_password1": "another one, longer", "new_password2": "another one, longer"}
+    assert "Your password is changed" in mia.post("/password/", new, follow=True).text
+    assert User.objects.get(username="mia").check_password("another one, longer")
+    assert newest() == ("user:mia", "user.update", "mia")
+    assert client.get("/password/")["Location"].startswith("/login/")

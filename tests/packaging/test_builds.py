@@ -30,17 +30,14 @@ def built(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built twice they are equal, and there is each kind."""
     folder = tmp_path_factory.mktemp("dist")
-    built(folder)
-    return folder
-
-
-def test_built_twice_they_are_equal_and_there_is_each_kind(out: Path, tmp_path: Path) -> None:
-    second = built(tmp_path)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == second
-    kinds = [name.rpartition(".")[2] for name in second]
+    first = built(folder)
+    assert first == built(tmp_path_factory.mktemp("again"))
+    kinds = [name.rpartition(".")[2] for name in first]
     assert (kinds.count("whl"), kinds.count("deb")) == (2, 4)
     assert kinds.count("rpm") == (4 if shutil.which("rpmbuild") else 0)
+    return folder
 
 
 def test_the_wheel_has_every_file_of_the_code(out: Path) -> None:
@@ -63,14 +60,8 @@ def test_debs_have_their_users_settings_units_and_recommendations(out: Path) -> 
     listed = printed("dpkg-deb", "--contents", str(deb))
     lines = {line.split()[-1]: line.split()[:2] for line in listed.splitlines()}
     assert lines["./etc/cortex/cortex.env"] == ["-rw-r-----", "root/root"]
-    for path in (
-        "./usr/lib/systemd/system/cortex.service",
-        "./usr/lib/systemd/system/cortex-control.service",
-        "./usr/lib/sysusers.d/cortex.conf",
-        "./usr/lib/tmpfiles.d/cortex.conf",
-        "./usr/lib/firewalld/services/cortex.xml",
-    ):
-        assert lines[path][0] == "-rw-r--r--"
+    for name in ("cortex.service", "cortex-control.service"):
+        assert lines[f"./usr/lib/systemd/system/{name}"][0] == "-rw-r--r--"
     (common,) = out.glob("helexa-common_*.deb")
     output = printed("dpkg-deb", "--contents", str(common))
     assert "./usr/lib/helexa/manage.py" in output and "/usr/share/man/man1/helexa.1" in output
@@ -93,16 +84,10 @@ def test_an_rpm_has_its_user_settings_and_unit(out: Path) -> None:
     path, _, _, _, mode, owner, group, is_config, *_ = settings.split()
     assert (path, mode, owner, group) == ("/etc/neuron/neuron.env", "0100640", "root", "neuron")
     assert is_config == "1"
-    assert {
-        "/usr/lib/systemd/system/neuron.service",
-        "/usr/lib/sysusers.d/neuron.conf",
-        "/usr/lib/tmpfiles.d/neuron.conf",
-    } <= set(asked("--list"))
+    assert "/usr/lib/systemd/system/neuron.service" in asked("--list")
     assert {"user(neuron)", "group(neuron)"} <= set(asked("--provides"))
     assert any(line.startswith("helexa-common = ") for line in asked("--requires"))
     assert {"gcc-c++", "gcc", "python3-devel"} == set(asked("--recommends"))
-    notes = asked("--changelog")
-    assert notes[0].startswith("* ") and any(line.startswith("- ") for line in notes)
-    assert any(line.endswith(" helexa - 0.1.0-1") for line in notes)
+    assert any(line.endswith(" helexa - 0.1.0-1") for line in asked("--changelog"))
     scripts = "\n".join(asked("--scripts"))
     assert "useradd --system" in scripts and "systemctl try-restart neuron.service" in scripts

@@ -1,10 +1,11 @@
-"""What a release is made with: its notes in rpm's form, the audit, and the bill of materials."""
+"""What a release is made with: notes for rpm, the audit, the bill of materials, lock files."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from helexa_site.bootstrap.environment import applying, installed_version, pins_of
-from tests.cases import each_case
+from helexa_site.bootstrap.environment import (
+    CPU_LOCK,
+    CUDA_LOCK,
+    LOCKS_OF,
+    applying,
+    installed_version,
+    pins_line,
+    pins_of,
+)
+from helexa_site.program import REPOSITORY_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "packaging"
@@ -76,44 +85,20 @@ def test_a_build_begins_with_what_is_not_released_and_a_release_with_its_own_not
         changelog(version="0.3.0", is_tagged=True)
 
 
-CLEAN = "No known vulnerabilities found"
-FOUND = "Found 2 known vulnerabilities in 1 package"
-UNANSWERED = (
-    "No known vulnerabilities found\namqp  Dependency not found on PyPI and could not be audited"
-)
-
-
-def audit(folder: Path, output: str | None, code: int = 0) -> int:
-    if output is not None:
-        program = folder / "pip-audit"
+def test_green_is_only_what_was_looked_up(tmp_path: Path) -> None:
+    clean, unknown = "No known vulnerabilities found", "amqp  Dependency not found on PyPI"
+    program = tmp_path / "pip-audit"
+    for output, code, expected in (
+        (clean, 0, 0),
+        ("Found 2 known vulnerabilities in 1 package", 1, 1),
+        (f"{clean}\n{unknown} and could not be audited", 0, 75),
+        ("no such host", 1, 75),
+    ):
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
         program.chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
-    done = subprocess.run((PACKAGING / "audit",), env=environment, capture_output=True)
-    return done.returncode
-
-
-@each_case(
-    ("output", "code", "expected"),
-    [(CLEAN, 0, 0), (FOUND, 1, 1), (UNANSWERED, 0, 75), ("no such host", 1, 75)],
-)
-def test_green_is_only_what_was_looked_up(
-    tmp_path: Path, output: str, code: int, expected: int
-) -> None:
-    assert audit(tmp_path, output, code) == expected
-
-
-def test_a_python_without_requirements_is_named_another(tmp_path: Path) -> None:
-    built = subprocess.run(
-        (sys.executable, "-S", str(PACKAGING / "build"), "--out", str(tmp_path / "dist")),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 1
-    assert len(built.stderr.splitlines()) == 1
-    assert ".venv/bin/python packaging/build" in built.stderr
-    assert not (tmp_path / "dist").exists()
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
+        done = subprocess.run((PACKAGING / "audit",), env=environment, capture_output=True)
+        assert done.returncode == expected, output
 
 
 def test_it_names_what_is_needed_and_what_that_needs(tmp_path: Path) -> None:
@@ -135,3 +120,59 @@ def test_it_names_what_is_needed_and_what_that_needs(tmp_path: Path) -> None:
     assert "pytest" not in versions
     licensed = [one for one in document["components"] if one.get("licenses")]
     assert len(licensed) > 0.9 * len(versions)
+
+
+OF_GATEWAY, OF_NEURON = LOCKS_OF["requirements.txt"]
+LOCK = runpy.run_path(str(REPOSITORY_DIR / "packaging" / "lock"))
+locked_in = LOCK["locked_in"]
+TEXT = """\
+# A comment.
+networkx==3.6.1 ; python_full_version < '3.12' \\
+    --hash=sha256:{a} \\
+    --hash=sha256:{b}
+    # via
+    #   -r requirements.txt
+    #   torch
+psycopg[binary]==3.3.9 \\
+    --hash=sha256:{a}
+""".format(a="a" * 64, b="b" * 64)
+
+
+def test_the_lock_files_are_of_these_pins_and_every_package_has_hashes_and_one_place() -> None:
+    for name in LOCKS_OF:
+        text = (REPOSITORY_DIR / LOCKS_OF[name][-1]).read_text()
+        assert pins_line(REPOSITORY_DIR / name) in text, "packaging/lock writes the lock files"
+    files = (OF_GATEWAY, OF_NEURON, CUDA_LOCK)
+    locked = [list(locked_in(REPOSITORY_DIR / name)) for name in files]
+    found = [(one.name, one.marker) for pins in locked for one in pins]
+    assert len(found) == len(set(found)) > 100
+    assert all(one.hashes for pins in locked for one in pins)
+    gateway, neuron, cuda = ({one.name for one in pins} for pins in locked)
+    assert "torch" in neuron and "nvidia-cublas" in cuda
+    assert not any(name == "torch" or "nvidia" in name for name in gateway)
+    # NVML's binding needs no CUDA.
+    assert {name for name in neuron if "nvidia" in name or "cuda" in name} == {"nvidia-ml-py"}
+    (torch,) = (one for one in locked[1] if one.name == "torch")
+    # Of torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl, from its project's own index.
+    assert "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b" in torch.hashes
+    (alone,) = locked_in(REPOSITORY_DIR / CPU_LOCK)
+    assert (alone.version, alone.hashes) == (f"{torch.version}+cpu", torch.hashes)
+
+
+def test_a_lock_file_is_read_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    path.write_text(TEXT)
+    first, second = locked_in(path)
+    assert (first.name, first.version, first.marker) == (
+        "networkx",
+        "3.6.1",
+        "python_full_version < '3.12'",
+    )
+    assert first.hashes == ("a" * 64, "b" * 64)
+    assert "torch" in first.needed_by
+    assert (second.extras, second.version) == ("[binary]", "3.3.9")
+    path.write_text(first.text() + second.text())
+    assert [one.text() for one in locked_in(path)] == [first.text(), second.text()]
+    path.write_text("networkx\n")
+    with pytest.raises(ValueError, match=r"a\.lock:1"):
+        list(locked_in(path))

@@ -11,7 +11,7 @@ import pytest
 
 from helexa_site.backup.archive import unpack
 from helexa_site.program import REPOSITORY_DIR
-from tests.helexa_site.backup.test_sqlite import manage
+from tests.helexa_site.backup.test_backup import manage
 from tests.own_python import run_python
 from tests.servers.private_postgres import new_database, running_postgres
 from tests.upgrade.fill import NO_REDIS, make_archive
@@ -31,16 +31,6 @@ UNFILLED = frozenset(
 )
 """Tables of Django that helexa does not use, of what runs at the moment, and of what only releases
 up to 0.2.0 wrote."""
-
-
-def test_losses_are_found() -> None:
-    then = {"a": [{"b": 1, "spec_digest": "x"}], "c": [1]}
-    assert list(lost(then, {"a": [{"b": 1, "spec_digest": "y", "new": 2}], "c": [1]})) == []
-    assert list(lost(then, {"a": [{"b": 2}], "c": []})) == [
-        " a 0 b: 1 became 2",
-        " c: 1 became 0 rows",
-    ]
-    assert list(lost(then, {"c": [1]})) == [" a is gone"]
 
 
 def lost(then: Any, now: Any, at: str = "") -> Iterator[str]:

@@ -47,7 +47,6 @@ DATABASE_TESTS = [
         "metering/api/test_api.py",
         "metering/commands/test_commands.py",
         "metering/keys/test_directory.py",
-        "metering/keys/test_store.py",
         "metering/services/test_services.py",
     )
 ]

@@ -38,9 +38,8 @@ def test_reads_what_our_files_hold(tmp_path: Path) -> None:
     assert environment.stamp_of(file) != before
 
 
-@each_case(
-    ("installed", "pin", "is_met"),
-    [
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed, pin, is_met in (
         ("2.13.0+cpu", "sample==2.13.0", True),
         ("2.13.0", "sample==2.13.0", True),
         ("2.13.0", "sample==2.13.0+cpu", False),
@@ -48,13 +47,9 @@ def test_reads_what_our_files_hold(tmp_path: Path) -> None:
         (None, "sample==2.13.0", False),
         (None, "sample==2.13.0; sys_platform == 'no-such-platform'", True),
         (None, "sample==2.13.0; extra == 'other'", True),
-    ],
-)
-def test_versions(
-    monkeypatch: pytest.MonkeyPatch, installed: str | None, pin: str, is_met: bool
-) -> None:
-    monkeypatch.setattr(environment, "installed_version", lambda name: installed)
-    assert (unmet([pin]) == []) is is_met
+    ):
+        monkeypatch.setattr(environment, "installed_version", lambda _, found=installed: found)
+        assert (unmet([pin]) == []) is is_met
 
 
 class Pip:
@@ -77,11 +72,6 @@ class Pip:
         self.ran.append(" ".join(word for word in words if word != "--requirement"))
         found = [output for word, output in self.fails.items() if word in words]
         return not found, "".join(found)
-
-
-@pytest.fixture
-def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pip:
-    return Pip(monkeypatch, tmp_path)
 
 
 REQUIREMENTS = REPOSITORY_DIR / "requirements.txt"
@@ -114,7 +104,7 @@ UNCHECKED = f"--no-deps --index-url {TORCH_CPU_INDEX_URL} {TORCH}"
     ],
 )
 def test_which_torch_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Any,
     tmp_path: Path,
     state: dict[str, Any],
     variable: str,
@@ -146,12 +136,7 @@ def test_which_torch_is_installed(
     ],
 )
 def test_an_install_that_fails(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    name: str,
-    word: str,
-    printed: str,
-    reason: str,
+    monkeypatch: Any, tmp_path: Path, name: str, word: str, printed: str, reason: str
 ) -> None:
     Pip(monkeypatch, tmp_path).fails = {word: printed}
     (tmp_path / "own.txt").write_text("own==1.0\n")
@@ -160,7 +145,10 @@ def test_an_install_that_fails(
         environment.install(folder / name)
 
 
-def test_pins_that_are_not_locked_are_reported(pip: Pip, tmp_path: Path) -> None:
+def test_pins_that_are_not_locked_are_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pip = Pip(monkeypatch, tmp_path)
     (tmp_path / "requirements-gateway.txt").write_text("own==1.0\n")
     (tmp_path / "requirements-gateway.lock").write_text("other==1.0\n")
     environment.install(tmp_path / "requirements-gateway.txt")

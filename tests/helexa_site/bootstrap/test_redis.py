@@ -42,7 +42,9 @@ JOINING = Joining(neuron="beast", redis_url="redis://neuron-beast:secret@10.0.0.
 LINE = encode_joining(JOINING)
 
 
-def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it() -> None:
+def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert decode_joining(LINE) == JOINING
     assert decode_joining(f"{LINE[:30]}\n  {LINE[30:]}\n") == JOINING
     assert "secret" not in repr(JOINING)
@@ -50,15 +52,12 @@ def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it() -> Non
         assert parse_neuron(["--join", LINE, *name]).joining == JOINING
     with pytest.raises(SystemExit):
         parse_neuron(["--join", LINE, "--name", "other"])
-
-
-@each_case("line", ["", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"])
-def test_what_is_no_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(JoinLineError):
-        decode_joining(line)
-    with pytest.raises(SystemExit) as ended:
-        parse_neuron(["--join", line])
-    assert ended.value.code == 2
+    for line in ("", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"):
+        with pytest.raises(JoinLineError):
+            decode_joining(line)
+        with pytest.raises(SystemExit) as ended:
+            parse_neuron(["--join", line])
+        assert ended.value.code == 2
     assert "secret" not in capsys.readouterr().err
 
 
@@ -99,23 +98,20 @@ def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
     assert "ssl_check_hostname=true" in known
 
 
-@each_case(
-    ("output", "has_tls"),
-    [
+def test_a_redis_without_tls_is_refused(tmp_path: Path) -> None:
+    server = tmp_path / "redis-server"
+    for output, has_tls in (
         ("# Failed to configure TLS. Check logs for more info.", True),
         ("# Missing implement of connection type tls\n# Failed finding TLS support.", False),
         (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
-    ],
-)
-def test_a_redis_without_tls_is_refused(tmp_path: Path, output: str, has_tls: bool) -> None:
-    server = tmp_path / "redis-server"
-    server.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
-    server.chmod(0o755)
-    if has_tls:
-        ensure_tls(server)
-        return
-    with pytest.raises(BootstrapError, match="built without TLS"):
-        ensure_tls(server)
+    ):
+        server.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
+        server.chmod(0o755)
+        if has_tls:
+            ensure_tls(server)
+            continue
+        with pytest.raises(BootstrapError, match="built without TLS"):
+            ensure_tls(server)
 
 
 def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Path) -> None:
@@ -173,19 +169,16 @@ def test_it_is_private_and_leaves_no_socket(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
 
 
-@each_case(
-    ("version_output", "is_limited"),
-    [("Redis server v=7.0.15 sha=0", True), ("v=6.2.1", False), ("", False)],
-)
 def test_an_older_server_gets_no_directive_that_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_output: str, is_limited: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binary = tmp_path / "redis-server"
-    binary.write_text(f"#!/bin/sh\necho '{version_output}'\n")
-    binary.chmod(0o700)
     monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
-    configure_private_redis(tmp_path)
-    assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
+    for version, is_limited in (("Redis server v=7.0.15", True), ("v=6.2.1", False), ("", False)):
+        binary.write_text(f"#!/bin/sh\necho '{version}'\n")
+        binary.chmod(0o700)
+        configure_private_redis(tmp_path)
+        assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
 
 
 @pytest.mark.slow

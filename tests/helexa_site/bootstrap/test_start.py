@@ -45,28 +45,22 @@ def _fresh_catalogue_cache() -> Iterator[None]:
     selectors.catalogue_cache_clear()
 
 
-@pytest.fixture
-def started(
+def test_the_default_model_is_waited_for_while_it_is_pinned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[], tuple[bool, bool, str]]:
-    """Whether a start offers the default model and waits for its answer, and what it prints."""
+) -> None:
+    """One that was deleted is not put back."""
     asked: list[str] = []
     monkeypatch.setattr(readiness, "wait_for_answer", lambda url, *_: asked.append(url))
 
-    def start() -> tuple[bool, bool, str]:
+    def started() -> tuple[bool, bool]:
+        """Whether a start offers it and waits for its answer."""
         asked.clear()
         is_offered = readiness.wait_for_default_model("http://host", lambda: None)
-        return is_offered, asked == ["http://host"], capsys.readouterr().out
+        return is_offered, asked == ["http://host"]
 
-    return start
-
-
-def test_the_default_model_is_waited_for_while_it_is_pinned(
-    started: Callable[[], tuple[bool, bool, str]],
-) -> None:
-    """One that was deleted is not put back."""
+    assert not has_keys()
     assert prepare_database(with_model=True) and prepare_database(with_model=True) is None
-    assert started()[:2] == (True, True)
+    assert started() == (True, True)
     model = selectors.model_known(readiness.DEFAULT_MODEL)
     for change, is_offered, expected in (
         ({"pinned": False}, True, "is loaded on request"),
@@ -74,12 +68,13 @@ def test_the_default_model_is_waited_for_while_it_is_pinned(
     ):
         model.assign(change)
         services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(change))
-        found, has_waited, printed = started()
-        assert (found, has_waited) == (is_offered, False) and expected in printed
+        assert started() == (is_offered, False) and expected in capsys.readouterr().out
     services.catalogue_model_delete(actor=COMMAND, model=model)
     prepare_database(with_model=True)
     assert selectors.catalogue_list() == ()
-    assert started()[:2] == (False, False)
+    assert started() == (False, False)
+    key_create(actor=COMMAND, account=account_create(actor=COMMAND, name="some-team"))
+    assert has_keys()
 
 
 def test_a_gateway_of_another_instance_is_not_waited_for(tmp_path: Path) -> None:
@@ -182,9 +177,3 @@ def test_the_message_without_any_key(changes: dict[str, Any], words: tuple[str, 
     lines = first_key_lines(**usual | changes)
     assert all(word in line for word, line in zip(words, lines, strict=True)), lines
     assert ("HELEXA_DATA_DIR" in lines[1]) == ("data_dir" in changes)
-
-
-def test_whether_there_are_keys() -> None:
-    assert not has_keys()
-    key_create(actor=COMMAND, account=account_create(actor=COMMAND, name="some-team"))
-    assert has_keys()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -69,11 +70,7 @@ def wait_until(is_done: Callable[[], object]) -> None:
     ],
 )
 def test_a_child_that_ends_is_restarted_and_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    code: str,
-    ending: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, code: str, ending: str
 ) -> None:
     """With its last line, such as the reason of a traceback, which no log record has."""
     # Whatever else the machine does, the last lines are read.
@@ -88,11 +85,6 @@ def test_a_child_that_ends_is_restarted_and_reported(
     assert log.count(HOT) == shown.count(HOT), "it is not repeated at the end"
     assert "plain" not in shown
     assert shown.count("it ends with") == shown.count("it ends with: ModuleNotFoundError")
-
-
-def test_restarts_wait_longer_each_time() -> None:
-    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert BACKOFF.wait_s(100) == BACKOFF.max_s
 
 
 @each_case("how", ["stubborn", "hurried", "obedient"])
@@ -120,7 +112,9 @@ def test_a_child_is_stopped_with_its_group(
         assert not (tmp_path / "late.log").exists()
 
 
-def test_what_started_last_stops_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_started_last_stops_first_and_a_guardian_leaves_alone_what_was_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
     monkeypatch.setattr(Child, "stop", lambda child: order.append(child.spec.name))
     with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
@@ -128,9 +122,6 @@ def test_what_started_last_stops_first(tmp_path: Path, monkeypatch: pytest.Monke
     assert order == ["second", "first"]
     for child in children:
         child.kill()
-
-
-def test_a_guardian_leaves_alone_what_was_released() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(command, start_new_session=True) as process:
         guard([f"+{process.pid}\n", f"-{process.pid}\n"])
@@ -139,26 +130,24 @@ def test_a_guardian_leaves_alone_what_was_released() -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def written(log: LogFile, *lines: str) -> None:
-    for line in lines:
-        log.write(line)
-    log.close()
-
-
 def test_a_full_log_makes_room_and_one_that_cannot_be_written_stops_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written(LogFile(tmp_path / "child.log", max_bytes=10), "12345", "abcde", "vwxyz")
+    (tmp_path / "full.log").symlink_to("/dev/full")
+    for name, lines in (("child", ("12345", "abcde", "vwxyz")), ("full", ("lost", "lost"))):
+        log = LogFile(tmp_path / f"{name}.log", max_bytes=10)
+        for line in lines:
+            log.write(line)
+        log.close()
     assert (tmp_path / "child.log").read_text() == "vwxyz\n"
     assert (tmp_path / "child.log.1").read_text() == "abcde\n"
-    (tmp_path / "full.log").symlink_to("/dev/full")
-    written(LogFile(tmp_path / "full.log", max_bytes=1000), "lost", "lost")
     assert capfd.readouterr() == ("", "")
 
 
 SERVE = """
 import os, signal, sys, threading, time
 from pathlib import Path
+from typing import Any
 from helexa_site.bootstrap import console
 from helexa_site.bootstrap import serve
 from helexa_site.bootstrap.arguments import ServeOptions
@@ -223,11 +212,13 @@ def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
     assert finished.stderr == ""
 
 
-@each_case("drain_s", [DRAIN_SECONDS.default, 7])
-def test_its_gateway_drains_as_long_as_any_other(
-    monkeypatch: pytest.MonkeyPatch, drain_s: int
+def test_its_gateway_drains_as_long_as_any_other_and_restarts_wait_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(DRAIN_SECONDS.name, str(drain_s))
-    gateway = gateway_spec("127.0.0.1", 1)
-    assert DRAIN_SECONDS.read(gateway.environment) == drain_s
-    assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
+    for drain_s in (DRAIN_SECONDS.default, 7):
+        monkeypatch.setenv(DRAIN_SECONDS.name, str(drain_s))
+        gateway = gateway_spec("127.0.0.1", 1)
+        assert DRAIN_SECONDS.read(gateway.environment) == drain_s
+        assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
+    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert BACKOFF.wait_s(100) == BACKOFF.max_s

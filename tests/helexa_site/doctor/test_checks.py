@@ -1,9 +1,11 @@
-"""Each check of the doctor, on hosts that are well and on hosts that are not."""
+"""Each check of the doctor, on hosts that are well and on hosts that are not; and its command."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import pytest
 
 from benchmarks.ports import free_port
 from fleet.live.reports import Report
+from helexa_site.bootstrap.commands import run
 from helexa_site.config import Config, read_config
-from helexa_site.doctor import host_checks, service_checks
+from helexa_site.doctor import examine, host_checks, service_checks
 from helexa_site.doctor.examine import (
     Finding,
     Level,
-    examine,
     has_failed,
     lines_of,
     object_of,
@@ -26,11 +28,13 @@ from helexa_site.doctor.examine import (
 )
 from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
 from helexa_site.instance import instance_id
+from helexa_site.program import Installation
 from inference.protocol.refusals import Refused
 from inference.settings.gateway import MetricsListen
 from inference.version import VERSION
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat
+from tests.helexa_site.processes import manage
 from tests.servers.answering_server import answering
 
 OK, WARNING, FAILED = Level.OK, Level.WARNING, Level.FAILED
@@ -43,13 +47,6 @@ def config(tmp_path: Path) -> Config:
 
 def levels(findings: list[Finding]) -> list[Level]:
     return [finding.level for finding in findings]
-
-
-def test_a_database_that_cannot_be_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATABASE_URL", "mysql://db/helexa")
-    (found,) = examine("127.0.0.1", 31313)
-    assert (found.check, found.level) == ("settings", Level.FAILED)
-    assert "DATABASE_URL" in found.text
 
 
 @each_case(
@@ -84,25 +81,19 @@ def test_settings(
     assert words in f"{found.text}: {found.mend}"
 
 
-@each_case(("free", "level"), [(0.5, FAILED), (5, WARNING), (50, OK)])
-def test_disk(config: Config, free: float, level: Level) -> None:
+def test_disk(config: Config, tmp_path: Path) -> None:
     cache = {"HF_HOME": str(config.data_dir / "hub")}
-    found = list(disk_findings(config, cache, lambda _: int(free * GIB)))
-    assert levels(found) == [level, level]
-    assert str(config.data_dir) in found[0].text and cache["HF_HOME"] in found[1].text
+    for free_gib, level in ((0.5, FAILED), (5, WARNING), (50, OK)):
+        found = list(disk_findings(config, cache, lambda _, free=free_gib: int(free * GIB)))
+        assert levels(found) == [level, level]
+        assert str(config.data_dir) in found[0].text and cache["HF_HOME"] in found[1].text
     assert list(config.data_dir.iterdir()) == [], "the doctor leaves nothing"
-
-
-@each_case("place", ["/proc/helexa/var", "a file/var", "a file"])
-def test_a_data_directory_that_cannot_be_made_is_reported_as_that(
-    config: Config, tmp_path: Path, place: str
-) -> None:
     (tmp_path / "a file").touch()
-    nowhere = replace(config, data_dir=tmp_path / place)
-    (found,) = disk_findings(nowhere, {})
-    assert found.level is FAILED
-    assert f"the data directory {nowhere.data_dir} cannot be made: " in found.text
-    assert "GiB" not in found.text and "HELEXA_DATA_DIR" in found.mend
+    for place in ("/proc/helexa/var", "a file/var", "a file"):
+        nowhere = replace(config, data_dir=tmp_path / place)
+        (failure,) = disk_findings(nowhere, {})
+        assert failure.level is FAILED and "HELEXA_DATA_DIR" in failure.mend
+        assert f"the data directory {nowhere.data_dir} cannot be made: " in failure.text
 
 
 def of_redis(**changes: Any) -> list[Finding]:
@@ -180,17 +171,15 @@ def test_facts(found: Callable[[], list[Finding]], expected: list[Level], words:
     assert words in " ".join(f"{finding.text}: {finding.mend}" for finding in findings)
 
 
-def test_a_redis_that_is_there_and_some_that_are_not(config: Config, redis_url: str) -> None:
+def test_what_can_be_asked_here(config: Config, redis_url: str, db: None) -> None:
     missing = f"unix://{config.data_dir}/none.sock"
     for url, expected in ((redis_url, [OK, OK]), (missing, [FAILED]), ("http://redis", [FAILED])):
         found = service_checks.redis_findings(replace(config, redis_url=url))
         assert levels(list(found)) == expected
-
-
-def test_this_host_can_be_asked_for_its_gpus() -> None:
     assert all(finding.level is not WARNING for finding in host_checks.gpu_findings())
     nonsense = host_checks.gpu_findings(("/bin/echo", "Segmentation fault"))
     assert levels(list(nonsense)) == [WARNING]
+    assert service_checks.schema_finding().level is OK
 
 
 @each_case("path", ["/health", "/metrics"])
@@ -200,37 +189,23 @@ def test_this_host_can_be_asked_for_its_gpus() -> None:
         ("ours", True, OK, "answers on"),
         ("another", True, FAILED, "another data directory"),
         ("another", False, FAILED, "another data directory"),
-        (None, True, FAILED, "ss -ltnp sport = :"),
+        (None, True, FAILED, "ss -ltnp sport = :"),  # another program has the port
     ],
 )
 def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
-    tmp_path: Path,
-    path: str,
-    instance: str | None,
-    has_directory: bool,
-    level: Level,
-    words: str,
+    tmp_path: Path, path: str, instance: str | None, has_directory: bool, level: Level, words: str
 ) -> None:
-    """``instance``: ``None``: another program has the port."""
     data_dir = tmp_path if has_directory else tmp_path / "none"
     bodies = {"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}
     if instance is None:
         bodies = dict.fromkeys(bodies, b"hello")
     with answering(bodies, instance_id(data_dir) if instance == "ours" else instance) as port:
-        other = free_port()
-        ports, listen = (port, other), MetricsListen("127.0.0.1", other)
-        if path == "/metrics":
-            ports, listen = (other, port), MetricsListen("127.0.0.1", port)
+        ports = (port, free_port()) if path == "/health" else (free_port(), port)
+        listen = MetricsListen("127.0.0.1", ports[1])
         found = list(port_findings(data_dir, "127.0.0.1", ports[0], listen))
-    expected = [level, OK] if path == "/health" else [OK, level]
-    assert levels(found) == expected
+    assert levels(found) == ([level, OK] if path == "/health" else [OK, level])
     (asked,) = (one for one in found if str(port) in one.text)
     assert words in f"{asked.text}: {asked.mend}"
-
-
-@pytest.mark.django_db
-def test_a_database_of_this_version() -> None:
-    assert service_checks.schema_finding().level is OK
 
 
 def test_a_check_that_breaks_stops_no_other() -> None:
@@ -243,3 +218,58 @@ def test_a_check_that_breaks_stops_no_other() -> None:
     assert has_failed(found) and not has_failed(found[1:])
     assert object_of(found)["ok"] is False
     assert len(lines_of(found[0])) == 2 and lines_of(found[1]) == ["ok   two        fine"]
+
+
+def failures(data_dir: Path, redis_url: str) -> list[str]:
+    """Whether a port is free is this machine's business."""
+    variables = {"HELEXA_DATA_DIR": str(data_dir), "REDIS_URL": redis_url}
+    done = manage("doctor", "--port", str(free_port()), "--json", **variables)
+    found = json.loads(done.stdout)["findings"]
+    assert (done.returncode == 1) == any(one["level"] == "failed" for one in found)
+    return [one["check"] for one in found if one["level"] == "failed" and one["check"] != "ports"]
+
+
+def test_a_fresh_host_lacks_a_redis_alone(tmp_path: Path, redis_url: str) -> None:
+    assert failures(tmp_path / "var", f"unix://{tmp_path}/none.sock") == ["redis"]
+    assert not (tmp_path / "var").exists(), "the doctor has written something"
+    assert failures(tmp_path / "var", redis_url) == []
+
+
+def test_settings_that_cannot_be_read_are_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"HELEXA_MAX_BODY_BYTES": "plenty", "HELEXA_DEBUG": "maybe", "HELEXA_MAX_IMAGE": "3"}
+    for name, word in wrong.items():
+        monkeypatch.setenv(name, word)
+    monkeypatch.setenv("HELEXA_LISTEN_HOST", "::1")  # the command sets it
+    assert run(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL settings   HELEXA_DEBUG='maybe' is not 1 or 0" in printed
+    assert "warn settings   HELEXA_MAX_IMAGE is no setting that is known here" in printed
+    assert "FAIL settings   HELEXA_MAX_BODY_BYTES='plenty' is not a whole number" in printed
+    for name in wrong:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DATABASE_URL", "mysql://db/helexa")
+    (found,) = examine.examine("127.0.0.1", 31313)
+    assert (found.check, found.level) == ("settings", examine.Level.FAILED)
+    assert "DATABASE_URL" in found.text
+
+
+MET = f"psutil=={metadata.version('psutil')}"
+
+
+def test_a_wheel_is_held_to_its_own_pins_and_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
+    for pins, level, text in (
+        ([MET, 'psutil==0.1; extra == "other"'], "ok", "as the wheel pins them"),
+        ([MET, "redis==0.1"], "warning", "not as the wheel pins them: redis==0.1"),
+        ([MET, 'redis==0.1; extra == "neuron"'], "warning", "redis==0.1"),
+    ):
+        monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
+        (finding,) = examine.package_findings()
+        assert finding.level == level and text in finding.text
+    monkeypatch.setattr(host_checks, "installation", lambda: Installation.WHEEL)
+    (warned, *_) = of_gpus(torch=None, torch_cuda=None, cards=[], driver=None, driver_cuda=None)
+    assert "[neuron]" in warned.mend  # its ``helexa neuron`` installs nothing

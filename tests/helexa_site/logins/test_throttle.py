@@ -62,12 +62,12 @@ def is_in(response: HttpResponse) -> bool:
 
 
 @each_case("page", ["/login/", "/admin/login/"])
-@each_case("elsewhere", ["https://evil.example/", "//evil.example/", "/\\\\evil"])
-def test_a_login_leads_to_no_other_host(page: str, elsewhere: str) -> None:
-    data = {"username": "alice", "password": PASSWORD, "next": elsewhere}
-    response = Client().post(page, data, query_params={"next": elsewhere})
-    assert response.status_code == 302
-    assert response["Location"].startswith("/") and "evil" not in response["Location"]
+def test_a_login_leads_to_no_other_host(page: str) -> None:
+    for elsewhere in ("https://evil.example/", "//evil.example/", "/\\\\evil"):
+        data = {"username": "alice", "password": PASSWORD, "next": elsewhere}
+        response = Client().post(page, data, query_params={"next": elsewhere})
+        assert response.status_code == 302
+        assert response["Location"].startswith("/") and "evil" not in response["Location"]
 
 
 def test_the_sixth_try_is_refused_with_a_page_whatever_the_password() -> None:
@@ -78,9 +78,7 @@ def test_the_sixth_try_is_refused_with_a_page_whatever_the_password() -> None:
     assert response["Content-Type"].startswith("text/html")
     assert COOL_OFF_S - 60 < int(response["Retry-After"]) <= COOL_OFF_S
     assert "no-store" in response["Cache-Control"]
-    page = response.content.decode()
-    for words in ("Too many failed logins", "15 minutes", "styles.css", "helexa"):
-        assert words in page
+    assert "Too many failed logins" in response.text and "15 minutes" in response.text
     assert "_auth_user_id" not in response.client.session
     assert is_in(log_in(PASSWORD, user="bob")), "others are not locked out"
     assert is_in(log_in(PASSWORD, peer="192.0.2.2"))

@@ -1,4 +1,5 @@
-"""Names by which the server may be asked, and which proxies' headers decide a client's address."""
+"""Names by which the server may be asked, and what proxies with TLS change: a client's address,
+cookies, HSTS, redirects."""
 
 from __future__ import annotations
 
@@ -6,19 +7,25 @@ import logging
 import socket
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from django.test import Client, override_settings
+from django.http import HttpResponse
+from django.test import Client, RequestFactory, override_settings
 
 from helexa_site.bootstrap.arguments import gateway_host
 from helexa_site.config import Config, read_config
+from helexa_site.doctor.examine import settings_findings
+from helexa_site.web import middleware
 from helexa_site.web.client_address import client_address, counted_address
 from helexa_site.web.hosts import allowed_hosts, host_is_allowed
 from inference.settings.gateway import ALLOWED_HOSTS
+from inference.settings.setting import SettingError
 from tests.cases import each_case
+from tests.helexa_site.processes import manage
 
 LOOPBACK = ("localhost", "localhost:31313", "chat.localhost", "127.0.0.1:1", "[::1]:31313", "[::1]")
 ELSEWHERE = ("evil.example:31313", "localhost.evil.example", "127.0.0.1.evil", "a b", "a/b", ":80")
@@ -30,12 +37,21 @@ def config() -> Config:
     return replace(read_config(), allowed_hosts=(), listen_host="127.0.0.1")
 
 
-@each_case("listen_host", [None, "127.0.0.1", "0.0.0.0", "192.0.2.7", "box"])
-def test_loopback_names_always_and_others_never(config: Config, listen_host: str | None) -> None:
-    config = replace(config, listen_host=listen_host)
-    assert all(host_is_allowed(config, host) for host in LOOPBACK)
-    assert not any(host_is_allowed(config, host) for host in ELSEWHERE)
-    assert host_is_allowed(config, ""), "a request without a host comes from no browser"
+def test_loopback_names_always_and_others_never(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    for listen_host in (None, "127.0.0.1", "0.0.0.0", "192.0.2.7", "box"):
+        listening = replace(config, listen_host=listen_host)
+        assert all(host_is_allowed(listening, host) for host in LOOPBACK)
+        assert not any(host_is_allowed(listening, host) for host in ELSEWHERE)
+        assert host_is_allowed(listening, ""), "one without a host comes from no browser"
+    assert gateway_host(["--port", "1", "--host", "0.0.0.0"]) == "0.0.0.0"
+    assert gateway_host(["--host=::"]) == "::"
+    assert gateway_host([]) == gateway_host(["--host"]) == "127.0.0.1"
+    caplog.set_level(logging.WARNING)
+    with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
+        assert Client(headers={"host": "evil.example:31313"}).get("/").status_code == 400
+    assert "HELEXA_ALLOWED_HOSTS" in caplog.text and "evil.example:31313" in caplog.text
 
 
 @each_case(
@@ -88,28 +104,6 @@ def test_the_machines_own_addresses_on_a_wildcard(
         allowed_hosts.cache_clear()
 
 
-def test_djangos_pages_refuse_and_the_log_names_the_setting(
-    config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
-        assert Client(headers={"host": "evil.example:31313"}).get("/").status_code == 400
-    assert "HELEXA_ALLOWED_HOSTS" in caplog.text and "evil.example:31313" in caplog.text
-
-
-@each_case(
-    ("arguments", "host"),
-    [
-        (["--port", "1", "--host", "0.0.0.0"], "0.0.0.0"),
-        (["--host=::"], "::"),
-        ([], "127.0.0.1"),
-        (["--host"], "127.0.0.1"),
-    ],
-)
-def test_the_flag_is_read_before_django_reads_it(arguments: list[str], host: str) -> None:
-    assert gateway_host(arguments) == host
-
-
 PROXIES = tuple(ip_network(word) for word in ("10.0.0.0/8", "127.0.0.1", "fd00::/8"))
 
 
@@ -135,16 +129,93 @@ def test_the_first_from_the_right_that_is_no_proxy(
 ) -> None:
     assert client_address(peer, forwarded_for, ()) == client_address(peer, "", PROXIES)
     assert client_address(peer, forwarded_for, PROXIES) == ip_address(address)
+    for one, counted in (  # one address or one IPv6 network
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+    ):
+        assert counted_address(ip_address(one)) == counted
+
+
+PUBLIC = "https://chat.example.org"
+PROXY = "10.1.0.7"
 
 
 @each_case(
-    ("address", "counted"),
+    ("peer", "forwarded", "outcome"),
     [
-        ("192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
-        ("2001:db8:1:3::1", "2001:db8:1:3::"),
-        ("fe80::1%eth0", "fe80::"),
+        (PROXY, "https", "secure"),
+        (PROXY, "https, http", "secure"),
+        (PROXY, "http", "redirected"),
+        (PROXY, None, "plain"),
+        ("192.0.2.1", "https", "plain"),
+        ("127.0.0.1", "http", "plain"),  # commands speak HTTP
+        ("", "https", "plain"),
     ],
 )
-def test_a_client_has_one_address_or_one_ipv6_network(address: str, counted: str) -> None:
-    assert counted_address(ip_address(address)) == counted
+def test_only_a_trusted_proxys_header_counts(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, peer: str, forwarded: str | None, outcome: str
+) -> None:
+    settings.ALLOWED_HOSTS = ["chat.example.org"]
+    config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
+    headers = {} if forwarded is None else {"x-forwarded-proto": forwarded}
+    factory = RequestFactory(headers={"host": "chat.example.org", **headers})
+
+    def asked(method: str = "POST", *, redirects: bool = True) -> Any:
+        """The request after the middleware, or its answer where it gives one."""
+        monkeypatch.setattr(middleware, "CONFIG", replace(config, redirects_to_https=redirects))
+        request = factory.generic(method, "/admin/?a=b", REMOTE_ADDR=peer)
+        answer = middleware.HttpsMiddleware(lambda _: HttpResponse()).process_request(request)
+        return request if answer is None else answer
+
+    if outcome == "redirected":
+        answer = asked()
+        assert (answer.status_code, answer.headers["location"]) == (308, f"{PUBLIC}/admin/?a=b")
+        assert not hasattr(asked(redirects=False), "status_code"), "it is turned off"
+    else:
+        assert asked("GET").is_secure() is (outcome == "secure")
+
+
+OFF = {"HELEXA_SECURE_COOKIES": "0", "HELEXA_HTTPS_REDIRECT": "0", "HELEXA_HSTS_S": "0"}
+
+
+@each_case(
+    ("variables", "expected"),
+    [
+        ({"HELEXA_PUBLIC_URL": "http://box.lan:31313"}, (False, False, 0)),
+        ({"HELEXA_PUBLIC_URL": PUBLIC}, (True, True, 30 * 24 * 3600)),
+        ({"HELEXA_PUBLIC_URL": PUBLIC, **OFF}, (False, False, 0)),
+        ({"HELEXA_SECURE_COOKIES": "1", "HELEXA_HSTS_S": "60"}, (True, False, 60)),
+    ],
+)
+def test_defaults_follow_from_the_public_address(
+    variables: dict[str, str], expected: tuple[bool, bool, int]
+) -> None:
+    config = read_config(variables)
+    assert (config.has_secure_cookies, config.redirects_to_https, config.hsts_s) == expected
+
+
+def test_the_public_address_is_a_name_of_this_server_and_its_forms_are_accepted() -> None:
+    config = read_config({"HELEXA_PUBLIC_URL": f"{PUBLIC}:8443/"})
+    assert config.public_url == f"{PUBLIC}:8443"
+    assert config.csrf_trusted_origins == (f"{PUBLIC}:8443",)
+    assert "chat.example.org" in allowed_hosts(config)
+    for wrong in ("chat.example.org", f"{PUBLIC}/path", "ftp://chat.example.org", "https://*"):
+        with pytest.raises(SettingError, match="HELEXA_PUBLIC_URL"):
+            read_config({"HELEXA_PUBLIC_URL": wrong})
+    named = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": PROXY})
+    (finding,) = settings_findings(config, {})
+    assert "HELEXA_TRUSTED_PROXIES" in finding.mend
+    assert all("HELEXA_TRUSTED_PROXIES" not in one.mend for one in settings_findings(named, {}))
+
+
+def test_djangos_deployment_check_finds_nothing_behind_tls(tmp_path: Path) -> None:
+    """Neither in cookies nor in HSTS."""
+    done = manage(
+        *("check", "--deploy", "--tag", "security", "--fail-level", "WARNING"),
+        HELEXA_DATA_DIR=str(tmp_path),
+        HELEXA_PUBLIC_URL=PUBLIC,
+        HELEXA_TRUSTED_PROXIES=PROXY,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "System check identified no issues" in done.stdout

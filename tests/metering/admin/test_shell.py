@@ -1,54 +1,50 @@
-"""One navigation beside every page, with what its reader may open; and the card of first steps."""
+"""One navigation beside every page, with what its reader may open; names that lead to their pages;
+and the card of first steps."""
 
 from __future__ import annotations
 
 import re
+import uuid
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import Client
-from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import escape
 
+from fleet import services as services_of_fleet
 from fleet.first_steps import snippets
 from fleet.management.clients import Target
-from fleet.models import CatalogueModel, Invitation
-from helexa_site.web.navigation import GROUPS
+from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from metering import services
 from metering.actor import COMMAND
 from metering.models import Account, ApiKey
-from tests.cases import each_case
 from tests.metering.callers import newest, person, recorded, staff, text_of
 
 pytestmark = pytest.mark.django_db
 
 LINK = re.compile(r'<a href="([^"]+)" class="flex h-\[38px\]([^"]*)"')
 OF_MEMBERS = ["/playground/", "/requests/", "/usage/", "/usage/keys", "/docs"]
-PAGES = ("/admin/", "/playground/", "/bench/", "/api/docs", "/admin/fleet/neuron/", "/password/")
 
 
 def links(text: str) -> list[str]:
     return [address for address, _ in LINK.findall(text)]
 
 
-@each_case("path", PAGES)
-def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -> None:
-    text = text_of(operator, path)
-    items = [item for items in GROUPS.values() for item in items]
-    assert len(links(text)) == len(items) == len({item.title for item in items})
-    lists = {
-        reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
-        for model in admin.site._registry
-    }
-    assert lists - set(links(text)) == set(), "each list of the admin has its place"
-    titles = re.findall(r"<h2[^>]*>\s*(?:<span[^>]*>)?\s*(\w+)", text)
-    groups = [title for title in GROUPS if title]
-    assert [title for title in titles if title in groups][: len(groups)] == groups
-    assert text.count(">Accounts<") <= 2, "in the navigation and as a heading"
-    assert 'class="hx-skip" href="#main"' in text and 'id="main" role="main"' in text
-    shown = text[text.index('id="page"') :].partition('x-data="searchCommand()"')[0]
-    icons = re.findall(r"<span[^>]*material-symbols-outlined[^>]*>", shown)
-    assert icons and all("aria-hidden" in icon for icon in icons), "names are not read out"
+def test_members_staff_and_strangers_see_what_they_may_open(account: Account) -> None:
+    mia = person("mia", account, role="member", password="her own")
+    for path in OF_MEMBERS:
+        text = text_of(mia, path)
+        assert links(text) == OF_MEMBERS
+        assert [one for one, classes in LINK.findall(text) if " active" in classes] == [path]
+        assert 'action="/logout/"' in text and 'href="/password/"' in text
+    client = staff("dave", "view_neuron")
+    found = links(text_of(client, "/usage/"))
+    assert "/admin/fleet/neuron/" in found and "/admin/fleet/device/" not in found
+    assert "/usage/audit" not in found and "/admin/settings/" not in found
+    assert [path for path in found if client.get(path).status_code != 200] == []
+    text = text_of(Client(), "/docs")
+    assert links(text) == [] and 'href="/login/"' in text and "Log out" not in text
 
 
 def test_names_are_searched_from_every_page(operator: Client, account: Account) -> None:
@@ -71,34 +67,53 @@ def test_names_are_searched_from_every_page(operator: Client, account: Account) 
     assert 'id="search"' not in text_of(person("mia", account, role="member"), "/usage/")
 
 
-def test_a_heading_names_the_page_and_the_way_back(operator: Client) -> None:
-    request_id = recorded()
-    for path, words in (
-        ("/admin/fleet/neuron/", ["Fleet", "Neurons"]),
-        ("/admin/fleet/download/cached/", ["Fleet", "Downloads", "What neurons have downloaded"]),
-        (f"/requests/{request_id}", ["Requests", f"Request {request_id[:12]}"]),
+def test_a_request_leads_to_what_it_names_and_back(operator: Client, account: Account) -> None:
+    """The pages of its model, neuron, replica and upstream lead to the requests of theirs alone."""
+    now, request_id = timezone.now(), uuid.UUID("5eed" * 8)
+    model = CatalogueModel.objects.create(name="tiny", source="pypi:tiny")
+    key = services.key_create(actor=COMMAND, account=account, name="ci").row
+    moments = {"status_since": now, "started_at": now, "last_seen_at": now}
+    neuron = Neuron.objects.create(name="beast", status="online", **moments)
+    replica = Replica.objects.create(
+        neuron=neuron, model=model, model_name="tiny", status="ready", status_since=now
+    )
+    recorded(key=key.prefix, request_id=request_id, neuron="beast")
+    made = services_of_fleet.upstream_create(actor=COMMAND, name="cloud", url="http://box/v1")
+    passed = recorded(neuron="upstream:cloud", model="large")
+    at_replica = f"/admin/fleet/replica/{replica.pk}/change/"
+    upstream = "/admin/dashboard/neuron?name=upstream%3Acloud"
+    text = text_of(operator, f"/requests/{request_id.hex}")
+    for address in (
+        "/admin/dashboard/model?name=tiny",
+        "/admin/dashboard/neuron?name=beast",
+        "/admin/metering/account/research/change/",
+        f"/admin/metering/apikey/{key.prefix}/change/",
     ):
-        (found,) = re.findall(r"<h1.*?</h1>", text_of(operator, path), re.DOTALL)
-        parts = [re.sub(r"\s+", " ", one).strip() for one in re.split(r"<[^>]+>", found)]
-        assert [one for one in parts if one and one != "chevron_right"] == words, path
-    assert '<h1><a href="/requests/">Requests</a>' in text_of(operator, f"/requests/{request_id}")
-
-
-def test_members_staff_and_strangers_see_what_they_may_open(account: Account) -> None:
-    mia = person("mia", account, role="member", password="her own")
-    own_menu = ('id="user-menu"', 'action="/logout/"', 'href="/password/"', "switchTheme('dark')")
-    for path in OF_MEMBERS:
+        assert f'href="{address}"' in text
+    assert f"{key.prefix} (ci)" in text_of(operator, "/requests/")
+    assert f'href="{upstream}"' in text_of(operator, f"/requests/{passed}")
+    for address, back, ids in (
+        ("/admin/dashboard/model?name=tiny", "model=tiny", {request_id.hex}),
+        ("/admin/dashboard/neuron?name=beast", "neuron=beast", {request_id.hex}),
+        (at_replica, "model=tiny&neuron=beast", {request_id.hex}),
+        (upstream, "neuron=upstream%3Acloud", {passed}),
+    ):
+        home = operator.get(address, follow=True).text
+        assert f'href="/requests/?{escape(back)}"' in home
+        assert ("beast" in address) <= (f'href="{at_replica}"' in home)
+        found = text_of(operator, f"/requests/?{back}")
+        both = (request_id.hex, passed)
+        assert {one for one in both if f'href="/requests/{one}"' in found} == ids
+    services_of_fleet.upstream_delete(actor=COMMAND, upstream=made)
+    for address, listed in (
+        (upstream, "/admin/fleet/upstream/?q=cloud"),
+        ("/admin/dashboard/neuron?name=gone", "/admin/fleet/neuron/?q=gone"),
+    ):
+        assert operator.get(address)["Location"] == listed, "what has left is looked for"
+    mia = person("mia", account, role="member")
+    for path in ("/requests/", f"/requests/{request_id.hex}"):
         text = text_of(mia, path)
-        assert links(text) == OF_MEMBERS
-        assert [one for one, classes in LINK.findall(text) if " active" in classes] == [path]
-        assert [part for part in own_menu if part not in text] == []
-    client = staff("dave", "view_neuron")
-    found = links(text_of(client, "/usage/"))
-    assert "/admin/fleet/neuron/" in found and "/admin/fleet/device/" not in found
-    assert "/usage/audit" not in found and "/admin/settings/" not in found
-    assert [path for path in found if client.get(path).status_code != 200] == []
-    text = text_of(Client(), "/docs")
-    assert links(text) == [] and 'href="/login/"' in text and "Log out" not in text
+        assert "tiny" in text and 'href="/admin/' not in text
 
 
 CARD = "/admin/dashboard/first-steps"
@@ -137,7 +152,7 @@ def test_steps_are_ticked_until_none_is_left(operator: Client, account: Account)
     assert operator.post(HIDE)["Location"] == "/admin/"
 
 
-def test_a_key_comes_with_snippets_that_have_it(operator: Client, account: Account) -> None:
+def test_a_first_key_comes_with_snippets_that_have_it(operator: Client, account: Account) -> None:
     CatalogueModel.objects.create(name="tiny", source="pypi:tiny")
     response = operator.post(KEY, {"account": "research"}, headers=BY_HTMX)
     assert "no-store" in response["Cache-Control"] and "<html" not in response.text
@@ -146,25 +161,10 @@ def test_a_key_comes_with_snippets_that_have_it(operator: Client, account: Accou
     found = re.search(rf"{key.prefix}-[A-Za-z0-9_-]+", response.text)
     assert found is not None
     assert response.text.count(found[0]) >= 6, "the key itself, and each snippet"
-    for words in ("Claude Code", "opencode", "Open WebUI", "http://testserver/v1", "tiny"):
-        assert words in response.text
-    assert "<html" in operator.post(KEY, {"account": "research"}).text
-    target = Target(url="http://box:31313", model='it\'s "x"', key="hx-1-2")
-    curl, python, *_ = snippets(target)
+    assert "http://testserver/v1" in response.text
+    curl, python, *_ = snippets(Target(url="http://box:1", model='it\'s "x"', key="hx-1-2"))
     assert "it'\"'\"'s" in curl.text, "they quote what they hold"
     compile(python.text, "snippet", "exec")
-
-
-def test_the_first_account_is_made_with_its_key(operator: Client, account: Account) -> None:
-    account.delete()
-    assert "made with it" in text_of(operator, CARD)
-    text = operator.post(KEY, headers=BY_HTMX).text
-    assert ApiKey.objects.get().account_id == "team" and "has no model yet" in text
-    refused = operator.post(KEY, {"account": "No Slug"}, headers=BY_HTMX).text
-    assert "lower-case slug" in refused and ApiKey.objects.count() == 1
-
-
-def test_who_may_make_no_key_is_offered_none(account: Account) -> None:
     client, maker = staff(), staff("maker", "add_apikey")
     assert "Make a key" not in text_of(client, CARD)
     for reader, name, status in (
@@ -174,3 +174,12 @@ def test_who_may_make_no_key_is_offered_none(account: Account) -> None:
         (Client(), "research", 302),
     ):
         assert reader.post(KEY, {"account": name}).status_code == status
+
+
+def test_the_first_account_is_made_with_its_key(operator: Client, account: Account) -> None:
+    account.delete()
+    assert "made with it" in text_of(operator, CARD)
+    text = operator.post(KEY, headers=BY_HTMX).text
+    assert ApiKey.objects.get().account_id == "team" and "has no model yet" in text
+    refused = operator.post(KEY, {"account": "No Slug"}, headers=BY_HTMX).text
+    assert "lower-case slug" in refused and ApiKey.objects.count() == 1

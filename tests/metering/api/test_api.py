@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth.models import User
@@ -18,10 +19,11 @@ from django.utils import timezone
 from metering import services
 from metering.actor import COMMAND
 from metering.keys import api_key as keys
-from metering.models import Account, ApiKey, Budget, UsageHour
+from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from metering.services import Cap, CreatedKey
 from tests.cases import each_case
-from tests.metering.callers import get, ok, person, refused
+from tests.fleet.api.api_support import Api, key_api
+from tests.metering.callers import get, newest, ok, person, refused, staff
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
 
@@ -29,77 +31,71 @@ PERIOD = "from=2026-01-01&to=2026-01-02"
 INVALID = (401, "invalid_api_key")
 
 
-class TestMe:
-    def test_a_key(self, client: Client, made: CreatedKey) -> None:
-        shown = ok(client, "me", made.key)
-        assert (shown["account"], shown["key"]) == ("research", made.row.prefix)
-        assert shown["scopes"] == ["inference", "usage:read"]
-        assert (shown["user"], shown["is_anonymous"], shown["models"]) == (None, False, None)
-        assert shown["budgets"] == []
-        assert ok(client, "me", **{"x-api-key": made.key}) == shown
+def test_me_as_a_key_with_its_budgets(client: Client, account: Account, made: CreatedKey) -> None:
+    shown = ok(client, "me", made.key)
+    assert (shown["account"], shown["key"]) == ("research", made.row.prefix)
+    assert shown["scopes"] == ["inference", "usage:read"]
+    assert (shown["user"], shown["is_anonymous"], shown["models"]) == (None, False, None)
+    assert shown["budgets"] == []
+    assert ok(client, "me", **{"x-api-key": made.key}) == shown
+    month = Cap(unit="micro_usd", cap=1000, window="month")
+    services.budget_create(actor=COMMAND, cap=month, account=account)
+    minute = Cap(unit="tokens", cap=50, window="seconds", window_s=60)
+    services.budget_create(actor=COMMAND, cap=minute, key=made.row)
+    before = timezone.now()
+    soon = int((before + timedelta(hours=1)).timestamp())
+    budgets = Budget.objects.filter(unit="tokens")
+    budgets.update(spent=7, reserved=3, window_ends_unix_s=soon)
+    of_the_key, of_the_account = ok(client, "me", made.key)["budgets"]
+    expected = {
+        "on": "key",
+        "owner": made.row.prefix,
+        "unit": "tokens",
+        "cap": 50,
+        "spent": 7,
+        "reserved": 3,
+        "left": 40,
+        "window": "seconds",
+        "window_s": 60,
+        "window_ends_at": datetime.fromtimestamp(soon, UTC).isoformat(),
+    }
+    assert of_the_key | expected == of_the_key
+    assert (of_the_account["on"], of_the_account["owner"]) == ("account", "research")
+    assert of_the_account["window_ends_at"] > before.isoformat()
+    budgets.update(window_ends_unix_s=1000)
+    over = {"spent": 0, "reserved": 3, "left": 47, "window_ends_at": None}
+    of_the_key, _ = ok(client, "me", made.key)["budgets"]
+    assert of_the_key | over == of_the_key, "its window is over"
 
-    def test_budgets_as_they_stand(
-        self, client: Client, account: Account, made: CreatedKey
-    ) -> None:
-        month = Cap(unit="micro_usd", cap=1000, window="month")
-        services.budget_create(actor=COMMAND, cap=month, account=account)
-        minute = Cap(unit="tokens", cap=50, window="seconds", window_s=60)
-        services.budget_create(actor=COMMAND, cap=minute, key=made.row)
-        before = timezone.now()
-        soon = int((before + timedelta(hours=1)).timestamp())
-        budgets = Budget.objects.filter(unit="tokens")
-        budgets.update(spent=7, reserved=3, window_ends_unix_s=soon)
-        of_the_key, of_the_account = ok(client, "me", made.key)["budgets"]
-        expected = {
-            "on": "key",
-            "owner": made.row.prefix,
-            "unit": "tokens",
-            "cap": 50,
-            "spent": 7,
-            "reserved": 3,
-            "left": 40,
-            "window": "seconds",
-            "window_s": 60,
-            "window_ends_at": datetime.fromtimestamp(soon, UTC).isoformat(),
-        }
-        assert {name: of_the_key[name] for name in expected} == expected
-        assert (of_the_account["on"], of_the_account["owner"]) == ("account", "research")
-        assert of_the_account["window_ends_at"] > before.isoformat()
-        budgets.update(window_ends_unix_s=1000)
-        over = {"spent": 0, "reserved": 3, "left": 47, "window_ends_at": None}
-        of_the_key, _ = ok(client, "me", made.key)["budgets"]
-        assert {name: of_the_key[name] for name in over} == over, "its window is over"
 
-    def test_people(self, account: Account) -> None:
-        alice = person("alice", account, "viewer")
-        shown = ok(alice, "me")
-        assert (shown["user"], shown["account"], shown["key"]) == ("alice", "research", None)
-        assert shown["accounts"] == [{"name": "research", "role": "viewer"}]
-        accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-        assert ok(alice, "me", accept=accept) == shown, "in their browser too"
-        other = services.account_create(actor=COMMAND, name="ops")
-        user = User.objects.get(username="alice")
-        services.membership_set(actor=COMMAND, account=other, user=user, role="owner")
-        assert ok(alice, "me")["account"] == "ops"
-        assert ok(alice, "me?account=research")["scopes"] == ["usage:read"]
-        assert refused(alice, "me?account=shared") == (403, "account_not_allowed")
-        shown = ok(person("eve"), "me")
-        assert (shown["user"], shown["account"], shown["accounts"]) == ("eve", None, [])
+def test_me_as_a_person(account: Account) -> None:
+    alice = person("alice", account, "viewer")
+    shown = ok(alice, "me")
+    assert (shown["user"], shown["account"], shown["key"]) == ("alice", "research", None)
+    assert shown["accounts"] == [{"name": "research", "role": "viewer"}]
+    accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    assert ok(alice, "me", accept=accept) == shown, "in their browser too"
+    other = services.account_create(actor=COMMAND, name="ops")
+    user = User.objects.get(username="alice")
+    services.membership_set(actor=COMMAND, account=other, user=user, role="owner")
+    assert ok(alice, "me")["account"] == "ops"
+    assert ok(alice, "me?account=research")["scopes"] == ["usage:read"]
+    assert refused(alice, "me?account=shared") == (403, "account_not_allowed")
+    shown = ok(person("eve"), "me")
+    assert (shown["user"], shown["account"], shown["accounts"]) == ("eve", None, [])
 
-    def test_anonymous_on_loopback(
-        self, client: Client, account: Account, on_loopback: None
-    ) -> None:
-        shown = ok(client, "me")
-        assert (shown["account"], shown["is_anonymous"]) == ("anonymous", True)
-        assert refused(client, "me", "hx-cut") == INVALID
-        assert refused(client, "usage") == (403, "insufficient_scope")
 
-    def test_the_shared_key(self, client: Client, account: Account, settings: Any) -> None:
-        settings.CONFIG = replace(settings.CONFIG, api_key="a shared key")
+def test_me_without_a_key_of_ones_own(client: Client, account: Account, settings: Any) -> None:
+    before = settings.CONFIG
+    settings.CONFIG = replace(before, listen_host="127.0.0.1")
+    shown = ok(client, "me")
+    assert (shown["account"], shown["is_anonymous"]) == ("anonymous", True)
+    assert refused(client, "me", "hx-cut") == INVALID
+    assert refused(client, "usage") == (403, "insufficient_scope")
+    for config in (before, settings.CONFIG):
+        settings.CONFIG = replace(config, api_key="a shared key")
         assert ok(client, "me", "a shared key")["account"] == "shared"
-        assert refused(client, "me", "another") == INVALID
-        settings.CONFIG = replace(settings.CONFIG, listen_host="127.0.0.1")
-        assert refused(client, "me") == INVALID
+        assert refused(client, "me", "another") == refused(client, "me") == INVALID
 
 
 class TestRefusals:
@@ -129,42 +125,23 @@ class TestRefusals:
         for path in ("me", "overview", "keys"):
             assert refused(client, path, "sk-placeholder") == INVALID
 
-    def test_urls_methods_and_forms(self, client: Client, made: CreatedKey) -> None:
-        assert refused(client, "nothing/here", made.key) == (404, "unknown_url")
-        response = client.post("/api/me", headers={"authorization": f"Bearer {made.key}"})
-        assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
-        assert get(client, "usage?format=xml", made.key).status_code == 404
-        assert get(client, "usage", made.key, accept="application/xml").status_code == 406
-
-    @each_case(
-        ("error", "status", "code"),
-        [
+    def test_errors_show_nothing(self, client: Client, made: CreatedKey, monkeypatch: Any) -> None:
+        for error, status, code in (
             (OperationalError("gone, with secrets"), 503, "database_unavailable"),
             (RuntimeError("our own, with secrets"), 500, "internal_error"),
-        ],
-    )
-    def test_errors_show_nothing(
-        self,
-        client: Client,
-        made: CreatedKey,
-        monkeypatch: pytest.MonkeyPatch,
-        error: Exception,
-        status: int,
-        code: str,
-    ) -> None:
-        def fail(*_args: object, **_options: object) -> None:
-            raise error
+        ):
+            with monkeypatch.context() as patch:
+                fail = Mock(side_effect=error)
+                patch.setattr("metering.models.Budget.objects.filter", fail)
+                response = get(client, "me", made.key)
+            assert (response.status_code, response.json()["code"]) == (status, code)
+            assert response.headers.get("Retry-After") == ("1" if status == 503 else None)
+            assert b"secrets" not in response.content
 
-        with monkeypatch.context() as patch:
-            patch.setattr("metering.models.Budget.objects.filter", fail)
-            response = get(client, "me", made.key)
-        assert (response.status_code, response.json()["code"]) == (status, code)
-        assert response.headers.get("Retry-After") == ("1" if status == 503 else None)
-        assert b"secrets" not in response.content
-
-    @each_case(
-        ("query", "param"),
-        [
+    def test_parameters(self, client: Client, made: CreatedKey) -> None:
+        assert get(client, "usage?format=xml", made.key).status_code == 404
+        assert get(client, "usage", made.key, accept="application/xml").status_code == 406
+        for query, param in (
             ("by=week", "by"),
             ("from=soon", "from"),
             ("from=2026-01-02&to=2026-01-01", "from"),
@@ -173,12 +150,10 @@ class TestRefusals:
             ("offset=-1", "offset"),
             ("offset=99999999999999999999", "offset"),
             ("group_by=day", "group_by"),
-        ],
-    )
-    def test_parameters(self, client: Client, made: CreatedKey, query: str, param: str) -> None:
-        code = "unsupported_parameter" if param == "group_by" else "invalid_value"
-        assert refused(client, f"usage?{query}", made.key) == (400, code)
-        assert get(client, f"usage?{query}", made.key).json()["param"] == param
+        ):
+            code = "unsupported_parameter" if param == "group_by" else "invalid_value"
+            assert refused(client, f"usage?{query}", made.key) == (400, code)
+            assert get(client, f"usage?{query}", made.key).json()["param"] == param
 
 
 @pytest.fixture
@@ -241,21 +216,15 @@ class TestUsage:
         settings.CONFIG = replace(settings.CONFIG, api_key="a shared key")
         assert self.total(client, key="a shared key") == 8
 
-    @each_case(
-        ("path", "headers"),
-        [("usage?format=csv&", {}), ("usage?", {"accept": "text/csv"})],
-    )
-    def test_csv(
-        self, client: Client, made: CreatedKey, path: str, headers: dict[str, str]
-    ) -> None:
-        response = get(client, f"{path}by=model&{PERIOD}", made.key, **headers)
-        assert response.status_code == 200
-        assert response["Content-Type"] == "text/csv; charset=utf-8"
-        rows = list(csv.DictReader(io.StringIO(response.content.decode())))
-        assert [(row["model"], row["requests"]) for row in rows] == [("large", "2"), ("tiny", "1")]
-        refusal = get(client, path, **headers)
-        assert refusal.status_code == 401
-        assert json.loads(refusal.content)["code"] == "invalid_api_key", "a problem all the same"
+    def test_csv(self, client: Client, made: CreatedKey) -> None:
+        for path, headers in (("usage?format=csv&", {}), ("usage?", {"accept": "text/csv"})):
+            response = get(client, f"{path}by=model&{PERIOD}", made.key, **headers)
+            assert response["Content-Type"] == "text/csv; charset=utf-8"
+            rows = list(csv.DictReader(io.StringIO(response.content.decode())))
+            found = [(row["model"], row["requests"]) for row in rows]
+            assert found == [("large", "2"), ("tiny", "1")]
+            refusal = get(client, path, **headers)
+            assert (refusal.status_code, json.loads(refusal.content)["code"]) == INVALID
 
     def test_pages(self, client: Client, made: CreatedKey) -> None:
         first = ok(client, f"usage?by=model&limit=1&{PERIOD}", made.key)
@@ -269,3 +238,99 @@ class TestUsage:
         since, until = (datetime.fromisoformat(shown[name]) for name in ("from", "to"))
         assert until - since == timedelta(days=29), "thirty days by default"
         assert shown["data"] == []
+
+
+READ, WRITE = "accounts:read", "accounts:write"
+
+
+@pytest.fixture
+def api() -> Api:
+    return key_api(READ, WRITE)
+
+
+def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
+    """The commands' tests do so with each noun, over the same operations."""
+    budgets = [{"unit": "tokens", "cap": 1000, "window": "seconds", "window_s": 60}]
+    body = {"account": "research", "name": "ci", "scopes": [READ], "budgets": budgets}
+    made = api.post("keys", body | {"may_leave_network": False}, 201)
+    path = f"keys/{made['prefix']}"
+    assert made["key"].startswith(made["prefix"]) and "key" not in api.get(path)
+    assert [(one["cap"], one["left"]) for one in made["budgets"]] == [(1000, 1000)]
+    assert (made["names_end_user"], made["may_leave_network"]) == (False, False)
+    changed = api.patch(path, {"name": "nightly", "expires_at": "2999-01-01"})
+    assert (changed["name"], changed["expires_at"]) == ("nightly", "2999-01-01T00:00:00Z")
+    assert api.get("keys?account=research&status=active")["num_rows"] == 1
+    assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "key.revoke"
+    assert ApiKey.objects.get(pk=made["prefix"]).revoked_at is None
+    for _ in range(2):
+        api.delete(path)
+    assert api.get(path)["status"] == "revoked"
+    assert api.get("keys?account=research&status=active,expired")["num_rows"] == 0
+    assert api.patch(path, {"name": "again"}, 409)["code"] == "key_revoked"
+
+
+def test_who_may_make_and_change_keys(api: Api, account: Account) -> None:
+    """Keys need the scope of what they do and give none that they have not; people need the
+    permissions that the admin asks for."""
+    body = {"account": "research"}
+    refused = api.post("keys", body, 403)  # the default's scopes are inference and usage:read
+    assert (refused["code"], refused["param"]) == ("insufficient_scope", "scopes")
+    made = api.post("keys", body | {"scopes": [READ]}, 201)
+    refused = api.patch(f"keys/{made['prefix']}", {"scopes": [READ, "fleet:write"]}, 403)
+    assert "fleet:write" in refused["detail"]
+    assert ApiKey.objects.get(pk=made["prefix"]).scopes == [READ]
+    reader, fleet = key_api(READ), key_api("fleet:read", "fleet:write")
+    for path in ("accounts", "members", "keys", "budgets"):
+        reader.get(path)
+        assert WRITE in fleet.post(path, {}, 403)["detail"]
+        fleet.get(path, 403)
+    assert reader.post("accounts", {"name": "x"}, 403)["code"] == "insufficient_scope"
+    assert staff("nobody").get("/api/keys").status_code == 403
+    client = staff("clerk", "view_apikey", "add_apikey")
+    assert client.get("/api/keys").status_code == 200
+    wanted = {"account": "research", "scopes": ["fleet:write"]}
+    answer = client.post("/api/keys", wanted, content_type="application/json")
+    assert (answer.status_code, answer["Cache-Control"]) == (201, "no-store")
+    path = f"/api/keys/{answer.json()['prefix']}"
+    assert client.delete(path).status_code == 403  # that changes a key
+    assert newest()[:2] == ("user:clerk", "key.create")
+
+
+BAD, UNKNOWN = (400, "invalid_value"), (400, "unknown_parameter")
+KEY = {"account": "research", "scopes": [READ]}
+CAP = {"account": "research", "unit": "tokens", "cap": 0}
+MEMBER = {"account": "research", "user": "nobody", "role": "owner"}
+
+
+@each_case(
+    ("method", "path", "body", "refusal", "param"),
+    [
+        ("post", "accounts", {}, BAD, "name"),
+        ("post", "accounts", {"name": "x", "weight": "3"}, BAD, "weight"),
+        ("post", "accounts", {"name": "x", "wieght": 3}, UNKNOWN, "wieght"),
+        ("patch", "accounts/research", {"name": "other"}, UNKNOWN, "name"),
+        ("patch", "accounts/research", {}, (400, "missing_required_parameter"), None),
+        ("patch", "accounts/nobody", {"weight": 1}, (404, "account_not_found"), "account"),
+        ("post", "members", {"account": "research"}, BAD, "user"),
+        ("post", "members", MEMBER, (404, "user_not_found"), "user"),
+        ("patch", "members/research/x", {"role": "owner"}, (404, "member_not_found"), "member"),
+        ("post", "keys", KEY | {"account": "nobody"}, (404, "account_not_found"), "account"),
+        ("post", "keys", KEY | {"models": ["none"]}, BAD, "models"),
+        ("post", "keys", KEY | {"expires_at": "soon"}, BAD, "expires_at"),
+        ("post", "keys", KEY | {"budgets": [{"unit": "tokens"}]}, BAD, "cap"),
+        ("post", "keys", KEY | {"budgets": [{"cup": 1}]}, UNKNOWN, "budgets"),
+        ("post", "budgets", {"unit": "tokens", "cap": 1}, BAD, "account"),
+        ("post", "budgets", CAP, BAD, "cap"),
+        ("get", "keys?status=lost", None, BAD, "status"),
+        ("delete", "accounts/research?dry_run=1", None, BAD, "dry_run"),
+    ],
+)
+def test_operators_calls_that_are_refused(
+    api: Api, account: Account, method: str, path: str, body: Any, refusal: Any, param: str | None
+) -> None:
+    before = AuditEntry.objects.count()
+    status, code = refusal
+    args = (path,) if body is None else (path, body)
+    refused = getattr(api, method)(*args, status=status)
+    assert (refused["code"], refused["param"]) == (code, param)
+    assert AuditEntry.objects.count() == before

@@ -65,10 +65,7 @@ def a_regression() -> None:
         )
     for size, tps in ((512, 98.0), (8192, 49.0)):  # of an earlier release
         cell(
-            build_number=3,
-            scenario_id=f"context:{size}",
-            prompt_tokens_actual=size,
-            decode_tps=tps,
+            build_number=3, scenario_id=f"context:{size}", prompt_tokens_actual=size, decode_tps=tps
         )
     cell(build_number=3, scenario_id="load", swap_unload_ms=40.0, swap_load_ms=900.0)
     cell(build_number=3, scenario_id="tools", quality_score=0.5, scorer="cases")

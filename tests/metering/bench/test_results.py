@@ -78,63 +78,37 @@ def test_the_public_may_see_results_where_the_operator_opens_them(
     Api(Client()).get("fleet", 401)
 
 
-def test_the_overview_in_a_sentence(operator: Client) -> None:
-    def sentence(words: str, *others: str, path: str = "") -> None:
-        text = page(operator, path)
-        assert all(one in text for one in (words, *others)) and "data-regressed" not in text
-
-    sentence("manage.py bench once")
+def test_the_overview_marks_what_regressed_and_the_knee(operator: Client) -> None:
     results.cell(decode_tps=100.0)
-    sentence("Nothing to compare yet: each series has one build.")
+    assert "Nothing to compare yet: each series has one build." in page(operator, "")
     for build in ("b1", "b2"):
-        for speed in (100.0, 40.0):
-            results.run(build=build, git_sha=build, scenario_id="chat:512", decode_tps=speed)
-    for path in ("", "?before=beast@b1&after=beast@b2"):
-        sentence("Cannot tell yet: 2 of 5 samples.", path=path)
-        assert "regressed beyond noise" not in page(operator, path)
-    results.cell(build_number=2, decode_tps=101.0)
-    sentence("None of 1 regressed beyond noise.", "1 cannot be judged yet: 2 of 5 samples.")
+        results.run(build=build, git_sha=build, scenario_id="chat:512", decode_tps=100.0)
+    assert "Cannot tell yet: 1 of 5 samples." in page(operator, "?before=beast@b1&after=beast@b2")
     BenchRun.objects.all().delete()
-    for concurrency, marked in ((4, [False]), (8, [False, True])):  # one has no knee
-        at_once = {"scenario_id": f"concurrency:{concurrency}", "concurrency": concurrency}
-        results.cell(**at_once, rejected=0, decode_tps=240.0, ttft_p95_s=0.3)
-        (line,) = chart(page(operator, ""), "knee")["lines"]
-        assert [point["is_marked"] for point in line["points"]] == marked
-
-
-def test_the_overview_marks_what_regressed_and_the_knee(measured: Client) -> None:
-    text = page(measured, "")
-    assert "1 regressed beyond noise." in text and "a card" in text
-    found = rows(text)
-    (row,) = [row for row in found if row.startswith("data-regressed")]
+    results.a_regression()
+    text = page(operator, "")
+    assert "1 regressed beyond noise." in text
+    (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert row.startswith("data-regressed beast chat:128 decode 70 ± 0.28 tok/s b3 5 regressed")
     assert "0.700 of 100 ± 0.4, b2" in row
-    others = [row for row in found if "TTFT" in row and row.startswith("beast chat")]
-    assert "same" in others[0]
-    (peer,) = [row for row in found if row.startswith("peer chat:128 decode 80")]
-    assert "first build" in peer
     (line,) = chart(text, "knee")["lines"]
     assert [point["is_marked"] for point in line["points"]] == [False, True, False]
-    assert any(row.startswith("4 knee 240") for row in found)
-    text = page(measured, "?scenario=load")
+    text = page(operator, "?scenario=load")
     assert any(row.startswith("beast load load 900") for row in rows(text))
     assert "chat:128 decode" not in " ".join(rows(text)) and 'id="knee"' not in text
-    text = page(measured, f"{COMPARED}&model=tiny&scenario=prefill:9")
-    assert "chat:128 decode" in " ".join(rows(text)), "there is no such scenario"
 
 
 def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
     text = page(measured, "?model=tiny&scenario=chat:128&target=beast")
     drawn = chart(text, "trend-decode_tps")
-    assert drawn["labels"] == ["b1", "b2", "b3"]
     own, baseline = drawn["lines"]
+    assert drawn["labels"] == ["b1", "b2", "b3"]
     assert (own["name"], own["is_baseline"]) == ("beast", False)
     assert [round(point) for point in own["points"]] == [90, 100, 70]
     assert own["marked"] == [False, False, True]
     assert (baseline["name"], baseline["is_baseline"]) == ("peer", True)
     assert [round(point) for point in baseline["points"]] == [80, 80, 80]
     assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
-    assert any(row.startswith("beast b3 2026-10-04 0.2 1,000 70 2.5 5") for row in rows(text))
     again = chart(page(measured, "?model=tiny&scenario=chat:128"), "trend-decode_tps")
     assert again == drawn, "the target of most builds is chosen"
     assert "trend-" not in page(measured, "?model=tiny")
@@ -142,19 +116,16 @@ def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
 
 def test_two_builds_are_compared_cell_by_cell(measured: Client, api: Api) -> None:
     text = page(measured, COMPARED)
-    assert "1 regressed" in text
     (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert "tiny chat:128 decode tok/s 100 ± 0.4 70 ± 0.28 0.700" in row and "5/5 regressed" in row
-    assert "only beast@b3: tiny load" in text
-    assert "None of 2 regressed" in page(measured, "?before=peer@b1&after=beast@b2")
+    assert "1 regressed" in text and "only beast@b3: tiny load" in text
     answer = api.get("bench/compare?before=beast")
     assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
     assert (answer["regressed"], answer["improved"]) == (1, 0)
     by_metric = {cell["metric"]: cell for cell in answer["cells"]}
     decode = by_metric["decode_tps"]
     assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
-    assert decode["ratio"] == pytest.approx(0.7)
-    assert (decode["after_mad"], decode["after_n"]) == (pytest.approx(70 * 0.004), 5)
+    assert (decode["ratio"], decode["after_n"]) == (pytest.approx(0.7), 5)
     assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
     for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
         api.get(f"bench/compare?{query}", 400)
@@ -172,9 +143,6 @@ def test_runs_are_filtered_shown_and_leave_as_csv(measured: Client) -> None:
     run = results.run(decode_tps=40.0, artifact="<b>Hello</b>", detail=detail)
     shown = page(measured, f"runs/{run.pk}/")
     assert "&lt;b&gt;Hello&lt;/b&gt;" in shown and "no call" in shown
-    names = re.findall(r'<th scope="row">([^<]*)</th>', shown)
-    assert {"When", "Decode tok/s", "GPUs", "Target name"} <= set(names)
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</td>", shown)
     page(measured, "runs/0/", 404)
     results.run(error="=1+1", ok=False, build="b9")
     (row,) = csv.DictReader(io.StringIO(page(measured, "runs.csv?sha=b9")))
@@ -218,8 +186,7 @@ def api(measured: Client) -> Api:
     return key_api("fleet:read")
 
 
-def test_runs_and_what_they_have_in_common_over_rest(api: Api) -> None:
-    assert api.get("bench/nothing", 404)["code"] == "unknown_url"
+def test_runs_and_summaries_of_builds_over_rest(api: Api) -> None:
     assert api.get("bench/health") == {"status": "ok", "run_count": 56}
     answer = api.get("bench/dimensions")
     assert answer["hosts"] == ["", "beast.example.org"]
@@ -227,20 +194,13 @@ def test_runs_and_what_they_have_in_common_over_rest(api: Api) -> None:
     assert "chat:128" in answer["scenarios"] and answer["builds"][0]["git_sha"] == "b1"
     assert set(answer["builds"][0]) == {"git_sha", "build_timestamp", "package_version"}
     assert answer["host_gpus"]["beast.example.org"] == answer["model_gpus"]["tiny"] == ["a card"]
-    runs = api.get("bench/runs?model=tiny&scenario=chat:128&sha=b3&ok=1")
+    runs = api.get("bench/runs?model=tiny&scenario=chat:128&sha=b3&ok=1&gpu=a%20card")
     assert len(runs) == 5 and runs[0]["id"] > runs[-1]["id"]
     assert runs[0]["gpus_json"] == '["a card"]'
-    assert {"ttft_s", "decode_tps", "quality_score", "ts", "ok", "error"} <= set(runs[0])
-    (failed,) = api.get("bench/runs?ok=false")
-    assert failed["error"] == "HTTP 500: not today"
     assert len(api.get("bench/runs?limit=2")) == 2
-    assert len(api.get("bench/runs?gpu=a%20card")) == 56
     for query in ("runs?limit=0", "runs?limit=5001", "runs?ok=maybe", "runs?colour=red"):
         api.get(f"bench/{query}", 400)
     api.get("bench/series?model=tiny", 400)
-
-
-def test_summaries_of_builds_over_rest(api: Api) -> None:
     rows = {(row["target_name"], row["scenario_id"]): row for row in api.get("bench/summary")}
     chat = rows["beast", "chat:128"]
     assert (chat["git_sha"], chat["n"], chat["prompt_tokens"]) == ("b3", 5, 128)
@@ -254,8 +214,6 @@ def test_summaries_of_builds_over_rest(api: Api) -> None:
     points = api.get(f"{path}&host=beast.example.org")
     assert [row["git_sha"] for row in points] == ["b1", "b2", "b3"]
     assert [round(row["decode_tps_median"]) for row in points] == [90, 100, 70]
-    names = {"build_timestamp", "package_version", "ttft_s_median", "total_s_median", "samples"}
-    assert names <= set(points[0])
     (scaling,) = api.get("bench/scaling?target=beast&scenario=")
     contexts = [point for point in scaling["points"] if "context" in point["scenario_id"]]
     assert [point["prompt_tokens"] for point in contexts] == [512, 8192]

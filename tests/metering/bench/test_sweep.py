@@ -35,9 +35,7 @@ class FakeTarget(Target):
         row = BenchTarget(name=name, kind="openai", endpoint="http://x")
         super().__init__(row, None, timeout_s=1.0)
         self.models = [ModelInfo(id=model) for model in models]
-        self.busy_polls = busy_polls
-        self.fails = list(fails)
-        self.is_away = is_away
+        self.busy_polls, self.fails, self.is_away = busy_polls, list(fails), is_away
         self.asked = 0
 
     def probe(self) -> tuple[Columns, list[ModelInfo]]:
@@ -55,11 +53,9 @@ class FakeTarget(Target):
     def telemetry(self, model: ModelInfo) -> Columns:
         return {"vram_used_mb": 3}
 
-    def load(self, model: ModelInfo) -> None:
-        pass
+    def load(self, model: ModelInfo) -> None: ...
 
-    def unload(self, model: ModelInfo) -> None:
-        pass
+    def unload(self, model: ModelInfo) -> None: ...
 
     def ask(self, prompt: str, max_tokens: int) -> BenchRun:
         self.asked += 1
@@ -69,14 +65,11 @@ class FakeTarget(Target):
 
 
 def swept(
-    *targets: Target,
-    slept: list[float] | None = None,
-    is_beside_load: bool = False,
-    **changes: object,
+    *targets: Target, slept: list[float] | None = None, is_beside_load: bool = False, **plan: object
 ) -> Sweep:
     slept = [] if slept is None else slept
     sweep = Sweep(
-        plan=SweepPlan(**{"scenarios": ["chat:128"], "samples_per_version": 2, **changes}),
+        plan=SweepPlan(**{"scenarios": ["chat:128"], "samples_per_version": 2, **plan}),
         targets=targets,
         is_beside_load=is_beside_load,
         report=lambda _text: None,
@@ -102,6 +95,13 @@ def test_a_sweep_waits_while_others_are_served_and_between_samples() -> None:
     slept.clear()
     swept(FakeTarget("paused"), slept=slept, iteration_pause_s=7.0)
     assert sum(slept) == 21.0
+    BenchRun.objects.all().delete()  # models are not swapped more than needed, unloading comes last
+    both = FakeTarget(models=("a", "b"))
+    swept(both, samples_per_version=1, scenarios=["load", "chat:9", "chat:8"])
+    assert [(run.model_id, run.scenario_id) for run in kept()] == [
+        (model, scenario) for model in "ab" for scenario in ("chat:9", "chat:8", "load")
+    ]
+    assert all(run.swap_unload_ms and run.swap_load_ms for run in kept()[2::3])
 
 
 def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
@@ -117,15 +117,15 @@ def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
     assert swept(idle).left_out == ["idle: gone is not loaded"]
 
 
-@each_case(("num_done", "num_ok"), [(0, 5), (3, 2), (5, 0), (9, 0)])
-def test_a_cell_is_measured_until_it_has_its_samples(num_done: int, num_ok: int) -> None:
-    target = FakeTarget(f"t{num_done}")
-    for build in ("b", "of another build"):
-        for _ in range(num_done):
-            results.run(target_name=target.row.name, build=build, model_id="m")
-    sweep = swept(target, samples_per_version=5)
-    assert (sweep.num_ok, sweep.num_cells_done) == (num_ok, not num_ok)
-    assert target.asked == (num_ok + 1 if num_ok else 0), "warmed up once"
+def test_a_cell_is_measured_until_it_has_its_samples() -> None:
+    for num_done, num_ok in ((0, 5), (3, 2), (5, 0), (9, 0)):
+        target = FakeTarget(f"t{num_done}")
+        for build in ("b", "of another build"):
+            for _ in range(num_done):
+                results.run(target_name=target.row.name, build=build, model_id="m")
+        sweep = swept(target, samples_per_version=5)
+        assert (sweep.num_ok, sweep.num_cells_done) == (num_ok, not num_ok)
+        assert target.asked == (num_ok + 1 if num_ok else 0), "warmed up once"
 
 
 @each_case(
@@ -147,25 +147,6 @@ def test_one_failure_is_tried_again_and_two_or_one_of_the_warm_up_end_the_cell(
     assert all(run.ok == (not run.error) for run in kept())
 
 
-def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_reports_a_refusal() -> None:
-    row = BenchTarget(name="nobody", kind="neuron", endpoint="http://x")
-    target = NeuronTarget(row, None, timeout_s=1.0, is_local=True)
-    for refused in (target.probe, lambda: target.unload(ModelInfo(id="m"))):
-        with pytest.raises(TargetError, match=r"nobody.* has reported yet"):
-            refused()
-
-
-IDS = (*DEFAULT_SCENARIOS, "prefill:512", "concurrency:8", "load")
-
-
-def test_an_id_is_read_as_it_is_written() -> None:
-    found = [parse_scenario(text) for text in IDS]
-    assert [scenario.id for scenario in found] == list(IDS)
-    assert {scenario.kind for scenario in found} == set(ScenarioKind)
-    twice = parse_scenarios(["load", "chat:8", "load"])
-    assert [scenario.id for scenario in twice] == ["load", "chat:8"]
-
-
 @each_case(
     "text",
     [
@@ -177,32 +158,29 @@ def test_what_is_no_scenario_is_refused(text: str) -> None:
     with pytest.raises(BenchValueError) as caught:
         parse_scenario(text)
     assert caught.value.field == "scenarios"
+    ids = (*DEFAULT_SCENARIOS, "prefill:512", "concurrency:8", "load")
+    found = [parse_scenario(text) for text in ids]
+    assert [scenario.id for scenario in found] == list(ids)
+    assert {scenario.kind for scenario in found} == set(ScenarioKind)
+    twice = parse_scenarios(["load", "chat:8", "load"])
+    assert [scenario.id for scenario in twice] == ["load", "chat:8"]
 
 
-@each_case(
-    ("text", "capabilities", "context_tokens", "is_measured"),
-    [
+def test_a_model_is_measured_in_what_it_can_and_what_fits_it() -> None:
+    for text, capabilities, context_tokens, is_measured in (
         ("chat:128", {"chat", "completions"}, None, True),
         ("chat:128", set(), None, True),
         ("chat:128", {"embeddings"}, None, False),
-        ("chat:128", {"embeddings", "chat"}, None, True),
         ("load", {"embeddings"}, None, True),
         ("chat:4096", set(), 4352, True),
         ("prefill:4097", set(), 4352, False),
         ("concurrency:1000", set(), 4352, True),
-    ],
-)
-def test_a_model_is_measured_in_what_it_can_and_what_fits_it(
-    text: str, capabilities: set[str], context_tokens: int | None, is_measured: bool
-) -> None:
-    model = ModelInfo(id="m", capabilities=frozenset(capabilities), context_tokens=context_tokens)
-    assert fits(parse_scenario(text), model, max_tokens=256) is is_measured
-
-
-def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> None:
-    target = FakeTarget(models=("a", "b"))
-    swept(target, samples_per_version=1, scenarios=["load", "chat:9", "chat:8"])
-    assert [(run.model_id, run.scenario_id) for run in kept()] == [
-        (model, scenario) for model in "ab" for scenario in ("chat:9", "chat:8", "load")
-    ]
-    assert all(run.swap_unload_ms and run.swap_load_ms for run in kept()[2::3])
+    ):
+        can = frozenset[str](capabilities)
+        model = ModelInfo(id="m", capabilities=can, context_tokens=context_tokens)
+        assert fits(parse_scenario(text), model, max_tokens=256) is is_measured, text
+    row = BenchTarget(name="nobody", kind="neuron", endpoint="http://x")
+    of_this_fleet = NeuronTarget(row, None, timeout_s=1.0, is_local=True)
+    for refused in (of_this_fleet.probe, lambda: of_this_fleet.unload(ModelInfo(id="m"))):
+        with pytest.raises(TargetError, match=r"nobody.* has reported yet"):
+            refused()

@@ -26,66 +26,53 @@ from tests.metering.commands.command_output import output, printed_json, refused
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("kept_secret_key")]
 
 
-class TestAccounts:
-    def test_create_list_and_show(self, account: Account) -> None:
-        text = output("accounts", "create", "ops", "--weight", "3", "--rpm", "60")
-        assert "manage.py keys create ops" in text
-        listed = {row["name"]: row for row in printed_json("accounts", "list")}
-        assert listed.keys() == {"anonymous", "ops", "research", "shared"}
-        assert (listed["ops"]["weight"], listed["ops"]["requests_per_minute"]) == (3, 60)
-        assert "research" in output("accounts", "list")
-        output("keys", "create", "ops")
-        assert printed_json("accounts", "show", "ops")["keys"] == 1
-        Budget.objects.create(account_id="ops", unit="micro_usd", cap=12_300, spent=300)
-        assert "$0.0123" in output("accounts", "show", "ops")
-        made = AuditEntry.objects.get(action="account.create", object_id="ops")
-        assert made.actor == str(COMMAND)
-
-    def test_change_and_remove(self, account: Account) -> None:
-        output("accounts", "change", "research", "--weight", "4", "--rpm", "9", "--enabled=false")
-        output("accounts", "change", "research", "--rpm", "none")
-        (row,) = printed_json("accounts", "list", "--enabled", "false")
-        assert (row["name"], row["weight"], row["requests_per_minute"]) == ("research", 4, None)
-        assert "would account.delete research" in output(
-            "accounts", "remove", "research", "--dry-run"
-        )
-        assert Account.objects.filter(name="research").exists()
-        assert "Removed" in output("accounts", "remove", "research")
+def test_accounts_from_first_to_last(account: Account) -> None:
+    text = output("accounts", "create", "ops", "--weight", "3", "--rpm", "60")
+    assert "manage.py keys create ops" in text
+    listed = {row["name"]: row for row in printed_json("accounts", "list")}
+    assert listed.keys() == {"anonymous", "ops", "research", "shared"}
+    assert (listed["ops"]["weight"], listed["ops"]["requests_per_minute"]) == (3, 60)
+    assert "research" in output("accounts", "list")
+    output("keys", "create", "ops")
+    assert printed_json("accounts", "show", "ops")["keys"] == 1
+    made = AuditEntry.objects.get(action="account.create", object_id="ops")
+    assert made.actor == str(COMMAND)
+    output("accounts", "change", "research", "--weight", "4", "--rpm", "9", "--enabled=false")
+    output("accounts", "change", "research", "--rpm", "none")
+    (row,) = printed_json("accounts", "list", "--enabled", "false")
+    assert (row["name"], row["weight"], row["requests_per_minute"]) == ("research", 4, None)
+    would = output("accounts", "remove", "research", "--dry-run")
+    assert "would account.delete research" in would
+    assert Account.objects.filter(name="research").exists()
+    assert "Removed" in output("accounts", "remove", "research")
 
 
-class TestMembers:
-    def test_from_first_to_last(self, account: Account) -> None:
-        User.objects.create_user("alice")
-        output("members", "add", "research", "alice", "--role", "viewer")
-        output("members", "change", "research/alice", "--role", "owner")
-        (row,) = printed_json("members", "list", "--account", "research")
-        assert (row["user"], row["role"]) == ("alice", "owner")
-        assert "alice" in output("accounts", "show", "research")
-        assert "would membership.remove" in output("members", "remove", row["id"], "--dry-run")
-        output("members", "remove", row["id"])
-        assert "not in the account" in refused("members", "show", row["id"], code=3)
-
-
-class TestBudgets:
-    def test_from_first_to_last(self, account: Account) -> None:
-        made = printed_json("budgets", "add", "--account=research", "--cap-usd=5", "--window=day")
-        name = str(made["id"])
-        output("budgets", "change", name, "--cap", "6.5", "--window", "3600")
-        (row,) = printed_json("budgets", "list", "--account", "research")
-        assert (row["cap"], row["window"], row["window_s"]) == (6_500_000, "seconds", 3600)
-        for words in (("budgets", "list"), ("accounts", "list"), ("accounts", "show", "research")):
-            assert "$6.50" in output(*words)
-        assert "would budget.remove" in output("budgets", "remove", name, "--dry-run")
-        output("budgets", "remove", name)
-        assert "no budget" in refused("budgets", "show", name, code=3)
+def test_members_and_budgets_from_first_to_last(account: Account) -> None:
+    User.objects.create_user("alice")
+    output("members", "add", "research", "alice", "--role", "viewer")
+    output("members", "change", "research/alice", "--role", "owner")
+    (row,) = printed_json("members", "list", "--account", "research")
+    assert (row["user"], row["role"]) == ("alice", "owner")
+    assert "alice" in output("accounts", "show", "research")
+    assert "would membership.remove" in output("members", "remove", row["id"], "--dry-run")
+    output("members", "remove", row["id"])
+    assert "not in the account" in refused("members", "show", row["id"], code=3)
+    made = printed_json("budgets", "add", "--account=research", "--cap-usd=5", "--window=day")
+    name = str(made["id"])
+    output("budgets", "change", name, "--cap", "6.5", "--window", "3600")
+    (row,) = printed_json("budgets", "list", "--account", "research")
+    assert (row["cap"], row["window"], row["window_s"]) == (6_500_000, "seconds", 3600)
+    for words in (("budgets", "list"), ("accounts", "list"), ("accounts", "show", "research")):
+        assert "$6.50" in output(*words)
+    assert "would budget.remove" in output("budgets", "remove", name, "--dry-run")
+    output("budgets", "remove", name)
+    assert "no budget" in refused("budgets", "show", name, code=3)
 
 
 @each_case(
     ("words", "reason", "code"),
     [
         ("accounts create research", "already", ExitCode.REFUSED),
-        ("accounts create No", "lower-case slug", ExitCode.REFUSED),
-        ("accounts create ops --weight 0", "weight", ExitCode.REFUSED),
         ("accounts show nobody", "no account named 'nobody'", ExitCode.NOT_FOUND),
         ("accounts remove shared", "built in", ExitCode.REFUSED),
         ("accounts change shared", "--weight", ExitCode.USAGE),
@@ -108,59 +95,37 @@ def test_refused(account: Account, words: str, reason: str, code: int) -> None:
     assert reason in refused(*words.split(), code=code)
 
 
-PERIOD = ("--from=2026-01-01", "--to=2026-01-02")
-
-
-@pytest.fixture
-def hours(account: Account) -> None:
-    for hour, model, requests, cost in (
-        (datetime(2026, 1, 1, 23, tzinfo=UTC), "tiny", 1, 5),
-        (datetime(2026, 1, 2, 0, tzinfo=UTC), "tiny", 2, 7),
-        (datetime(2026, 1, 2, 23, tzinfo=UTC), "large", 4, 1_000_000),
-        (datetime(2026, 1, 3, 0, tzinfo=UTC), "large", 8, 9),
+def test_usage_by_groups_for_people_and_as_csv(account: Account) -> None:
+    for hour, owner, model, requests, cost in (
+        (datetime(2026, 1, 1, 23, tzinfo=UTC), "research", "tiny", 1, 5),
+        (datetime(2026, 1, 2, 0, tzinfo=UTC), "research", "tiny", 2, 7),
+        (datetime(2026, 1, 2, 23, tzinfo=UTC), "research", "large", 4, 1_000_000),
+        (datetime(2026, 1, 3, 0, tzinfo=UTC), "research", "large", 8, 9),
+        (datetime(2026, 1, 2, 5, tzinfo=UTC), "shared", "tiny", 100, 0),
     ):
-        UsageHour.objects.create(
-            hour=hour,
-            account="research",
-            key="hx-0123456789",
-            model=model,
-            requests=requests,
-            prompt_tokens=10 * requests,
-            cost_micro_usd=cost,
-        )
-    UsageHour.objects.create(
-        hour=datetime(2026, 1, 2, 5, tzinfo=UTC), account="shared", model="tiny", requests=100
-    )
-
-
-@pytest.mark.usefixtures("hours")
-class TestUsage:
-    @each_case(
-        ("by", "rows"),
-        [
-            ("day", [("2026-01-01", 1), ("2026-01-02", 106)]),
-            ("model", [("large", 4), ("tiny", 103)]),  # dearest first
-            ("key", [("hx-0123456789", 7), ("", 100)]),
-            ("account", [("research", 7), ("shared", 100)]),
-        ],
-    )
-    def test_groups(self, by: str, rows: list[tuple[str, int]]) -> None:
-        shown = printed_json("usage", f"--by={by}", *PERIOD)
+        whose = {"account": owner, "key": "hx-0123456789" if owner == "research" else ""}
+        sums = {"requests": requests, "cost_micro_usd": cost}
+        UsageHour.objects.create(hour=hour, model=model, **whose, **sums)
+    period = ("--from=2026-01-01", "--to=2026-01-02")
+    for by, rows in (
+        ("day", [("2026-01-01", 1), ("2026-01-02", 106)]),
+        ("model", [("large", 4), ("tiny", 103)]),  # dearest first
+        ("key", [("hx-0123456789", 7), ("", 100)]),
+        ("account", [("research", 7), ("shared", 100)]),
+    ):
+        shown = printed_json("usage", f"--by={by}", *period)
         assert [(row[by], row["requests"]) for row in shown["data"]] == rows
         assert shown["total"]["requests"] == 107
-
-    def test_of_one_account_for_people_and_as_csv(self) -> None:
-        shown = printed_json("usage", "--account=research", *PERIOD)
-        total = shown["total"]
-        assert (total["requests"], total["cost_micro_usd"]) == (7, 1_000_012)
-        text = output("usage", "--by=key", *PERIOD)
-        for words in ("From 2026-01-01 to 2026-01-02", "$1.000012", "(no key)", "total"):
-            assert words in text
-        rows = list(csv.DictReader(io.StringIO(output("usage", "--csv", *PERIOD))))
-        assert [(row["day"], row["requests"], row["cost_micro_usd"]) for row in rows] == [
-            ("2026-01-01", "1", "5"),
-            ("2026-01-02", "106", "1000007"),
-        ]
+    total = printed_json("usage", "--account=research", *period)["total"]
+    assert (total["requests"], total["cost_micro_usd"]) == (7, 1_000_012)
+    text = output("usage", "--by=key", *period)
+    for words in ("From 2026-01-01 to 2026-01-02", "$1.000012", "(no key)", "total"):
+        assert words in text
+    rows = list(csv.DictReader(io.StringIO(output("usage", "--csv", *period))))
+    assert [(row["day"], row["requests"], row["cost_micro_usd"]) for row in rows] == [
+        ("2026-01-01", "1", "5"),
+        ("2026-01-02", "106", "1000007"),
+    ]
 
 
 class TestKeys:
@@ -173,8 +138,7 @@ class TestKeys:
 
         text = imported("sk-team-0123456789", "--scopes", "accounts:read", "--name", "old")
         row = ApiKey.objects.get()
-        assert row.prefix.startswith("im-") and row.prefix in text
-        assert "sk-team" not in text
+        assert row.prefix.startswith("im-") and row.prefix in text and "sk-team" not in text
         headers = {"authorization": "Bearer sk-team-0123456789"}
         assert Client().get("/api/me", headers=headers).json()["key"] == row.prefix
         for word, message in (
@@ -193,8 +157,7 @@ class TestKeys:
         key = output("keys", "create", "research").strip()
         row = ApiKey.objects.get()
         assert keys.prefix_of(key) == row.prefix
-        assert row.scopes == ["inference", "usage:read"]
-        assert row.created_by == str(COMMAND)
+        assert (row.scopes, row.created_by) == (["inference", "usage:read"], str(COMMAND))
         assert key not in output("keys", "list")
         for words in ("Revoked", "already"):
             printed = output("keys", "revoke", key)
@@ -205,53 +168,40 @@ class TestKeys:
         unknown = keys.make_key().key
         assert unknown not in refused("keys", "revoke", unknown, code=3)
 
-    def test_everything_that_can_be_set(self, account: Account) -> None:
+    def test_everything_that_can_be_set_and_changed(self, account: Account) -> None:
         words = ("--name=ci", "--scopes=inference,fleet:read", "--expires=30d", "--cap-usd=0.1")
         limits = ("--cap-tokens=1000", "--window=3600", "--rpm=5", "--tpm=100")
         made = printed_json("keys", "create", "research", *words, *limits)
-        assert keys.prefix_of(made["key"]) == made["prefix"]
-        assert (made["account"], made["name"]) == ("research", "ci")
+        prefix, change = made["prefix"], ("keys", "change", made["prefix"])
+        assert keys.prefix_of(made["key"]) == prefix
         assert made["scopes"] == ["inference", "fleet:read"]
         assert (made["requests_per_minute"], made["tokens_per_minute"]) == (5, 100)
         caps = [(one["unit"], one["cap"], one["window_s"]) for one in made["budgets"]]
         assert caps == [("tokens", 1000, 3600), ("micro_usd", 100_000, 3600)]
-        later_s = int(timezone.now().timestamp()) + 3600
-        spent = {"reserved": 25_000, "window_ends_unix_s": later_s}
-        Budget.objects.filter(unit="micro_usd").update(spent=50_000, **spent)
+        expires_at = datetime.fromisoformat(made["expires_at"])
+        assert timedelta(days=29) < expires_at - timezone.now() <= timedelta(days=30)
+        ends = {"window_ends_unix_s": int(timezone.now().timestamp()) + 3600}
+        Budget.objects.filter(unit="micro_usd").update(spent=50_000, reserved=25_000, **ends)
         Budget.objects.create(account=account, unit="tokens", cap=1000, spent=900)
         for listing in (output("keys", "list"), output("accounts", "show", "research")):
             listed = " ".join(listing.split())
             assert "$0.025 of $0.10 per 3,600 s" in listed
             assert "5 requests and 100 tokens a minute" in listed
         assert "100 of 1,000 tokens" in " ".join(output("accounts", "list").split())
-        (row,) = printed_json("keys", "list")
-        (usd,) = (one for one in row["budgets"] if one["unit"] == "micro_usd")
-        assert (usd["spent"], usd["reserved"], usd["left"]) == (50_000, 25_000, 25_000)
         shown = printed_json("accounts", "show", "research")
         assert [one["left"] for one in shown["key_budgets"]] == [1000, 25_000]
-        expires_at = datetime.fromisoformat(made["expires_at"])
-        assert timedelta(days=29) < expires_at - timezone.now() <= timedelta(days=30)
-        budget = printed_json("budgets", "list", "--on-key", made["prefix"])
-        assert [one["id"] for one in budget] == [one["id"] for one in made["budgets"]]
 
-    def test_change_and_show(self, account: Account) -> None:
-        prefix = printed_json("keys", "create", "research", "--expires", "1d")["prefix"]
-        change = ("keys", "change", prefix)
         assert "revoke it to end it now" in refused(*change, "--expires", "2001-01-01")
-        output(*change, "--name", "ci", "--expires", "never", "--rpm", "7")
+        output(*change, "--name", "renamed", "--expires", "never", "--rpm", "7")
         output(*change, "--names-end-user", "true", "--capture-until", "2h")
         output(*change, "--may-leave-network", "false")
-        output("accounts", "change", "research", "--capture-until", "never")
         shown = printed_json("keys", "show", prefix)
-        assert (shown["name"], shown["expires_at"]) == ("ci", None)
+        assert (shown["name"], shown["expires_at"]) == ("renamed", None)
         assert (shown["requests_per_minute"], shown["names_end_user"]) == (7, True)
-        assert shown["may_leave_network"] is False
-        assert shown["capture_until"] is not None
+        assert shown["may_leave_network"] is False and shown["capture_until"] is not None
         ApiKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
-        output(*change, "--name", "renamed")
-        assert ApiKey.objects.get().name == "renamed", "although it has expired"
-        text = output("keys", "list")
-        assert "expires_at" in text and "expired" in text
+        output(*change, "--name", "renamed again")  # although it has expired
+        assert "expired" in output("keys", "list")
         Account.objects.update(enabled=False)
         assert "disabled" in output("keys", "list", "--status", "disabled")
         assert "renamed" not in output("keys", "list", "--status", "active,expired")
@@ -264,15 +214,11 @@ class TestKeys:
         [
             (["--scopes", "all"], "scopes: 'all' is none of inference"),
             (["--models", "nothing"], "models: There is no model named 'nothing'"),
-            (["--cap-tokens", "0"], "cap: 0 is less than 1"),
             (["--cap-usd", "0.0000001"], "six decimals"),
-            (["--cap-usd", "ten"], "not an amount"),
             (["--window", "day"], "window: A window needs --cap-tokens"),
             (["--cap-tokens", "5", "--window", "year"], "none of balance, day, month"),
-            (["--cap-tokens", "5", "--window", "0"], "window_s: 0 is less than 1"),
             (["--expires", "soon"], "neither a duration"),
             (["--expires", "2001-01-01"], "expired already"),
-            (["--rpm", "0"], "requests_per_minute"),
         ],
     )
     def test_refused(self, account: Account, words: list[str], message: str) -> None:
@@ -295,15 +241,13 @@ class TestKeys:
         assert not ApiKey.objects.exists()
 
 
-@each_case(
-    ("text", "expected"),
-    [
+def test_expiry() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    for text, expected in (
         ("90s", datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)),
         ("12h", datetime(2026, 1, 1, 12, tzinfo=UTC)),
         ("2w", datetime(2026, 1, 15, tzinfo=UTC)),
         ("2027-01-31", datetime(2027, 1, 31, tzinfo=UTC)),
         ("2027-01-31T10:00:00+02:00", datetime(2027, 1, 31, 8, tzinfo=UTC)),
-    ],
-)
-def test_expiry(text: str, expected: datetime) -> None:
-    assert expiry(text, now=datetime(2026, 1, 1, tzinfo=UTC)) == expected
+    ):
+        assert expiry(text, now=now) == expected

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connection
 
 from metering import services
@@ -18,14 +20,19 @@ from metering.errors import (
     InvalidKeyError,
     KeyRefusedError,
     MeteringError,
+    NoAccountError,
     RevokedKeyError,
 )
 from metering.keys import api_key as keys
 from metering.keys import directory as directory_module
+from metering.keys import store as key_store
 from metering.keys.directory import REFRESH_EVERY_S, KeyDirectory
-from metering.keys.records import AccountRecord
+from metering.keys.records import AccountRecord, MembershipRecord, person_principal
+from metering.keys.store import DatabaseKeyStore
 from metering.models import Account, ApiKey
 from metering.principal import ALL_SCOPES, RateLimits, Scope
+from metering.services import Cap
+from tests.cases import each_case
 from tests.metering.keys.directory_support import GIVE_UP_S, SECRET_KEY, Clock, FakeStore, until
 
 
@@ -69,18 +76,26 @@ async def test_keys_are_in_memory_and_a_new_one_is_read_when_it_is_used(
     assert (await directory.find(store.make("other"))).account == "other", "made a moment ago"
 
 
-async def test_unknown_keys_share_a_query(directory: KeyDirectory, store: FakeStore) -> None:
-    await directory.find(store.make())
-    num_revisions, num_reads = store.num_revisions, store.num_reads
-    unknown = [directory.find(keys.make_key().key) for _ in range(1000)]
-    refused = await asyncio.gather(*(refusal(one) for one in unknown))
-    assert set(refused) == {InvalidKeyError}
-    assert store.num_revisions - num_revisions <= 2 and store.num_reads == num_reads
+async def test_an_imported_key_is_recognised_by_what_it_is(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    """Other words, such as SDKs' placeholders, need no query and stay anonymous."""
+    word = "sk-team-0123456789"
+    assert directory.prefix_of(word) is None
+    store.make(word=word)
+    await until(lambda: directory.prefix_of(word) is not None)
+    assert (await directory.find(word)).account == "research"
+    assert directory.prefix_of("placeholder") is None
 
 
 async def test_what_changes_is_read_again(directory: KeyDirectory, store: FakeStore) -> None:
     key, disabled, gone, other = (store.make(name) for name in ("research", "a", "b", "other"))
     before = await directory.find(key)
+    num_revisions, num_reads = store.num_revisions, store.num_reads
+    unknown = [directory.find(keys.make_key().key) for _ in range(1000)]
+    refused = await asyncio.gather(*(refusal(one) for one in unknown))
+    assert set(refused) == {InvalidKeyError}
+    assert store.num_revisions - num_revisions <= 2 and store.num_reads == num_reads, "a query"
     store.change(key, principal=replace(before, budgets=(7,)))
     await until_read(store)
     assert (await directory.find(key)).budgets == (7,)
@@ -114,20 +129,7 @@ async def test_a_change_while_keys_are_read_is_not_missed(
     await until_refused(directory, key, RevokedKeyError)
 
 
-async def test_expiry_goes_by_the_clock_on_each_use(
-    directory: KeyDirectory, store: FakeStore, clock: Clock
-) -> None:
-    key = store.make()
-    principal = replace(store.records[key[:13]].principal, expires_unix_s=clock.now_s + 10)
-    store.change(key, principal=principal)
-    assert await directory.find(key) == principal
-    clock.now_s += 9.9
-    await directory.find(key)
-    clock.now_s += 0.1
-    assert await refusal(directory.find(key)) is ExpiredKeyError
-
-
-async def test_a_refused_holder_is_named_for_the_record(
+async def test_an_expired_or_refused_holder_is_named_for_the_record(
     directory: KeyDirectory, store: FakeStore, clock: Clock
 ) -> None:
     key = store.make()
@@ -143,19 +145,12 @@ async def test_a_refused_holder_is_named_for_the_record(
         assert (unknown.value.account, unknown.value.key) == ("", "")
     await directory.write_uses()
     assert store.uses[-1] == ({key[:13]}, clock.now_s), "refused keys are not used"
-
-
-async def test_an_imported_key_is_recognised_by_what_it_is(
-    directory: KeyDirectory, store: FakeStore
-) -> None:
-    """Other words, such as SDKs' placeholders, need no query and stay anonymous."""
-    word = "sk-team-0123456789"
-    assert directory.prefix_of(word) is None
-    store.make(word=word)
-    await until(lambda: directory.prefix_of(word) is not None)
-    assert (await directory.find(word)).account == "research"
-    assert directory.prefix_of("placeholder") is None
-    assert await refusal(directory.find("placeholder")) is InvalidKeyError
+    store.change(key, principal=replace(principal, expires_unix_s=clock.now_s + 10))
+    await until_read(store)
+    clock.now_s += 9.9
+    await directory.find(key)
+    clock.now_s += 0.1
+    assert await refusal(directory.find(key)) is ExpiredKeyError
 
 
 async def test_built_in_accounts_are_read_as_keys_are(
@@ -204,23 +199,19 @@ async def test_offline_known_keys_keep_working_and_others_cannot_be_checked(
     assert (await directory.find(other)).account == "research"
 
 
-async def test_a_database_that_hangs(
+async def test_a_database_that_hangs_and_our_own_mistake_are_outages(
     directory: KeyDirectory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory_module, "LOOK_UP_TIMEOUT_S", 0.05)
-    store.may_go_on.clear()
-    assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
-
-
-async def test_our_own_mistake_while_reading_is_an_outage(
-    directory: KeyDirectory, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = store.make()
     await directory.find(known)
+    with monkeypatch.context() as patch:
+        patch.setattr(directory_module, "LOOK_UP_TIMEOUT_S", 0.05)
+        store.may_go_on.clear()
+        assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
+        store.may_go_on.set()
     store.keys = None  # type: ignore[assignment, method-assign]
     store.number += 1
     await until_refused(directory, keys.make_key().key, DirectoryUnavailableError)
-    assert "keys were not read" in caplog.text
     assert (await directory.find(known)).account == "research"
 
 
@@ -276,3 +267,94 @@ def test_a_key_that_is_revoked_elsewhere(account: Account) -> None:
 
     asyncio.run(scenario())
     assert not ApiKey.objects.filter(last_used_at=None).exists()
+
+
+@pytest.mark.django_db
+def test_what_the_directory_reads_and_writes(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cap = DatabaseKeyStore(), Cap(unit="tokens", cap=5)
+    of_the_account = services.budget_create(actor=COMMAND, cap=cap, account=account)
+    first = services.key_create(actor=COMMAND, account=account, caps=[cap, cap]).row
+    second = services.key_create(actor=COMMAND, account=account).row
+    found = store.keys()
+    own = tuple(first.budgets.order_by("id").values_list("id", flat=True))
+    assert found[first.prefix].principal.budgets == (*own, of_the_account.pk)
+    assert found[second.prefix].principal.budgets == (of_the_account.pk,)
+    assert store.keys(second.prefix) == {second.prefix: found[second.prefix]}
+    assert store.keys("hx-unknown") == {}
+    user, other = User.objects.create_user("bob"), User.objects.create_user("eve")
+    services.membership_set(actor=COMMAND, account=account, user=user, role="owner")
+    memberships = store.memberships(user.pk)
+    assert [(one.account.name, one.role) for one in memberships] == [("research", "owner")]
+    assert store.memberships(other.pk) == ()
+    assert store.built_in_accounts().keys() == {"anonymous", "shared"}
+    monkeypatch.setattr(key_store, "NAMES_A_QUERY", 2)
+    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(3)]
+    made += [first.prefix, second.prefix]
+    for used_unix_s in (2000.0, 1000.0):  # a later use stays
+        store.record_uses(made, used_unix_s)
+    used = {key.last_used_at for key in ApiKey.objects.all()}
+    assert used == {datetime.fromtimestamp(2000, UTC)}
+
+
+SECRET = keys.digest_secret("django's")
+
+
+def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:
+    made = keys.make_key()
+    assert made.key.startswith(f"{made.prefix}-")
+    assert keys.prefix_of(made.key) == made.prefix
+    assert (len(made.prefix), len(made.key)) == (13, 46)
+    assert keys.make_key().key != made.key
+    assert made.prefix in repr(made) and made.key not in repr(made), "printed by accident"
+    digest = keys.digest_of(made.key, SECRET)
+    assert len(digest) == 64 and made.key not in digest
+    assert keys.is_key_of(made.key, digest, SECRET)
+    other = made.key[:-1] + ("a" if made.key[-1] != "a" else "b")
+    assert not keys.is_key_of(other, digest, SECRET)
+    assert not keys.is_key_of(made.key, digest, keys.digest_secret("another"))
+
+
+@each_case(
+    "word",
+    [
+        "",
+        "sk-placeholder",
+        "hx-0123456789",
+        "hx-0123456789-" + "a" * 31,
+        "hx-0123456789-" + "a" * 33,
+        "hx-012345678-" + "a" * 33,
+        "HX-0123456789-" + "a" * 32,
+        "hx-0123456789-" + "a" * 31 + "\n",
+        "hx-0123456789-" + "a" * 32 + "\n",
+        "hx-012345678é-" + "a" * 32,
+        "hx-012345678٣-" + "a" * 32,
+    ],
+)
+def test_what_is_no_key(word: str) -> None:
+    assert keys.prefix_of(word) is None
+
+
+@pytest.mark.django_db
+def test_what_people_may_do() -> None:
+    """In the account in which they may do most; staff may see the fleet, superusers change it."""
+
+    def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
+        return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
+
+    viewer = membership("a", "viewer")
+    all_ = (viewer, membership("b", "member"), membership("c", "owner", enabled=False))
+    principal = person_principal(User(), all_, None)
+    assert principal.account == "b"
+    assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
+    assert person_principal(User(), all_, "a").scopes == {Scope.USAGE_READ}
+    with pytest.raises(DisabledAccountError):
+        person_principal(User(), all_, "c")
+    for held, named in ((all_, "d"), ((), None)):
+        with pytest.raises(NoAccountError):
+            person_principal(User(), held, named)
+    staff = person_principal(User(is_staff=True), (viewer,), None)
+    assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
+    both = person_principal(User(is_staff=True, is_superuser=True), (viewer,), None)
+    assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pytest
 from django.db import OperationalError
 
 from inference.protocol.events import Usage
@@ -29,6 +28,7 @@ from tests.metering.writer_support import Database
 
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 @dataclass
@@ -270,11 +270,8 @@ class Fleet:
         for entry in entries:
             used = self.requests[entry.request_id].used
             assert used is not None
-            assert (entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens) == (
-                used.prompt_tokens,
-                used.cached_tokens,
-                used.completion_tokens,
-            )
+            counts = {name: getattr(entry, name) for name in TOKENS}
+            assert counts == {name: getattr(used, name) for name in TOKENS}
         hours = UsageHour.objects.using(self.using).all()
         assert sum(hour.requests for hour in hours) == len(entries)
         assert sum(hour.cost_micro_usd for hour in hours) == sum(
@@ -328,16 +325,10 @@ def is_in_window(budget: Budget, at_unix_s: float) -> bool:
     return ends_s - length_s <= at_unix_s < ends_s
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
-
-
 @each_case("seed", range(8))
-def test_any_interleaving(using: str, loop: asyncio.AbstractEventLoop, seed: int) -> None:
-    fleet = Fleet(using, random.Random(seed), loop)
-    for _ in range(50):
-        fleet.step()
-    fleet.finish_all()
+def test_any_interleaving(using: str, seed: int) -> None:
+    with asyncio.Runner() as runner:
+        fleet = Fleet(using, random.Random(seed), runner.get_loop())
+        for _ in range(50):
+            fleet.step()
+        fleet.finish_all()

@@ -1,25 +1,38 @@
-"""Batches on each database: a bill and its record are written together or not at all."""
+"""Batches on each database: a bill and its record are written together or not at all; and what no
+bill releases is swept."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from datetime import UTC, date, datetime
+from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import OperationalError, connections
 
+from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
+from metering import tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
+from metering.ledger.orphans import reservations_sweep
+from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
 from metering.ledger.store import MAX_INT64
 from metering.ledger.writer import LedgerWriter
-from metering.models import Budget, LedgerEntry, RequestRecord, Reservation, SeriesRow, UsageHour
+from metering.models import (
+    Budget,
+    GatewayLease,
+    LedgerEntry,
+    RequestRecord,
+    Reservation,
+    SeriesRow,
+    UsageHour,
+)
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
-from metering.requests.shown import all_fields, details
 from metering.selectors import (
     UsageFilter,
     UsageGroup,
@@ -31,7 +44,7 @@ from metering.selectors import (
 )
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
-from tests.metering.writer_support import LONG_S
+from tests.metering.writer_support import LONG_S, amounts
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
@@ -81,7 +94,17 @@ def billed(**changes: object) -> Settle:
     return settle(uuid.uuid4().hex, budgets=(), record=TOLD, **changes)
 
 
-def test_a_bill_and_its_record_are_written_once_and_alike(using: str) -> None:
+def test_a_bill_and_its_record_are_written_once_and_alike(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise OperationalError("the server is gone")
+
+    with monkeypatch.context() as patch, pytest.raises(OperationalError):
+        patch.setattr(rows, "figures_add", away)
+        store.apply([billed()], using=using)
+    assert not LedgerEntry.objects.using(using).exists(), "without its record nothing is billed"
+    assert not RequestRecord.objects.using(using).exists()
     first, other, there = billed(completion_tokens=7), billed(), billed()
     rows.insert([ended(there.request_id), ended(is_billed=True)], using=using)
     store.apply([first, settle("without", budgets=()), there], using=using)
@@ -94,17 +117,6 @@ def test_a_bill_and_its_record_are_written_once_and_alike(using: str) -> None:
     assert record.completion_tokens == entry.completion_tokens == 7
     assert (record.end_user, record.outcome, entry.outcome) == ("ann", "answered", "finished")
     assert SeriesRow.objects.using(using).exists()
-
-
-def test_without_its_record_nothing_is_billed(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object, **__: object) -> None:
-        raise OperationalError("the server is gone")
-
-    monkeypatch.setattr(rows, "figures_add", away)
-    with pytest.raises(OperationalError):
-        store.apply([billed()], using=using)
-    assert not LedgerEntry.objects.using(using).exists()
-    assert not RequestRecord.objects.using(using).exists()
 
 
 NONE = {"prompt_tokens": 0, "output_tokens": 0, "default_output_tokens": 0}
@@ -152,62 +164,98 @@ def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using:
     assert isinstance(granted, Granted)
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_record_shows_them() -> None:
-    rows.insert([ended(metered=USED, **NOTHING), ended()])
-    found = {record.unit: record for record in RequestRecord.objects.all()}
-    assert found["second"].num_units == 5 and found[""].num_units == 0
-    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
-    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
-    (fields,) = all_fields([found["second"]])
-    assert (fields["unit"], fields["num_units"]) == ("second", 5)
-
-
-AT = datetime(2026, 1, 1, 5, tzinfo=UTC)
-PERIOD = UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
-
-
-def _add_hours(using: str, *amounts: int) -> None:
-    for number, amount in enumerate(amounts):
+def add_hours(using: str) -> None:
+    for number, amount in enumerate((MAX_INT64, 1, MAX_INT64, MAX_INT64 - 5)):
         UsageHour.objects.using(using).create(
-            hour=AT, account=f"a{number % 2}", model=f"m{number}", cost_micro_usd=amount
+            hour=datetime(2026, 1, 1, 5, tzinfo=UTC),
+            account=f"a{number % 2}",
+            model=f"m{number}",
+            cost_micro_usd=amount,
         )
 
 
-def test_a_sum_past_64_bits_is_exact(using: str) -> None:
-    _add_hours(using, MAX_INT64, MAX_INT64, MAX_INT64 - 5, 7, 0)
-    found = UsageHour.objects.using(using).aggregate(**exact_sums(["cost_micro_usd", "requests"]))
-    assert exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 + 2
-    assert exact_sum(found, "requests") == 0
-
-
-def test_an_hour_stays_an_integer(using: str) -> None:
-    """The batch is written: no database refuses it again and again."""
-    entries = [
-        settle(f"r{number}", budgets=(), prompt_tokens=MAX_INT64, cached_tokens=0)
-        for number in range(3)
-    ]
-    store.apply(entries[:2], using=using)
-    store.apply(entries[2:], using=using)
+def test_hours_and_their_sums_past_64_bits(using: str) -> None:
+    """No database refuses a batch again and again, and what is added up stays exact."""
+    for number in range(3):
+        bill = settle(f"r{number}", budgets=(), prompt_tokens=MAX_INT64, cached_tokens=0)
+        store.apply([bill], using=using)
     hour = UsageHour.objects.using(using).get()
-    assert (hour.requests, hour.prompt_tokens) == (3, MAX_INT64)
-    assert hour.completion_tokens == 90
+    assert (hour.requests, hour.prompt_tokens, hour.completion_tokens) == (3, MAX_INT64, 90)
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT prompt_tokens FROM metering_usagehour")
         assert isinstance(cursor.fetchone()[0], int)
+    hour.delete(using=using)
+    add_hours(using)
+    sums = exact_sums(["cost_micro_usd", "requests"])
+    found = UsageHour.objects.using(using).aggregate(**sums)
+    assert exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 - 4
+    assert exact_sum(found, "requests") == 0
 
 
 @pytest.mark.django_db
-def test_rows_total_and_the_command_have_enormous_sums(capsys: pytest.CaptureFixture[str]) -> None:
-    _add_hours("default", MAX_INT64, 1, MAX_INT64, MAX_INT64)
-    rows = usage_list(by=UsageGroup.ACCOUNT, period=PERIOD, where=UsageFilter())
-    assert [(row.name, row.sums.cost_micro_usd) for row in rows] == [
-        ("a0", 2 * MAX_INT64),
-        ("a1", MAX_INT64 + 1),
-    ]
-    total = usage_total(period=PERIOD, where=UsageFilter())
-    assert total.cost_micro_usd == 3 * MAX_INT64 + 1
-    period = ("--from", "2026-01-01", "--to", "2026-01-02")
-    for form in (["--csv"], ["--json"], []):
-        call_command("usage", "--by", "account", *period, *form)
-    assert str(2 * MAX_INT64) in capsys.readouterr().out
+def test_usage_past_64_bits() -> None:
+    add_hours("default")
+    period = UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
+    shown = usage_list(by=UsageGroup.ACCOUNT, period=period, where=UsageFilter())
+    sums_of = {row.name: row.sums.cost_micro_usd for row in shown}
+    assert sums_of == {"a0": 2 * MAX_INT64, "a1": MAX_INT64 - 4}
+    assert usage_total(period=period, where=UsageFilter()).cost_micro_usd == 3 * MAX_INT64 - 4
+
+
+def hold(request_id: str = "r1", **changes: Any) -> int:
+    """A budget with a reservation of 300 tokens on it."""
+    id = make_budget("default")
+    store.apply([reserve(request_id, budgets=(id,), **changes)])
+    assert amounts("default", id) == (0, 300)
+    return id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_second_sweep_without_a_lease_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LEASE_S + 2 * EVERY_S[TASK_SWEEP_ORPHANS] <= 30, "as documented"
+    assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
+    leased, dead = hold("r1", gateway_id="g1"), hold("r2", gateway_id="g2")
+    monkeypatch.setattr(tasks, "_suspects", frozenset())
+    without_a_lease = hold("r3", gateway_id="g3")
+    for gateway_id, left_s in (("g1", 60), ("g2", -2), ("long gone", -90_000)):
+        until_s = int(time.time() + left_s)
+        GatewayLease.objects.create(gateway_id=gateway_id, lease_until_unix_s=until_s)
+    tasks.sweep_orphans()
+    assert amounts("default", dead) == amounts("default", without_a_lease) == (0, 300)
+    late = hold("r4", gateway_id="g4")
+    tasks.sweep_orphans()
+    assert amounts("default", leased) == amounts("default", late) == (0, 300)
+    assert amounts("default", dead) == amounts("default", without_a_lease) == (0, 0)
+    assert not LedgerEntry.objects.exists()
+    assert {row.gateway_id for row in GatewayLease.objects.all()} == {"g1", "g2"}
+    until_s = GatewayLease.objects.get(gateway_id="g1").lease_until_unix_s
+    for now_s, is_dead in ((until_s, False), (until_s + 1, True)):
+        dead_now = reservations_sweep(now_unix_s=now_s, suspects=frozenset())
+        assert ("g1" in dead_now) is is_dead
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sweep_after_an_outage_and_a_bill_after_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway that was restarted while the database was away writes the bills of the one before
+    when it is back. One that comes later still charges what is left."""
+    monkeypatch.setattr(tasks, "_suspects", frozenset())
+    id = hold()
+    tasks.sweep_orphans()
+
+    def away(**_: object) -> None:
+        raise OperationalError("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "reservations_sweep", away)
+        tasks.sweep_orphans()
+    tasks.sweep_orphans()
+    assert amounts("default", id) == (0, 300), "the first one after the outage"
+    tasks.sweep_orphans()
+    assert amounts("default", id) == (0, 0)
+    store.apply([reserve("r2", budgets=(id,), prompt_tokens=900, output_tokens=60)])
+    store.apply([settle("r1", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
+    assert amounts("default", id) == (40, 960), "its cap of 1,000 holds"
+    store.apply([settle("r1", budgets=(id,)), settle("r2", budgets=(id,))])
+    assert amounts("default", id) == (110, 0)

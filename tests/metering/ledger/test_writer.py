@@ -13,7 +13,6 @@ from inference.gateway.database import FIRST_WAIT_S, READ_WAIT_S
 from metering.errors import LedgerUnavailableError
 from metering.keys.directory import LOOK_UP_TIMEOUT_S
 from metering.ledger.entries import Granted, Narrow
-from metering.ledger.pending_writes import PendingWrites
 from metering.ledger.writer import DELAYS_S, RESERVE_TIMEOUT_S
 from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
 from tests.cases import each_case
@@ -32,55 +31,55 @@ def gateway(using: str) -> Iterator[Gateway]:
         gateway.run(gateway.writer.stop(LONG_S))
 
 
-def test_from_reservation_to_entry(using: str, gateway: Gateway) -> None:
-    id = make_budget(using)
+def test_from_reservation_to_entry(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id, leases = make_budget(using), GatewayLease.objects.using(using)
     gateway.database.is_locked = True
+    assert gateway.reserve("r0", budgets=(), num_choices=3) == Granted(output_tokens=198)
+    gateway.writer.settle(settle("r0", budgets=(), prompt_tokens=0, completion_tokens=0))
+    gateway.flush()
+    assert not leases.exists(), "nothing is reserved"
+    LedgerEntry.objects.using(using).all().delete()
     assert gateway.reserve(budgets=(id,)) == Granted(output_tokens=200)
     assert not gateway.database.is_locked, "it was tried again unseen"
     assert amounts(using, id) == (0, 300)
+    assert leases.get().gateway_id == "g1" and leases.get().lease_until_unix_s > time.time()
     gateway.writer.narrow(narrow(budgets=(id,)))
     wait_until(lambda: amounts(using, id) == (0, 250))
     assert Reservation.objects.using(using).get().amount == 250
+    monkeypatch.setitem(DELAYS_S, Narrow, LONG_S)
+    gateway.writer.narrow(narrow(budgets=(id,), prompt_tokens=49))
     for completion_tokens in (30, 99, 98):
         gateway.writer.settle(settle(budgets=(id,), completion_tokens=completion_tokens))
         gateway.flush()
         assert amounts(using, id) == (70, 0), "a second one charges nothing"
+    together = [[type(op).__name__ for op in batch] for batch in gateway.database.batches]
+    assert ["Narrow", "Settle"] in together, "it waits for company"
     assert not Reservation.objects.using(using).exists()
     entry = LedgerEntry.objects.using(using).get()
     assert (entry.request_id, entry.prompt_tokens, entry.cached_tokens) == ("r1", 40, 10)
     assert (entry.completion_tokens, entry.reasoning_tokens, entry.outcome) == (30, 5, "finished")
     hour = UsageHour.objects.using(using).get()
-    assert (hour.requests, hour.failed_requests, hour.prompt_tokens) == (1, 0, 40)
-
-
-def test_a_narrow_waits_for_company(
-    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(DELAYS_S, Narrow, LONG_S)
-    id = make_budget(using)
-    gateway.reserve(budgets=(id,))
-    gateway.writer.narrow(narrow(budgets=(id,)))
-    gateway.writer.settle(settle(budgets=(id,)))
+    assert (hour.requests, hour.failed_requests, hour.prompt_tokens) == (2, 0, 40)
+    leases.all().delete()
+    gateway.writer._pending._lease_due_s = 0.0
+    gateway.writer.settle(settle("free too", budgets=()))
     gateway.flush()
-    together = [[type(op).__name__ for op in batch] for batch in gateway.database.batches]
-    assert together[-1] == ["Narrow", "Settle"]
-
-
-def test_without_budgets_there_is_only_the_entry(using: str, gateway: Gateway) -> None:
-    gateway.flush()
-    num_batches = len(gateway.database.batches)
-    assert gateway.reserve(budgets=(), num_choices=3) == Granted(output_tokens=198)
-    assert gateway.reserve(budgets=(), output_tokens=7) == Granted(output_tokens=7)
-    gateway.writer.narrow(narrow(budgets=()))
-    gateway.writer.release(release(budgets=()))
-    gateway.writer.settle(settle(budgets=()))
-    gateway.flush()
-    assert LedgerEntry.objects.using(using).count() == 1
-    assert len(gateway.database.batches) == num_batches + 1
+    assert leases.exists(), "it is renewed"
+    gateway.run(gateway.writer.stop(LONG_S))
+    assert leases.get().lease_until_unix_s <= time.time()
 
 
 def test_a_release_and_a_caller_that_leaves_hold_nothing(using: str, gateway: Gateway) -> None:
     id = make_budget(using)
+    gateway.flush()
+    num_batches = len(gateway.database.batches)
+    assert gateway.reserve("free", budgets=(), output_tokens=7) == Granted(output_tokens=7)
+    gateway.writer.narrow(narrow("free", budgets=()))
+    gateway.writer.release(release("free", budgets=()))
+    gateway.flush()
+    assert len(gateway.database.batches) == num_batches, "without budgets nothing is written"
     gateway.reserve(budgets=(id,))
     gateway.writer.release(release(budgets=(id,)))
 
@@ -101,25 +100,42 @@ def test_a_release_and_a_caller_that_leaves_hold_nothing(using: str, gateway: Ga
 def test_an_outage_refuses_reservations_and_keeps_the_rest(using: str, gateway: Gateway) -> None:
     id = make_budget(using)
     gateway.reserve(budgets=(id,))
+    gateway.flush()
     gateway.database.is_away = True
     gateway.writer.settle(settle(budgets=(id,)))
     with pytest.raises(LedgerUnavailableError):
         gateway.reserve("r2", budgets=(id,))
-    assert gateway.writer.depth == 2
-    assert gateway.writer.age_s > 0
+    assert gateway.writer.depth == 2 and gateway.writer.age_s > 0
     assert not gateway.run(gateway.writer.flush(0.05)), "it takes too long"
+    for number in range(100):
+        gateway.writer.settle(settle(f"q{number}", budgets=()))
+    assert gateway.writer.is_full
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("new", budgets=())
+    gateway.writer.settle(settle("late", budgets=()))
     gateway.database.is_away = False
     gateway.flush()
-    assert gateway.writer.depth == 0
-    assert gateway.writer.age_s == 0
-    assert amounts(using, id) == (70, 0)
+    assert (gateway.writer.depth, gateway.writer.age_s, gateway.writer.is_full) == (0, 0, False)
+    assert amounts(using, id) == (70, 0) and LedgerEntry.objects.using(using).count() == 102
+    gateway.reserve("r3", budgets=(id,))
+    gateway.flush()
+    gateway.database.breaks_after_commit = True
+    gateway.writer.settle(settle("r3", budgets=(id,)))
+    gateway.flush()
+    gateway.database.breaks_after_commit = True
+    with pytest.raises(LedgerUnavailableError):  # who cannot learn of a reservation has none
+        gateway.reserve("r4", budgets=(id,))
+    gateway.flush()
+    assert amounts(using, id) == (140, 0)
     assert not Reservation.objects.using(using).exists()
 
 
 def test_a_database_that_stands_still_is_noticed_in_time(
     using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the query and does not answer; who comes later is refused without asking it."""
+    """It has the query and does not answer; who comes later is refused without asking it. A request
+    may wait for the catalogue and then for the ledger, or for its key."""
+    assert READ_WAIT_S + RESERVE_TIMEOUT_S < 5 and max(LOOK_UP_TIMEOUT_S, FIRST_WAIT_S) < 5
     id = make_budget(using)
     gateway.reserve("r0", budgets=(id,))
     monkeypatch.setattr("metering.ledger.writer.RESERVE_TIMEOUT_S", 0.1)
@@ -146,28 +162,6 @@ def test_a_database_that_stands_still_is_noticed_in_time(
     assert Reservation.objects.using(using).get().request_id == "r0"
 
 
-def test_a_standstill_is_reported_within_five_seconds() -> None:
-    """A request may wait for the catalogue and then for the ledger, or for its key."""
-    assert READ_WAIT_S + RESERVE_TIMEOUT_S < 5
-    assert max(LOOK_UP_TIMEOUT_S, FIRST_WAIT_S) < 5
-
-
-def test_a_connection_that_breaks_after_the_commit(using: str, gateway: Gateway) -> None:
-    """The caller cannot learn of its reservation, so it has none."""
-    id = make_budget(using)
-    gateway.reserve("r0", budgets=(id,))
-    gateway.flush()
-    gateway.database.breaks_after_commit = True
-    gateway.writer.settle(settle("r0", budgets=(id,)))
-    gateway.flush()
-    gateway.database.breaks_after_commit = True
-    with pytest.raises(LedgerUnavailableError):
-        gateway.reserve("r1", budgets=(id,))
-    gateway.flush()
-    assert amounts(using, id) == (70, 0)
-    assert not Reservation.objects.using(using).exists()
-
-
 @each_case("fault", ["refuses", "panics"])
 def test_one_that_cannot_be_written_does_not_hold_up_the_others(
     using: str, gateway: Gateway, caplog: pytest.LogCaptureFixture, fault: str
@@ -188,59 +182,6 @@ def test_one_that_cannot_be_written_does_not_hold_up_the_others(
         assert amounts(using, id) == (70, 0)
         assert "cannot be written and is dropped" in caplog.text
     setattr(gateway.database, fault, None)
-
-
-def test_a_writer_that_breaks_continues(
-    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id = make_budget(using)
-    real_write, errors = PendingWrites.write, [ValueError("no"), SystemExit(1)]
-
-    def write(pending: PendingWrites) -> None:
-        if errors:
-            raise errors.pop()
-        real_write(pending)
-
-    monkeypatch.setattr(PendingWrites, "write", write)
-    gateway.reserve("r1", budgets=(id,))
-    gateway.writer.settle(settle("r1", budgets=(id,)))
-    gateway.flush()
-    assert errors == []
-    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r1"]
-
-
-def test_a_full_queue_refuses_new_work_and_loses_none(using: str, gateway: Gateway) -> None:
-    gateway.flush()
-    gateway.database.is_away = True
-    for number in range(100):
-        gateway.writer.settle(settle(f"r{number}", budgets=()))
-    assert gateway.writer.is_full
-    with pytest.raises(LedgerUnavailableError):
-        gateway.reserve("new", budgets=())
-    gateway.writer.settle(settle("late", budgets=()))
-    gateway.database.is_away = False
-    gateway.flush()
-    assert not gateway.writer.is_full
-    assert LedgerEntry.objects.using(using).count() == 101
-
-
-def test_the_lease_stands_from_the_first_reservation_to_the_end(
-    using: str, gateway: Gateway
-) -> None:
-    leases = GatewayLease.objects.using(using)
-    gateway.writer.settle(settle("free", budgets=()))
-    gateway.flush()
-    assert not leases.exists(), "nothing is reserved"
-    gateway.reserve(budgets=(make_budget(using),))
-    lease = leases.get()
-    assert lease.gateway_id == "g1" and lease.lease_until_unix_s > time.time()
-    leases.all().delete()
-    gateway.writer._pending._lease_due_s = 0.0
-    gateway.writer.settle(settle("free too", budgets=()))
-    gateway.flush()
-    assert leases.exists(), "it is renewed"
-    gateway.run(gateway.writer.stop(LONG_S))
-    assert leases.get().lease_until_unix_s <= time.time()
 
 
 def test_words_and_numbers_that_no_column_holds(using: str, gateway: Gateway) -> None:

@@ -12,7 +12,6 @@ from django.test import Client
 
 from metering.playground import conversations
 from metering.playground.models import Conversation
-from tests.cases import each_case
 from tests.metering.callers import person
 
 pytestmark = pytest.mark.django_db
@@ -89,6 +88,11 @@ def test_it_comes_back_as_it_was_saved_images_included() -> None:
     id_ = saved(ann, asked(words))
     assert ann.get(f"{PLACE}/{id_}").json()["state"]["turns"][0]["text"] == words
     assert listed(ann, "A\x00B") == ["ab \U0001f327"]
+    saved(ann, asked("elsewhere, 100 %"))  # questions and all answers are found, in any case
+    for words in ("OSLO", "schirm", "Straße", "it rains", "know the weather"):
+        assert listed(ann, words) == ["Rain in Oslo?"], words
+    assert listed(ann, "100 %") == listed(ann, "%") == ["elsewhere, 100 %"]
+    assert listed(ann, "_") == listed(ann, "nowhere") == []
 
 
 def test_nobody_else_sees_changes_or_deletes_it() -> None:
@@ -101,14 +105,7 @@ def test_nobody_else_sees_changes_or_deletes_it() -> None:
         assert refused(other.delete(f"{PLACE}/{id_}")) == (404, "not_found")
         assert refused(put(other, id_, STATE, 1)) == (404, "not_found")
         assert refused(put(other, id_, STATE)) == (409, "changed_elsewhere")
-    stranger = Client()
-    for answer in (
-        stranger.get(PLACE),
-        stranger.get(f"{PLACE}/{id_}"),
-        stranger.delete(f"{PLACE}/{id_}"),
-        put(stranger, id_, STATE),
-        stranger.get(f"{PLACE}/{id_}/export?format=md"),
-    ):
+    for answer in (Client().delete(f"{PLACE}/{id_}"), put(Client(), id_, STATE)):
         assert refused(answer) == (401, "login_required")
     ann.handler.enforce_csrf_checks = True  # forged requests change nothing
     assert ann.delete(f"{PLACE}/{id_}").status_code == 403
@@ -124,34 +121,16 @@ def test_an_older_revision_does_not_overwrite_a_newer_one() -> None:
     assert refused(put(ann, id_, asked("three"))) == (409, "changed_elsewhere")
     assert listed(ann) == ["two"]
     assert refused(put(ann, uuid.uuid4(), asked("four"), 1)) == (404, "not_found")
-
-
-def test_search_finds_questions_and_all_answers_in_any_case() -> None:
-    ann = person("ann")
-    saved(ann, asked("elsewhere, 100 %"))
-    saved(ann)
-    assert listed(ann) == ["Rain in Oslo?", "elsewhere, 100 %"]
-    for words in ("OSLO", "schirm", "Straße", "it rains", "know the weather"):
-        assert listed(ann, words) == ["Rain in Oslo?"], words
-    assert listed(ann, "100 %") == ["elsewhere, 100 %"]
-    assert listed(ann, "%") == ["elsewhere, 100 %"]
-    assert listed(ann, "_") == []
-    assert listed(ann, "nowhere") == []
-
-
-def test_deleting_one_and_deleting_its_owner() -> None:
-    ann = person("ann")
-    first, _second = saved(ann, asked("one")), saved(ann, asked("two"))
-    assert ann.delete(f"{PLACE}/{first}").status_code == 204
-    assert listed(ann) == ["two"]
-    assert refused(ann.delete(f"{PLACE}/{first}")) == (404, "not_found")
+    saved(ann, asked("one"))
+    assert ann.delete(f"{PLACE}/{id_}").status_code == 204
+    assert listed(ann) == ["one"]
+    assert refused(ann.delete(f"{PLACE}/{id_}")) == (404, "not_found")
     User.objects.get(username="ann").delete()
     assert not Conversation.objects.exists()
 
 
-@each_case(
-    ("state", "reason"),
-    [
+def test_what_is_no_conversation_is_refused(admin_client: Client) -> None:
+    for state, reason in (
         (b"{", "truncated"),
         (b"[]", "object"),
         ({"turns": [{"role": "system"}]}, "role"),
@@ -162,12 +141,10 @@ def test_deleting_one_and_deleting_its_owner() -> None:
         ({"model": "tiny"}, "turns"),
         (b'{"turns": [{"role": "user", "text": "\xff"}]}', "conversation"),
         (b"[" * 100_000, "conversation"),
-    ],
-)
-def test_what_is_no_conversation_is_refused(admin_client: Client, state: Any, reason: str) -> None:
-    answer = put(admin_client, uuid.uuid4(), state)
-    assert refused(answer) == (400, "invalid_value")
-    assert reason in answer.json()["error"]["message"]
+    ):
+        answer = put(admin_client, uuid.uuid4(), state)
+        assert refused(answer) == (400, "invalid_value")
+        assert reason in answer.json()["error"]["message"]
     for revision in ("", "-1", "one", "9999999999"):
         answer = put(admin_client, uuid.uuid4(), STATE, revision)
         assert refused(answer) == (400, "invalid_value")

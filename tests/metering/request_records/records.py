@@ -19,9 +19,7 @@ def ended(request_id: str = "", **changes: Any) -> RequestOutcome:
     made = settle(request_id or uuid.uuid4().hex, **changes)
     status = own.get("status", 200)
     kind = outcome_of(
-        code=made.outcome,
-        error_status=status if status >= 400 else 0,
-        is_placed=bool(made.neuron),
+        code=made.outcome, error_status=status if status >= 400 else 0, is_placed=bool(made.neuron)
     )
     values = {"status": status, "is_billed": False, "was_cold": False}
     facts = {"model_asked": "gpt-4o", "queue_ms": 20}
