@@ -210,6 +210,7 @@ def test_tokenizers_and_grammars_that_cannot_be_read(
     for stops, expected in [([END_ID, OTHER_END_ID], OTHER_END_ID), ([END_ID], END_ID)]:
         sequence = bound(both, lark("/a*/"), stop_token_ids=stops)
         assert follow(Sampler(VOCAB_SIZE), sequence, OTHER_END_ID, END_ID).token_ids == [expected]
+        both.forget_tokenizer()  # so the second time it is read again
     words = {f"word{index}": index for index in range(VOCAB_SIZE)}
     Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "words.json"))
     for file in (tmp_path / "words.json", tmp_path / "missing.json"):
