@@ -19,7 +19,7 @@ from inference.models.graphed import Capture, GraphedDecoder, Replay, row_bucket
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
-from tests.inference.models.fake_capture import FakeCapture
+from tests.inference.models.steps import FakeCapture
 
 NUM_BLOCKS, BLOCK_TOKENS = 16, 8
 CPU = torch.device("cpu")

@@ -88,6 +88,10 @@ def in_8_bits(name: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantization
     return gguf.quantize(numbers, ROUNDED_TO), ROUNDED_TO
 
 
+def save_in_8_bits(reference: PreTrainedModel, path: Path) -> Path:
+    return save_gguf(reference, path, encode=in_8_bits)
+
+
 def rounded(reference: PreTrainedModel) -> PreTrainedModel:
     """A copy whose matrices are what ``in_8_bits`` keeps of them."""
     copied = copy.deepcopy(reference)

@@ -4,8 +4,7 @@ table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from transformers import PreTrainedModel
 
 from tests.inference.models.families import tiny_gguf
 from tests.inference.models.families.rows import Row
-from tests.inference.models.families.tiny_gguf import Codes, Numbers
 
 ARCH = gguf.MODEL_ARCH.DEEPSEEK2
-Types = Mapping[str, gguf.GGMLQuantizationType]
 
 
 def save_latent(
@@ -26,22 +23,15 @@ def save_latent(
     path: Path,
     *,
     is_split: bool,
-    types: Types | None = None,
-    num_predicting: int = 0,
+    types: tiny_gguf.Types | None = None,
 ) -> Path:
-    """``types``: by a part of GGUF's name, where not float32. ``num_predicting``: layers behind
-    the model's own that predict further tokens."""
+    """``types``: see ``tiny_gguf.in_types``."""
     config = reference.config
-    num_layers, query_dim = (
-        config.num_hidden_layers,
-        config.qk_nope_head_dim + config.qk_rope_head_dim,
-    )
+    query_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     kept = config.kv_lora_rank + config.qk_rope_head_dim
     is_v2, rope = config.model_type == "deepseek_v2", config.rope_parameters
     gatings = gguf.ExpertGatingFuncType
     own = {
-        "block_count": num_layers + num_predicting,
-        "nextn_predict_layers": num_predicting or None,
         "attention.head_count_kv": 1 if is_split else config.num_attention_heads,
         "attention.key_length": kept if is_split else query_dim,
         "attention.value_length": config.kv_lora_rank if is_split else config.v_head_dim,
@@ -58,17 +48,8 @@ def save_latent(
     if config.n_group == 1:
         own |= {"expert_group_count": None, "expert_group_used_count": None}
 
-    def encoded(known: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
-        type = next((types[part] for part in types or () if part in known), None)  # type: ignore[index]
-        if type is None or numbers.ndim == 1:
-            return None
-        return gguf.quantize(numbers, type), type
-
     tensors = _tensors(reference, is_split=is_split)
-    if num_predicting:
-        added = f"blk.{num_layers}.nextn.eh_proj.weight", torch.ones(2, 2)
-        tensors = chain(tensors, [added])
-    return tiny_gguf.write(path, ARCH, config, tensors, own, encode=encoded)
+    return tiny_gguf.write(path, ARCH, config, tensors, own, encode=tiny_gguf.in_types(types))
 
 
 def _tensors(reference: PreTrainedModel, *, is_split: bool) -> Iterator[tuple[str, torch.Tensor]]:

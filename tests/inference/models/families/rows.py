@@ -35,6 +35,8 @@ class GGUFRow:
     """Whether the converter writes rotary rows in pairs."""
     norm_offset: float = 0.0
     """What the converter adds to the weights of norms."""
+    transposes: bool = False
+    """Whether transformers' stacks of experts have their inputs first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,10 @@ class Row:
     louder: dict[str, float] = field(default_factory=dict)
     """Factors by which parameters are larger than transformers initialises them, by a part of their
     name: for models whose answers would not depend on their state otherwise."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return self.config
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -208,3 +214,15 @@ ROWS = (
         gguf=GGUFRow(architecture="starcoder2"),
     ),
 )
+LLAMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 16,
+    "floor_scale": 24,
+    "attn_scale": 0.5,
+}
+"""Prompts and answers cross chunks, layers rotate nothing, and queries grow."""

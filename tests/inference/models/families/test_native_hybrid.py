@@ -13,13 +13,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from inference.engine.engine import Engine
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
-from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.step_input import ALL_ROWS, EMPTY_STATE, NUM_LONE_STATES, StepInput
 from tests.cases import each_case
 from tests.inference.greedy import check_greedy
+from tests.inference.models.families import parity
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
 from tests.inference.models.steps import step_of
@@ -27,17 +28,11 @@ from tests.inference.models.steps import step_of
 NAMES = ("granite4", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 NUM_TOKENS = 6
 BLOCK_TOKENS = 32
-LENGTHS = (1, 33, 90)
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def reference(name: str) -> PreTrainedModel:
-    return REFERENCES[name]()
+def reference(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return REFERENCES[request.param]()
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +45,35 @@ def model(library: ctypes.CDLL, directory: Path) -> NativeModel:
     return tiny.natively(library, directory, directory / "cache")
 
 
-def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:
-    engine = tiny.engine_of(model, block_tokens=BLOCK_TOKENS, prefill_tokens_per_step=19)
-    for length in LENGTHS:
-        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
-    found, _ = tiny.run(engine)
-    for length in LENGTHS:
-        check_greedy(reference, prompt_of(length), found[str(length)])
-
-
-def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
+def test_batch_mates_preemption_and_prefix_hits(
+    model: NativeModel, reference: PreTrainedModel
+) -> None:
+    parity.check_batch_mates(
+        reference, model, block_tokens=BLOCK_TOKENS, vocab_size=tiny.VOCAB_SIZE
+    )
     engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
-    prompts = {"a": prompt_of(60), "b": prompt_of(62)}
+    second = prompt_of(62)
+    found = check_answers(reference, engine, {"a": prompt_of(60), "b": second})
+    assert engine.stats().num_preemptions > 0
+    follow = [*second, *found["b"], *prompt_of(4)]
+    assert check_answers(reference, engine, {"next": follow}, is_known=True)
+
+
+def check_answers(
+    reference: PreTrainedModel,
+    engine: Engine,
+    prompts: dict[str, list[int]],
+    *,
+    is_known: bool = False,
+) -> dict[str, list[int]]:
+    """``is_known``: whether a part of each prompt is in the cache."""
     for sequence_id, prompt in prompts.items():
         tiny.submit(engine, sequence_id, prompt, NUM_TOKENS)
-    found, _ = tiny.run(engine)
-    assert engine.stats().num_preemptions > 0
+    found, cached = tiny.run(engine)
     for sequence_id, prompt in prompts.items():
         check_greedy(reference, prompt, found[sequence_id])
-    follow = [*prompts["b"], *found["b"], *prompt_of(4)]
-    tiny.submit(engine, "next", follow, NUM_TOKENS)
-    found, cached = tiny.run(engine)
-    assert cached["next"] > 0
-    check_greedy(reference, follow, found["next"])
+        assert (cached[sequence_id] > 0) == is_known
+    return found
 
 
 class Sequences:

@@ -1,27 +1,27 @@
 """Small models whose files bring a layer of multi-token prediction: the files, with random weights,
-and that layer by its formula or as transformers' own module."""
+and that layer as transformers' own module."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.models.glm4_moe import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import predictor_tensors
 from inference.models.families.registry import family_of
-from tests.inference.loading.conftest import SIZES
+from tests.inference.models.families import hybrid_gguf, parity
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.hybrid_gguf import save_gguf
-from tests.inference.models.families.mixtures import CASES, written
+from tests.inference.models.families.mixtures import SIGMOID
+from tests.inference.models.families.rows import GGUFRow, Row
 
 Weights = dict[str, torch.Tensor]
 """The weights by the names that the model has for them."""
@@ -37,28 +37,6 @@ NEXTN = {
 """What GLM's files call it, within a layer."""
 
 
-GLM4_MOE = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "routed_scaling_factor": 2.5,
-    "use_qk_norm": True,
-    "attention_bias": True,
-}
-
-
-@dataclass(frozen=True)
-class Kind:
-    save: Callable[[Path], Path]
-    hidden: Callable[[torch.Tensor], torch.Tensor]
-    """What transformers' head reads, of token ids (1, num_tokens)."""
-    layer: Callable[[ModelConfig, Weights, torch.Tensor], torch.Tensor]
-    """(num_tokens, hidden_size), token i at position i, through the layer."""
-    norm_offset: float
-    """Added to the weights of norms."""
-
-
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
     family = family_of(config)
     assert family.predictor_name is not None
@@ -66,14 +44,6 @@ def weights_of(directory: Path, config: ModelConfig) -> Weights:
         family.predictor_name(family.hub_name(name), config): weight
         for name, weight in load_file(directory / "model.safetensors").items()
     }
-
-
-def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-def save_qwen3_5(directory: Path) -> Path:
-    return save_hybrid(tiny.qwen3_5(), directory)
 
 
 def save_hybrid(reference: PreTrainedModel, directory: Path) -> Path:
@@ -92,21 +62,23 @@ def save_hybrid(reference: PreTrainedModel, directory: Path) -> Path:
 
 def save_hybrid_gguf(reference: PreTrainedModel, directory: Path) -> Path:
     """What ``save_hybrid`` has saved in ``directory``, as a GGUF file in a folder there."""
-    weights = load_file(directory / "model.safetensors")
-    return save_gguf(
-        reference,
-        _gguf_folder(directory) / "model.gguf",
-        predictor={name: tensor for name, tensor in weights.items() if name.startswith("mtp.")},
-    )
+    predictor = _starting(directory, "mtp.")
+    path = _gguf_folder(directory) / "model.gguf"
+    return hybrid_gguf.save_gguf(reference, path, predictor=predictor)
 
 
 def save_glm4_moe_gguf(directory: Path) -> Path:
     """What ``save_glm4_moe`` has saved in ``directory``, as a GGUF file in a folder there."""
-    sizes = {name: tiny.TEXT[name] for name in SIZES if name in tiny.TEXT}
-    own = {**GLM4_MOE, **sizes, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
-    case = replace(CASES["glm4_moe"], overrides=own)
-    file = _gguf_folder(directory) / "model.gguf"
-    return written(case, directory, file, num_predicting=1)
+    keys = SIGMOID | {"block_count": 3, "nextn_predict_layers": 1}
+    row = Row(model_type="glm4_moe", gguf=GGUFRow(architecture="glm4moe", keys=keys))
+    names = tuple(f"model.layers.2.{name}" for name in NEXTN.values())
+    path = _gguf_folder(directory) / "model.gguf"
+    return parity.save_gguf(row, glm4_moe(), path, added=_starting(directory, *names))
+
+
+def _starting(directory: Path, *prefixes: str) -> Weights:
+    weights = load_file(directory / "model.safetensors")
+    return {name: weight for name, weight in weights.items() if name.startswith(prefixes)}
 
 
 def _gguf_folder(directory: Path) -> Path:
@@ -140,7 +112,14 @@ def _with(directory: Path, added: Weights) -> Path:
 def glm4_moe() -> PreTrainedModel:
     """Makes a model with a layer more than it runs. It must not be changed: it is shared."""
     torch.manual_seed(10)
-    own = GLM4_MOE | {
+    own = {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
         "rope_parameters": tiny.ROPE,
         "attn_implementation": "eager",
         "num_hidden_layers": 3,
@@ -155,75 +134,51 @@ def glm4_moe() -> PreTrainedModel:
     return reference.eval()
 
 
-@torch.no_grad()
-def _glm_hidden(token_ids: torch.Tensor) -> torch.Tensor:
-    found = glm4_moe().model(token_ids).last_hidden_state[0]
-    assert isinstance(found, torch.Tensor)
-    return found
+def _glm_layer(weights: Weights) -> torch.nn.Module:
+    return glm4_moe().model.layers[2]
 
 
-@torch.no_grad()
-def _glm_layer(config: ModelConfig, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    model, places = glm4_moe().model, torch.arange(len(x)).unsqueeze(0)
-    later = torch.full((len(x), len(x)), float("-inf")).triu(1)
-    found = model.layers[config.num_layers](
-        x.unsqueeze(0),
-        attention_mask=later.view(1, 1, len(x), len(x)),
-        position_ids=places,
-        position_embeddings=model.rotary_emb(x.unsqueeze(0), places),
-    )
-    assert isinstance(found, torch.Tensor)
-    return found[0]
+def _qwen_layer(weights: Weights) -> torch.nn.Module:
+    """A layer with attention, of these weights."""
+    *_, last = tiny.qwen3_5().model.language_model.layers
+    layer, prefix = copy.deepcopy(last), "model.layers.4."
+    own = {name.removeprefix(prefix): weights[name] for name in weights if prefix in name}
+    layer.load_state_dict(own)
+    return layer
 
 
-@torch.no_grad()
-def _qwen_hidden(token_ids: torch.Tensor) -> torch.Tensor:
-    found = tiny.qwen3_5().model.language_model(token_ids).last_hidden_state[0]
-    assert isinstance(found, torch.Tensor)
-    return found
+@dataclass(frozen=True)
+class Kind:
+    save: Callable[[Path], Path]
+    text_model: Callable[[], torch.nn.Module]
+    layer_of: Callable[[Weights], torch.nn.Module]
+    norm_offset: float
+    """Added to the weights of norms."""
 
+    @torch.no_grad()
+    def hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """What transformers' head reads, of token ids (1, num_tokens)."""
+        return self.text_model()(token_ids).last_hidden_state[0]
 
-def _rotated(heads: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """(num_tokens, heads, head_dim), token i at position i; the first features of each head."""
-    dim = config.rotary_dim or config.head_dim
-    frequencies = config.rope_theta ** -(torch.arange(0, dim, 2) / dim)
-    angles = torch.outer(torch.arange(len(heads)), frequencies).unsqueeze(1)
-    left, right, rest = heads.split([dim // 2, dim // 2, config.head_dim - dim], dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((left * cos - right * sin, right * cos + left * sin, rest), dim=-1)
-
-
-def _qwen_layer(config: ModelConfig, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    layer = f"model.layers.{config.num_layers}."
-
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return rms(x, 1 + weights[f"{layer}{name}.weight"], config.rms_norm_eps)
-
-    def product(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x @ weights[f"{layer}{name}.weight"].T
-
-    normed, count, dim = norm(x, "input_layernorm"), len(x), config.head_dim
-    gated = product(normed, "self_attn.q_proj").view(count, config.num_heads, 2 * dim)
-    queries, gate = gated.split(dim, dim=-1)
-    keys = product(normed, "self_attn.k_proj").view(count, config.num_kv_heads, dim)
-    values = product(normed, "self_attn.v_proj").view(count, config.num_kv_heads, dim)
-    queries = _rotated(norm(queries, "self_attn.q_norm"), config)
-    keys = _rotated(norm(keys, "self_attn.k_norm"), config)
-    keys, values = (
-        part.repeat_interleave(config.num_query_groups, dim=1) for part in (keys, values)
-    )
-    scores = torch.einsum("ihd,jhd->hij", queries, keys) / dim**0.5
-    later = torch.ones(count, count, dtype=torch.bool).triu(1)
-    attended = torch.einsum(
-        "hij,jhd->ihd", scores.masked_fill(later, float("-inf")).softmax(-1), values
-    )
-    x = x + product((attended * gate.sigmoid()).flatten(1), "self_attn.o_proj")
-    normed = norm(x, "post_attention_layernorm")
-    inner = silu(product(normed, "mlp.gate_proj")) * product(normed, "mlp.up_proj")
-    return x + product(inner, "mlp.down_proj")
+    @torch.no_grad()
+    def layer(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, hidden_size), token i at position i, through the layer."""
+        places = torch.arange(len(x)).unsqueeze(0)
+        later = torch.full((len(x), len(x)), float("-inf")).triu(1)
+        return self.layer_of(weights)(
+            x.unsqueeze(0),
+            attention_mask=later.view(1, 1, len(x), len(x)),
+            position_ids=places,
+            position_embeddings=self.text_model().rotary_emb(x.unsqueeze(0), places),
+        )[0]
 
 
 KINDS = {
-    "qwen3_5": Kind(save_qwen3_5, _qwen_hidden, _qwen_layer, norm_offset=1),
-    "glm4_moe": Kind(save_glm4_moe, _glm_hidden, _glm_layer, norm_offset=0),
+    "qwen3_5": Kind(
+        lambda directory: save_hybrid(tiny.qwen3_5(), directory),
+        lambda: tiny.qwen3_5().model.language_model,
+        _qwen_layer,
+        norm_offset=1,
+    ),
+    "glm4_moe": Kind(save_glm4_moe, lambda: glm4_moe().model, _glm_layer, norm_offset=0),
 }

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from inference.engine.engine import Engine
 from inference.engine.image_rows import ImageRows
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.step_input import ImageEmbeddings
-from inference.protocol.engine import SequenceFailed, SequenceStep
 from inference.protocol.images import SequenceImage
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
-from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.families import parity, tiny_hybrid
 from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS
 from tests.inference.models.vision.image_models import IMAGE_MODELS
 from tests.inference.models.vision.tiny_images import Part, Prompt, TinyModel, submit
@@ -161,7 +161,7 @@ def test_no_step_waits_for_more_than_one_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[int] = []
-    run = ImageRows.of
+    run, step = ImageRows.of, Engine.step
 
     def counted(rows: ImageRows, image: SequenceImage) -> ImageEmbeddings:
         before = rows.num_runs
@@ -169,17 +169,13 @@ def test_no_step_waits_for_more_than_one_image(
         runs[-1] += rows.num_runs - before
         return found
 
-    monkeypatch.setattr(ImageRows, "of", counted)
-    engine = engine_of(tiny, on_torch)
-    for which, prompt in prompts.items():
-        submit(engine, which, prompt, NUM_OUTPUTS)
-    found: Answers = {}
-    while engine.has_work:
+    def stepped(engine: Engine) -> Any:
         runs.append(0)
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep)
-            found.setdefault(output.sequence_id, []).extend(output.token_ids)
-    assert found == answers
+        return step(engine)
+
+    monkeypatch.setattr(ImageRows, "of", counted)
+    monkeypatch.setattr(Engine, "step", stepped)
+    assert answered(engine_of(tiny, on_torch), prompts) == answers
     contents = {image.content_id for prompt in prompts.values() for image in prompt.images}
     assert max(runs) == 1 and sum(runs) == len(contents), "some are in two prompts"
 
@@ -193,17 +189,21 @@ def test_an_image_that_cannot_be_read_fails_its_own_sequence(
     broken = replaced(tiny.parts()["one"], 1, b"no number")
     submit(engine, "broken", tiny.prompt(*broken), NUM_OUTPUTS)
     submit(engine, "last", prompts["last"], NUM_OUTPUTS)
-    found: Answers = {}
-    failed: list[tuple[str, str]] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            if isinstance(output, SequenceStep):
-                found.setdefault(output.sequence_id, []).extend(output.token_ids)
-            else:
-                assert isinstance(output, SequenceFailed)
-                failed.append((output.sequence_id, output.code))
-    assert failed == [("broken", "invalid_image")]
+    found, _, failed = parity.outcomes(engine)
+    assert failed == {"broken": "invalid_image"}
     assert found == {which: answers[which] for which in ("one", "last")}
+
+
+def test_threads_that_have_blocks_of_rows_each(library: ctypes.CDLL, tmp_path: Path) -> None:
+    """Of Gemma 3, whose rows of an image attend to each other."""
+    gemma3 = IMAGE_MODELS["gemma3"]
+    prompts = {which: gemma3.prompt(*parts) for which, parts in gemma3.parts().items()}
+    wanted = {which: gemma3.greedy(prompt, NUM_OUTPUTS) for which, prompt in prompts.items()}
+    directory = gemma3.save(tmp_path / "model")
+    torch.set_num_threads(3)
+    model = tiny_hybrid.natively(library, directory, tmp_path)
+    for _ in range(5):
+        assert answered(engine_of(gemma3, model), prompts) == wanted
 
 
 def replaced(parts: list[Part], index: int, data: bytes) -> list[Part]:

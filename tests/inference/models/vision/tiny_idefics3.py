@@ -15,7 +15,7 @@ from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalG
 from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
 
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
+from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
 IMAGE_PX, PATCH_PX, MERGE = 13, 2, 2
@@ -118,7 +118,7 @@ IDEFICS3 = TinyModel(
     inputs_of=_inputs_of,
     merges=(PATCH_PX, MERGE),
     projector=_projector,
-    save_text=llama_gguf.save_text,
+    save_text=tiny_mmproj.save_llama,
     named=NAMED,
 )
 SMOLVLM = replace(IDEFICS3, make=smolvlm)

@@ -1,8 +1,8 @@
-"""A tower's file as llama.cpp's converter writes it."""
+"""A tower's file as llama.cpp's converter writes it, and the file of the text model beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +70,29 @@ def save(
         else:
             writer.add_tensor(written, numbers)
     return tiny_gguf.close(writer, path)
+
+
+TEXT_MODELS = ("model.text_model.", "model.language_model.")
+
+
+def save_llama(
+    reference: PreTrainedModel,
+    path: Path,
+    named: dict[int, str],
+    kind: gguf.MODEL_ARCH = gguf.MODEL_ARCH.LLAMA,
+) -> Path:
+    """Saves a text model that is a llama or a mistral. ``named``: the tokens of the vocabulary that
+    are no numbers."""
+    text = reference.config.get_text_config()
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in reference.state_dict().items():
+            own = next((name.replace(p, "model.") for p in TEXT_MODELS if name.startswith(p)), name)
+            if own == name and name != "lm_head.weight":
+                continue
+            if own == "lm_head.weight" and reference.config.tie_word_embeddings:
+                continue
+            is_rotated = ".q_proj." in own or ".k_proj." in own
+            yield own, tiny_gguf.in_pairs(tensor, text.head_dim) if is_rotated else tensor
+
+    return tiny_gguf.write(path, kind, text, tensors(), named=named)

@@ -15,7 +15,7 @@ from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalG
 
 from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.tiny_gguf import in_pairs
-from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
+from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
 PATCH_PX = 2
@@ -138,7 +138,7 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
         inputs_of=inputs_of,
         merges=(PATCH_PX, merge),
         projector=_projector,
-        save_text=llama_gguf.save_text,
+        save_text=tiny_mmproj.save_llama,
         named=NAMED,
     )
 
