@@ -24,7 +24,7 @@ from inference.models.backend import AnyModel
 from inference.models.families.registry import FAMILIES
 from inference.models.vision.tower import Tower
 from inference.models.vision_config import VisionConfig
-from inference.protocol.images import VisionInput, image_layout
+from inference.protocol.images import image_layout
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.loading.test_image_processor import encoded, noise_image
@@ -173,36 +173,28 @@ def test_a_trial_runs_a_tile_or_a_part_of_an_image(
     assert runs == [(grid[1] * grid[2], grid)]
 
 
-def processor_of(name: str, vision: VisionInput, *, is_low_detail: bool) -> Any:
-    """transformers' own."""
-    declared = IMAGE_MODELS[name].processor
-    if name == "gemma3":
-        return Gemma3ImageProcessorPil(**declared)
-    if name in ("idefics3", "smolvlm"):
-        return Idefics3ImageProcessorPil(**declared | {"do_image_splitting": not is_low_detail})
-    unit_px = PATCH_PX * vision.merge
-    units = {"patch_size": {"height": unit_px, "width": unit_px}}
-    return PixtralImageProcessorPil(**declared | units)
-
-
-Image = tuple[tuple[int, int], bool, Size]
-"""An image is its pixels, whether it is in low detail, and its rows and columns of tiles or of
-tokens."""
-EXACT = {"dtype": "float32", "kv_dtype": "fp32"}
-TILED: list[Image] = [((23, 14), False, (2, 3)), ((23, 14), True, (0, 0))]
-LOADED: dict[str, list[Image]] = {
-    "gemma3": [((23, 14), False, ())],
-    "idefics3": TILED,
-    "smolvlm": TILED,
-    "mistral3": [((23, 14), False, (4, 6)), ((90, 31), False, (2, 6)), ((5, 90), False, (6, 1))],
-    "llava": [((23, 14), False, (7, 12)), ((90, 31), False, (4, 12)), ((5, 90), False, (12, 1))],
+Image = tuple[tuple[int, int], dict[str, Any], Size]
+"""Pixels, what its processor is told beside what the model declares, and rows and columns of tiles
+or of tokens."""
+TILED = {"do_image_splitting": True}
+UNITS = {"patch_size": {"height": 2 * PATCH_PX, "width": 2 * PATCH_PX}}
+LOADED: dict[str, tuple[Any, list[Image]]] = {
+    "gemma3": (Gemma3ImageProcessorPil, [((23, 14), {}, ())]),
+    "idefics3": (
+        Idefics3ImageProcessorPil,
+        [((23, 14), TILED, (2, 3)), ((23, 14), {"do_image_splitting": False}, (0, 0))],
+    ),
+    "mistral3": (
+        PixtralImageProcessorPil,
+        [((23, 14), UNITS, (4, 6)), ((90, 31), UNITS, (2, 6)), ((5, 90), UNITS, (6, 1))],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LOADED)
 def test_images_through_a_loaded_model(name: str, tmp_path: Path, data_dir: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
-    tiny = IMAGE_MODELS[name]
+    tiny, (processor, images) = IMAGE_MODELS[name], LOADED[name]
     spec = LoadSpec(
         job_id="1",
         model="tiny",
@@ -210,7 +202,7 @@ def test_images_through_a_loaded_model(name: str, tmp_path: Path, data_dir: Path
         devices=["cpu"],
         max_concurrent_sequences=4,
         kv_memory_bytes=2 * 1024**2,
-        **({} if name == "gemma3" else EXACT),
+        **({} if name == "gemma3" else {"dtype": "float32", "kv_dtype": "fp32"}),
     )
     found = load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
     vision = found.report.vision
@@ -219,17 +211,18 @@ def test_images_through_a_loaded_model(name: str, tmp_path: Path, data_dir: Path
         assert vision.placeholder == "<start_of_image>" and vision.image_px == IMAGE_PX
     assert isinstance(found.engine, Engine)
     wanted = {}
-    for size, is_low_detail, counted in LOADED[name]:
+    for size, told, counted in images:
         data = encoded(noise_image(pillow, size), "PNG")
         prompt = tiny.prompt([5, 6, 7], (data, *counted), [8])
+        is_low_detail = told.get("do_image_splitting") is False
         layout = image_layout(*size, vision, is_low_detail=is_low_detail)
         assert prompt.images[0].grid == layout.grid
-        if name in ("idefics3", "smolvlm"):
+        if name == "idefics3":
             assert (layout.rows, layout.columns) == counted
-        processor = processor_of(name, vision, is_low_detail=is_low_detail)
         opened = [pillow.open(io.BytesIO(data)).convert("RGB")]
-        (pixels,) = processor(images=opened, return_tensors="pt")["pixel_values"]
-        sequence_id = f"{size}, low: {is_low_detail}"
-        wanted[sequence_id] = tiny.greedy_of(tiny.make(), prompt.token_ids, [pixels], NUM_OUTPUTS)
-        submit(found.engine, sequence_id, prompt, NUM_OUTPUTS)
+        read = processor(**tiny.processor | told)(images=opened, return_tensors="pt")
+        wanted[str((size, told))] = tiny.greedy_of(
+            tiny.make(), prompt.token_ids, list(read["pixel_values"]), NUM_OUTPUTS
+        )
+        submit(found.engine, str((size, told)), prompt, NUM_OUTPUTS)
     assert tiny_hybrid.run(found.engine)[0] == wanted

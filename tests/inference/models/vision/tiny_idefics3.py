@@ -50,15 +50,10 @@ def smolvlm() -> PreTrainedModel:
     return _loud(SmolVLMForConditionalGeneration(config))
 
 
-def smolvlm_of(vocab_size: int, image_token: int) -> PreTrainedModel:
-    config = _config(SmolVLMConfig, vocab_size, image_token_id=image_token)
-    return _loud(SmolVLMForConditionalGeneration(config))
-
-
-def _config(kind: type[Any], vocab_size: int = hybrid.VOCAB_SIZE, **changes: Any) -> Any:
+def _config(kind: type[Any], **changes: Any) -> Any:
     torch.manual_seed(17)
     fields = {"scale_factor": MERGE, "image_token_id": IMAGE_TOKEN, "pad_token_id": 0}
-    text = {"model_type": "llama", **TEXT, "vocab_size": vocab_size}
+    text = {"model_type": "llama", **TEXT, "vocab_size": hybrid.VOCAB_SIZE}
     return kind(
         text_config=text, vision_config=VISION, attn_implementation="eager", **fields | changes
     )

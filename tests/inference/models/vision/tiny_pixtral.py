@@ -32,6 +32,7 @@ VISION = tiny_images.TOWER | {
 }
 TEXT = tiny_images.TEXT_MODEL | {
     "model_type": "mistral",
+    "vocab_size": hybrid.VOCAB_SIZE,
     "num_hidden_layers": 3,
     "sliding_window": None,
     "rms_norm_eps": 1e-5,
@@ -47,16 +48,12 @@ PROCESSOR = tiny_images.NORMALISED | {
 @functools.cache
 def mistral3() -> PreTrainedModel:
     """Makes a model in which four patches become a row."""
-    return mistral3_of(hybrid.VOCAB_SIZE, IMAGE_TOKEN)
-
-
-def mistral3_of(vocab_size: int, image_token: int) -> PreTrainedModel:
     torch.manual_seed(19)
     config = Mistral3Config(
-        text_config=TEXT | {"vocab_size": vocab_size},
+        text_config=TEXT,
         vision_config=VISION | {"hidden_act": "silu"},
         spatial_merge_size=2,
-        image_token_index=image_token,
+        image_token_index=IMAGE_TOKEN,
         tie_word_embeddings=False,
         attn_implementation="eager",
     )
@@ -68,7 +65,7 @@ def pixtral() -> PreTrainedModel:
     """Makes a model of Pixtral 12B's form: each patch is a row."""
     torch.manual_seed(23)
     config = LlavaConfig(
-        text_config=TEXT | {"vocab_size": hybrid.VOCAB_SIZE},
+        text_config=TEXT,
         vision_config=VISION | {"hidden_act": "gelu"},
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
@@ -89,7 +86,7 @@ def _pixels_of(data: bytes, grid: Grid) -> Numbers:
     return seeded(data, 3, grid[1] * PATCH_PX, grid[2] * PATCH_PX)
 
 
-def inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid] = ()) -> dict[str, torch.Tensor]:
+def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
     """What transformers' model takes: images of one size, and what of each counts."""
     sizes = torch.tensor([one.shape[1:] for one in pixels])
     height, width = sizes.amax(0).tolist()
@@ -135,7 +132,7 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
         grid=(1, 4 * merge, 3 * merge),
         written=written,
         pixels_of=_pixels_of,
-        inputs_of=inputs_of,
+        inputs_of=_inputs_of,
         merges=(PATCH_PX, merge),
         projector=_projector,
         save_text=tiny_mmproj.save_llama,

@@ -5,24 +5,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
-from transformers import PreTrainedModel
-from transformers.models.qwen2_5_vl import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-)
-from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
-from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from transformers.models.qwen3_vl_moe import (
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from tests.inference.models.families import hybrid_gguf, tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
@@ -52,6 +41,7 @@ COMMON: dict[str, Any] = {
     "vision_start_token_id": START_TOKEN,
     "vision_end_token_id": END_TOKEN,
 }
+ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
 VL_TEXT = {
     "vocab_size": hybrid.VOCAB_SIZE,
     "hidden_size": 32,
@@ -62,12 +52,7 @@ VL_TEXT = {
     "head_dim": 16,
     "max_position_embeddings": hybrid.CONTEXT_TOKENS,
     "initializer_range": 0.3,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 100.0,
-        "mrope_section": [4, 2, 2],
-        "mrope_interleaved": True,
-    },
+    "rope_parameters": ROPE | {"mrope_interleaved": True},
 }
 PROCESSOR = {
     "size": {"shortest_edge": 4 * PATCH_PX**2, "longest_edge": 100 * PATCH_PX**2},
@@ -79,77 +64,46 @@ PROCESSOR = {
 }
 
 
-@functools.cache
-def qwen2_5_vl() -> PreTrainedModel:
-    """Makes a model whose second block sees the whole image."""
-    torch.manual_seed(11)
-    left_out = ("num_position_embeddings", "initializer_range")
-    vision = {key: value for key, value in TOWER.items() if key not in left_out}
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
-    text = {key: value for key, value in VL_TEXT.items() if key != "head_dim"}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    ends = {"bos_token_id": None, "eos_token_id": None}
-    config = Qwen2_5_VLConfig(
-        text_config=text | heads | ends | {"rope_parameters": rope},
-        vision_config=vision | {"window_size": 4 * PATCH_PX, "fullatt_block_indexes": [1]},
-        **COMMON,
-    )
-    config.vision_config.initializer_range = 0.4
-    return _loud(Qwen2_5_VLForConditionalGeneration(config), norms=(0.5, 1.5))
+OF_2_5 = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "rope_parameters": ROPE,
+}
+WINDOWS = {"window_size": 4 * PATCH_PX, "fullatt_block_indexes": [1]}
+"""The second block sees the whole image."""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DEEPSTACK = TOWER | {"deepstack_visual_indexes": [0, 1]}
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_vl": (
+        {key: VL_TEXT[key] for key in VL_TEXT if key != "head_dim"} | OF_2_5,
+        {key: TOWER[key] for key in TOWER if key != "num_position_embeddings"} | WINDOWS,
+    ),
+    "qwen3_vl": (VL_TEXT, DEEPSTACK),
+    "qwen3_vl_moe": (VL_TEXT | EXPERTS | {"tie_word_embeddings": False}, DEEPSTACK),
+    "qwen3_5": (hybrid.TEXT, TOWER),
+    "qwen3_5_moe": (
+        {key: hybrid.TEXT[key] for key in hybrid.TEXT if key != "intermediate_size"}
+        | hybrid.SPARSE,
+        TOWER,
+    ),
+}
+"""Of the text model and of the tower, by model type."""
 
 
 @functools.cache
-def qwen3_vl() -> PreTrainedModel:
+def reference_of(model_type: str) -> PreTrainedModel:
+    """Amplified, so that its answers depend on an image's content and place."""
     torch.manual_seed(7)
-    config = Qwen3VLConfig(
-        text_config=VL_TEXT,
-        vision_config=TOWER | {"deepstack_visual_indexes": [0, 1]},
-        **COMMON,
-    )
-    return _loud(Qwen3VLForConditionalGeneration(config), norms=(0.5, 1.5))
-
-
-@functools.cache
-def qwen3_vl_moe() -> PreTrainedModel:
-    torch.manual_seed(9)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    config = Qwen3VLMoeConfig(
-        text_config=VL_TEXT | experts | {"tie_word_embeddings": False},
-        vision_config=TOWER | {"deepstack_visual_indexes": [0, 1]},
-        **COMMON,
-    )
-    return _loud(Qwen3VLMoeForConditionalGeneration(config), norms=(0.5, 1.5))
-
-
-@functools.cache
-def qwen3_5() -> PreTrainedModel:
-    torch.manual_seed(7)
-    config = Qwen3_5Config(
-        text_config=hybrid.TEXT,
-        vision_config=TOWER,
-        **COMMON,
-    )
-    return _loud(Qwen3_5ForConditionalGeneration(config))
-
-
-@functools.cache
-def qwen3_5_moe() -> PreTrainedModel:
-    torch.manual_seed(8)
-    text = {key: value for key, value in hybrid.TEXT.items() if key != "intermediate_size"}
-    config = Qwen3_5MoeConfig(
-        text_config=text | hybrid.SPARSE,
-        vision_config=TOWER,
-        **COMMON,
-    )
-    return _loud(Qwen3_5MoeForConditionalGeneration(config))
-
-
-def _loud(reference: PreTrainedModel, norms: tuple[float, float] = (-0.5, 0.5)) -> PreTrainedModel:
-    """Amplified, so that its answers depend on an image's content and place. ``norms``: the range
-    of norms' weights."""
+    text, vision = CONFIGS[model_type]
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision, **COMMON)
+    config.vision_config.initializer_range = TOWER["initializer_range"]
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     for name, parameter in reference.named_parameters():
         if "norm" in name:
-            torch.nn.init.uniform_(parameter, *norms)
+            is_offset = model_type in ("qwen3_5", "qwen3_5_moe")
+            torch.nn.init.uniform_(parameter, *((-0.5, 0.5) if is_offset else (0.5, 1.5)))
         elif name.endswith("bias"):
             torch.nn.init.uniform_(parameter, -0.5, 0.5)
         elif "embed_tokens" in name:
@@ -198,7 +152,7 @@ MERGER = {
     "mlp.0": "mm.0",
     "mlp.2": "mm.2",
 }
-DEEPSTACK = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
+DEEPSTACK_NAMES = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
 
 
 def projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
@@ -267,7 +221,7 @@ def _as_written(
         if first == "blocks":
             yield f"v.blk.{index}.{BLOCK[inner]}.{kind}", tensor
         else:
-            yield f"v.deepstack.{taken[int(index)]}.{DEEPSTACK[inner]}.{kind}", tensor
+            yield f"v.deepstack.{taken[int(index)]}.{DEEPSTACK_NAMES[inner]}.{kind}", tensor
 
 
 def save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
@@ -290,9 +244,9 @@ def _save_vl(reference: PreTrainedModel, path: Path, kind: gguf.MODEL_ARCH) -> P
     return tiny_gguf.write(path, kind, text, tensors, own, named=named)
 
 
-def _model(make: Callable[[], PreTrainedModel]) -> TinyModel:
+def _model(model_type: str) -> TinyModel:
     return TinyModel(
-        make=make,
+        make=functools.partial(reference_of, model_type),
         processor=PROCESSOR,
         one=(3, 5),
         several=((3, 5), (6, 2), (1, 1)),
@@ -307,5 +261,5 @@ def _model(make: Callable[[], PreTrainedModel]) -> TinyModel:
     )
 
 
-QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE = _model(qwen2_5_vl), _model(qwen3_vl), _model(qwen3_vl_moe)
-QWEN3_5, QWEN3_5_MOE = _model(qwen3_5), _model(qwen3_5_moe)
+QWEN = {model_type: _model(model_type) for model_type in CONFIGS}
+QWEN3_VL = QWEN["qwen3_vl"]
