@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -34,16 +35,8 @@ from tests.slow_cases import slow_but
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3_5": tiny.qwen3_5,
-    "qwen3_5_moe": tiny.qwen3_5_moe,
-    "qwen3_next": tiny.qwen3_next,
-    "lfm2": states.lfm2,
-    "biased_lfm2": states.biased_lfm2,
-    "lfm2_moe": states.lfm2_moe,
-    "granite4": states.granite4,
-    "granite4_dense": states.granite4_dense,
-    "bamba": states.bamba,
-    "nemotron_h": states.nemotron_h,
+    **{name: partial(tiny.reference_of, name) for name in tiny.CONFIGS},
+    **{name: partial(states.reference_of, name) for name in states.CONFIGS},
 }
 NUM_TOKENS = 8
 SAME_LAYERS = {"biased_lfm2", "granite4_dense"}
