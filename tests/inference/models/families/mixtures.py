@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.inference.models.families import parity
-from tests.inference.models.families.rows import THETA, GGUFRow, Row
+from tests.inference.models.families.rows import THETA, Row, row_of
 
 EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
@@ -16,96 +16,57 @@ EXPERTS: dict[str, Any] = {
     "rope_parameters": THETA,
 }
 QWEN = EXPERTS | {"num_experts": 6}
+QWEN3 = QWEN | {"norm_topk_prob": True}
 ROUTED = EXPERTS | {"n_routed_experts": 6}
-GROUPS = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+GLM = ROUTED | {"n_shared_experts": 2, "routed_scaling_factor": 2.5, "use_qk_norm": True}
+GROUPS = ROUTED | {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
+DOTS = {
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
+ERNIE = {
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_intermediate_size": 32,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
+LLAMA4 = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 48,
+    "interleave_moe_layer_step": 2,
+}
+NARROW = {"intermediate_size": 32}
+MINIMAX = EXPERTS | NARROW | {"num_local_experts": 6, "rotary_dim": 8}
+HUNYUAN = NARROW | {"num_experts": 6, "moe_topk": 2, "rope_parameters": THETA}
 SIGMOID = {"expert_gating_func": 2}
-
-
-def _row(model_type: str, architecture: str, config: dict[str, Any], **gguf: Any) -> Row:
-    return Row(
-        model_type=model_type, config=config, gguf=GGUFRow(architecture=architecture, **gguf)
-    )
-
+UNSCALED = {"routed_scaling_factor": 1.5, "norm_topk_prob": False}
 
 CASES = {
-    "qwen3_moe": _row("qwen3_moe", "qwen3moe", QWEN | {"norm_topk_prob": True}),
-    "qwen3_moe, one layer dense": Row(
-        model_type="qwen3_moe", config=QWEN | {"norm_topk_prob": True, "decoder_sparse_step": 2}
+    "qwen3_moe": row_of("qwen3_moe", QWEN3, "qwen3moe"),
+    "qwen3_moe, one layer dense": row_of("qwen3_moe", QWEN3 | {"decoder_sparse_step": 2}),
+    "qwen2_moe": row_of("qwen2_moe", QWEN | {"shared_expert_intermediate_size": 48}, "qwen2moe"),
+    "mixtral": row_of(
+        "mixtral", EXPERTS | NARROW | {"num_local_experts": 5}, "llama", interleaves=True
     ),
-    "qwen2_moe": _row("qwen2_moe", "qwen2moe", QWEN | {"shared_expert_intermediate_size": 48}),
-    "mixtral": _row(
-        "mixtral",
-        "llama",
-        EXPERTS | {"num_local_experts": 5, "intermediate_size": 32},
-        interleaves=True,
-    ),
-    "glm4_moe": _row(
-        "glm4_moe",
-        "glm4moe",
-        ROUTED
-        | {
-            "n_shared_experts": 2,
-            "routed_scaling_factor": 2.5,
-            "use_qk_norm": True,
-            "attention_bias": True,
-        },
-        keys=SIGMOID,
-    ),
-    "glm4_moe, groups": _row(
-        "glm4_moe",
-        "glm4moe",
-        ROUTED | GROUPS | {"routed_scaling_factor": 1.5, "norm_topk_prob": False},
-        keys=SIGMOID,
-    ),
-    "dots1": _row(
-        "dots1",
-        "dots1",
-        ROUTED
-        | GROUPS
-        | {
-            "n_shared_experts": 2,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 2.5,
-            "norm_topk_prob": True,
-        },
-        keys=SIGMOID,
-    ),
-    "minimax_m2": _row(
-        "minimax_m2",
-        "minimax-m2",
-        EXPERTS | {"num_local_experts": 6, "intermediate_size": 32, "rotary_dim": 8},
-        keys=SIGMOID,
-    ),
-    "ernie4_5_moe": _row(
-        "ernie4_5_moe",
-        "ernie4_5-moe",
-        {
-            "moe_num_experts": 6,
-            "moe_k": 2,
-            "moe_intermediate_size": 32,
-            "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1,
-        },
-    ),
-    "llama4_text": _row(
-        "llama4_text",
-        "llama4",
-        {
-            "num_hidden_layers": 4,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 48,
-            "intermediate_size_mlp": 48,
-            "interleave_moe_layer_step": 2,
-        },
-        transposes=True,
-    ),
-    "hunyuan_v1_moe": _row(
-        "hunyuan_v1_moe",
-        "hunyuan-moe",
-        {"num_experts": 6, "moe_topk": 2, "intermediate_size": 32, "rope_parameters": THETA},
-    ),
-    "olmoe": _row("olmoe", "olmoe", QWEN | {"num_key_value_heads": 4, "intermediate_size": 32}),
+    "glm4_moe": row_of("glm4_moe", GLM | {"attention_bias": True}, "glm4moe", keys=SIGMOID),
+    "glm4_moe, groups": row_of("glm4_moe", GROUPS | UNSCALED, "glm4moe", keys=SIGMOID),
+    "dots1": row_of("dots1", GROUPS | DOTS, "dots1", keys=SIGMOID),
+    "minimax_m2": row_of("minimax_m2", MINIMAX, "minimax-m2", keys=SIGMOID),
+    "ernie4_5_moe": row_of("ernie4_5_moe", ERNIE, "ernie4_5-moe"),
+    "llama4_text": row_of("llama4_text", LLAMA4, "llama4", transposes=True),
+    "hunyuan_v1_moe": row_of("hunyuan_v1_moe", HUNYUAN, "hunyuan-moe"),
+    "olmoe": row_of("olmoe", QWEN | NARROW | {"num_key_value_heads": 4}, "olmoe"),
 }
 
 reference_of = parity.build_reference

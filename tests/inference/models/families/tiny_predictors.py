@@ -20,8 +20,8 @@ from inference.models.families.decoder_tensors import predictor_tensors
 from inference.models.families.registry import family_of
 from tests.inference.models.families import hybrid_gguf, parity
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.mixtures import SIGMOID
-from tests.inference.models.families.rows import GGUFRow, Row
+from tests.inference.models.families.mixtures import GLM, SIGMOID
+from tests.inference.models.families.rows import row_of
 
 Weights = dict[str, torch.Tensor]
 """The weights by the names that the model has for them."""
@@ -70,7 +70,7 @@ def save_hybrid_gguf(reference: PreTrainedModel, directory: Path) -> Path:
 def save_glm4_moe_gguf(directory: Path) -> Path:
     """What ``save_glm4_moe`` has saved in ``directory``, as a GGUF file in a folder there."""
     keys = SIGMOID | {"block_count": 3, "nextn_predict_layers": 1}
-    row = Row(model_type="glm4_moe", gguf=GGUFRow(architecture="glm4moe", keys=keys))
+    row = row_of("glm4_moe", GLM, "glm4moe", keys=keys)
     names = tuple(f"model.layers.2.{name}" for name in NEXTN.values())
     path = _gguf_folder(directory) / "model.gguf"
     return parity.save_gguf(row, glm4_moe(), path, added=_starting(directory, *names))
@@ -112,13 +112,7 @@ def _with(directory: Path, added: Weights) -> Path:
 def glm4_moe() -> PreTrainedModel:
     """Makes a model with a layer more than it runs. It must not be changed: it is shared."""
     torch.manual_seed(10)
-    own = {
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_shared_experts": 2,
-        "routed_scaling_factor": 2.5,
-        "use_qk_norm": True,
+    own = GLM | {
         "attention_bias": True,
         "rope_parameters": tiny.ROPE,
         "attn_implementation": "eager",

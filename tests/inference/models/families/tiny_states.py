@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.inference.models.families.rows import MULTIPLIERS, THETA
 from tests.inference.models.families.tiny_hybrid import CONTEXT_TOKENS, VOCAB_SIZE, randomised
 
 COMMON: dict[str, Any] = {
@@ -24,7 +25,7 @@ COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
     "pad_token_id": 0,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_parameters": THETA,
 }
 CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -39,14 +40,14 @@ MAMBA = {
     "mamba_expand": 2,
     "mamba_chunk_size": 16,
 }
-GRANITE4 = MAMBA | {
-    "layer_types": ["mamba", "attention", "mamba", "mamba"],
-    "shared_intermediate_size": 48,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4,
-    "attention_multiplier": 0.125,
-    "logits_scaling": 2.0,
-}
+GRANITE4 = (
+    MAMBA
+    | MULTIPLIERS
+    | {
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "shared_intermediate_size": 48,
+    }
+)
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
     "head_dim": 16,
