@@ -37,7 +37,7 @@ from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
 from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, GGUFRow, Row
 
 BLOCK_TOKENS = 8
 
@@ -76,10 +76,18 @@ def save_gguf(
     """Saves a GGUF by the gguf package's own names, which are llama.cpp's. ``types``: see
     ``tiny_gguf.in_types``. ``added``: beside the model's own tensors."""
     assert row.gguf is not None
-    own, config = row.gguf, reference.config
+    state = reference.state_dict() | dict(added or {})
+    return save_text(row.gguf, reference.config, state, path, encode=tiny_gguf.in_types(types))
+
+
+def save_text(
+    own: GGUFRow, config: Any, state: Mapping[str, torch.Tensor], path: Path, **given: Any
+) -> Path:
+    """``config``: of the text model, whose names ``state`` has; ``given``: see
+    ``tiny_gguf.write``."""
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in (*reference.state_dict().items(), *(added or {}).items()):
+        for name, weight in state.items():
             values = weight.float()
             if name.endswith("norm.weight"):
                 values = values + own.norm_offset
@@ -93,8 +101,7 @@ def save_gguf(
             yield from tiny_gguf.unstacked(name, values)
 
     kind = kind_of(own.architecture)
-    encode = tiny_gguf.in_types(types)
-    return tiny_gguf.write(path, kind, config, tensors(), own.keys, encode=encode)
+    return tiny_gguf.write(path, kind, config, tensors(), own.keys, **given)
 
 
 def kind_of(architecture: str) -> gguf.MODEL_ARCH:

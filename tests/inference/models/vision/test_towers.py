@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,6 +28,7 @@ from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.families.rows import GGUFRow
 from tests.inference.models.vision import tiny_mmproj
 from tests.inference.models.vision.image_models import IMAGE_MODELS
 from tests.inference.models.vision.tiny_gemma3 import IMAGE_PX, OLD_NAMES
@@ -118,8 +118,9 @@ def test_norms_of_a_tower_add_what_its_file_declares(tmp_path: Path) -> None:
 def test_a_tower_beside_either_architecture_of_its_text_model(tmp_path: Path) -> None:
     tiny = IMAGE_MODELS["mistral3"]
     path, rows = tiny.save_gguf(tmp_path), []
-    for kind in (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.MISTRAL3):
-        tiny_mmproj.save_llama(tiny.make(), path, NAMED, kind)
+    for architecture in ("llama", "mistral3"):
+        own = GGUFRow(architecture=architecture, interleaves=True)
+        tiny_mmproj.save_text(tiny.make(), path, NAMED, own)
         rows.append(rows_of(tiny_hybrid.on_torch(path, tmp_path), tiny))
     assert torch.equal(*rows)
 

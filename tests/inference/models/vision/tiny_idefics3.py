@@ -113,7 +113,7 @@ IDEFICS3 = TinyModel(
     inputs_of=_inputs_of,
     merges=(PATCH_PX, MERGE),
     projector=_projector,
-    save_text=tiny_mmproj.save_llama,
+    save_text=tiny_mmproj.save_text,
     named=NAMED,
 )
 SMOLVLM = replace(IDEFICS3, make=smolvlm)

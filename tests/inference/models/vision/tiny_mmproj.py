@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import gguf
 import torch
 from transformers import PreTrainedModel
 
-from tests.inference.models.families import tiny_gguf
+from tests.inference.models.families import parity, tiny_gguf
+from tests.inference.models.families.rows import GGUFRow
 
 Projector = tuple[dict[str, Any], Iterable[tuple[str, torch.Tensor]]]
 """Metadata by the part of a key after ``clip.``, and tensors by their names."""
@@ -72,27 +74,23 @@ def save(
     return tiny_gguf.close(writer, path)
 
 
-TEXT_MODELS = ("model.text_model.", "model.language_model.")
+TEXT_MODEL = r"model\.(text|language)_model\."
+LLAMA = GGUFRow(architecture="llama", interleaves=True)
 
 
-def save_llama(
+def save_text(
     reference: PreTrainedModel,
     path: Path,
     named: dict[int, str],
-    kind: gguf.MODEL_ARCH = gguf.MODEL_ARCH.LLAMA,
+    own: GGUFRow = LLAMA,
+    **given: Any,
 ) -> Path:
-    """Saves a text model that is a llama or a mistral. ``named``: the tokens of the vocabulary that
-    are no numbers."""
+    """``named``: the tokens of the vocabulary that are no numbers; ``given``: see
+    ``tiny_gguf.write``."""
+    state = {
+        re.sub(TEXT_MODEL, "model.", name): tensor
+        for name, tensor in reference.state_dict().items()
+        if re.match(f"{TEXT_MODEL}|lm_head", name)
+    }
     text = reference.config.get_text_config()
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in reference.state_dict().items():
-            own = next((name.replace(p, "model.") for p in TEXT_MODELS if name.startswith(p)), name)
-            if own == name and name != "lm_head.weight":
-                continue
-            if own == "lm_head.weight" and reference.config.tie_word_embeddings:
-                continue
-            is_rotated = ".q_proj." in own or ".k_proj." in own
-            yield own, tiny_gguf.in_pairs(tensor, text.head_dim) if is_rotated else tensor
-
-    return tiny_gguf.write(path, kind, text, tensors(), named=named)
+    return parity.save_text(own, text, state, path, named=named, **given)

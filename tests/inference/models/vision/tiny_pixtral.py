@@ -135,7 +135,7 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
         inputs_of=_inputs_of,
         merges=(PATCH_PX, merge),
         projector=_projector,
-        save_text=tiny_mmproj.save_llama,
+        save_text=tiny_mmproj.save_text,
         named=NAMED,
     )
 

@@ -13,8 +13,9 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from tests.inference.models.families import hybrid_gguf, tiny_gguf
+from tests.inference.models.families import hybrid_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
+from tests.inference.models.families.rows import GGUFRow
 from tests.inference.models.vision import tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
@@ -129,10 +130,9 @@ def _inputs_of(patches: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, 
 
 VISUAL = "model.visual."
 VL_ARCHITECTURES = {
-    "qwen2_5_vl": gguf.MODEL_ARCH.QWEN2VL,
-    "qwen3_vl": gguf.MODEL_ARCH.QWEN3VL,
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
 }
-NESTED = "model.language_model."
 BLOCK = {
     "norm1": "ln1",
     "norm2": "ln2",
@@ -224,24 +224,16 @@ def _as_written(
             yield f"v.deepstack.{taken[int(index)]}.{DEEPSTACK_NAMES[inner]}.{kind}", tensor
 
 
-def save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
+def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
     """Its vocabulary has the token that the model's config names, and no other of ``named``."""
     assert not named
-    if architecture := VL_ARCHITECTURES.get(reference.config.model_type):
-        return _save_vl(reference, path, architecture)
-    return hybrid_gguf.save_gguf(reference, path)
-
-
-def _save_vl(reference: PreTrainedModel, path: Path, kind: gguf.MODEL_ARCH) -> Path:
-    text, config = reference.config.get_text_config(), reference.config
-    tensors = (
-        (name.replace(NESTED, "model."), tensor)
-        for name, tensor in reference.state_dict().items()
-        if not name.startswith(VISUAL)
-    )
-    own = {"expert_weights_norm": None, "attention.sliding_window": None}
-    named = {config.image_token_id: "<|image_pad|>"}
-    return tiny_gguf.write(path, kind, text, tensors, own, named=named)
+    architecture = VL_ARCHITECTURES.get(reference.config.model_type)
+    if architecture is None:
+        return hybrid_gguf.save_gguf(reference, path)
+    keys = {"expert_weights_norm": None, "attention.sliding_window": None}
+    row = GGUFRow(architecture=architecture, keys=keys)
+    tokens = {reference.config.image_token_id: "<|image_pad|>"}
+    return tiny_mmproj.save_text(reference, path, tokens, row)
 
 
 def _model(model_type: str) -> TinyModel:
@@ -257,7 +249,7 @@ def _model(model_type: str) -> TinyModel:
         inputs_of=_inputs_of,
         token_types="mm_token_type_ids",
         projector=projector,
-        save_text=save_text,
+        save_text=_save_text,
     )
 
 
