@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import rms_norm
-from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
@@ -28,17 +25,15 @@ from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
-from tests.inference.models.families import hybrid_gguf
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
+from tests.inference.models.families.test_hybrid import prompt_of
 from tests.inference.models.families.tiny_predictors import (
     KINDS,
+    NAMES,
     Kind,
     Weights,
-    save_glm4_moe,
-    save_glm4_moe_gguf,
-    save_hybrid,
-    save_hybrid_gguf,
+    save,
+    save_gguf,
     weights_of,
 )
 from tests.slow_cases import slow_but
@@ -48,11 +43,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_BLOCKS = 32
 NUM_TOKENS = 16
 """The length of an answer."""
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return KINDS[request.param]
 
 
 @dataclass(frozen=True)
@@ -94,15 +84,22 @@ def subject_of(kind: Kind, directory: Path, library: ctypes.CDLL | None = None) 
     return Subject(kind, model, predictor, weights_of(directory, model.config), block_tokens)
 
 
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
 def directory(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return kind.save(tmp_path_factory.mktemp("predictor"))
+    return save(kind.name, tmp_path_factory.mktemp("predictor"))
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def subject(kind: Kind, directory: Path, request: pytest.FixtureRequest) -> Subject:
     is_native = request.param == "native"
-    return subject_of(kind, directory, request.getfixturevalue("library") if is_native else None)
+    library = request.getfixturevalue("library") if is_native else None
+    return subject_of(kind, directory, library)
 
 
 @torch.no_grad()
@@ -157,13 +154,13 @@ def test_the_formula_and_hidden_rows_that_change_no_logits(subject: Subject) -> 
 
 
 def test_what_the_files_lack_is_the_models_own(tmp_path: Path) -> None:
-    directory = save_glm4_moe(tmp_path)
+    directory = save("glm4_moe", tmp_path)
     file = directory / "model.safetensors"
     weights = load_file(file)
     for name in ("embed_tokens", "shared_head.head"):
         del weights[f"model.layers.2.{name}.weight"]
     save_file(weights, file, {"format": "pt"})
-    found = subject_of(KINDS["glm4_moe"], directory)
+    found = subject_of(KINDS[1], directory)
     rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
     assert isinstance(found.model, DecoderModel)
     assert torch.equal(found.predictor.logits(rows), found.model.logits(rows))
@@ -173,7 +170,8 @@ def test_what_the_files_lack_is_the_models_own(tmp_path: Path) -> None:
 
 def test_layers_that_are_left_out(tmp_path: Path) -> None:
     """All where none is asked for, those behind the first, and one that is counted and absent."""
-    directory, file = save_both_glm(tmp_path / "saved")
+    directory = save("glm4_moe", tmp_path / "saved")
+    file = save_gguf("glm4_moe", directory)
     for source in (directory, file):
         found = tiny.opened(source, tmp_path / "cache")
         found.close()
@@ -187,7 +185,7 @@ def test_layers_that_are_left_out(tmp_path: Path) -> None:
     assert found.config.has_predictor
     assert found.left_out == "1 tensors of multi-token prediction left out"
     tiny.save(tiny.qwen3_5(), tmp_path / "without")
-    file = save_hybrid_gguf(tiny.qwen3_5(), tmp_path / "without")
+    file = save_gguf("qwen3_5", tmp_path / "without")
     found = tiny.opened(file, tmp_path / "cache", speculation="mtp")
     found.close()
     assert not found.config.has_predictor
@@ -287,30 +285,12 @@ def tokens_of(outputs: list[Any]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-Saved = Callable[[Path], tuple[Path, Path]]
-"""Saves a model into a directory: the safetensors' directory, and the GGUF file."""
-
-
-def save_both_hybrid(make: Callable[[], PreTrainedModel], directory: Path) -> tuple[Path, Path]:
-    save_hybrid(make(), directory)
-    return directory, save_hybrid_gguf(make(), directory)
-
-
-def save_both_glm(directory: Path) -> tuple[Path, Path]:
-    return save_glm4_moe(directory), save_glm4_moe_gguf(directory)
-
-
-BOTH: dict[str, Saved] = {
-    **{name: partial(save_both_hybrid, REFERENCES[name]) for name in hybrid_gguf.KINDS},
-    "glm4_moe": save_both_glm,
-}
-
-
-@each_case("name", BOTH)
+@each_case("name", NAMES)
 @torch.no_grad()
 def test_gguf_is_the_same_as_safetensors(name: str, tmp_path: Path) -> None:
     text, found = prompt_of(37), []
-    for source in BOTH[name](tmp_path / "saved"):
+    directory = save(name, tmp_path / "saved")
+    for source in (directory, save_gguf(name, directory)):
         model, predictor = loaded(source, tmp_path / "cache")
         kv = model.new_kv(32, tiny.BLOCK_TOKENS, NUM_LONE_STATES)
         step = StepInput.of_sequence(text[:-1], tiny.BLOCK_TOKENS)
@@ -333,9 +313,9 @@ def answered(engine: Engine) -> dict[str, list[int]]:
 
 
 @pytest.mark.usefixtures("longest_drafts")
-@pytest.mark.parametrize("name", slow_but(BOTH, "qwen3_5_moe", "glm4_moe"))
+@pytest.mark.parametrize("name", slow_but(NAMES, "qwen3_5_moe", "glm4_moe"))
 def test_answers_from_packed_weights(name: str, data_dir: Path, tmp_path: Path) -> None:
-    _, file = BOTH[name](tmp_path / "saved")
+    file = save_gguf(name, save(name, tmp_path / "saved"))
     found = []
     for speculation in ("off", "auto", "mtp"):
         spec = LoadSpec(

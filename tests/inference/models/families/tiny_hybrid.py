@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from inference.engine.engine import Engine
+from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
@@ -131,8 +133,12 @@ def engine_of(model: AnyModel, **given: Any) -> Engine:
 
 
 @torch.inference_mode()
-def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
+def logits_of(
+    model: AnyModel, prompt: list[int], adapter: AdapterWeights | None = None
+) -> torch.Tensor:
     """Returns the logits of all of its tokens."""
     kv = model.new_kv(8, NATIVE_BLOCK_TOKENS, NUM_LONE_STATES)
     step = StepInput.of_sequence(prompt, NATIVE_BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    if adapter is not None:
+        step = replace(step, adapters=(model.prepare_adapter(adapter),))
     return model.forward(step, kv)

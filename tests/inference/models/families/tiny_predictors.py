@@ -46,66 +46,39 @@ def weights_of(directory: Path, config: ModelConfig) -> Weights:
     }
 
 
-def save_hybrid(reference: PreTrainedModel, directory: Path) -> Path:
-    """Its files have neither a table nor a head for the predictor."""
-    tiny.save(reference, directory)
+def save(name: str, directory: Path) -> Path:
+    """A hybrid's files have neither a table nor a head for the predictor. GLM's layer is
+    transformers' own, one layer more than config.json declares."""
+    tiny.save(glm4_moe() if name == "glm4_moe" else tiny.reference_of(name), directory)
     config = tiny.opened(directory, directory / "cache").config
-    prefix = f"model.layers.{config.num_layers}."
+    layer = f"model.layers.{config.num_layers}."
     added: Weights = {}
     torch.manual_seed(3)
     for tensor in predictor_tensors(config):
-        if not tensor.is_optional:
-            name = tensor.name.replace(prefix, "mtp.layers.0.")
-            added[name] = torch.randn(tensor.shape) * (0.3 if len(tensor.shape) > 1 else 0.2)
-    return _with(directory, added)
-
-
-def save_hybrid_gguf(reference: PreTrainedModel, directory: Path) -> Path:
-    """What ``save_hybrid`` has saved in ``directory``, as a GGUF file in a folder there."""
-    predictor = _starting(directory, "mtp.")
-    path = _gguf_folder(directory) / "model.gguf"
-    return hybrid_gguf.save_gguf(reference, path, predictor=predictor)
-
-
-def save_glm4_moe_gguf(directory: Path) -> Path:
-    """What ``save_glm4_moe`` has saved in ``directory``, as a GGUF file in a folder there."""
-    keys = SIGMOID | {"block_count": 3, "nextn_predict_layers": 1}
-    row = row_of("glm4_moe", GLM, "glm4moe", keys=keys)
-    names = tuple(f"model.layers.2.{name}" for name in NEXTN.values())
-    path = _gguf_folder(directory) / "model.gguf"
-    return parity.save_gguf(row, glm4_moe(), path, added=_starting(directory, *names))
-
-
-def _starting(directory: Path, *prefixes: str) -> Weights:
-    weights = load_file(directory / "model.safetensors")
-    return {name: weight for name, weight in weights.items() if name.startswith(prefixes)}
-
-
-def _gguf_folder(directory: Path) -> Path:
-    folder = directory / "gguf"
-    folder.mkdir()
-    shutil.copy(directory / "tokenizer.json", folder)
-    return folder
-
-
-def save_glm4_moe(directory: Path) -> Path:
-    """The predictor layer is transformers' own, one layer more than config.json declares."""
-    tiny.save(glm4_moe(), directory)
-    config = tiny.opened(directory, directory / "cache").config
-    added: Weights = {}
-    torch.manual_seed(4)
-    for tensor in predictor_tensors(config):
-        if (own := NEXTN.get(tensor.name)) is not None:
-            weight = torch.randn(tensor.shape) * 0.3
-            is_norm = len(tensor.shape) == 1
-            added[f"model.layers.{config.num_layers}.{own}"] = 1 + weight if is_norm else weight
-    return _with(directory, added)
-
-
-def _with(directory: Path, added: Weights) -> Path:
+        weight = torch.randn(tensor.shape) * 0.3
+        if name != "glm4_moe":
+            if not tensor.is_optional:
+                added[tensor.name.replace(layer, "mtp.layers.0.")] = weight
+        elif tensor.name in NEXTN:
+            added[layer + NEXTN[tensor.name]] = weight + (len(tensor.shape) == 1)
     file = directory / "model.safetensors"
     save_file(load_file(file) | added, file, {"format": "pt"})
     return directory
+
+
+def save_gguf(name: str, directory: Path) -> Path:
+    """What ``save`` has saved in ``directory``, as a GGUF file in a folder there."""
+    (directory / "gguf").mkdir()
+    path = directory / "gguf" / "model.gguf"
+    shutil.copy(directory / "tokenizer.json", path.parent)
+    prefixes = ("mtp.", *(f"model.layers.2.{own}" for own in NEXTN.values()))
+    weights = load_file(directory / "model.safetensors")
+    added = {own: weight for own, weight in weights.items() if own.startswith(prefixes)}
+    if name != "glm4_moe":
+        return hybrid_gguf.save_gguf(tiny.reference_of(name), path, predictor=added)
+    keys = SIGMOID | {"block_count": 3, "nextn_predict_layers": 1}
+    row = row_of("glm4_moe", GLM, "glm4moe", keys=keys)
+    return parity.save_gguf(row, glm4_moe(), path, added=added)
 
 
 @functools.cache
@@ -143,7 +116,7 @@ def _qwen_layer(weights: Weights) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class Kind:
-    save: Callable[[Path], Path]
+    name: str
     text_model: Callable[[], torch.nn.Module]
     layer_of: Callable[[Weights], torch.nn.Module]
     norm_offset: float
@@ -167,12 +140,8 @@ class Kind:
         )[0]
 
 
-KINDS = {
-    "qwen3_5": Kind(
-        lambda directory: save_hybrid(tiny.qwen3_5(), directory),
-        lambda: tiny.qwen3_5().model.language_model,
-        _qwen_layer,
-        norm_offset=1,
-    ),
-    "glm4_moe": Kind(save_glm4_moe, lambda: glm4_moe().model, _glm_layer, norm_offset=0),
-}
+NAMES = (*tiny.CONFIGS, "glm4_moe")
+KINDS = (
+    Kind("qwen3_5", lambda: tiny.qwen3_5().model.language_model, _qwen_layer, norm_offset=1),
+    Kind("glm4_moe", lambda: glm4_moe().model, _glm_layer, norm_offset=0),
+)
