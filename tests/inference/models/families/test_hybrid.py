@@ -193,7 +193,7 @@ def test_a_step_that_failed_is_run_again_from_the_same_states(
 
 
 GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
-    **dict.fromkeys(hybrid_gguf.KINDS, hybrid_gguf.save_in_8_bits),
+    **dict.fromkeys(hybrid_gguf.KINDS, partial(hybrid_gguf.save_gguf, in_8_bits=True)),
     "lfm2": state_gguf.save_lfm2,
     "lfm2_moe": state_gguf.save_lfm2_moe,
     "granite4": state_gguf.save_granite4,
