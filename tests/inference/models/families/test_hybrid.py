@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import LayerState
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
+from inference.models.native.model import NativeModel
 from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
@@ -41,29 +42,47 @@ REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
 NUM_TOKENS = 8
 SAME_LAYERS = {"biased_lfm2", "granite4_dense"}
 """The models with the same kinds of layers as others."""
-each_model = pytest.mark.parametrize(
-    "name", slow_but(REFERENCES, *(REFERENCES.keys() - SAME_LAYERS)), indirect=True
-)
-each_kind = pytest.mark.parametrize("name", ("qwen3_5_moe", "lfm2", "granite4"), indirect=True)
+KINDS = ("qwen3_5_moe", "lfm2", "granite4")
 """One model for every kind of state. What the engine makes of states is the same for all."""
-one_kind = pytest.mark.parametrize("name", ["qwen3_5_moe"], indirect=True)
+NATIVE = (*KINDS, "qwen3_5", "qwen3_next")
+each_model = pytest.mark.parametrize(
+    "subject",
+    [
+        *slow_but(REFERENCES, *(REFERENCES.keys() - SAME_LAYERS)),
+        *(f"{name} natively" for name in NATIVE),
+    ],
+    indirect=True,
+)
+each_kind_and_native = pytest.mark.parametrize(
+    "subject", (*KINDS, *(f"{name} natively" for name in NATIVE)), indirect=True
+)
+each_kind = pytest.mark.parametrize("subject", KINDS, indirect=True)
+one_kind = pytest.mark.parametrize("subject", KINDS[:1], indirect=True)
 """For what is the same whatever the state's kind."""
 
 
 @pytest.fixture(scope="module")
-def name(request: pytest.FixtureRequest) -> str:
+def subject(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def reference(name: str) -> PreTrainedModel:
-    return REFERENCES[name]()
+def reference(subject: str) -> PreTrainedModel:
+    return REFERENCES[subject.removesuffix(" natively")]()
 
 
 @pytest.fixture(scope="module")
-def model(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> AnyModel:
+def model(
+    subject: str,
+    reference: PreTrainedModel,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AnyModel:
     directory = tiny.save(reference, tmp_path_factory.mktemp("hybrid"))
-    return tiny.on_torch(directory, directory / "cache")
+    if not subject.endswith(" natively"):
+        return tiny.on_torch(directory, directory / "cache")
+    library = request.getfixturevalue("library")
+    return tiny.natively(library, directory, directory / "cache")
 
 
 def prompt_of(length: int) -> list[int]:
@@ -91,9 +110,14 @@ def check_answers(reference: PreTrainedModel, engine: Engine, prompts: Answers) 
     check(reference, prompts, tiny.run(engine)[0])
 
 
+def engine_of(model: AnyModel, **limits: Any) -> Engine:
+    block_tokens = tiny.NATIVE_BLOCK_TOKENS if isinstance(model, NativeModel) else tiny.BLOCK_TOKENS
+    return tiny.engine_of(model, block_tokens=block_tokens, **limits)
+
+
 @each_model
 def test_chunks_beside_those_who_decode(model: AnyModel, reference: PreTrainedModel) -> None:
-    check_answers(reference, tiny.engine_of(model, prefill_tokens_per_step=17), PROMPTS)
+    check_answers(reference, engine_of(model, prefill_tokens_per_step=17), PROMPTS)
     parity.check_adaptable(reference, model.config)
 
 
@@ -113,16 +137,17 @@ def test_captured_steps(model: AnyModel, reference: PreTrainedModel) -> None:
     assert graphed.captured_bytes(0) == len(layers) * of_layer
 
 
-@each_kind
+@each_kind_and_native
 def test_preemption_and_prefix_hits_from_a_snapshot(
     model: AnyModel, reference: PreTrainedModel
 ) -> None:
-    engine = tiny.engine_of(model, num_kv_blocks=17)
-    check_answers(reference, engine, {"39": prompt_of(39), "90": PROMPTS["90"]})
+    is_native = isinstance(model, NativeModel)
+    engine = engine_of(model, num_kv_blocks=5 if is_native else 17)
+    check_answers(reference, engine, {"60": prompt_of(60), "62": prompt_of(62)})
     assert engine.stats().num_preemptions > 0
     first = PROMPTS["90"]
     prompts = {"first": first, "same": first, "forked": [*first[:60], *prompt_of(8)]}
-    engine = tiny.engine_of(model, prefill_tokens_per_step=40)
+    engine = engine_of(model, prefill_tokens_per_step=40)
     cached: dict[str, int] = {}
     for sequence_id in ("first", "same", "next", "forked"):
         prompt = {sequence_id: prompts[sequence_id]}
@@ -132,7 +157,7 @@ def test_preemption_and_prefix_hits_from_a_snapshot(
         cached |= known
         if sequence_id == "first":
             prompts["next"] = [*first, *found["first"], *prompt_of(8)]
-    assert cached == {"first": 0, "same": 80, "next": 96, "forked": 32}
+    assert cached == {"first": 0, "same": 64 if is_native else 80, "next": 96, "forked": 32}
 
 
 @each_kind

@@ -1,5 +1,5 @@
-"""Hybrids on the native decoder: token for token what transformers answers, and a row's numbers are
-equal to the bit whatever the batch's other rows and however its prompt was cut."""
+"""Hybrids on the native decoder: a row's numbers are equal to the bit whatever rows are beside it,
+and however its prompt was cut."""
 
 from __future__ import annotations
 
@@ -13,24 +13,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.engine.engine import Engine
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.step_input import EMPTY_STATE, NUM_LONE_STATES, StepInput
 from tests.cases import each_case
-from tests.inference.greedy import check_greedy
-from tests.inference.models.families import parity
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
+from tests.inference.models.families.test_hybrid import NATIVE, REFERENCES, prompt_of
 from tests.inference.models.steps import step_of
 
-NAMES = ("granite4", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
-NUM_TOKENS = 6
 BLOCK_TOKENS = 32
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=NATIVE)
 def reference(request: pytest.FixtureRequest) -> PreTrainedModel:
     return REFERENCES[request.param]()
 
@@ -43,37 +38,6 @@ def directory(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def model(library: ctypes.CDLL, directory: Path) -> NativeModel:
     return tiny.natively(library, directory, directory / "cache")
-
-
-def test_batch_mates_preemption_and_prefix_hits(
-    model: NativeModel, reference: PreTrainedModel
-) -> None:
-    parity.check_batch_mates(
-        reference, model, block_tokens=BLOCK_TOKENS, vocab_size=tiny.VOCAB_SIZE
-    )
-    engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
-    second = prompt_of(62)
-    found = check_answers(reference, engine, {"a": prompt_of(60), "b": second})
-    assert engine.stats().num_preemptions > 0
-    follow = [*second, *found["b"], *prompt_of(4)]
-    check_answers(reference, engine, {"next": follow}, is_known=True)
-
-
-def check_answers(
-    reference: PreTrainedModel,
-    engine: Engine,
-    prompts: dict[str, list[int]],
-    *,
-    is_known: bool = False,
-) -> dict[str, list[int]]:
-    """``is_known``: whether a part of each prompt is in the cache."""
-    for sequence_id, prompt in prompts.items():
-        tiny.submit(engine, sequence_id, prompt, NUM_TOKENS)
-    found, cached = tiny.run(engine)
-    for sequence_id, prompt in prompts.items():
-        check_greedy(reference, prompt, found[sequence_id])
-        assert (cached[sequence_id] > 0) == is_known
-    return found
 
 
 class Sequences:

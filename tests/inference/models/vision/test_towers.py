@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,29 +11,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from inference.engine.engine import Engine
 from inference.engine.load import trial
-from inference.engine.load.load_engine import load_engine
 from inference.models.backend import AnyModel
 from inference.models.families.registry import FAMILIES
 from inference.models.vision.tower import Tower
 from inference.models.vision_config import VisionConfig
-from inference.protocol.images import image_layout
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
-from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.families.rows import GGUFRow
 from tests.inference.models.vision import tiny_mmproj
 from tests.inference.models.vision.image_models import IMAGE_MODELS
-from tests.inference.models.vision.tiny_gemma3 import IMAGE_PX, OLD_NAMES
+from tests.inference.models.vision.tiny_gemma3 import OLD_NAMES
 from tests.inference.models.vision.tiny_idefics3 import SIDE
-from tests.inference.models.vision.tiny_images import TEXT, Size, TinyModel, submit
-from tests.inference.models.vision.tiny_pixtral import NAMED, PATCH_PX
+from tests.inference.models.vision.tiny_images import TEXT, TinyModel, submit
+from tests.inference.models.vision.tiny_pixtral import NAMED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -172,58 +163,3 @@ def test_a_trial_runs_a_tile_or_a_part_of_an_image(
     )
     trial.run_largest_image(model)
     assert runs == [(grid[1] * grid[2], grid)]
-
-
-Image = tuple[tuple[int, int], dict[str, Any], Size]
-"""Pixels, what its processor is told beside what the model declares, and rows and columns of tiles
-or of tokens."""
-TILED = {"do_image_splitting": True}
-UNITS = {"patch_size": {"height": 2 * PATCH_PX, "width": 2 * PATCH_PX}}
-LOADED: dict[str, tuple[Any, list[Image]]] = {
-    "gemma3": (Gemma3ImageProcessorPil, [((23, 14), {}, ())]),
-    "idefics3": (
-        Idefics3ImageProcessorPil,
-        [((23, 14), TILED, (2, 3)), ((23, 14), {"do_image_splitting": False}, (0, 0))],
-    ),
-    "mistral3": (
-        PixtralImageProcessorPil,
-        [((23, 14), UNITS, (4, 6)), ((90, 31), UNITS, (2, 6)), ((5, 90), UNITS, (6, 1))],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LOADED)
-def test_images_through_a_loaded_model(name: str, tmp_path: Path, data_dir: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    tiny, (processor, images) = IMAGE_MODELS[name], LOADED[name]
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{tiny.save(tmp_path / 'model')}",
-        devices=["cpu"],
-        max_concurrent_sequences=4,
-        kv_memory_bytes=2 * 1024**2,
-        **({} if name == "gemma3" else {"dtype": "float32", "kv_dtype": "fp32"}),
-    )
-    found = load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
-    vision = found.report.vision
-    assert vision is not None and found.report.compiled.startswith("native decoder")
-    if name == "gemma3":
-        assert vision.placeholder == "<start_of_image>" and vision.image_px == IMAGE_PX
-    assert isinstance(found.engine, Engine)
-    wanted = {}
-    for size, told, counted in images:
-        data = encoded(noise_image(pillow, size), "PNG")
-        prompt = tiny.prompt([5, 6, 7], (data, *counted), [8])
-        is_low_detail = told.get("do_image_splitting") is False
-        layout = image_layout(*size, vision, is_low_detail=is_low_detail)
-        assert prompt.images[0].grid == layout.grid
-        if name == "idefics3":
-            assert (layout.rows, layout.columns) == counted
-        opened = [pillow.open(io.BytesIO(data)).convert("RGB")]
-        read = processor(**tiny.processor | told)(images=opened, return_tensors="pt")
-        wanted[str((size, told))] = tiny.greedy_of(
-            tiny.make(), prompt.token_ids, list(read["pixel_values"]), NUM_OUTPUTS
-        )
-        submit(found.engine, str((size, told)), prompt, NUM_OUTPUTS)
-    assert tiny_hybrid.run(found.engine)[0] == wanted

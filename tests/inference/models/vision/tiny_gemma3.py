@@ -4,7 +4,7 @@ converter writes it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import gguf
 import torch
@@ -90,17 +90,15 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "use_gelu": True,
         "vision.projector.scale_factor": MERGE,
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tiny_mmproj.tower_of(
+        reference, _as_published
+    )
 
 
-def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in reference.state_dict().items():
-        if "language_model" in name or name.startswith("lm_head"):
-            continue
-        published = name.removeprefix("model.").replace("_weight", ".weight")
-        published = published.replace("vision_tower.", "vision_tower.vision_model.")
-        values = tensor + 1 if "soft_emb_norm" in name else tensor
-        yield tiny_mmproj.name_of(published), values
+def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    published = name.removeprefix("model.").replace("_weight", ".weight")
+    published = published.replace("vision_tower.", "vision_tower.vision_model.")
+    return published, tensor + 1 if "soft_emb_norm" in name else tensor
 
 
 OFFSET = GGUFRow(architecture="gemma3", norm_offset=1.0)

@@ -4,7 +4,7 @@ writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,13 +92,7 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "vision.projector.scale_factor": MERGE,
         "vision.preproc_image_size": LONGEST_PX,
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
-
-
-def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in reference.state_dict().items():
-        if "text_model" not in name and not name.startswith("lm_head"):
-            yield tiny_mmproj.name_of(name), tensor
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tiny_mmproj.tower_of(reference)
 
 
 IDEFICS3 = TinyModel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.inference.models.families.rows import GGUFRow
 Projector = tuple[dict[str, Any], Iterable[tuple[str, torch.Tensor]]]
 """Metadata by the part of a key after ``clip.``, and tensors by their names."""
 EIGHT_BITS = gguf.GGMLQuantizationType.Q8_0
+TEXT_MODEL = r"model\.(text|language)_model\."
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 16)
 
 
@@ -40,9 +41,16 @@ def metadata_of(
     } | own
 
 
-def name_of(name: str) -> str:
-    """What a file calls a tensor of transformers' model."""
-    return tiny_gguf.name_of(NAMES, name)
+def tower_of(
+    reference: PreTrainedModel,
+    written: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]] = lambda *given: given,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors beside the text model's. ``written``: how the converter calls one of a published
+    checkpoint, and what it writes."""
+    for name, tensor in reference.state_dict().items():
+        if not re.match(f"{TEXT_MODEL}|lm_head", name):
+            published, values = written(name, tensor)
+            yield tiny_gguf.name_of(NAMES, published), values
 
 
 def save(
@@ -74,7 +82,6 @@ def save(
     return tiny_gguf.close(writer, path)
 
 
-TEXT_MODEL = r"model\.(text|language)_model\."
 LLAMA = GGUFRow(architecture="llama", interleaves=True)
 
 

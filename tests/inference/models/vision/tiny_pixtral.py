@@ -4,7 +4,7 @@ converter writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import gguf
 import torch
@@ -101,18 +101,15 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "vision.attention.layer_norm_epsilon": 1e-5,
         "vision.spatial_merge_size": getattr(reference.config, "spatial_merge_size", None),
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
+    embeddings = reference.get_input_embeddings().weight
+    tensors = [*tiny_mmproj.tower_of(reference, _as_published)]
+    tensors.append(("v.token_embd.img_break", embeddings[BREAK].detach()))
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tensors
 
 
-def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in reference.state_dict().items():
-        if name.endswith("embed_tokens.weight"):
-            yield "v.token_embd.img_break", tensor[BREAK]
-        if "language_model" in name or name.startswith("lm_head"):
-            continue
-        is_rotated = ".q_proj." in name or ".k_proj." in name
-        values = in_pairs(tensor, HEAD_DIM) if is_rotated else tensor
-        yield tiny_mmproj.name_of(name.removeprefix("model.")), values
+def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    is_rotated = ".q_proj." in name or ".k_proj." in name
+    return name.removeprefix("model."), in_pairs(tensor, HEAD_DIM) if is_rotated else tensor
 
 
 def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
