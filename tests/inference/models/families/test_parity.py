@@ -1,8 +1,11 @@
-"""Every family answers as transformers does, from safetensors and from GGUF."""
+"""Every family answers as transformers does, from safetensors and from GGUF, and from checkpoints
+with towers, as older and newer releases of transformers write them."""
 
 from __future__ import annotations
 
 import ctypes
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +14,11 @@ import gguf
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from inference.models.registry import build_model
+from inference.models.transformers_backend.model import TransformersModel
 from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case
 from tests.inference.loading import conftest
@@ -21,16 +26,54 @@ from tests.inference.models.families import parity
 from tests.inference.models.families.latent_gguf import ROWS as LATENT
 from tests.inference.models.families.mixtures import CASES
 from tests.inference.models.families.rows import CONTEXT_TOKENS, LLAMA4, ROWS, GGUFRow, Row
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 UNNORMED = {"use_qk_norm": False, "num_experts_per_tok": 1, "attn_temperature_tuning": False}
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 20,
+    "global_head_dim": 32,
+    "tie_word_embeddings": True,
+}
+SHARING = Row(
+    model_type="gemma4_text",
+    config=GEMMA4
+    | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 96,
+        "final_logit_softcapping": 3.0,
+    },
+)
+"""A config like the small models', with embeddings of each layer."""
+EXPERTS = Row(
+    model_type="gemma4_text",
+    config=GEMMA4
+    | {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+)
+"""A config like the larger models'."""
 ALL_ROWS = (
     {row.model_type: row for row in ROWS}
     | CASES
     | LATENT
     | {
         "qwen3, in a qwen3vl": Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3vl")),
+        "gemma4, sharing": SHARING,
+        "gemma4, experts": EXPERTS,
         "as Scout": Row(model_type="llama4_text", config=LLAMA4),
         "as Maverick": Row(model_type="llama4_text", config=LLAMA4 | UNNORMED),
     }
@@ -65,7 +108,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saver:
     return save
 
 
-@each_case("name", ALL_ROWS)
+@each_case("name", [name for name in ALL_ROWS if not name.startswith("gemma4")])
 def test_safetensors(library: ctypes.CDLL, saved: Saver, name: str, tmp_path: Path) -> None:
     reference, folder = saved(name).reference, saved(name).folder
     on_torch = parity.check_both(library, reference, folder, tmp_path)
@@ -114,6 +157,58 @@ def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> N
         prompts = [parity.prompt_of(length, seed=length) for length in lengths]
         parity.check_answers(reference, engine, prompts, 9)
     model.close()
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["gemma4, sharing", "gemma4, experts"], "gemma4, sharing")
+)
+def test_gemma_4_by_transformers_own_modules(saved: Saver, name: str, tmp_path: Path) -> None:
+    built = parity.built_on_torch(saved(name).folder, tmp_path)
+    assert isinstance(built, TransformersModel)
+    parity.check_engine(saved(name).reference, built)
+
+
+def nest(folder: Path, outer: str, tower: tuple[str, ...], *, is_new: bool) -> None:
+    """Nests the model in ``folder`` as a checkpoint with a tower has it."""
+    config = json.loads((folder / "config.json").read_bytes())
+    nested = {"model_type": outer, "text_config": config, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(nested))
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors.pop("lm_head.weight", None)
+    prefix = "model.language_model." if is_new else "language_model.model."
+    renamed = {prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    if head is not None:
+        renamed["lm_head.weight" if is_new else "language_model.lm_head.weight"] = head
+    images = {f"model.{name}" if is_new else name: torch.ones(2, 2) for name in tower}
+    save_file(renamed | images, folder / "model.safetensors")
+
+
+TOWER = ("vision_tower.patch.weight",)
+LLAMA4_TOWER = ("vision_model.class_embedding", "multi_modal_projector.linear_1.weight")
+
+
+@each_case(
+    ("name", "outer", "is_new", "tower"),
+    [
+        ("mistral", "mistral3", False, TOWER),
+        ("mistral", "mistral3", True, TOWER),
+        ("ministral3", "mistral3", True, TOWER),
+        ("gemma4, sharing", "gemma4", True, TOWER),
+        ("as Scout", "llama4", False, LLAMA4_TOWER),
+    ],
+)
+def test_a_checkpoint_with_a_tower_is_read_as_its_text(
+    saved: Saver, name: str, outer: str, is_new: bool, tower: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved(name).folder, folder)
+    nest(folder, outer, tower, is_new=is_new)
+    model = parity.opened(folder, tmp_path)
+    assert model.left_out == f"{len(tower)} tensors of images left out"
+    built = build_model(model.config, model.weights, CONTEXT_TOKENS)
+    model.close()
+    engine = parity.engine_of(built)
+    parity.check_answers(saved(name).reference, engine, [parity.prompt_of(40, seed=4)], 6)
 
 
 PACKED = {

@@ -13,7 +13,7 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from tests.inference.models.families import hybrid_gguf
+from tests.inference.models.families import hybrid_gguf, tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.rows import GGUFRow
 from tests.inference.models.vision import tiny_mmproj
@@ -128,34 +128,11 @@ def _inputs_of(patches: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, 
     return {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
 
 
-VISUAL = "model.visual."
-VL_ARCHITECTURES = {
-    "qwen2_5_vl": "qwen2vl",
-    "qwen3_vl": "qwen3vl",
-}
-BLOCK = {
-    "norm1": "ln1",
-    "norm2": "ln2",
-    "attn.qkv": "attn_qkv",
-    "attn.proj": "attn_out",
-    "mlp.linear_fc1": "ffn_up",
-    "mlp.linear_fc2": "ffn_down",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-MERGER = {
-    "norm": "v.post_ln",
-    "linear_fc1": "mm.0",
-    "linear_fc2": "mm.2",
-    "ln_q": "v.post_ln",
-    "mlp.0": "mm.0",
-    "mlp.2": "mm.2",
-}
-DEEPSTACK_NAMES = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
+VL_ARCHITECTURES = {"qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
+MERGER = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
 
 
-def projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
+def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
     vision = reference.config.vision_config
     taken = getattr(vision, "deepstack_visual_indexes", None) or []
     is_windowed = hasattr(vision, "window_size")
@@ -166,62 +143,48 @@ def projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "vision.attention.layer_norm_epsilon": 1e-6,
         "vision.image_min_pixels": PROCESSOR["size"]["shortest_edge"],
         "vision.image_max_pixels": PROCESSOR["size"]["longest_edge"],
-        **(_qwen2_5_keys(vision) if is_windowed else _qwen3_keys(vision, taken)),
     }
+    # llama.cpp's converter writes no side of windows: published towers have one.
+    own |= (
+        {
+            "projector_type": gguf.VisionProjectorType.QWEN25VL,
+            "use_silu": True,
+            "vision.n_wa_pattern": vision.fullatt_block_indexes[0] + 1,
+            "vision.window_size": vision.window_size,
+        }
+        if is_windowed
+        else {
+            "projector_type": gguf.VisionProjectorType.QWEN3VL,
+            "use_gelu": True,
+            "vision.spatial_merge_size": vision.spatial_merge_size,
+            "vision.is_deepstack_layers": [index in taken for index in range(vision.depth)],
+        }
+    )
     tensors = _tower_tensors(reference, taken, is_split=is_windowed)
     return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tensors
-
-
-def _qwen3_keys(vision: Any, taken: list[int]) -> dict[str, Any]:
-    return {
-        "projector_type": gguf.VisionProjectorType.QWEN3VL,
-        "use_gelu": True,
-        "vision.spatial_merge_size": vision.spatial_merge_size,
-        "vision.is_deepstack_layers": [index in taken for index in range(vision.depth)],
-    }
-
-
-def _qwen2_5_keys(vision: Any) -> dict[str, Any]:
-    """llama.cpp's converter writes no side of windows: published towers have one."""
-    return {
-        "projector_type": gguf.VisionProjectorType.QWEN25VL,
-        "use_silu": True,
-        "vision.n_wa_pattern": vision.fullatt_block_indexes[0] + 1,
-        "vision.window_size": vision.window_size,
-    }
 
 
 def _tower_tensors(
     reference: PreTrainedModel, taken: list[int], *, is_split: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in reference.state_dict().items():
-        if name.startswith(VISUAL):
-            yield from _as_written(name.removeprefix(VISUAL), tensor, taken, is_split=is_split)
-
-
-def _as_written(
-    name: str, tensor: torch.Tensor, taken: list[int], *, is_split: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    stem, _, kind = name.rpartition(".")
-    first, _, rest = stem.partition(".")
-    if stem == "patch_embed.proj" and kind == "weight":
-        yield "v.patch_embd.weight", tensor[:, :, 0]
-        yield "v.patch_embd.weight.1", tensor[:, :, 1]
-    elif stem == "patch_embed.proj":
-        yield "v.patch_embd.bias", tensor
-    elif stem == "pos_embed":
-        yield "v.position_embd.weight", tensor
-    elif first == "merger":
-        yield f"{MERGER[rest]}.{kind}", tensor
-    elif rest.endswith("attn.qkv") and is_split:
-        for part, values in zip("qkv", tensor.chunk(3), strict=True):
-            yield f"v.blk.{rest.partition('.')[0]}.attn_{part}.{kind}", values
-    else:
-        index, _, inner = rest.partition(".")
-        if first == "blocks":
-            yield f"v.blk.{index}.{BLOCK[inner]}.{kind}", tensor
+        if not name.startswith("model.visual."):
+            continue
+        stem, _, kind = name.removeprefix("model.").rpartition(".")
+        *_, part, inner = stem.split(".")
+        if stem == "visual.patch_embed.proj" and kind == "weight":
+            yield "v.patch_embd.weight", tensor[:, :, 0]
+            yield "v.patch_embd.weight.1", tensor[:, :, 1]
+        elif part == "merger" and inner in MERGER:
+            yield f"{MERGER[inner]}.{kind}", tensor
+        elif "deepstack" in stem:
+            written = inner.removeprefix("linear_")
+            yield f"v.deepstack.{taken[int(part)]}.{written}.{kind}", tensor
         else:
-            yield f"v.deepstack.{taken[int(index)]}.{DEEPSTACK_NAMES[inner]}.{kind}", tensor
+            known = tiny_gguf.name_of(tiny_mmproj.NAMES, f"{stem}.{kind}")
+            parts = "qkv" if is_split and inner == "qkv" else ["qkv"]
+            for part, values in zip(parts, tensor.chunk(len(parts)), strict=True):
+                yield known.replace("attn_qkv", f"attn_{part}"), values
 
 
 def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
@@ -248,7 +211,7 @@ def _model(model_type: str) -> TinyModel:
         pixels_of=_patches_of,
         inputs_of=_inputs_of,
         token_types="mm_token_type_ids",
-        projector=projector,
+        projector=_projector,
         save_text=_save_text,
     )
 
