@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -22,7 +20,7 @@ from inference.models.cache.paged_kv import LayerState
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.native.model import NativeModel
-from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput
+from inference.models.step_input import NUM_LONE_STATES
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
@@ -158,25 +156,6 @@ def test_preemption_and_prefix_hits_from_a_snapshot(
         if sequence_id == "first":
             prompts["next"] = [*first, *found["first"], *prompt_of(8)]
     assert cached == {"first": 0, "same": 64 if is_native else 80, "next": 96, "forked": 32}
-
-
-@each_kind
-@torch.inference_mode()
-def test_a_step_reads_one_slot_and_writes_another(model: AnyModel) -> None:
-    assert isinstance(model, DecoderModel)
-    kv = model.new_kv(8, tiny.BLOCK_TOKENS, NUM_LONE_STATES + 1)
-    step = StepInput.of_sequence(prompt_of(33), tiny.BLOCK_TOKENS)
-    model.forward(step, kv)
-    kept = [layer for layer in kv.layers if isinstance(layer, LayerState)]
-    before = [
-        (layer.conv[LONE_STATE].clone(), layer.recurrent[LONE_STATE].clone()) for layer in kept
-    ]
-    reads, writes = (np.array([slot], dtype=np.int32) for slot in (LONE_STATE, NUM_LONE_STATES))
-    model.forward(replace(step, state_reads=reads, state_writes=writes), kv)
-    for layer, (conv, recurrent) in zip(kept, before, strict=True):
-        assert torch.equal(layer.conv[LONE_STATE], conv)
-        assert torch.equal(layer.recurrent[LONE_STATE], recurrent)
-        assert layer.conv[NUM_LONE_STATES].any()
 
 
 @one_kind

@@ -4,14 +4,13 @@ converter writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import gguf
 import torch
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
-from transformers.models.llava import LlavaConfig, LlavaForConditionalGeneration
-from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.tiny_gguf import in_pairs
@@ -45,40 +44,35 @@ PROCESSOR = tiny_images.NORMALISED | {
 }
 
 
+OWN: dict[str, dict[str, Any]] = {
+    # Four patches become a row.
+    "mistral3": {"vision_config": VISION | {"hidden_act": "silu"}, "spatial_merge_size": 2},
+    # Of Pixtral 12B's form: each patch is a row.
+    "llava": {
+        "vision_config": VISION | {"hidden_act": "gelu"},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "image_seq_length": 1,
+    },
+}
+
+
 @functools.cache
-def mistral3() -> PreTrainedModel:
-    """Makes a model in which four patches become a row."""
+def reference_of(model_type: str) -> PreTrainedModel:
     torch.manual_seed(19)
-    config = Mistral3Config(
+    config = AutoConfig.for_model(
+        model_type,
         text_config=TEXT,
-        vision_config=VISION | {"hidden_act": "silu"},
-        spatial_merge_size=2,
         image_token_index=IMAGE_TOKEN,
         tie_word_embeddings=False,
         attn_implementation="eager",
+        **OWN[model_type],
     )
-    return _loud(Mistral3ForConditionalGeneration(config))
-
-
-@functools.cache
-def pixtral() -> PreTrainedModel:
-    """Makes a model of Pixtral 12B's form: each patch is a row."""
-    torch.manual_seed(23)
-    config = LlavaConfig(
-        text_config=TEXT,
-        vision_config=VISION | {"hidden_act": "gelu"},
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-        image_token_index=IMAGE_TOKEN,
-        image_seq_length=1,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-    )
-    return _loud(LlavaForConditionalGeneration(config))
-
-
-def _loud(reference: PreTrainedModel) -> PreTrainedModel:
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     return tiny_images.amplify(reference, ("vision_tower", "multi_modal"), {"embed_tokens": 3})
+
+
+mistral3 = functools.partial(reference_of, "mistral3")
 
 
 def _pixels_of(data: bytes, grid: Grid) -> Numbers:
@@ -112,7 +106,7 @@ def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     return name.removeprefix("model."), in_pairs(tensor, HEAD_DIM) if is_rotated else tensor
 
 
-def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
+def _model(model_type: str, merge: int) -> TinyModel:
     """``merge``: how many patches each way become a row."""
 
     def written(height: int, width: int) -> tuple[list[int], Grid]:
@@ -121,7 +115,7 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
         return [*rows[:-1], END], (1, height * merge, width * merge)
 
     return TinyModel(
-        make=make,
+        make=functools.partial(reference_of, model_type),
         processor=PROCESSOR,
         one=(3, 5),
         several=((1, 1), (4, 2), (1, 6)),
@@ -137,4 +131,4 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
     )
 
 
-MISTRAL3, PIXTRAL = _model(mistral3, 2), _model(pixtral, 1)
+MISTRAL3, PIXTRAL = _model("mistral3", 2), _model("llava", 1)
