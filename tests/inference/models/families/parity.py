@@ -149,7 +149,7 @@ def check_both(
     on_torch = built_on_torch(folder, cache_dir)
     check_batch_mates(reference, on_torch)
     native = natively(library, folder, cache_dir)
-    check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    check_batch_mates(reference, native)
     return on_torch
 
 
@@ -183,17 +183,10 @@ def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:
     check_prefix_hits(reference, model)
 
 
-def check_batch_mates(
-    reference: PreTrainedModel,
-    model: AnyModel,
-    *,
-    block_tokens: int = BLOCK_TOKENS,
-    vocab_size: int = VOCAB_SIZE,
-) -> None:
+def check_batch_mates(reference: PreTrainedModel, model: AnyModel) -> None:
     """Prompts of all lengths, in chunks, beside each other and beside sequences that decode."""
-    prompts = [prompt_of(length, length, vocab_size) for length in (1, 40, 61)]
-    engine = engine_of(model, prefill_tokens_per_step=19, block_tokens=block_tokens)
-    check_answers(reference, engine, prompts, 6)
+    prompts = [prompt_of(length, seed=length) for length in (1, 40, 61)]
+    check_answers(reference, engine_of(model, prefill_tokens_per_step=19), prompts, 6)
 
 
 def check_preemption(reference: PreTrainedModel, model: AnyModel) -> None:
@@ -222,8 +215,12 @@ def check_answers(
     return cached
 
 
-def prompt_of(length: int, seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    return random.Random(seed).choices(range(vocab_size), k=length)
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
+
+
+def block_tokens_of(model: AnyModel) -> int:
+    return model.decoder.block_tokens if isinstance(model, NativeModel) else BLOCK_TOKENS
 
 
 def engine_of(
@@ -231,12 +228,12 @@ def engine_of(
     *,
     context_tokens: int = CONTEXT_TOKENS,
     num_kv_blocks: int = 64,
-    block_tokens: int = BLOCK_TOKENS,
     prefill_tokens_per_step: int = 64,
     max_running: int = 8,
     **given: Any,
 ) -> Engine:
     """``given``: see ``build_engine``."""
+    block_tokens = block_tokens_of(model)
     return build_engine(
         model,
         context_tokens=min(context_tokens, num_kv_blocks * block_tokens),

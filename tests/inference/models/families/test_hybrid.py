@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -108,14 +108,9 @@ def check_answers(reference: PreTrainedModel, engine: Engine, prompts: Answers) 
     check(reference, prompts, tiny.run(engine)[0])
 
 
-def engine_of(model: AnyModel, **limits: Any) -> Engine:
-    block_tokens = tiny.NATIVE_BLOCK_TOKENS if isinstance(model, NativeModel) else tiny.BLOCK_TOKENS
-    return tiny.engine_of(model, block_tokens=block_tokens, **limits)
-
-
 @each_model
 def test_chunks_beside_those_who_decode(model: AnyModel, reference: PreTrainedModel) -> None:
-    check_answers(reference, engine_of(model, prefill_tokens_per_step=17), PROMPTS)
+    check_answers(reference, tiny.engine_of(model, prefill_tokens_per_step=17), PROMPTS)
     parity.check_adaptable(reference, model.config)
 
 
@@ -140,12 +135,12 @@ def test_preemption_and_prefix_hits_from_a_snapshot(
     model: AnyModel, reference: PreTrainedModel
 ) -> None:
     is_native = isinstance(model, NativeModel)
-    engine = engine_of(model, num_kv_blocks=5 if is_native else 17)
+    engine = tiny.engine_of(model, num_kv_blocks=5 if is_native else 17)
     check_answers(reference, engine, {"60": prompt_of(60), "62": prompt_of(62)})
     assert engine.stats().num_preemptions > 0
     first = PROMPTS["90"]
     prompts = {"first": first, "same": first, "forked": [*first[:60], *prompt_of(8)]}
-    engine = engine_of(model, prefill_tokens_per_step=40)
+    engine = tiny.engine_of(model, prefill_tokens_per_step=40)
     cached: dict[str, int] = {}
     for sequence_id in ("first", "same", "next", "forked"):
         prompt = {sequence_id: prompts[sequence_id]}

@@ -26,6 +26,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families.parity import block_tokens_of
 from tests.inference.models.families.test_hybrid import prompt_of
 from tests.inference.models.families.tiny_predictors import (
     KINDS,
@@ -51,7 +52,10 @@ class Subject:
     model: AnyModel
     predictor: AnyPredictor
     weights: Weights
-    block_tokens: int
+
+    @property
+    def block_tokens(self) -> int:
+        return block_tokens_of(self.model)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         own, table = "mtp.embed_tokens.weight", "model.embed_tokens.weight"
@@ -80,8 +84,7 @@ def loaded(
 
 def subject_of(kind: Kind, directory: Path, library: ctypes.CDLL | None = None) -> Subject:
     model, predictor = loaded(directory, directory / "cache", library)
-    block_tokens = tiny.BLOCK_TOKENS if library is None else tiny.NATIVE_BLOCK_TOKENS
-    return Subject(kind, model, predictor, weights_of(directory, model.config), block_tokens)
+    return Subject(kind, model, predictor, weights_of(directory, model.config))
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
@@ -195,7 +198,6 @@ def engine_of(subject: Subject, *, drafts: bool, num_kv_blocks: int = 128) -> En
     return tiny.engine_of(
         subject.model,
         num_kv_blocks=num_kv_blocks,
-        block_tokens=subject.block_tokens,
         prefill_tokens_per_step=19,
         predictor=subject.predictor if drafts else None,
     )

@@ -19,7 +19,7 @@ from inference.models.step_input import ImageEmbeddings
 from inference.protocol.images import SequenceImage
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import parity, tiny_hybrid
-from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS, NATIVE_BLOCK_TOKENS
+from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS
 from tests.inference.models.vision.image_models import IMAGE_MODELS
 from tests.inference.models.vision.tiny_images import Part, Prompt, TinyModel, submit
 
@@ -32,13 +32,12 @@ NUM_OUTPUTS = 10
 class Subject:
     tiny: TinyModel
     model: AnyModel
-    block_tokens: int
     prompts: dict[str, Prompt]
     answers: dict[str, list[int]]
     """transformers', to each of ``prompts``."""
 
     def engine(self, **limits: Any) -> Engine:
-        return self.tiny.engine(self.model, block_tokens=self.block_tokens, **limits)
+        return self.tiny.engine(self.model, **limits)
 
     def check(self, engine: Engine, *chosen: str) -> None:
         """Checks the answers to ``chosen`` prompts, or to all."""
@@ -65,7 +64,6 @@ def subject_of(name: str, directory: Path, library: ctypes.CDLL | None) -> Subje
         model=tiny_hybrid.on_torch(directory, directory / "cache")
         if library is None
         else tiny_hybrid.natively(library, directory, directory / "cache"),
-        block_tokens=BLOCK_TOKENS if library is None else NATIVE_BLOCK_TOKENS,
         prompts=prompts,
         answers={which: tiny.greedy(prompt, NUM_OUTPUTS) for which, prompt in prompts.items()},
     )
@@ -132,7 +130,8 @@ def test_prefix_hits_are_of_the_same_image(subject: Subject) -> None:
     first, again, of_other, other_again = hits
     assert first == 0 and of_other <= other.images[1].first_token
     # A hybrid's state is kept in front of the last of a prompt's blocks.
-    whole = len(prompt.token_ids) // subject.block_tokens * subject.block_tokens
+    block_tokens = parity.block_tokens_of(subject.model)
+    whole = len(prompt.token_ids) // block_tokens * block_tokens
     assert again == other_again >= whole - BLOCK_TOKENS
 
 
