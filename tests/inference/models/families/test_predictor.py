@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +88,15 @@ def subject_of(kind: Kind, directory: Path, library: ctypes.CDLL | None = None) 
     return Subject(kind, model, predictor, weights_of(directory, model.config))
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.param
-    return found
-
-
-@pytest.fixture(scope="module")
-def directory(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(kind.name, tmp_path_factory.mktemp("predictor"))
-
-
-@pytest.fixture(scope="module", params=["torch", "native"])
-def subject(kind: Kind, directory: Path, request: pytest.FixtureRequest) -> Subject:
-    is_native = request.param == "native"
-    library = request.getfixturevalue("library") if is_native else None
-    return subject_of(kind, directory, library)
+@pytest.fixture(
+    scope="module",
+    params=product(KINDS, ["torch", "native"]),
+    ids=lambda one: f"{one[0].name}-{one[1]}",
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    kind, path = request.param
+    library = request.getfixturevalue("library") if path == "native" else None
+    return subject_of(kind, save(kind.name, tmp_path_factory.mktemp("predictor")), library)
 
 
 @torch.no_grad()

@@ -13,10 +13,7 @@ import pytest
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.image_rows import ImageRows
 from inference.models.backend import AnyModel
-from inference.models.step_input import ImageEmbeddings
-from inference.protocol.images import SequenceImage
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import parity, tiny_hybrid
 from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS
@@ -133,30 +130,6 @@ def test_prefix_hits_are_of_the_same_image(subject: Subject) -> None:
     block_tokens = parity.block_tokens_of(subject.model)
     whole = len(prompt.token_ids) // block_tokens * block_tokens
     assert again == other_again >= whole - BLOCK_TOKENS
-
-
-@subjects(["qwen3_vl"], "on torch")
-def test_no_step_waits_for_more_than_one_image(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[int] = []
-    run, step = ImageRows.of, Engine.step
-
-    def counted(rows: ImageRows, image: SequenceImage) -> ImageEmbeddings:
-        before = rows.num_runs
-        found = run(rows, image)
-        runs[-1] += rows.num_runs - before
-        return found
-
-    def stepped(engine: Engine) -> Any:
-        runs.append(0)
-        return step(engine)
-
-    monkeypatch.setattr(ImageRows, "of", counted)
-    monkeypatch.setattr(Engine, "step", stepped)
-    subject.check(subject.engine())
-    contents = {one.content_id for prompt in subject.prompts.values() for one in prompt.images}
-    assert max(runs) == 1 and sum(runs) == len(contents), "some are in two prompts"
 
 
 @subjects(["qwen3_vl"], "on torch")
