@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.inference.models.families import tiny_gguf
-from tests.inference.models.families.rows import Row
+from tests.inference.models.families.rows import THETA, YARN, Row
 
 ARCH = gguf.MODEL_ARCH.DEEPSEEK2
 
@@ -81,18 +81,10 @@ LATENT: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-V2_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
-V3_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}
+BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+V2_YARN = YARN | BETAS | {"mscale": 0.707, "mscale_all_dim": 0.707}
+V3_YARN = YARN | BETAS | {"mscale": 1.0, "mscale_all_dim": 0.8}
 """Unlike each other, so that cosines and sines have a part of the rule too."""
-PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 
 V2 = LATENT | {
     "q_lora_rank": 96,
@@ -124,7 +116,7 @@ GLM: dict[str, Any] = {key: V3[key] for key in V3 if key != "first_k_dense_repla
     "n_group": 1,
     "topk_group": 1,
     "routed_scaling_factor": 1.8,
-    "rope_parameters": PLAIN,
+    "rope_parameters": THETA,
     "attention_bias": False,
 }
 HALVES = KIMI | {"rope_interleave": False, "q_lora_rank": None}

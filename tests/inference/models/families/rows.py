@@ -62,24 +62,18 @@ class Row:
 
 THETA = {"rope_theta": 10_000.0, "rope_type": "default"}
 HALF = THETA | {"partial_rotary_factor": 0.5}
-OLMO3_ROPE = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "rope_theta": 10_000.0,
-        "original_max_position_embeddings": 32,
-    },
-    "sliding_attention": THETA,
-}
-GEMMA3_ROPE = {
-    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
-    "sliding_attention": THETA,
-}
-MINISTRAL3_ROPE = {
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 32,
+}
+OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": THETA}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": THETA,
+}
+MINISTRAL3_ROPE = YARN | {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.5,

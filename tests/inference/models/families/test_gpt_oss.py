@@ -20,7 +20,7 @@ from inference.models.registry import unsupported_reason
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity, tiny_gguf
-from tests.inference.models.families.rows import Row
+from tests.inference.models.families.rows import YARN, Row
 
 NUM_EXPERTS = 4
 MXFP4_TYPE = gguf.GGMLQuantizationType.MXFP4
@@ -31,13 +31,7 @@ ROW = Row(
         "num_local_experts": NUM_EXPERTS,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "rope_theta": 10_000.0,
-            "truncate": False,
-            "original_max_position_embeddings": 32,
-        },
+        "rope_parameters": YARN | {"truncate": False},
     },
 )
 

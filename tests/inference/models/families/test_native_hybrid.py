@@ -47,7 +47,7 @@ class Sequences:
         self._model = model
         self._lengths = [0] * num_sequences
         self._turns = [0] * num_sequences
-        self.kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
+        self._kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
 
     @torch.inference_mode()
     def run(self, spans: list[tuple[int, list[int]]]) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Sequences:
             queries.append((token_ids, start, range(8 * sequence, 8 * sequence + 8)))
             self._lengths[sequence] = start + len(token_ids)
         step = step_of(*queries, block_tokens=BLOCK_TOKENS, state_slots=(reads, writes))
-        return self._model.forward(step, self.kv)
+        return self._model.forward(step, self._kv)
 
 
 TOKENS = prompt_of(150)
