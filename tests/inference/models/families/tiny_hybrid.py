@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +97,17 @@ def reference_of(model_type: str) -> PreTrainedModel:
     return randomised(kind.from_config(config, dtype=torch.float32))
 
 
-qwen3_5, qwen3_5_moe, qwen3_next = (functools.partial(reference_of, name) for name in CONFIGS)
+def maker(build: Callable[[str], PreTrainedModel], name: str) -> Callable[[], PreTrainedModel]:
+    """A function of this name that builds the model of this name."""
+
+    def make() -> PreTrainedModel:
+        return build(name)
+
+    make.__name__ = name
+    return make
+
+
+qwen3_5, qwen3_5_moe, qwen3_next = (maker(reference_of, name) for name in CONFIGS)
 
 
 def save(reference: PreTrainedModel, directory: Path) -> Path:

@@ -10,7 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.inference.models.families.rows import MULTIPLIERS, THETA
-from tests.inference.models.families.tiny_hybrid import CONTEXT_TOKENS, VOCAB_SIZE, randomised
+from tests.inference.models.families.tiny_hybrid import (
+    CONTEXT_TOKENS,
+    VOCAB_SIZE,
+    maker,
+    randomised,
+)
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -116,5 +121,5 @@ def reference_of(name: str) -> PreTrainedModel:
 
 
 lfm2, biased_lfm2, lfm2_moe, granite4, granite4_dense, bamba, nemotron_h = (
-    functools.partial(reference_of, name) for name in CONFIGS
+    maker(reference_of, name) for name in CONFIGS
 )
