@@ -1,10 +1,11 @@
-"""Steps for tests, query by query."""
+"""Steps for tests, query by query, and a capture of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from inference.models.graphed import Replay
 from inference.models.step_input import StepInput, block_table_of
 
 Query = tuple[Sequence[int], int, Sequence[int]]
@@ -22,3 +23,22 @@ def step_of(*queries: Query, block_tokens: int, num_decodes: int = 0, **given: A
         num_decodes=num_decodes,
         **given,
     )
+
+
+class FakeCapture:
+    """Records nothing and calls again."""
+
+    def __init__(self) -> None:
+        self.num_captured = 0
+        self.replayed: list[int] = []
+        """Places among the captured, one for each replay."""
+
+    def __call__(self, forward: Callable[[], None]) -> Replay:
+        index, self.num_captured = self.num_captured, self.num_captured + 1
+        forward()
+
+        def replay() -> None:
+            self.replayed.append(index)
+            forward()
+
+        return replay

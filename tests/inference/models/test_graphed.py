@@ -17,9 +17,8 @@ from inference.models.cuda.card import CudaCapture
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import Capture, GraphedDecoder, Replay, row_buckets
 from inference.models.step_input import StepInput, block_table_of
-from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
-from tests.inference.models.fake_capture import FakeCapture
+from tests.inference.models.steps import FakeCapture
 
 NUM_BLOCKS, BLOCK_TOKENS = 16, 8
 CPU = torch.device("cpu")
@@ -69,6 +68,16 @@ def captured(
     return graphed, filled(ours), theirs
 
 
+DRAFTS = StepInput.of_queries(
+    *([5, 6, 7, 8, 9, 10], [17, 2, 11], [3, 1, 2], block_table_of([[3, 1, 7], [4], [2, 9]])),
+    BLOCK_TOKENS,
+    num_decodes=3,
+)
+SOME_ROWS = replace(decodes(4, 2), logit_rows=np.array([3, 1], dtype=np.int32))
+SHAPES = [(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]
+"""The numbers of rows and of columns."""
+
+
 @pytest.mark.parametrize("device_name", ["cpu", CUDA])
 @torch.inference_mode()
 def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
@@ -76,8 +85,9 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
     model = tiny_model(device)
     capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
     graphed, ours, theirs = captured(model, capture)
-    for seed, (num_rows, num_columns) in enumerate([(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]):
-        step = decodes(num_rows, num_columns, seed)
+    steps = [decodes(*shape, seed) for seed, shape in enumerate(SHAPES)]
+    assert DRAFTS.has_runs
+    for step in (*steps, DRAFTS, SOME_ROWS):
         logits = graphed.forward(step, ours)
         wanted = model.forward(step, theirs)
         assert logits.shape == wanted.shape
@@ -86,43 +96,8 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
         before_scratch = slice(0, ours.scratch_slot)
         found = written.entries[before_scratch]
         assert torch.allclose(found, expected.entries[before_scratch], atol=1e-4)
-
-
-@torch.inference_mode()
-def test_drafts_run_in_captured_steps() -> None:
-    model, capture = tiny_model(CPU), FakeCapture()
-    graphed, ours, theirs = captured(model, capture, max_rows=8)
-    table = block_table_of([[3, 1, 7], [4], [2, 9]])
-    step = StepInput.of_queries(
-        [5, 6, 7, 8, 9, 10], [17, 2, 11], [3, 1, 2], table, BLOCK_TOKENS, num_decodes=3
-    )
-    assert step.has_runs
-    assert torch.allclose(graphed.forward(step, ours), model.forward(step, theirs), atol=1e-4)
-    assert len(capture.replayed) == 1
-
-
-@torch.inference_mode()
-def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
-    config = replace(CONFIG, has_predictor=True)
-    model, capture = tiny_model(CPU, config=config), FakeCapture()
-    graphed, ours, theirs = captured(model, capture)
-    steps = decodes(3, 4), decodes(5, 3, seed=1)
-    found = [graphed.forward_with_hidden(step, ours)[1] for step in steps]
-    wanted = [model.forward_with_hidden(step, theirs)[1] for step in steps]
-    assert len(capture.replayed) == 2
-    assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(found, wanted, strict=True))
-
-
-@torch.inference_mode()
-def test_a_step_with_a_prompt_is_one_pass_of_the_model() -> None:
-    model, capture = tiny_model(CPU), FakeCapture()
-    graphed, kv, _ = captured(model, capture)
-    table = block_table_of([[3, 1], [4]])
-    mixed = StepInput.of_queries(
-        [5, 6, 7], [9, 0], [1, 2], table, BLOCK_TOKENS, num_decodes=1, logit_rows=[0, 2]
-    )
-    assert graphed.forward(mixed, kv).shape == (2, CONFIG.vocab_size)
-    assert capture.replayed == []
+    if isinstance(capture, FakeCapture):
+        assert len(capture.replayed) == len(steps) + 2
 
 
 @torch.inference_mode()
@@ -140,41 +115,43 @@ def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
 
 
 @torch.inference_mode()
-def test_the_smallest_step_that_holds_the_rows_runs() -> None:
-    capture = FakeCapture()
-    graphed, kv, _ = captured(capture=capture, context_tokens=16)
-    for num_rows in (1, 2, 3, 4, 5, 6):
-        graphed.forward(decodes(num_rows, 1), kv)
-    largest_first = [6, 4, 2, 1]
-    assert [largest_first[index] for index in capture.replayed] == [1, 2, 4, 4, 6, 6]
-
-
-@torch.inference_mode()
-def test_a_captured_step_gives_the_logits_that_are_wanted() -> None:
-    capture = FakeCapture()
-    graphed, kv, _ = captured(capture=capture, max_rows=4, context_tokens=16)
-    step = decodes(4, 2)
-    every = graphed.forward(step, kv).clone()
-    some = graphed.forward(replace(step, logit_rows=np.array([3, 1], dtype=np.int32)), kv)
+def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
+    config = replace(CONFIG, has_predictor=True)
+    model, capture = tiny_model(CPU, config=config), FakeCapture()
+    graphed, ours, theirs = captured(model, capture)
+    steps = decodes(3, 4), decodes(5, 3, seed=1)
+    found = [graphed.forward_with_hidden(step, ours)[1] for step in steps]
+    wanted = [model.forward_with_hidden(step, theirs)[1] for step in steps]
     assert len(capture.replayed) == 2
-    assert torch.equal(some, every[[3, 1]])
+    assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(found, wanted, strict=True))
 
 
 @torch.inference_mode()
-def test_what_no_captured_step_holds_runs_as_before() -> None:
+def test_the_smallest_step_that_holds_the_rows_runs_and_the_model_where_none_does() -> None:
     capture = FakeCapture()
     graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv, other = (graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS) for _ in range(2))
     graphed.forward(decodes(2, 1), kv)
-    graphed.capture(kv, max_rows=2, context_tokens=16)
-    for step, storage in [
-        (decodes(3, 1), kv),
-        (decodes(1, 3), kv),
-        (decodes(1, 1), other),
-    ]:
+    assert graphed.capture_in_words == "no CUDA graphs yet"
+    graphed.capture(kv, max_rows=6, context_tokens=16)
+    assert graphed.capture_in_words == "decode steps of up to 6 rows in CUDA graphs"
+    for num_rows in (1, 2, 3, 4, 5, 6):
+        graphed.forward(decodes(num_rows, 1), kv)
+    largest_first, replayed = [6, 4, 2, 1], list(capture.replayed)
+    assert [largest_first[index] for index in replayed] == [1, 2, 4, 4, 6, 6]
+    table = block_table_of([[3, 1], [4]])
+    with_prompt = StepInput.of_queries(
+        [5, 6, 7], [9, 0], [1, 2], table, BLOCK_TOKENS, num_decodes=1, logit_rows=[0, 2]
+    )
+    for step, storage, num_logits in (
+        (with_prompt, kv, 2),
+        (decodes(7, 1), kv, 7),
+        (decodes(1, 3), kv, 1),
+        (decodes(1, 1), other, 1),
+    ):
         logits = graphed.forward(step, storage)
-        assert logits.shape == (len(step.token_ids), CONFIG.vocab_size)
-    assert capture.replayed == []
+        assert logits.shape == (num_logits, CONFIG.vocab_size)
+    assert capture.replayed == replayed
 
 
 @torch.inference_mode()
@@ -186,28 +163,13 @@ def test_a_capture_that_fails_is_reported_and_leaves_the_model_working() -> None
     graphed, kv, _ = captured(capture=refuse, max_rows=2, context_tokens=16)
     assert graphed.forward(decodes(2, 1), kv).shape == (2, CONFIG.vocab_size)
     assert graphed.capture_in_words == "no CUDA graphs (RuntimeError)"
-
-
-def test_in_words() -> None:
-    graphed, _, _ = captured(max_rows=4)
-    assert graphed.capture_in_words == "decode steps of up to 4 rows in CUDA graphs"
     assert tiny_model(CPU).capture_in_words == ""
 
 
-@each_case(
-    ("max_rows", "expected"),
-    [
-        (1, [1]),
-        (3, [1, 2, 3]),
-        (32, [1, 2, 4, 8, 16, 24, 32]),
-        (33, [1, 2, 4, 8, 16, 24, 32, 33]),
-    ],
-)
-def test_row_buckets(max_rows: int, expected: list[int]) -> None:
-    assert row_buckets(max_rows) == expected
-
-
 def test_few_rows_are_wasted() -> None:
+    small = [1, 2, 4, 8, 16, 24, 32]
+    for max_rows, expected in ((1, [1]), (3, [1, 2, 3]), (32, small), (33, [*small, 33])):
+        assert row_buckets(max_rows) == expected
     buckets = row_buckets(256)
     assert len(buckets) == 19
     for smaller, larger in pairwise(buckets):

@@ -5,7 +5,7 @@ turns of the key heads that they belong to."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,33 @@ from tests.inference.models.families.tiny_gguf import Codes, Numbers
 
 NESTED = "model.language_model."
 ROUNDED_TO = gguf.GGMLQuantizationType.Q8_0
-Encode = Callable[[str, Numbers], tuple[Codes, gguf.GGMLQuantizationType]]
-"""Encodes a tensor by its GGUF name."""
 KINDS = {
     "qwen3_5": (gguf.MODEL_ARCH.QWEN35, True),
     "qwen3_5_moe": (gguf.MODEL_ARCH.QWEN35MOE, True),
     "qwen3_next": (gguf.MODEL_ARCH.QWEN3NEXT, False),
 }
 """The architecture by model type, and whether heads of values lie by turns of the keys' heads."""
-KEPT = (".visual.", "conv1d", "mlp.gate.", "shared_expert_gate")
+KEPT = (".visual.", "conv1d", "mlp.gate.", "shared_expert_gate", "ffn_gate_inp")
+"""Parts of the names of matrices that files do not quantise."""
+NEXTN = {
+    "mtp.layers.0.": "model.layers.{}.",
+    "mtp.fc.": "blk.{}.nextn.eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "blk.{}.nextn.enorm.",
+    "mtp.pre_fc_norm_hidden.": "blk.{}.nextn.hnorm.",
+    "mtp.norm.": "blk.{}.nextn.shared_head_norm.",
+}
+"""How names of a predictor begin, and what stands there instead."""
 
 
 def save_gguf(
     reference: PreTrainedModel,
     path: Path,
     *,
-    encode: Encode | None = None,
+    in_8_bits: bool = False,
     predictor: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """``encode``: how the matrices are written that files quantise. ``predictor``: the tensors of
-    a layer of multi-token prediction, by safetensors' names; none of a layer that is counted
-    and left out."""
+    """``predictor``: the tensors of a layer of multi-token prediction, by safetensors' names; none
+    of a layer that is counted and left out."""
     kind, are_value_heads_tiled = KINDS[reference.config.model_type]
     text = reference.config.get_text_config()
     num_layers = text.num_hidden_layers
@@ -51,56 +57,32 @@ def save_gguf(
         "full_attention_interval": 4,
         "expert_weights_norm": None,
     }
-    rounded_names: set[str] = set()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        names = gguf.get_tensor_name_map(kind, num_layers + 1)
-        for name, tensor in (*reference.state_dict().items(), *(predictor or {}).items()):
-            inner = name.replace("mtp.layers.0.", f"model.layers.{num_layers}.")
-            for written, values in _as_written(inner, tensor, text, are_value_heads_tiled):
-                known = _nextn_name(written, num_layers) or tiny_gguf.name_of(names, written)
-                if _is_rounded(name, tensor):
-                    rounded_names.add(known)
-                yield (known if known.startswith("blk.") else written), values
+        for name, tensor in (reference.state_dict() | dict(predictor or {})).items():
+            for theirs, ours in NEXTN.items():
+                name = name.replace(theirs, ours.format(num_layers))
+            yield from _as_written(name, tensor, text, are_value_heads_tiled)
 
-    def encoded(known: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
-        return None if encode is None or known not in rounded_names else encode(known, numbers)
+    def encoded(name: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
+        if not in_8_bits or numbers.ndim == 1 or any(part in name for part in KEPT):
+            return None
+        return gguf.quantize(numbers, ROUNDED_TO), ROUNDED_TO
 
     image_token = getattr(reference.config, "image_token_id", None)
     named = {} if image_token is None else {image_token: "<|image_pad|>"}
     return tiny_gguf.write(path, kind, text, tensors(), own, encode=encoded, named=named)
 
 
-NEXTN = {
-    "mtp.fc": gguf.MODEL_TENSOR.NEXTN_EH_PROJ,
-    "mtp.pre_fc_norm_embedding": gguf.MODEL_TENSOR.NEXTN_ENORM,
-    "mtp.pre_fc_norm_hidden": gguf.MODEL_TENSOR.NEXTN_HNORM,
-    "mtp.norm": gguf.MODEL_TENSOR.NEXTN_SHARED_HEAD_NORM,
-}
-
-
-def _nextn_name(name: str, layer: int) -> str | None:
-    stem, _, kind = name.rpartition(".")
-    return f"{gguf.TENSOR_NAMES[NEXTN[stem]].format(bid=layer)}.{kind}" if stem in NEXTN else None
-
-
-def in_8_bits(name: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
-    return gguf.quantize(numbers, ROUNDED_TO), ROUNDED_TO
-
-
 def rounded(reference: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose matrices are what ``in_8_bits`` keeps of them."""
+    """A copy whose matrices are what 8 bits keep of them."""
     copied = copy.deepcopy(reference)
     with torch.no_grad():
         for name, tensor in copied.state_dict().items():
-            if _is_rounded(name, tensor):
+            if tensor.dim() > 1 and not any(part in name for part in KEPT):
                 codes = gguf.quantize(tensor.float().contiguous().numpy(), ROUNDED_TO)
                 tensor.copy_(torch.from_numpy(gguf.dequantize(codes, ROUNDED_TO)))
     return copied
-
-
-def _is_rounded(name: str, tensor: torch.Tensor) -> bool:
-    return tensor.dim() > 1 and not any(part in name for part in KEPT)
 
 
 def _as_written(
@@ -114,7 +96,7 @@ def _as_written(
         return
     layer, _, own = name.rpartition(".linear_attn.")
     if not layer:
-        is_norm = name.endswith("norm.weight") or ".pre_fc_norm_" in name
+        is_norm = name.endswith("norm.weight")
         yield name, tensor + 1 if is_norm else tensor
         return
     key_heads, value_heads = text.linear_num_key_heads, text.linear_num_value_heads

@@ -4,8 +4,7 @@ table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.inference.models.families import tiny_gguf
-from tests.inference.models.families.rows import Row
-from tests.inference.models.families.tiny_gguf import Codes, Numbers
+from tests.inference.models.families.rows import THETA, YARN, Row
 
 ARCH = gguf.MODEL_ARCH.DEEPSEEK2
-Types = Mapping[str, gguf.GGMLQuantizationType]
 
 
 def save_latent(
@@ -26,22 +23,15 @@ def save_latent(
     path: Path,
     *,
     is_split: bool,
-    types: Types | None = None,
-    num_predicting: int = 0,
+    types: tiny_gguf.Types | None = None,
 ) -> Path:
-    """``types``: by a part of GGUF's name, where not float32. ``num_predicting``: layers behind
-    the model's own that predict further tokens."""
+    """``types``: see ``tiny_gguf.in_types``."""
     config = reference.config
-    num_layers, query_dim = (
-        config.num_hidden_layers,
-        config.qk_nope_head_dim + config.qk_rope_head_dim,
-    )
+    query_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     kept = config.kv_lora_rank + config.qk_rope_head_dim
     is_v2, rope = config.model_type == "deepseek_v2", config.rope_parameters
     gatings = gguf.ExpertGatingFuncType
     own = {
-        "block_count": num_layers + num_predicting,
-        "nextn_predict_layers": num_predicting or None,
         "attention.head_count_kv": 1 if is_split else config.num_attention_heads,
         "attention.key_length": kept if is_split else query_dim,
         "attention.value_length": config.kv_lora_rank if is_split else config.v_head_dim,
@@ -58,17 +48,8 @@ def save_latent(
     if config.n_group == 1:
         own |= {"expert_group_count": None, "expert_group_used_count": None}
 
-    def encoded(known: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
-        type = next((types[part] for part in types or () if part in known), None)  # type: ignore[index]
-        if type is None or numbers.ndim == 1:
-            return None
-        return gguf.quantize(numbers, type), type
-
     tensors = _tensors(reference, is_split=is_split)
-    if num_predicting:
-        added = f"blk.{num_layers}.nextn.eh_proj.weight", torch.ones(2, 2)
-        tensors = chain(tensors, [added])
-    return tiny_gguf.write(path, ARCH, config, tensors, own, encode=encoded)
+    return tiny_gguf.write(path, ARCH, config, tensors, own, encode=tiny_gguf.in_types(types))
 
 
 def _tensors(reference: PreTrainedModel, *, is_split: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -100,18 +81,10 @@ LATENT: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-V2_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
-V3_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}
+BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+V2_YARN = YARN | BETAS | {"mscale": 0.707, "mscale_all_dim": 0.707}
+V3_YARN = YARN | BETAS | {"mscale": 1.0, "mscale_all_dim": 0.8}
 """Unlike each other, so that cosines and sines have a part of the rule too."""
-PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 
 V2 = LATENT | {
     "q_lora_rank": 96,
@@ -143,7 +116,7 @@ GLM: dict[str, Any] = {key: V3[key] for key in V3 if key != "first_k_dense_repla
     "n_group": 1,
     "topk_group": 1,
     "routed_scaling_factor": 1.8,
-    "rope_parameters": PLAIN,
+    "rope_parameters": THETA,
     "attention_bias": False,
 }
 HALVES = KIMI | {"rope_interleave": False, "q_lora_rank": None}

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +24,27 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel
+from inference.models.adapter import adaptable_shapes
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
+from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, unsupported_reason
-from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
 from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, GGUFRow, Row
 
 BLOCK_TOKENS = 8
 
 
 def build_reference(row: Row) -> PreTrainedModel:
     torch.manual_seed(7)
-    config = AutoConfig.for_model(row.model_type, **row.sizes)
+    config = AutoConfig.for_model(row.model_type, **deepcopy(row.sizes))
     reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
@@ -49,6 +53,9 @@ def build_reference(row: Row) -> PreTrainedModel:
             for part, times in row.louder.items():
                 if part in name:
                     parameter.mul_(times)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.3, 0.3)
     return reference
 
 
@@ -59,22 +66,42 @@ def save_safetensors(reference: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
-    """Saves a GGUF by the gguf package's own names, which are llama.cpp's."""
+def save_gguf(
+    row: Row,
+    reference: PreTrainedModel,
+    path: Path,
+    types: tiny_gguf.Types | None = None,
+    added: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
+    """Saves a GGUF by the gguf package's own names, which are llama.cpp's. ``types``: see
+    ``tiny_gguf.in_types``. ``added``: beside the model's own tensors."""
     assert row.gguf is not None
-    own, config = row.gguf, reference.config
+    state = reference.state_dict() | dict(added or {})
+    return save_text(row.gguf, reference.config, state, path, encode=tiny_gguf.in_types(types))
+
+
+def save_text(
+    own: GGUFRow, config: Any, state: Mapping[str, torch.Tensor], path: Path, **given: Any
+) -> Path:
+    """``config``: of the text model, whose names ``state`` has; ``given``: see
+    ``tiny_gguf.write``."""
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in reference.state_dict().items():
+        for name, weight in state.items():
             values = weight.float()
             if name.endswith("norm.weight"):
                 values = values + own.norm_offset
             if own.interleaves and (".q_proj." in name or ".k_proj." in name):
                 values = tiny_gguf.in_pairs(values, config.head_dim)
-            yield name, values
+            if name.endswith("e_score_correction_bias"):
+                name = name.removesuffix("_bias").replace("gate.moe_statics", "moe_statics")
+                name, values = f"{name}.bias", values.flatten()
+            if own.transposes and ".experts." in name:
+                values = values.transpose(1, 2)
+            yield from tiny_gguf.unstacked(name, values)
 
     kind = kind_of(own.architecture)
-    return tiny_gguf.write(path, kind, config, tensors(), own.keys)
+    return tiny_gguf.write(path, kind, config, tensors(), own.keys, **given)
 
 
 def kind_of(architecture: str) -> gguf.MODEL_ARCH:
@@ -96,8 +123,6 @@ def built_on_torch(
     source: Path, cache_dir: Path, context_tokens: int = CONTEXT_TOKENS, **changes: Any
 ) -> AnyModel:
     model = opened(source, cache_dir, **changes)
-    names = {tensor.name for tensor in family_of(model.config).tensors(model.config)}
-    assert names, "preflight has something to look for"
     built = build_model(model.config, model.weights, context_tokens)
     model.close()
     return built
@@ -124,8 +149,30 @@ def check_both(
     on_torch = built_on_torch(folder, cache_dir)
     check_batch_mates(reference, on_torch)
     native = natively(library, folder, cache_dir)
-    check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    check_batch_mates(reference, native)
     return on_torch
+
+
+LAYER_MLP = re.compile(r"model\.layers\.(\d+)\.mlp\.")
+
+
+def check_adaptable(reference: PreTrainedModel, config: ModelConfig) -> None:
+    """Checks that adapters may change what PEFT trains where it is to train all linear layers."""
+    shapes, hub_name = adaptable_shapes(config), family_of(config).hub_name
+    head = reference.get_output_embeddings()
+    linear = {
+        module_name: tuple(module.weight.shape)
+        for module_name, module in reference.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    assert linear
+    for module_name, shape in linear.items():
+        own = hub_name(f"{module_name}.weight").removesuffix(".weight")
+        if own in shapes:
+            assert shapes[own] == shape, module_name
+        elif "model.visual." not in module_name:  # a tower is not adapted, nor are experts
+            of_mlp = LAYER_MLP.match(own)
+            assert of_mlp and config.mlp_kinds[int(of_mlp[1])] == "sparse", module_name
 
 
 def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:
@@ -136,17 +183,10 @@ def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:
     check_prefix_hits(reference, model)
 
 
-def check_batch_mates(
-    reference: PreTrainedModel,
-    model: AnyModel,
-    *,
-    block_tokens: int = BLOCK_TOKENS,
-    vocab_size: int = VOCAB_SIZE,
-) -> None:
+def check_batch_mates(reference: PreTrainedModel, model: AnyModel) -> None:
     """Prompts of all lengths, in chunks, beside each other and beside sequences that decode."""
-    prompts = [prompt_of(length, length, vocab_size) for length in (1, 40, 61)]
-    engine = engine_of(model, prefill_tokens_per_step=19, block_tokens=block_tokens)
-    check_answers(reference, engine, prompts, 6)
+    prompts = [prompt_of(length, seed=length) for length in (1, 40, 61)]
+    check_answers(reference, engine_of(model, prefill_tokens_per_step=19), prompts, 6)
 
 
 def check_preemption(reference: PreTrainedModel, model: AnyModel) -> None:
@@ -175,8 +215,12 @@ def check_answers(
     return cached
 
 
-def prompt_of(length: int, seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    return random.Random(seed).choices(range(vocab_size), k=length)
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
+
+
+def block_tokens_of(model: AnyModel) -> int:
+    return model.decoder.block_tokens if isinstance(model, NativeModel) else BLOCK_TOKENS
 
 
 def engine_of(
@@ -184,12 +228,12 @@ def engine_of(
     *,
     context_tokens: int = CONTEXT_TOKENS,
     num_kv_blocks: int = 64,
-    block_tokens: int = BLOCK_TOKENS,
     prefill_tokens_per_step: int = 64,
     max_running: int = 8,
     **given: Any,
 ) -> Engine:
     """``given``: see ``build_engine``."""
+    block_tokens = block_tokens_of(model)
     return build_engine(
         model,
         context_tokens=min(context_tokens, num_kv_blocks * block_tokens),
@@ -220,12 +264,26 @@ def submit(
 
 def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
     """Step until nothing is left: every sequence's output, and how much of its prompt was known."""
+    answers, cached, failed = outcomes(engine)
+    assert not failed
+    return answers, cached
+
+
+Outcomes = tuple[dict[str, list[int]], dict[str, int], dict[str, str]]
+
+
+def outcomes(engine: Engine) -> Outcomes:
+    """As ``run``, and the codes of those that fail."""
     answers: dict[str, list[int]] = {}
     cached: dict[str, int] = {}
+    failed: dict[str, str] = {}
     while engine.has_work:
         for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
+            if isinstance(output, SequenceFailed):
+                failed[output.sequence_id] = output.code
+                continue
             answers.setdefault(output.sequence_id, []).extend(output.token_ids)
             if output.num_cached_tokens is not None:
                 cached[output.sequence_id] = output.num_cached_tokens
-    return answers, cached
+        engine.check_integrity()
+    return answers, cached, failed

@@ -35,6 +35,8 @@ class GGUFRow:
     """Whether the converter writes rotary rows in pairs."""
     norm_offset: float = 0.0
     """What the converter adds to the weights of norms."""
+    transposes: bool = False
+    """Whether transformers' stacks of experts have their inputs first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,30 +52,28 @@ class Row:
     name: for models whose answers would not depend on their state otherwise."""
 
     @property
+    def overrides(self) -> dict[str, Any]:
+        return self.config
+
+    @property
     def sizes(self) -> dict[str, Any]:
         return {k: v for k, v in (SIZES | self.config).items() if k not in self.without}
 
 
 THETA = {"rope_theta": 10_000.0, "rope_type": "default"}
 HALF = THETA | {"partial_rotary_factor": 0.5}
-OLMO3_ROPE = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "rope_theta": 10_000.0,
-        "original_max_position_embeddings": 32,
-    },
-    "sliding_attention": THETA,
-}
-GEMMA3_ROPE = {
-    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
-    "sliding_attention": THETA,
-}
-MINISTRAL3_ROPE = {
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 32,
+}
+OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": THETA}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": THETA,
+}
+MINISTRAL3_ROPE = YARN | {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.5,
@@ -89,122 +89,86 @@ GEMMA2 = {
     "final_logit_softcapping": 3.0,
 }
 
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.125,
+    "logits_scaling": 2.0,
+}
+GRANITE4 = {
+    "layer_types": ["full_attention"] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 96,
+    "position_embedding_type": "rope",
+}
+GLM = {"rope_parameters": HALF, "attention_bias": True, "eos_token_id": 2}
+TIED = {"tie_word_embeddings": True}
+WINDOW = {"sliding_window": 20}
+MINISTRAL3_KEYS = {"attention.temperature_scale": 0.5, "rope.scaling.yarn_log_multiplier": 1.0}
+
+
+def row_of(
+    model_type: str, config: dict[str, Any] | None = None, architecture: str = "", **own: Any
+) -> Row:
+    """``architecture``: GGUF's, where llama.cpp has one; ``own``: see ``GGUFRow``."""
+    gguf = GGUFRow(architecture=architecture, **own) if architecture else None
+    return Row(model_type=model_type, config=config or {}, gguf=gguf)
+
+
 ROWS = (
-    Row(model_type="llama", gguf=GGUFRow(architecture="llama", interleaves=True)),
-    Row(model_type="mistral", config={"sliding_window": 20}),
-    Row(
-        model_type="ministral3",
-        config={"rope_parameters": MINISTRAL3_ROPE},
-        gguf=GGUFRow(
-            architecture="mistral3",
-            interleaves=True,
-            keys={"attention.temperature_scale": 0.5, "rope.scaling.yarn_log_multiplier": 1.0},
-        ),
+    row_of("llama", {}, "llama", interleaves=True),
+    row_of("mistral", WINDOW),
+    row_of(
+        *("ministral3", {"rope_parameters": MINISTRAL3_ROPE}, "mistral3"),
+        interleaves=True,
+        keys=MINISTRAL3_KEYS,
     ),
-    Row(model_type="qwen2", gguf=GGUFRow(architecture="qwen2")),
-    Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3")),
-    Row(
-        model_type="gemma",
-        config={"tie_word_embeddings": True},
-        gguf=GGUFRow(architecture="gemma", norm_offset=1.0),
+    row_of("qwen2", {}, "qwen2"),
+    row_of("qwen3", {}, "qwen3"),
+    row_of("gemma", TIED, "gemma", norm_offset=1.0),
+    row_of(
+        *("gemma2", GEMMA2 | FOUR_LAYERS | TIED | {"query_pre_attn_scalar": 16}, "gemma2"),
+        norm_offset=1.0,
     ),
-    Row(
-        model_type="gemma2",
-        config=GEMMA2 | FOUR_LAYERS | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True},
-        gguf=GGUFRow(architecture="gemma2", norm_offset=1.0),
+    row_of(
+        "gemma3_text",
+        WINDOW
+        | TIED
+        | {"num_hidden_layers": 6, "query_pre_attn_scalar": 16, "rope_parameters": GEMMA3_ROPE},
+        "gemma3",
+        norm_offset=1.0,
     ),
-    Row(
-        model_type="gemma3_text",
-        config={
-            "num_hidden_layers": 6,
-            "query_pre_attn_scalar": 16,
-            "sliding_window": 20,
-            "rope_parameters": GEMMA3_ROPE,
-            "tie_word_embeddings": True,
-        },
-        gguf=GGUFRow(architecture="gemma3", norm_offset=1.0),
+    row_of("phi3", WINDOW | {"rope_parameters": HALF}, "phi3"),
+    row_of("glm", GLM),
+    row_of("glm4", GLM, "glm4"),
+    row_of("granite", MULTIPLIERS, "granite", interleaves=True),
+    row_of("granitemoehybrid", GRANITE4 | MULTIPLIERS),
+    row_of("smollm3", FOUR_LAYERS | {"rope_parameters": THETA}, "smollm3", interleaves=True),
+    row_of("olmo2", {}, "olmo2"),
+    row_of("olmo3", FOUR_LAYERS | WINDOW | {"rope_parameters": OLMO3_ROPE}, "olmo2"),
+    row_of("exaone4", FOUR_LAYERS | WINDOW | {"rope_parameters": THETA}, "exaone4"),
+    row_of("seed_oss", {}, "seed_oss"),
+    row_of("ernie4_5", TIED, "ernie4_5"),
+    row_of("cohere", TIED | {"logit_scale": 0.5}, "command-r"),
+    row_of("cohere2", FOUR_LAYERS | WINDOW | TIED, "cohere2"),
+    row_of(
+        "hunyuan_v1_dense",
+        {"rope_parameters": STRETCHED, "eos_token_id": 2},
+        "hunyuan-dense",
+        keys={"rope.freq_base": 1_000.0 * 50.0 ** (16 / 14)},
     ),
-    Row(
-        model_type="phi3",
-        config={"rope_parameters": HALF, "sliding_window": 20},
-        gguf=GGUFRow(architecture="phi3"),
-    ),
-    Row(
-        model_type="glm",
-        config={"rope_parameters": HALF, "attention_bias": True, "eos_token_id": 2},
-    ),
-    Row(
-        model_type="glm4",
-        config={"rope_parameters": HALF, "attention_bias": True, "eos_token_id": 2},
-        gguf=GGUFRow(architecture="glm4"),
-    ),
-    Row(
-        model_type="granite",
-        config={
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.125,
-            "logits_scaling": 2.0,
-        },
-        gguf=GGUFRow(architecture="granite", interleaves=True),
-    ),
-    Row(
-        model_type="granitemoehybrid",
-        config={
-            "layer_types": ["full_attention"] * 2,
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "shared_intermediate_size": 96,
-            "position_embedding_type": "rope",
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.125,
-            "logits_scaling": 2.0,
-        },
-    ),
-    Row(
-        model_type="smollm3",
-        config=FOUR_LAYERS | {"rope_parameters": THETA},
-        gguf=GGUFRow(architecture="smollm3", interleaves=True),
-    ),
-    Row(model_type="olmo2", gguf=GGUFRow(architecture="olmo2")),
-    Row(
-        model_type="olmo3",
-        config=FOUR_LAYERS | {"sliding_window": 20, "rope_parameters": OLMO3_ROPE},
-        gguf=GGUFRow(architecture="olmo2"),
-    ),
-    Row(
-        model_type="exaone4",
-        config=FOUR_LAYERS | {"sliding_window": 20, "rope_parameters": THETA},
-        gguf=GGUFRow(architecture="exaone4"),
-    ),
-    Row(model_type="seed_oss", gguf=GGUFRow(architecture="seed_oss")),
-    Row(
-        model_type="ernie4_5",
-        config={"tie_word_embeddings": True},
-        gguf=GGUFRow(architecture="ernie4_5"),
-    ),
-    Row(
-        model_type="cohere",
-        config={"logit_scale": 0.5, "tie_word_embeddings": True},
-        gguf=GGUFRow(architecture="command-r"),
-    ),
-    Row(
-        model_type="cohere2",
-        config=FOUR_LAYERS | {"sliding_window": 20, "tie_word_embeddings": True},
-        gguf=GGUFRow(architecture="cohere2"),
-    ),
-    Row(
-        model_type="hunyuan_v1_dense",
-        config={"rope_parameters": STRETCHED, "eos_token_id": 2},
-        gguf=GGUFRow(
-            architecture="hunyuan-dense",
-            keys={"rope.freq_base": 1_000.0 * 50.0 ** (16 / 14)},
-        ),
-    ),
-    Row(
-        model_type="starcoder2",
-        config={"tie_word_embeddings": True, "sliding_window": 20},
-        gguf=GGUFRow(architecture="starcoder2"),
-    ),
+    row_of("starcoder2", TIED | WINDOW, "starcoder2"),
 )
+LLAMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 16,
+    "floor_scale": 24,
+    "attn_scale": 0.5,
+}
+"""Prompts and answers cross chunks, layers rotate nothing, and queries grow."""

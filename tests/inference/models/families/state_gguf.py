@@ -49,19 +49,24 @@ def _heads(config: Any) -> dict[str, Any]:
 
 
 def _granite4_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gates stand apart from what goes up."""
     config = reference.config
     head_dim = config.hidden_size // config.num_attention_heads
+    shared = "mlp.shared_expert" if config.num_local_experts else "mlp"
     for name, tensor in reference.state_dict().items():
         layer, _, own = name.rpartition(".mamba.")
+        name = name.replace("shared_mlp.output_linear", f"{shared}.down_proj")
+        name = name.replace("block_sparse_moe.router.layer", "mlp.gate")
         if layer:
             written = "dt_proj.bias" if own == "dt_bias" else own
             yield f"{layer}.mamba.{written}", _mamba_tensor(own, tensor, config)
         elif name.endswith(("q_proj.weight", "k_proj.weight")):
             yield name, tiny_gguf.in_pairs(tensor, head_dim)
-        elif ".shared_mlp." in name or ".block_sparse_moe." in name:
-            yield from _granite4_mlp(name, tensor, is_sparse=bool(config.num_local_experts))
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            for part, values in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                yield name.replace("shared_mlp.input_linear", f"{shared}.{part}"), values
         else:
-            yield name, tensor
+            yield from tiny_gguf.unstacked(name.replace("block_sparse_moe", "mlp"), tensor)
 
 
 def _mamba_tensor(own: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
@@ -74,35 +79,15 @@ def _mamba_tensor(own: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
     return tensor.squeeze(1) if own == "conv1d.weight" else tensor
 
 
-def _granite4_mlp(
-    name: str, tensor: torch.Tensor, *, is_sparse: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Gates apart from what goes up."""
-    layer = name.split(".shared_mlp.")[0].split(".block_sparse_moe.")[0]
-    shared = f"{layer}.mlp.shared_expert" if is_sparse else f"{layer}.mlp"
-    if name.endswith("shared_mlp.input_linear.weight"):
-        gates, ups = tensor.chunk(2)
-        yield f"{shared}.gate_proj.weight", gates
-        yield f"{shared}.up_proj.weight", ups
-    elif name.endswith("shared_mlp.output_linear.weight"):
-        yield f"{shared}.down_proj.weight", tensor
-    elif ".experts." in name:
-        yield from tiny_gguf.unstacked(name.replace(".block_sparse_moe.", ".mlp."), tensor)
-    else:
-        yield f"{layer}.mlp.gate.weight", tensor
-
-
 def _lfm2_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    parts = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
     for name, tensor in reference.state_dict().items():
-        stacked = name.removeprefix("model.")
         if name.endswith(".conv.conv.weight"):
             yield name, tensor.squeeze(1)
-        elif name.endswith("experts.gate_up_proj"):
-            gates, ups = tensor.chunk(2, dim=1)
-            yield stacked.replace("gate_up_proj", "w1.weight"), gates
-            yield stacked.replace("gate_up_proj", "w3.weight"), ups
-        elif name.endswith("experts.down_proj"):
-            yield stacked.replace("down_proj", "w2.weight"), tensor
+        elif ".experts." in name:
+            for stacked, values in tiny_gguf.unstacked(name.removeprefix("model."), tensor):
+                stem, _, part = stacked.removesuffix(".weight").rpartition(".")
+                yield f"{stem}.{parts[part]}.weight", values
         elif name.endswith("expert_bias"):
             yield f"{name}.bias", tensor
         else:

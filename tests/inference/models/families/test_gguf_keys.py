@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -149,22 +148,13 @@ def read(architecture: str, **changes: Any) -> ModelConfig:
     return read_gguf(check_gguf_architecture(keys.architecture), keys)
 
 
-ROPE_SCALING = frozenset(
-    {
-        "rope.scale_linear",
-        "rope.scaling.alpha",
-        "rope.scaling.attn_factor",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-        "rope.scaling.type",
-        "rope.scaling.yarn_attn_factor",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-        "rope.scaling.yarn_ext_factor",
-        "rope.scaling.yarn_log_multiplier",
-    }
-)
+ROPE_SCALING = {
+    *("rope.scale_linear", "rope.scaling.alpha", "rope.scaling.attn_factor"),
+    *("rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length"),
+    *("rope.scaling.type", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast"),
+    *("rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor"),
+    "rope.scaling.yarn_log_multiplier",
+}
 """The keys that ``gguf_keys.rope_scaling`` honours or refuses, and Granite's for no rotation."""
 
 
@@ -177,13 +167,8 @@ def names_of_constants() -> set[str]:
 
 
 def test_every_key_of_the_format_is_accounted_for_once() -> None:
-    groups = [
-        COMPUTED.keys(),
-        ROPE_SCALING,
-        SETTLED_BY_SHAPES,
-        OF_OTHER_ARCHITECTURES,
-        WITHOUT_EFFECT,
-    ]
+    unread = [SETTLED_BY_SHAPES, OF_OTHER_ARCHITECTURES, WITHOUT_EFFECT]
+    groups = [COMPUTED.keys(), ROPE_SCALING, *unread]
     accounted = [key for group in groups for key in group]
     assert len(accounted) == len(set(accounted))
     assert names_of_constants() - set(accounted) == set()
@@ -220,87 +205,87 @@ def is_of_no_matter(architecture: str, key: str) -> bool:
     return key in COMPUTED and COMPUTED[key](config, keys) is None
 
 
-@each_case(
-    ("given", "factor"),
-    [
-        ({"rope.scale_linear": 4.0}, 4.0),
-        ({"rope.scaling.factor": 4.0}, 4.0),
-        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
-        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4.0),
-        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
-        ({"rope.scaling.factor": 0.0}, None),
-        ({"rope.scaling.factor": 1.0}, None),
-    ],
-)
-def test_rope_scaling_is_linear_where_no_type_is_named(
-    given: dict[str, Any], factor: float | None
-) -> None:
-    for architecture in ("llama", "qwen2", "gemma"):
-        scaling = read(architecture, **given).rope_scaling
-        expected = factor and RopeScaling(kind="linear", factor=factor, original_max_positions=2048)
-        assert scaling == expected
+LISTED = [True, False, False, True] * 2
+LINEAR = RopeScaling(kind="linear", factor=4.0, original_max_positions=2048)
+OF_0 = dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), 0.0)
 
 
 @each_case(
-    "given",
+    ("architecture", "given", "expected"),
     [
-        {"rope.scaling.attn_factor": 1.2},
-        {"rope.scaling.type": "none", "rope.scaling.attn_factor": 1.2},
-        {"rope.scaling.alpha": 1000.0},
-        {"rope.scaling.yarn_ext_factor": 0.5},
-        {"rope.scaling.type": "longrope"},
+        *(
+            ("llama", given, {"rope_scaling": scaling})
+            for given, scaling in (
+                ({"rope.scale_linear": 4.0}, LINEAR),
+                ({"rope.scaling.factor": 4.0}, LINEAR),
+                ({"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, LINEAR),
+                ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, LINEAR),
+                ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+                ({"rope.scaling.factor": 0.0}, None),
+                ({"rope.scaling.factor": 1.0}, None),
+            )
+        ),
+        (
+            "gemma3",
+            {"rope.freq_base_swa": 5e5, "attention.sliding_window_pattern": 2},
+            {"sliding_rope_theta": 5e5, "mixers": ("sliding", "attention") * 4},
+        ),
+        ("granite", {}, {"mixer_kinds": ("attention",) * NUM_LAYERS}),
+        (
+            "granite",
+            {"rope.scaling.finetuned": False},
+            {"mixer_kinds": ("unrotated",) * NUM_LAYERS},
+        ),
+        (
+            "granite",
+            OF_0,
+            {"logit_multiplier": 1.0, "residual_multiplier": 1.0, "embedding_multiplier": 1.0},
+        ),
+        (
+            "llama",
+            {"final_logit_softcapping": 30.0, "attention.scale": 0.5, "residual_scale": 0.25},
+            {"logit_soft_cap": 30.0, "attention_scale": 0.5, "residual_multiplier": 0.25},
+        ),
+        (  # the root of 1 / 128, as a file has it in float32
+            "gemma3",
+            {"attention.key_length": 128, "attention.scale": 0.08838834614},
+            {"attention_scale": pytest.approx(128**-0.5, rel=1e-6)},
+        ),
     ],
+    ids=str,
 )
-def test_rope_scaling_that_is_not_computed_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(
-        BadFileError, match=list(given)[-1].replace("rope.scaling.type", "longrope")
-    ):
+def test_what_is_read(architecture: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = read(architecture, **given)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@each_case("architecture", ["cohere2", "exaone4", "gemma2", "gpt-oss", "olmo2"])
+def test_the_places_of_sliding_layers_are_the_files(architecture: str) -> None:
+    given = {"attention.sliding_window": 8, "attention.sliding_window_pattern": LISTED}
+    assert [kind == "sliding" for kind in read(architecture, **given).mixers] == LISTED
+
+
+@each_case(
+    ("given", "message"),
+    [
+        ({"rope.scaling.attn_factor": 1.2}, "attn_factor"),
+        ({"rope.scaling.type": "none", "rope.scaling.attn_factor": 1.2}, "attn_factor"),
+        ({"rope.scaling.alpha": 1000.0}, "rope.scaling.alpha"),
+        ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+        ({"rope.scaling.type": "longrope"}, "longrope"),
+    ],
+    ids=str,
+)
+def test_rope_scaling_that_is_not_computed_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadFileError, match=message):
         read("llama", **given)
 
 
-def test_divisors_beside_another_scaling_are_refused() -> None:
-    divisors = [1.0] * 8
-    for given in ({"rope.scaling.factor": 4.0}, {"rope.scaling.type": "yarn"}):
-        keys = replace(keys_of("llama", **given), rope_divisors=divisors)
-        with pytest.raises(BadFileError, match=r"rope\.scaling"):
-            read_gguf(check_gguf_architecture("llama"), keys)
-
-
-def test_the_base_of_sliding_layers_and_their_places_are_the_files() -> None:
-    config = read("gemma3", **{"rope.freq_base_swa": 5e5, "attention.sliding_window_pattern": 2})
-    assert config.sliding_rope_theta == 5e5
-    assert config.mixers == ("sliding", "attention") * 4
-    listed = [True, False, False, True] * 2
-    for architecture in ("cohere2", "exaone4", "gemma2", "gpt-oss", "olmo2"):
-        given = {"attention.sliding_window": 8, "attention.sliding_window_pattern": listed}
-        mixers = read(architecture, **given).mixers
-        assert [kind == "sliding" for kind in mixers] == listed
-
-
-def test_a_granite_that_rotates_nothing() -> None:
-    assert set(read("granite").mixer_kinds) == {"attention"}
-    config = read("granite", **{"rope.scaling.finetuned": False})
-    assert set(config.mixer_kinds) == {"unrotated"}
-
-
-def test_a_multiplier_of_0_is_none() -> None:
-    given = dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), 0.0)
-    config = read("granite", **given)
-    assert (config.logit_multiplier, config.residual_multiplier, config.embedding_multiplier) == (
-        1.0,
-        1.0,
-        1.0,
-    )
-
-
-def test_a_soft_cap_and_a_scale_of_any_family() -> None:
-    given = {"final_logit_softcapping": 30.0, "attention.scale": 0.5, "residual_scale": 0.25}
-    config = read("llama", **given)
-    assert (config.logit_soft_cap, config.attention_scale, config.residual_multiplier) == (
-        30.0,
-        0.5,
-        0.25,
-    )
+@each_case("given", [{"rope.scaling.factor": 4.0}, {"rope.scaling.type": "yarn"}], ids=str)
+def test_divisors_beside_another_scaling_are_refused(given: dict[str, Any]) -> None:
+    keys = replace(keys_of("llama", **given), rope_divisors=[1.0] * 8)
+    with pytest.raises(BadFileError, match=r"rope\.scaling"):
+        read_gguf(check_gguf_architecture("llama"), keys)
 
 
 PLAIN = replace(
@@ -311,36 +296,31 @@ PLAIN = replace(
     rms_norm_eps=0.0,
     rope_theta=0.0,
 )
+PASSED_OVER = {
+    "rope.scaling.factor": 4.0,
+    "rope.scale_linear": 4.0,
+    "rope.scaling.type": "longrope",
+    "rope.scaling.attn_factor": 2.0,
+    "logit_scale": 4.0,
+    "attention.scale": 4.0,
+    "attention.clamp_kqv": 4.0,
+    "attention.sliding_window": 16,
+    "attention.causal": False,
+    "residual_scale": 4.0,
+    "embedding_scale": 4.0,
+    "final_logit_softcapping": 4.0,
+    "ssm.dt_b_c_rms": True,
+    "use_parallel_residual": True,
+}
 
 
 @each_case("architecture", sorted(MODULES))
 def test_what_transformers_reader_passes_over_is_refused(architecture: str) -> None:
     check_module_keys(keys_of(architecture), PLAIN)
-    for key, value in {
-        "rope.scaling.factor": 4.0,
-        "rope.scale_linear": 4.0,
-        "rope.scaling.type": "longrope",
-        "rope.scaling.attn_factor": 2.0,
-        "logit_scale": 4.0,
-        "attention.scale": 4.0,
-        "attention.clamp_kqv": 4.0,
-        "attention.sliding_window": 16,
-        "attention.causal": False,
-        "residual_scale": 4.0,
-        "embedding_scale": 4.0,
-        "final_logit_softcapping": 4.0,
-        "ssm.dt_b_c_rms": True,
-        "use_parallel_residual": True,
-    }.items():
+    for key, value in PASSED_OVER.items():
         keys = keys_of(architecture, **{key: value})
         if (architecture, key) == ("stablelm", "use_parallel_residual"):
             assert added_by_metadata(keys)[key] is True
             continue
         with pytest.raises(BadFileError, match="longrope" if "type" in key else re.escape(key)):
             check_module_keys(keys, PLAIN)
-
-
-def test_numbers_of_float32_are_the_ones_that_are_computed() -> None:
-    stored = 0.08838834614  # the root of 1 / 128, as a file has it
-    config = read("gemma3", **{"attention.key_length": 128, "attention.scale": stored})
-    assert math.isclose(config.attention_scale or 0.0, 128**-0.5, rel_tol=1e-6)

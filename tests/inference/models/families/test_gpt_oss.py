@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference.loading.formats import MXFP4
-from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.experts import cut_interleaved, unpacked
-from inference.models.families.registry import find_family
-from inference.models.layers.attention import attend_with_sinks
-from inference.models.registry import build_model, unsupported_reason
+from inference.loading.weights.experts import unpacked
+from inference.models.registry import unsupported_reason
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity, tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.families.rows import YARN, Row
 
 NUM_EXPERTS = 4
 MXFP4_TYPE = gguf.GGMLQuantizationType.MXFP4
@@ -34,13 +31,7 @@ ROW = Row(
         "num_local_experts": NUM_EXPERTS,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "rope_theta": 10_000.0,
-            "truncate": False,
-            "original_max_position_embeddings": 32,
-        },
+        "rope_parameters": YARN | {"truncate": False},
     },
 )
 
@@ -59,22 +50,41 @@ def reference_of(row: Row) -> PreTrainedModel:
     return model
 
 
-def check(reference: PreTrainedModel, folder: Path, tmp_path: Path) -> None:
-    parity.check_source(reference, folder, tmp_path)
-
-
 def test_dense_files(reference: PreTrainedModel, tmp_path: Path) -> None:
-    check(reference, parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
+    folder = parity.save_safetensors(reference, tmp_path / "model")
+    parity.check_source(reference, folder, tmp_path)
+    model = parity.opened(folder, tmp_path)
+    held = load_file(folder / "model.safetensors")
+    assert model.weight_bytes == sum(tensor.nbytes for tensor in held.values())
+    reason = unsupported_reason(model.config, ctypes.CDLL(None))
+    assert reason is not None and reason.startswith("the native decoder has no")
+    model.close()
 
 
 def test_files_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
     folder = save_mxfp4(reference, tmp_path / "model")
-    check(reference, folder, tmp_path)
-    model = parity.opened(folder, tmp_path)
+    parity.check_source(reference, folder, tmp_path)
+    held = load_file(folder / "model.safetensors")
+    check_packed(folder, tmp_path, sum(tensor.nbytes for tensor in held.values()))
+    del held["model.layers.0.mlp.experts.down_proj_scales"]
+    save_file(held, folder / "model.safetensors")
+    with pytest.raises(BadFileError, match=r"lack model.layers.0.mlp.experts.0.down_proj.weight"):
+        parity.opened(folder, tmp_path)
+
+
+def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    save_gguf(reference, path)
+    parity.check_source(reference, path, tmp_path)
+    tensors = gguf.GGUFReader(path).tensors
+    check_packed(path, tmp_path, sum(tensor.n_bytes for tensor in tensors))
+
+
+def check_packed(source: Path, cache_dir: Path, num_bytes: int) -> None:
+    model = parity.opened(source, cache_dir)
     stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
     assert isinstance(stored, GroupedWeight) and stored.bits == 8
-    held = load_file(folder / "model.safetensors")
-    assert model.weight_bytes == sum(tensor.nbytes for tensor in held.values())
+    assert model.weight_bytes == num_bytes
     model.close()
 
 
@@ -102,21 +112,10 @@ def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
-    path = tmp_path / "x.gguf"
-    save_gguf(reference, path, MXFP4_TYPE)
-    check(reference, path, tmp_path)
-    model = parity.opened(path, tmp_path)
-    stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
-    assert isinstance(stored, GroupedWeight) and stored.bits == 8
-    model.close()
-
-
 @torch.no_grad()
-def save_gguf(reference: PreTrainedModel, path: Path, experts: gguf.GGMLQuantizationType) -> None:
-    """Experts as llama.cpp's converter stacks them, in the format ``experts``, whose values
-    ``reference`` gets; the rest as it is."""
-    quantised: dict[str, Any] = {}
+def save_gguf(reference: PreTrainedModel, path: Path) -> None:
+    """Experts as llama.cpp's converter stacks them, in MXFP4, whose values ``reference`` gets; the
+    rest as it is."""
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in reference.state_dict().items():
@@ -124,17 +123,19 @@ def save_gguf(reference: PreTrainedModel, path: Path, experts: gguf.GGMLQuantiza
                 yield name.replace(".sinks", ".sinks.weight"), weight
         for index, layer in enumerate(reference.model.layers):
             for part, stack, kind in stacks_of(layer.mlp.experts):
-                name = f"blk.{index}.ffn_{part}_exps.{kind}"
                 if kind == "weight":
-                    codes = gguf.quants.quantize(stack.float().contiguous().numpy(), experts)
-                    stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, experts)))
-                    quantised[name] = codes, experts
-                yield name, stack
+                    codes = gguf.quantize(stack.float().contiguous().numpy(), MXFP4_TYPE)
+                    stack.copy_(torch.from_numpy(gguf.dequantize(codes, MXFP4_TYPE)))
+                yield f"blk.{index}.ffn_{part}_exps.{kind}", stack
 
     own = {"expert_feed_forward_length": reference.config.intermediate_size}
+
+    def encode(name: str, numbers: Any) -> Any:
+        is_stack = name.endswith("_exps.weight")
+        return (gguf.quantize(numbers, MXFP4_TYPE), MXFP4_TYPE) if is_stack else None
+
     tiny_gguf.write(
-        *(path, gguf.MODEL_ARCH.GPT_OSS, reference.config, tensors(), own),
-        encode=lambda name, _: quantised.get(name),
+        *(path, gguf.MODEL_ARCH.GPT_OSS, reference.config, tensors(), own), encode=encode
     )
 
 
@@ -159,55 +160,3 @@ def test_mxfp4_is_unpacked_exactly() -> None:
     assert torch.equal(found, expected)
     with pytest.raises(BadFileError, match="x has a scale that is not a number"):
         unpacked(blocks, torch.full_like(scales, 255), "x")
-
-
-def test_gates_and_the_rest_are_distinguished(tmp_path: Path) -> None:
-    stack, both = "model.layers.0.mlp.experts", torch.randn(2, 8, 6)
-    tensors = {
-        f"{stack}.gate_up_proj": both,
-        f"{stack}.gate_up_proj_bias": torch.arange(12.0).view(2, 6),
-        f"{stack}.down_proj": torch.randn(2, 3, 8),
-        f"{stack}.down_proj_bias": torch.randn(2, 8),
-        "model.norm.weight": torch.randn(8),
-    }
-    save_file(tensors, tmp_path / "x.safetensors")
-    files = cut_interleaved(SafetensorsFiles([tmp_path / "x.safetensors"]))
-    assert torch.equal(files.dense(f"{stack}.1.up_proj.weight"), both[1, :, 1::2].T)
-    assert files.dense(f"{stack}.1.gate_proj.bias").tolist() == [6.0, 8.0, 10.0]
-    assert files.shape_of(f"{stack}.0.down_proj.weight") == (8, 3)
-    assert len(files.names) == 1 + 2 * 3 * 2
-    assert sum(map(files.bytes_of, files.names)) == sum(t.nbytes for t in tensors.values())
-    assert MXFP4 not in {files.format_of(name) for name in files.names}
-    files.close()
-
-
-def test_files_that_lack_a_stack_are_refused(reference: PreTrainedModel, tmp_path: Path) -> None:
-    folder = save_mxfp4(reference, tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.0.mlp.experts.down_proj_scales"]
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(BadFileError, match=r"lack model.layers.0.mlp.experts.0.down_proj.weight"):
-        parity.opened(folder, tmp_path)
-
-
-def test_a_sink_takes_weight_and_adds_nothing() -> None:
-    torch.manual_seed(0)
-    queries, keys, values = (torch.randn(1, heads, 5, 16) for heads in (4, 2, 2))
-    sinks = torch.randn(4)
-    found = attend_with_sinks(queries, keys, values, None, sinks.view(1, 4, 1))
-    keys, values = (heads.repeat_interleave(2, dim=1) for heads in (keys, values))
-    scores = queries @ keys.transpose(2, 3) / 4
-    scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
-    weights = torch.cat((scores, sinks.view(1, 4, 1, 1).expand(1, 4, 5, 1)), dim=-1).softmax(-1)
-    torch.testing.assert_close(found, weights[..., :5] @ values)
-
-
-def test_the_native_decoder_does_not_take_it(reference: PreTrainedModel, tmp_path: Path) -> None:
-    import ctypes
-
-    model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
-    reason = unsupported_reason(model.config, ctypes.CDLL(None))
-    assert reason is not None and reason.startswith("the native decoder has no")
-    assert build_model(model.config, model.weights, CONTEXT_TOKENS).config.has_sinks
-    assert find_family("gpt_oss") is not None
-    model.close()

@@ -1,5 +1,5 @@
-"""Hybrids on the native decoder: token for token what transformers answers, and a row's numbers are
-equal to the bit whatever the batch's other rows and however its prompt was cut."""
+"""Hybrids on the native decoder: a row's numbers are equal to the bit whatever rows are beside it,
+and however its prompt was cut."""
 
 from __future__ import annotations
 
@@ -14,30 +14,20 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
-from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.step_input import ALL_ROWS, EMPTY_STATE, NUM_LONE_STATES, StepInput
+from inference.models.step_input import EMPTY_STATE, NUM_LONE_STATES, StepInput
 from tests.cases import each_case
-from tests.inference.greedy import check_greedy
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
+from tests.inference.models.families.test_hybrid import NATIVE, REFERENCES, prompt_of
 from tests.inference.models.steps import step_of
 
-NAMES = ("granite4", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
-NUM_TOKENS = 6
 BLOCK_TOKENS = 32
-LENGTHS = (1, 33, 90)
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def reference(name: str) -> PreTrainedModel:
-    return REFERENCES[name]()
+@pytest.fixture(scope="module", params=NATIVE)
+def reference(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return REFERENCES[request.param]()
 
 
 @pytest.fixture(scope="module")
@@ -50,31 +40,6 @@ def model(library: ctypes.CDLL, directory: Path) -> NativeModel:
     return tiny.natively(library, directory, directory / "cache")
 
 
-def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:
-    engine = tiny.engine_of(model, block_tokens=BLOCK_TOKENS, prefill_tokens_per_step=19)
-    for length in LENGTHS:
-        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
-    found, _ = tiny.run(engine)
-    for length in LENGTHS:
-        check_greedy(reference, prompt_of(length), found[str(length)])
-
-
-def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
-    engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
-    prompts = {"a": prompt_of(60), "b": prompt_of(62)}
-    for sequence_id, prompt in prompts.items():
-        tiny.submit(engine, sequence_id, prompt, NUM_TOKENS)
-    found, _ = tiny.run(engine)
-    assert engine.stats().num_preemptions > 0
-    for sequence_id, prompt in prompts.items():
-        check_greedy(reference, prompt, found[sequence_id])
-    follow = [*prompts["b"], *found["b"], *prompt_of(4)]
-    tiny.submit(engine, "next", follow, NUM_TOKENS)
-    found, cached = tiny.run(engine)
-    assert cached["next"] > 0
-    check_greedy(reference, follow, found["next"])
-
-
 class Sequences:
     """Some sequences' keys, values and states, and how far each has come."""
 
@@ -82,7 +47,7 @@ class Sequences:
         self._model = model
         self._lengths = [0] * num_sequences
         self._turns = [0] * num_sequences
-        self.kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
+        self._kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
 
     @torch.inference_mode()
     def run(self, spans: list[tuple[int, list[int]]]) -> torch.Tensor:
@@ -98,7 +63,7 @@ class Sequences:
             queries.append((token_ids, start, range(8 * sequence, 8 * sequence + 8)))
             self._lengths[sequence] = start + len(token_ids)
         step = step_of(*queries, block_tokens=BLOCK_TOKENS, state_slots=(reads, writes))
-        return self._model.forward(step, self.kv)
+        return self._model.forward(step, self._kv)
 
 
 TOKENS = prompt_of(150)
@@ -144,36 +109,21 @@ def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> 
         torch.testing.assert_close(tiny.logits_of(model, prompt), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
-    rows = Sequences(model, 2)
-    rows.run([(0, TOKENS[:40]), (1, TOKENS[:7])])
-    kept = rows.kv.states
-    assert kept is not None
-    tensors = [tensor for tensor in (kept.conv, kept.recurrent) if tensor.numel()]
-    before = [tensor.clone() for tensor in tensors]
-    rows.run([(1, TOKENS[7:9])])
-    for tensor, old in zip(tensors, before, strict=True):
-        changed = (tensor != old).flatten(2).any(-1).any(0)
-        assert changed.nonzero().flatten().tolist() == [3]
-
-
 @each_case("threads", [1, 2])
+@torch.inference_mode()
 def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, threads: int) -> None:
     files = tiny.opened(directory, directory / "cache")
-    whole = files.config
+    whole, found = files.config, []
     config = replace(whole, num_layers=3, mixers=whole.mixers[:3], mlps=whole.mlps[:3])
     with num_threads(threads):
         native = NativeModel(library, config, files.weights, tiny.CONTEXT_TOKENS, "fp32")
-    on_torch = build_model(config, files.weights, tiny.CONTEXT_TOKENS)
+    for model in (native, build_model(config, files.weights, tiny.CONTEXT_TOKENS)):
+        kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
+        for start in (0, 70):
+            ids = TOKENS[start : start + 70]
+            step = StepInput.of_sequence(ids, BLOCK_TOKENS, start=start)
+            found.append(model.forward(step, kv))
     files.close()
-    found = []
-    with torch.inference_mode():
-        for model in (native, on_torch):
-            kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-            for start in (0, 70):
-                ids = TOKENS[start : start + 70]
-                step = StepInput.of_sequence(ids, BLOCK_TOKENS, start=start)
-                found.append(model.forward(step, kv))
     native.decoder.close()
     torch.testing.assert_close(found[:2], found[2:], rtol=1e-3, atol=1e-3)
 
@@ -181,23 +131,14 @@ def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, thread
 @torch.inference_mode()
 def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory: Path) -> None:
     on_torch = tiny.on_torch(directory, directory / "cache")
-    generator = torch.Generator().manual_seed(1)
+    mixers = (".self_attn.", ".linear_attn.", ".conv.", ".mamba.")
     modules = {
-        name: LowRank(
-            down=torch.randn(3, shape[1], generator=generator),
-            up=torch.randn(shape[0], 3, generator=generator),
-            scale=0.1,
-        )
-        for name, shape in adaptable_shapes(model.config).items()
-        if any(mixer in name for mixer in (".self_attn.", ".linear_attn.", ".conv.", ".mamba."))
+        name: LowRank(down=torch.randn(3, inputs), up=torch.randn(outputs, 3), scale=0.1)
+        for name, (outputs, inputs) in adaptable_shapes(model.config).items()
+        if any(mixer in name for mixer in mixers)
     }
     assert len(modules) >= 4
-    prompt = prompt_of(40)
-    found = []
-    for one in (model, on_torch):
-        kv = one.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-        adapter = one.prepare_adapter(AdapterWeights(modules))
-        step = StepInput.of_sequence(prompt, BLOCK_TOKENS, logit_rows=ALL_ROWS)
-        found.append(one.forward(replace(step, adapters=(adapter,)), kv))
-    assert not torch.allclose(found[1], tiny.logits_of(on_torch, prompt), atol=0.1)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+    prompt, adapter = prompt_of(40), AdapterWeights(modules)
+    found, wanted = (tiny.logits_of(one, prompt, adapter) for one in (model, on_torch))
+    assert not torch.allclose(wanted, tiny.logits_of(on_torch, prompt), atol=0.1)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)

@@ -16,6 +16,7 @@ Numbers = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.generic]
 Encode = Callable[[str, Numbers], tuple[Codes, gguf.GGMLQuantizationType] | None]
 """Encodes a tensor by its GGUF name; ``None``: it is written in float32."""
+Types = Mapping[str, gguf.GGMLQuantizationType]
 KEYS: dict[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings",),
     "embedding_length": ("hidden_size",),
@@ -149,6 +150,18 @@ def in_pairs(values: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Orders rows as llama.cpp's converter writes a llama's queries and keys."""
     halves = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
     return halves.transpose(1, 2).reshape(values.shape)
+
+
+def in_types(types: Types | None) -> Encode:
+    """Encodes matrices by a part of their names; none without ``types``."""
+
+    def encode(name: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
+        type = next((type for part, type in (types or {}).items() if part in name), None)
+        if type is None or numbers.ndim == 1:
+            return None
+        return gguf.quantize(numbers, type), type
+
+    return encode
 
 
 def unstacked(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

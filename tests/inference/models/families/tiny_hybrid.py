@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from transformers import PreTrainedModel
-from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
-from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from inference.engine.engine import Engine
+from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
@@ -70,34 +76,38 @@ def randomised(reference: PreTrainedModel) -> PreTrainedModel:
     return reference.eval()
 
 
-@functools.cache
-def qwen3_5() -> PreTrainedModel:
-    """Makes a model with its vision tower. It must not be changed: it is shared."""
-    torch.manual_seed(7)
-    config = Qwen3_5Config(
-        text_config=TEXT, vision_config=VISION, attn_implementation="eager", pad_token_id=0
-    )
-    return randomised(Qwen3_5ForConditionalGeneration(config))
+SPARSE_TEXT = {key: value for key, value in TEXT.items() if key != "intermediate_size"} | SPARSE
+CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "qwen3_5": (7, {"text_config": TEXT, "vision_config": VISION}),
+    "qwen3_5_moe": (8, {"text_config": SPARSE_TEXT, "vision_config": VISION}),
+    "qwen3_next": (9, TEXT | SPARSE | {"rope_parameters": ROPE}),
+}
+"""Seeds and configs by model type. The first two have a vision tower."""
 
 
 @functools.cache
-def qwen3_5_moe() -> PreTrainedModel:
+def reference_of(model_type: str) -> PreTrainedModel:
     """Makes a model that must not be changed: it is shared."""
-    torch.manual_seed(8)
-    text = {key: value for key, value in TEXT.items() if key != "intermediate_size"} | SPARSE
-    config = Qwen3_5MoeConfig(
-        text_config=text, vision_config=VISION, attn_implementation="eager", pad_token_id=0
+    seed, own = CONFIGS[model_type]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(
+        model_type, **deepcopy(own), attn_implementation="eager", pad_token_id=0
     )
-    return randomised(Qwen3_5MoeForConditionalGeneration(config))
+    kind = AutoModelForImageTextToText if "vision_config" in own else AutoModelForCausalLM
+    return randomised(kind.from_config(config, dtype=torch.float32))
 
 
-@functools.cache
-def qwen3_next() -> PreTrainedModel:
-    """Makes a model that must not be changed: it is shared."""
-    torch.manual_seed(9)
-    own = {"rope_parameters": ROPE, "attn_implementation": "eager"}
-    config = Qwen3NextConfig(**(TEXT | SPARSE | own), pad_token_id=0)
-    return randomised(Qwen3NextForCausalLM(config))
+def maker(build: Callable[[str], PreTrainedModel], name: str) -> Callable[[], PreTrainedModel]:
+    """A function of this name that builds the model of this name."""
+
+    def make() -> PreTrainedModel:
+        return build(name)
+
+    make.__name__ = name
+    return make
+
+
+qwen3_5, qwen3_5_moe, qwen3_next = (maker(reference_of, name) for name in CONFIGS)
 
 
 def save(reference: PreTrainedModel, directory: Path) -> Path:
@@ -134,8 +144,12 @@ def engine_of(model: AnyModel, **given: Any) -> Engine:
 
 
 @torch.inference_mode()
-def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
+def logits_of(
+    model: AnyModel, prompt: list[int], adapter: AdapterWeights | None = None
+) -> torch.Tensor:
     """Returns the logits of all of its tokens."""
     kv = model.new_kv(8, NATIVE_BLOCK_TOKENS, NUM_LONE_STATES)
     step = StepInput.of_sequence(prompt, NATIVE_BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    if adapter is not None:
+        step = replace(step, adapters=(model.prepare_adapter(adapter),))
     return model.forward(step, kv)

@@ -2,60 +2,66 @@
 
 from __future__ import annotations
 
-import io
+import copy
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from safetensors.torch import load_file, save_file
 
-from inference.engine.engine import Engine
-from inference.engine.load.load_engine import load_engine
+from inference.engine.load import trial
 from inference.models.backend import AnyModel
+from inference.models.families.registry import FAMILIES
+from inference.models.vision.tower import Tower
 from inference.models.vision_config import VisionConfig
-from inference.protocol.images import VisionInput, image_layout
-from inference.protocol.load import LoadSpec
-from tests.inference.loading.test_image_processor import encoded, noise_image
+from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.vision import tiny_mmproj
 from tests.inference.models.vision.image_models import IMAGE_MODELS
-from tests.inference.models.vision.tiny_gemma3 import IMAGE_PX, OLD_NAMES
-from tests.inference.models.vision.tiny_images import TEXT, Size, submit
-from tests.inference.models.vision.tiny_pixtral import PATCH_PX
+from tests.inference.models.vision.tiny_gemma3 import OLD_NAMES
+from tests.inference.models.vision.tiny_idefics3 import SIDE
+from tests.inference.models.vision.tiny_images import TEXT, TinyModel, submit
+from tests.inference.models.vision.tiny_pixtral import NAMED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_OUTPUTS = 6
-BOTH_FORMATS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in IMAGE_MODELS if name != "qwen3_vl_moe"),
-    ("gemma3", {"renamed": OLD_NAMES}),
-]
 
 
-@pytest.mark.parametrize(("name", "changes"), BOTH_FORMATS, ids=str)
+def test_every_kind_of_tower_has_a_model_of_images() -> None:
+    shown = [family for family in FAMILIES if IMAGE_MODELS.keys() & set(family.model_types)]
+    projectors = {one for family in FAMILIES for one in family.gguf_projectors}
+    assert projectors == {one for family in shown for one in family.gguf_projectors}
+
+
+@each_case(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in IMAGE_MODELS if name != "qwen3_vl_moe"),
+        ("gemma3", {"renamed": OLD_NAMES}),
+    ],
+    ids=str,
+)
 def test_a_tower_of_either_format(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     tiny = IMAGE_MODELS[name]
     packed = tiny_hybrid.on_torch(tiny.save_gguf(tmp_path / "gguf", **changes), tmp_path)
     dense = tiny_hybrid.on_torch(tiny.save(tmp_path / "dense"), tmp_path)
     assert config_of(packed) == config_of(dense)
-    patches = torch.from_numpy(tiny.patches(b"1", tiny.grid))
-    rows, of_dense = (rows_of(model, patches, tiny.grid) for model in (packed, dense))
+    rows, of_dense = (rows_of(model, tiny) for model in (packed, dense))
     # The converter rounds some numbers: it adds one to norms of Gemma 3 and of hybrids.
     if name == "gemma3":
         torch.testing.assert_close(rows, of_dense, rtol=1e-5, atol=1e-5)
     else:
         assert torch.equal(rows, of_dense)
-    wanted = tiny.features(torch.from_numpy(tiny.pixels_of(b"1", tiny.grid)), tiny.grid)
+    wanted = features_of(tiny)
     torch.testing.assert_close(of_dense[:, : wanted.shape[1]], wanted, rtol=1e-4, atol=1e-4)
     logits, of_dense = (tiny_hybrid.logits_of(model, TEXT[:9]) for model in (packed, dense))
     torch.testing.assert_close(logits, of_dense, rtol=1e-4, atol=1e-4)
-    prompt = tiny.prompt(*tiny.parts()["several"])
-    engine = tiny.engine(packed)
-    submit(engine, "it", prompt, NUM_OUTPUTS)
-    found, _ = tiny_hybrid.run(engine)
-    assert found == {"it": tiny.greedy(prompt, NUM_OUTPUTS)}
+    check_answer(tiny, packed)
 
 
 NOT_OF_BOTH = {"image_mean", "image_std", "has_norm_plus_one", "has_swapped_mlp_names"}
@@ -71,69 +77,89 @@ def config_of(model: AnyModel) -> dict[str, Any]:
     return kept | {name: round(value, 9) for name, value in kept.items() if type(value) is float}
 
 
-def rows_of(model: AnyModel, patches: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+def rows_of(model: AnyModel, tiny: TinyModel) -> torch.Tensor:
     assert model.tower is not None
-    found = model.tower(patches, grid)
+    found = model.tower(torch.from_numpy(tiny.patches(b"1", tiny.grid)), tiny.grid)
     return torch.cat((found.embeddings, *found.deepstack), dim=1)
 
 
-def processor_of(name: str, vision: VisionInput, *, is_low_detail: bool) -> Any:
-    """transformers' own."""
-    declared = IMAGE_MODELS[name].processor
-    if name == "gemma3":
-        return Gemma3ImageProcessorPil(**declared)
-    if name in ("idefics3", "smolvlm"):
-        return Idefics3ImageProcessorPil(**declared | {"do_image_splitting": not is_low_detail})
-    unit_px = PATCH_PX * vision.merge
-    units = {"patch_size": {"height": unit_px, "width": unit_px}}
-    return PixtralImageProcessorPil(**declared | units)
+def features_of(tiny: TinyModel) -> torch.Tensor:
+    return tiny.features(torch.from_numpy(tiny.pixels_of(b"1", tiny.grid)), tiny.grid)
 
 
-Image = tuple[tuple[int, int], bool, Size]
-"""An image is its pixels, whether it is in low detail, and its rows and columns of tiles or of
-tokens."""
-EXACT = {"dtype": "float32", "kv_dtype": "fp32"}
-TILED: list[Image] = [((23, 14), False, (2, 3)), ((23, 14), True, (0, 0))]
-LOADED: dict[str, list[Image]] = {
-    "gemma3": [((23, 14), False, ())],
-    "idefics3": TILED,
-    "smolvlm": TILED,
-    "mistral3": [((23, 14), False, (4, 6)), ((90, 31), False, (2, 6)), ((5, 90), False, (6, 1))],
-    "llava": [((23, 14), False, (7, 12)), ((90, 31), False, (4, 12)), ((5, 90), False, (12, 1))],
-}
+def check_answer(tiny: TinyModel, model: AnyModel) -> None:
+    prompt = tiny.prompt(*tiny.parts()["several"])
+    engine = tiny.engine(model)
+    submit(engine, "it", prompt, NUM_OUTPUTS)
+    assert tiny_hybrid.run(engine)[0] == {"it": tiny.greedy(prompt, NUM_OUTPUTS)}
 
 
-@pytest.mark.parametrize("name", LOADED)
-def test_images_through_a_loaded_model(name: str, tmp_path: Path, data_dir: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    tiny = IMAGE_MODELS[name]
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{tiny.save(tmp_path / 'model')}",
-        devices=["cpu"],
-        max_concurrent_sequences=4,
-        kv_memory_bytes=2 * 1024**2,
-        **({} if name == "gemma3" else EXACT),
+def test_norms_of_a_tower_add_what_its_file_declares(tmp_path: Path) -> None:
+    tiny = IMAGE_MODELS["idefics3"]
+    path = tiny.save_gguf(tmp_path, **{"vision.attention.layer_norm_epsilon": 0.25})
+    changed = copy.deepcopy(tiny.make())
+    for module in changed.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.25
+    wanted = features_of(replace(tiny, make=lambda: changed))
+    found = rows_of(tiny_hybrid.on_torch(path, tmp_path), tiny)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tower_beside_either_architecture_of_its_text_model(tmp_path: Path) -> None:
+    tiny = IMAGE_MODELS["mistral3"]
+    path, rows = tiny.save_gguf(tmp_path), []
+    for architecture in ("llama", "mistral3"):
+        own = GGUFRow(architecture=architecture, interleaves=True)
+        tiny_mmproj.save_text(tiny.make(), path, NAMED, own)
+        rows.append(rows_of(tiny_hybrid.on_torch(path, tmp_path), tiny))
+    assert torch.equal(*rows)
+
+
+def test_a_checkpoint_as_qwen2_5_vl_was_published(tmp_path: Path) -> None:
+    tiny = IMAGE_MODELS["qwen2_5_vl"]
+    directory = tiny.save(tmp_path / "model")
+    path = directory / "config.json"
+    config = json.loads(path.read_bytes())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
+    path.write_text(json.dumps(text | config | flat))
+    tensors = load_file(directory / "model.safetensors")
+    published = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for name, tensor in tensors.items()
+    }
+    assert any(name.startswith("visual.") for name in published)
+    save_file(published, directory / "model.safetensors", {"format": "pt"})
+    check_answer(tiny, tiny_hybrid.on_torch(directory, tmp_path))
+
+
+@each_case(
+    ("name", "num_blocks", "grid"),
+    [("gemma3", 20, (1, 4, 4)), ("idefics3", None, (1, SIDE, SIDE)), ("smolvlm", 20, (1, 4, 4))],
+)
+def test_a_trial_runs_a_tile_or_a_part_of_an_image(
+    name: str,
+    num_blocks: int | None,
+    grid: tuple[int, int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``num_blocks``: how many rows' products the trial may compute; ``None``: as many as usual."""
+    model = tiny_hybrid.on_torch(IMAGE_MODELS[name].save(tmp_path / "model"), tmp_path)
+    assert model.tower is not None
+    if num_blocks is not None:
+        operations = num_blocks * trial.block_weights(model.tower.config)
+        monkeypatch.setattr(trial, "LARGEST_TRIAL_OPERATIONS", operations)
+    runs = []
+    monkeypatch.setattr(
+        Tower, "__call__", lambda self, patches, grid: runs.append((len(patches), grid))
     )
-    found = load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
-    vision = found.report.vision
-    assert vision is not None and found.report.compiled.startswith("native decoder")
-    if name == "gemma3":
-        assert vision.placeholder == "<start_of_image>" and vision.image_px == IMAGE_PX
-    assert isinstance(found.engine, Engine)
-    wanted = {}
-    for size, is_low_detail, counted in LOADED[name]:
-        data = encoded(noise_image(pillow, size), "PNG")
-        prompt = tiny.prompt([5, 6, 7], (data, *counted), [8])
-        layout = image_layout(*size, vision, is_low_detail=is_low_detail)
-        assert prompt.images[0].grid == layout.grid
-        if name in ("idefics3", "smolvlm"):
-            assert (layout.rows, layout.columns) == counted
-        processor = processor_of(name, vision, is_low_detail=is_low_detail)
-        opened = [pillow.open(io.BytesIO(data)).convert("RGB")]
-        (pixels,) = processor(images=opened, return_tensors="pt")["pixel_values"]
-        sequence_id = f"{size}, low: {is_low_detail}"
-        wanted[sequence_id] = tiny.greedy_of(tiny.make(), prompt.token_ids, [pixels], NUM_OUTPUTS)
-        submit(found.engine, sequence_id, prompt, NUM_OUTPUTS)
-    assert tiny_hybrid.run(found.engine)[0] == wanted
+    trial.run_largest_image(model)
+    assert runs == [(grid[1] * grid[2], grid)]

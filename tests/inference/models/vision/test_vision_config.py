@@ -1,84 +1,142 @@
-"""A vision tower's config as it is read, and the tensors that published checkpoints must hold."""
+"""A tower's config.json and preprocessor_config.json as they are read, and what is refused."""
 
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForImageTextToText
 
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
+from inference.models.families.tower import with_pixels
+from inference.protocol.images import image_layout
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.models.families.test_published import check_declared, published
+from tests.inference.models.families.test_configs import PUBLISHED, QWEN3_5
+from tests.inference.models.vision.image_models import IMAGE_MODELS
 
-FOLDER = Path(__file__).parent / "published"
-QWEN2_5_VL_3B, QWEN3_VL_8B = (
-    json.loads((FOLDER / f"{name}.json").read_bytes()) for name in ("qwen2.5-vl-3b", "qwen3-vl-8b")
-)
-TOWER: dict[str, Any] = QWEN3_VL_8B["vision_config"]
-QWEN3_5_27B = published("qwen3.5-27b")
-QWEN3_5 = QWEN3_5_27B | {
-    "image_token_id": 248056,
-    "vision_config": TOWER | {"out_hidden_size": 5120, "deepstack_visual_indexes": []},
-}
-PROCESSOR: dict[str, Any] = {
+Facts = dict[str, Any]
+QWEN2_5_VL_3B, QWEN3_VL_8B = PUBLISHED["qwen2.5-vl-3b"], PUBLISHED["qwen3-vl-8b"]
+PROCESSOR: Facts = {
     "size": {"longest_edge": 16777216, "shortest_edge": 65536},
     "patch_size": 16,
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+OLD_PROCESSOR = {"min_pixels": 3136, "max_pixels": 12845056}
+IDEFICS3 = {
+    "model_type": "idefics3",
+    "scale_factor": 4,
+    "image_token_id": 49_190,
+    "vision_config": {
+        "hidden_size": 768,
+        "image_size": 512,
+        "num_attention_heads": 12,
+        "patch_size": 16,
+    },
+    "text_config": {"model_type": "llama", "vocab_size": 49_280, "hidden_size": 576},
+}
+MISTRAL3 = {
+    "model_type": "mistral3",
+    "image_token_index": 10,
+    "multimodal_projector_bias": False,
+    "spatial_merge_size": 2,
+    "vision_config": {
+        "model_type": "pixtral",
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "image_size": 1540,
+        "patch_size": 14,
+        "rope_theta": 10000.0,
+    },
+    "text_config": {"model_type": "mistral"},
+}
 
 
-@each_case("facts", [QWEN2_5_VL_3B, QWEN3_VL_8B, QWEN3_5], ids=lambda facts: facts["model_type"])
-def test_the_declared_tensors_are_the_models(facts: dict[str, Any]) -> None:
-    check_declared(facts, AutoModelForImageTextToText)
-
-
-def saved(directory: Path, config: dict[str, Any], processor: dict[str, Any] | None) -> Path:
+def saved(directory: Path, config: Facts, processor: Facts | None) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     if processor is not None:
         (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     return directory
 
 
-def test_a_directory_with_a_processor(tmp_path: Path) -> None:
-    vision = read_directory_config(saved(tmp_path, QWEN3_VL_8B, PROCESSOR)).vision
+@each_case(
+    ("config", "processor", "read", "layout"),
+    [
+        (
+            QWEN3_VL_8B,
+            PROCESSOR,
+            {
+                "min_pixels": 65536,
+                "max_pixels": 16777216,
+                "image_token_id": 151655,
+                "mrope_section": (24, 20, 20),
+                "deepstack_layers": (8, 16, 24),
+                "most_patches": 65536,
+            },
+            {},
+        ),
+        (
+            QWEN2_5_VL_3B,
+            OLD_PROCESSOR | {"patch_size": 14},
+            {
+                "kind": "qwen2_5_vl",
+                "window_px": 112,
+                "full_attention_layers": (7, 15, 23, 31),
+                "mrope_section": (16, 24, 24),
+                "is_mrope_interleaved": False,
+            },
+            {},
+        ),
+        (QWEN3_5, OLD_PROCESSOR, {"min_pixels": 3136, "max_pixels": 12845056}, {}),
+        (
+            IDEFICS3,
+            {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+            {"depth": 12, "intermediate_size": 3072, "norm_eps": 1e-6, "most_tiles": 17},
+            {"grid": (13, 32, 32), "rows": 3, "columns": 4},
+        ),
+        (
+            MISTRAL3,
+            {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
+            {
+                "depth": 24,
+                "intermediate_size": 4096,
+                "activation": "silu",
+                "most_patches": 110**2,
+            },
+            {"grid": (1, 62, 110), "num_runs": 31},
+        ),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_a_directory_with_a_processor(
+    tmp_path: Path, config: Facts, processor: Facts, read: Facts, layout: Facts
+) -> None:
+    """``layout``: of an image of 1920 by 1080 pixels."""
+    vision = read_directory_config(saved(tmp_path, config, processor)).vision
     assert vision is not None
-    assert (vision.min_pixels, vision.max_pixels) == (65536, 16777216)
-    assert vision.image_token_id == 151655 and vision.mrope_section == (24, 20, 20)
-    assert vision.deepstack_layers == (8, 16, 24) and vision.most_patches == 65536
-
-
-def test_a_tower_with_windows(tmp_path: Path) -> None:
-    processor = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14}
-    vision = read_directory_config(saved(tmp_path, QWEN2_5_VL_3B, processor)).vision
-    assert vision is not None and vision.kind == "qwen2_5_vl"
-    assert (vision.window_px, vision.full_attention_layers) == (112, (7, 15, 23, 31))
-    assert vision.mrope_section == (16, 24, 24) and not vision.is_mrope_interleaved
-
-
-def test_pixels_as_older_processors_write_them(tmp_path: Path) -> None:
-    processor = {"min_pixels": 3136, "max_pixels": 12845056}
-    vision = read_directory_config(saved(tmp_path, QWEN3_5, processor)).vision
-    assert vision is not None and (vision.min_pixels, vision.max_pixels) == (3136, 12845056)
+    assert {key: attrgetter(key)(vision) for key in read} == read
+    found = image_layout(1920, 1080, vision)
+    assert {key: attrgetter(key)(found) for key in layout} == layout
+    if config is IDEFICS3:
+        assert found.num_tokens(vision.merge) == 13 * 64
 
 
 @each_case(
     ("config", "processor"),
     [
         (QWEN3_VL_8B, None),
-        (QWEN3_5_27B, PROCESSOR),
+        (PUBLISHED["qwen3.5-27b"], PROCESSOR),
         ({key: QWEN3_5[key] for key in QWEN3_5 if key != "vision_config"}, PROCESSOR),
     ],
     ids=["no processor", "a tower that is not described", "no tower"],
 )
 def test_checkpoints_that_are_read_as_text_models(
-    tmp_path: Path, config: dict[str, Any], processor: dict[str, Any] | None
+    tmp_path: Path, config: Facts, processor: Facts | None
 ) -> None:
     found = read_directory_config(saved(tmp_path, config, processor))
     assert found.vision is None
@@ -91,39 +149,60 @@ def test_a_tower_that_is_described_and_not_there(tmp_path: Path) -> None:
     assert without_absent_tower(config, ["lm_head.weight"]).vision is None
 
 
-@each_case(
-    ("changes", "message"),
-    [
-        ({"hidden_act": "relu"}, "'relu' is not gelu"),
-        ({"num_position_embeddings": 2305}, "no square"),
-        ({"out_hidden_size": 1024}, "1024 numbers, and the decoder's 4096"),
-        ({"num_heads": 7}, "cannot be rotated"),
+WRONGLY_COMPUTED: dict[str, list[tuple[Facts, Facts, Facts, str]]] = {
+    "gemma3": [
+        ({}, {"hidden_act": "silu"}, {}, "hidden_act 'silu'"),
+        ({}, {"layer_norm_eps": 1e-5}, {}, "layer_norm_eps"),
+        ({}, {"image_size": 13}, {}, "no whole number"),
+        ({}, {}, {"size": {"height": 24, "width": 12}}, "size is"),
+        ({}, {}, {"do_pan_and_scan": True}, "do_pan_and_scan"),
     ],
-)
-def test_towers_that_would_be_computed_wrongly(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadFileError, match=message):
-        parse_config(QWEN3_VL_8B | {"vision_config": TOWER | changes}, {})
-
-
-@each_case(
-    ("changes", "message"),
-    [
-        ({"hidden_act": "gelu"}, "'gelu' is not supported"),
-        ({"window_size": 14}, "hold no row"),
-        ({"fullatt_block_indexes": [32]}, "of 32 see the whole image"),
+    "idefics3": [
+        ({}, {"hidden_act": "silu"}, {}, "hidden_act 'silu'"),
+        ({}, {"image_size": 15}, {}, "no whole number"),
+        ({}, {}, {"max_image_size": {"longest_edge": 24}}, "max_image_size is 24"),
+        ({}, {}, {"size": {"height": 24, "width": 24}}, "size is None"),
+        ({}, {}, {"do_resize": False}, "do_resize"),
     ],
-)
-def test_windows_that_would_be_computed_wrongly(changes: dict[str, Any], message: str) -> None:
-    tower = QWEN2_5_VL_3B["vision_config"] | changes
-    with pytest.raises(BadFileError, match=message):
-        parse_config(QWEN2_5_VL_3B | {"vision_config": tower}, {})
+    "mistral3": [
+        ({}, {"hidden_act": "relu"}, {}, "neither gelu nor silu"),
+        ({}, {"head_dim": 4}, {}, "head_dim is 4, not 8"),
+        ({"vision_feature_layer": -2}, {}, {}, "vision_feature_layer is -2"),
+        ({"projector_hidden_act": "relu"}, {}, {}, "projector_hidden_act"),
+        ({}, {}, {"size": {"height": 24, "width": 24}}, "size is None"),
+        ({}, {}, {"patch_size": 14}, "patch_size is 14, the tower's is 2"),
+        ({}, {}, {"do_resize": False}, "do_resize"),
+    ],
+    "llava": [({}, {"model_type": "clip_vision_model"}, {}, "'clip_vision_model', not 'pixtral'")],
+    "qwen3_vl": [
+        ({}, {"hidden_act": "relu"}, {}, "'relu' is not gelu"),
+        ({}, {"num_position_embeddings": 2305}, {}, "no square"),
+        ({}, {"out_hidden_size": 1024}, {}, "1024 numbers, and the decoder's 32"),
+        ({}, {"num_heads": 7}, {}, "cannot be rotated"),
+        *(
+            ({}, {}, changes, r"preprocessor_config\.json")
+            for changes in ({"patch_size": 14}, {"size": {}}, {"max_pixels": 10, "min_pixels": 99})
+        ),
+    ],
+    "qwen2_5_vl": [
+        ({}, {"hidden_act": "gelu"}, {}, "'gelu' is not supported"),
+        ({}, {"window_size": 2}, {}, "hold no row"),
+        ({}, {"fullatt_block_indexes": [3]}, {}, "of 3 see the whole image"),
+    ],
+}
+"""By model: changes to config.json, to its vision_config and to preprocessor_config.json."""
 
 
 @each_case(
-    "processor",
-    [{"patch_size": 14}, {"size": {}}, {"max_pixels": 10, "min_pixels": 100}],
+    ("name", "outer", "vision", "processor", "reason"),
+    [(name, *row) for name, rows in WRONGLY_COMPUTED.items() for row in rows],
     ids=str,
 )
-def test_processors_of_something_else(tmp_path: Path, processor: dict[str, Any]) -> None:
-    with pytest.raises(BadFileError, match=r"preprocessor_config\.json"):
-        read_directory_config(saved(tmp_path, QWEN3_VL_8B, PROCESSOR | processor))
+def test_what_would_be_computed_wrongly(
+    name: str, outer: Facts, vision: Facts, processor: Facts, reason: str
+) -> None:
+    tiny = IMAGE_MODELS[name]
+    config = tiny.make().config.to_dict() | outer
+    config["vision_config"] = config["vision_config"] | vision
+    with pytest.raises(BadFileError, match=reason):
+        with_pixels(parse_config(config, {}), tiny.processor | processor)

@@ -4,16 +4,15 @@ converter writes it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import gguf
 import torch
 from transformers import PreTrainedModel
 from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
 
-from tests.inference.models.families import tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
+from tests.inference.models.families.rows import GGUFRow
 from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
@@ -91,33 +90,18 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "use_gelu": True,
         "vision.projector.scale_factor": MERGE,
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
-
-
-def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in reference.state_dict().items():
-        if "language_model" in name or name.startswith("lm_head"):
-            continue
-        published = name.removeprefix("model.").replace("_weight", ".weight")
-        published = published.replace("vision_tower.", "vision_tower.vision_model.")
-        values = tensor + 1 if "soft_emb_norm" in name else tensor
-        yield tiny_mmproj.name_of(published), values
-
-
-def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
-    text = reference.config.get_text_config()
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in reference.state_dict().items():
-            if "language_model" in name:
-                values = tensor.float() + 1 if name.endswith("norm.weight") else tensor
-                yield name.replace("model.language_model.", "model."), values
-
-    return tiny_gguf.write(
-        *(path, gguf.MODEL_ARCH.GEMMA3, text, tensors()), named=named, control=("[",)
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tiny_mmproj.tower_of(
+        reference, _as_published
     )
 
 
+def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    published = name.removeprefix("model.").replace("_weight", ".weight")
+    published = published.replace("vision_tower.", "vision_tower.vision_model.")
+    return published, tensor + 1 if "soft_emb_norm" in name else tensor
+
+
+OFFSET = GGUFRow(architecture="gemma3", norm_offset=1.0)
 GEMMA3 = TinyModel(
     make=gemma3,
     processor=PROCESSOR,
@@ -131,6 +115,6 @@ GEMMA3 = TinyModel(
     merges=(PATCH_PX, MERGE),
     token_types="token_type_ids",
     projector=_projector,
-    save_text=_save_text,
+    save_text=functools.partial(tiny_mmproj.save_text, own=OFFSET, control=("[",)),
     named={IMAGE_TOKEN: "<image_soft_token>"},
 )

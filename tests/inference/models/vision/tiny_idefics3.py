@@ -4,18 +4,15 @@ writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import gguf
 import torch
-from transformers import PreTrainedModel
-from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
-from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
+from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
 IMAGE_PX, PATCH_PX, MERGE = 13, 2, 2
@@ -28,7 +25,11 @@ PLACES = 100
 """The first of the tokens that name a tile's row and column."""
 NAMED = {IMAGE_TOKEN: "<image>", AROUND: "<fake_token_around_image>", WHOLE: "<global-img>"}
 VISION = tiny_images.TOWER | {"image_size": IMAGE_PX, "patch_size": PATCH_PX}
-TEXT = tiny_images.TEXT_MODEL | {"num_hidden_layers": 3}
+TEXT = tiny_images.TEXT_MODEL | {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "vocab_size": hybrid.VOCAB_SIZE,
+}
 PROCESSOR = tiny_images.NORMALISED | {
     "size": {"longest_edge": LONGEST_PX},
     "max_image_size": {"longest_edge": IMAGE_PX},
@@ -39,33 +40,24 @@ PROCESSOR = tiny_images.NORMALISED | {
 
 
 @functools.cache
-def idefics3() -> PreTrainedModel:
-    return _loud(Idefics3ForConditionalGeneration(_config(Idefics3Config)))
-
-
-@functools.cache
-def smolvlm() -> PreTrainedModel:
-    """The same, with the embeddings as its head."""
-    config = _config(SmolVLMConfig, tie_word_embeddings=True)
-    return _loud(SmolVLMForConditionalGeneration(config))
-
-
-def smolvlm_of(vocab_size: int, image_token: int) -> PreTrainedModel:
-    config = _config(SmolVLMConfig, vocab_size, image_token_id=image_token)
-    return _loud(SmolVLMForConditionalGeneration(config))
-
-
-def _config(kind: type[Any], vocab_size: int = hybrid.VOCAB_SIZE, **changes: Any) -> Any:
+def reference_of(model_type: str) -> PreTrainedModel:
+    """SmolVLM has the embeddings as its head."""
     torch.manual_seed(17)
-    fields = {"scale_factor": MERGE, "image_token_id": IMAGE_TOKEN, "pad_token_id": 0}
-    text = {"model_type": "llama", **TEXT, "vocab_size": vocab_size}
-    return kind(
-        text_config=text, vision_config=VISION, attn_implementation="eager", **fields | changes
+    config = AutoConfig.for_model(
+        model_type,
+        text_config=TEXT,
+        vision_config=VISION,
+        scale_factor=MERGE,
+        image_token_id=IMAGE_TOKEN,
+        pad_token_id=0,
+        tie_word_embeddings=model_type == "smolvlm",
+        attn_implementation="eager",
     )
-
-
-def _loud(reference: PreTrainedModel) -> PreTrainedModel:
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     return tiny_images.amplify(reference, ("vision_model", "connector"), {"embed_tokens": 3})
+
+
+idefics3 = functools.partial(reference_of, "idefics3")
 
 
 def _written(rows: int, columns: int) -> tuple[list[int], Grid]:
@@ -97,13 +89,7 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "vision.projector.scale_factor": MERGE,
         "vision.preproc_image_size": LONGEST_PX,
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
-
-
-def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in reference.state_dict().items():
-        if "text_model" not in name and not name.startswith("lm_head"):
-            yield tiny_mmproj.name_of(name), tensor
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tiny_mmproj.tower_of(reference)
 
 
 IDEFICS3 = TinyModel(
@@ -118,7 +104,7 @@ IDEFICS3 = TinyModel(
     inputs_of=_inputs_of,
     merges=(PATCH_PX, MERGE),
     projector=_projector,
-    save_text=llama_gguf.save_text,
+    save_text=tiny_mmproj.save_text,
     named=NAMED,
 )
-SMOLVLM = replace(IDEFICS3, make=smolvlm)
+SMOLVLM = replace(IDEFICS3, make=functools.partial(reference_of, "smolvlm"))

@@ -1,8 +1,9 @@
-"""A tower's file as llama.cpp's converter writes it."""
+"""A tower's file as llama.cpp's converter writes it, and the file of the text model beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import gguf
 import torch
 from transformers import PreTrainedModel
 
-from tests.inference.models.families import tiny_gguf
+from tests.inference.models.families import parity, tiny_gguf
+from tests.inference.models.families.rows import GGUFRow
 
 Projector = tuple[dict[str, Any], Iterable[tuple[str, torch.Tensor]]]
 """Metadata by the part of a key after ``clip.``, and tensors by their names."""
 EIGHT_BITS = gguf.GGMLQuantizationType.Q8_0
+TEXT_MODEL = r"model\.(text|language)_model\."
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 16)
 
 
@@ -38,9 +41,16 @@ def metadata_of(
     } | own
 
 
-def name_of(name: str) -> str:
-    """What a file calls a tensor of transformers' model."""
-    return tiny_gguf.name_of(NAMES, name)
+def tower_of(
+    reference: PreTrainedModel,
+    written: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]] = lambda *given: given,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors beside the text model's. ``written``: how the converter calls one of a published
+    checkpoint, and what it writes."""
+    for name, tensor in reference.state_dict().items():
+        if not re.match(f"{TEXT_MODEL}|lm_head", name):
+            published, values = written(name, tensor)
+            yield tiny_gguf.name_of(NAMES, published), values
 
 
 def save(
@@ -70,3 +80,24 @@ def save(
         else:
             writer.add_tensor(written, numbers)
     return tiny_gguf.close(writer, path)
+
+
+LLAMA = GGUFRow(architecture="llama", interleaves=True)
+
+
+def save_text(
+    reference: PreTrainedModel,
+    path: Path,
+    named: dict[int, str],
+    own: GGUFRow = LLAMA,
+    **given: Any,
+) -> Path:
+    """``named``: the tokens of the vocabulary that are no numbers; ``given``: see
+    ``tiny_gguf.write``."""
+    state = {
+        re.sub(TEXT_MODEL, "model.", name): tensor
+        for name, tensor in reference.state_dict().items()
+        if re.match(f"{TEXT_MODEL}|lm_head", name)
+    }
+    text = reference.config.get_text_config()
+    return parity.save_text(own, text, state, path, named=named, **given)

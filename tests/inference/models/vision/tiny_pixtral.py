@@ -4,18 +4,17 @@ converter writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import gguf
 import torch
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
-from transformers.models.llava import LlavaConfig, LlavaForConditionalGeneration
-from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.tiny_gguf import in_pairs
-from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
+from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
 PATCH_PX = 2
@@ -32,6 +31,7 @@ VISION = tiny_images.TOWER | {
 }
 TEXT = tiny_images.TEXT_MODEL | {
     "model_type": "mistral",
+    "vocab_size": hybrid.VOCAB_SIZE,
     "num_hidden_layers": 3,
     "sliding_window": None,
     "rms_norm_eps": 1e-5,
@@ -44,44 +44,35 @@ PROCESSOR = tiny_images.NORMALISED | {
 }
 
 
+OWN: dict[str, dict[str, Any]] = {
+    # Four patches become a row.
+    "mistral3": {"vision_config": VISION | {"hidden_act": "silu"}, "spatial_merge_size": 2},
+    # Of Pixtral 12B's form: each patch is a row.
+    "llava": {
+        "vision_config": VISION | {"hidden_act": "gelu"},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "image_seq_length": 1,
+    },
+}
+
+
 @functools.cache
-def mistral3() -> PreTrainedModel:
-    """Makes a model in which four patches become a row."""
-    return mistral3_of(hybrid.VOCAB_SIZE, IMAGE_TOKEN)
-
-
-def mistral3_of(vocab_size: int, image_token: int) -> PreTrainedModel:
+def reference_of(model_type: str) -> PreTrainedModel:
     torch.manual_seed(19)
-    config = Mistral3Config(
-        text_config=TEXT | {"vocab_size": vocab_size},
-        vision_config=VISION | {"hidden_act": "silu"},
-        spatial_merge_size=2,
-        image_token_index=image_token,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-    )
-    return _loud(Mistral3ForConditionalGeneration(config))
-
-
-@functools.cache
-def pixtral() -> PreTrainedModel:
-    """Makes a model of Pixtral 12B's form: each patch is a row."""
-    torch.manual_seed(23)
-    config = LlavaConfig(
-        text_config=TEXT | {"vocab_size": hybrid.VOCAB_SIZE},
-        vision_config=VISION | {"hidden_act": "gelu"},
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
+    config = AutoConfig.for_model(
+        model_type,
+        text_config=TEXT,
         image_token_index=IMAGE_TOKEN,
-        image_seq_length=1,
         tie_word_embeddings=False,
         attn_implementation="eager",
+        **OWN[model_type],
     )
-    return _loud(LlavaForConditionalGeneration(config))
-
-
-def _loud(reference: PreTrainedModel) -> PreTrainedModel:
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     return tiny_images.amplify(reference, ("vision_tower", "multi_modal"), {"embed_tokens": 3})
+
+
+mistral3 = functools.partial(reference_of, "mistral3")
 
 
 def _pixels_of(data: bytes, grid: Grid) -> Numbers:
@@ -89,7 +80,7 @@ def _pixels_of(data: bytes, grid: Grid) -> Numbers:
     return seeded(data, 3, grid[1] * PATCH_PX, grid[2] * PATCH_PX)
 
 
-def inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid] = ()) -> dict[str, torch.Tensor]:
+def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
     """What transformers' model takes: images of one size, and what of each counts."""
     sizes = torch.tensor([one.shape[1:] for one in pixels])
     height, width = sizes.amax(0).tolist()
@@ -104,21 +95,18 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
         "vision.attention.layer_norm_epsilon": 1e-5,
         "vision.spatial_merge_size": getattr(reference.config, "spatial_merge_size", None),
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
+    embeddings = reference.get_input_embeddings().weight
+    tensors = [*tiny_mmproj.tower_of(reference, _as_published)]
+    tensors.append(("v.token_embd.img_break", embeddings[BREAK].detach()))
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tensors
 
 
-def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in reference.state_dict().items():
-        if name.endswith("embed_tokens.weight"):
-            yield "v.token_embd.img_break", tensor[BREAK]
-        if "language_model" in name or name.startswith("lm_head"):
-            continue
-        is_rotated = ".q_proj." in name or ".k_proj." in name
-        values = in_pairs(tensor, HEAD_DIM) if is_rotated else tensor
-        yield tiny_mmproj.name_of(name.removeprefix("model.")), values
+def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    is_rotated = ".q_proj." in name or ".k_proj." in name
+    return name.removeprefix("model."), in_pairs(tensor, HEAD_DIM) if is_rotated else tensor
 
 
-def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
+def _model(model_type: str, merge: int) -> TinyModel:
     """``merge``: how many patches each way become a row."""
 
     def written(height: int, width: int) -> tuple[list[int], Grid]:
@@ -127,7 +115,7 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
         return [*rows[:-1], END], (1, height * merge, width * merge)
 
     return TinyModel(
-        make=make,
+        make=functools.partial(reference_of, model_type),
         processor=PROCESSOR,
         one=(3, 5),
         several=((1, 1), (4, 2), (1, 6)),
@@ -135,12 +123,12 @@ def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
         grid=(1, 4 * merge, 3 * merge),
         written=written,
         pixels_of=_pixels_of,
-        inputs_of=inputs_of,
+        inputs_of=_inputs_of,
         merges=(PATCH_PX, merge),
         projector=_projector,
-        save_text=llama_gguf.save_text,
+        save_text=tiny_mmproj.save_text,
         named=NAMED,
     )
 
 
-MISTRAL3, PIXTRAL = _model(mistral3, 2), _model(pixtral, 1)
+MISTRAL3, PIXTRAL = _model("mistral3", 2), _model("llava", 1)

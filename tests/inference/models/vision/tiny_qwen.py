@@ -5,25 +5,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
-from transformers import PreTrainedModel
-from transformers.models.qwen2_5_vl import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-)
-from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
-from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from transformers.models.qwen3_vl_moe import (
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from tests.inference.models.families import hybrid_gguf, tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.vision import qwen_gguf
+from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.vision import tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 
 START_TOKEN, END_TOKEN = 121, 122
@@ -49,6 +42,7 @@ COMMON: dict[str, Any] = {
     "vision_start_token_id": START_TOKEN,
     "vision_end_token_id": END_TOKEN,
 }
+ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
 VL_TEXT = {
     "vocab_size": hybrid.VOCAB_SIZE,
     "hidden_size": 32,
@@ -59,12 +53,7 @@ VL_TEXT = {
     "head_dim": 16,
     "max_position_embeddings": hybrid.CONTEXT_TOKENS,
     "initializer_range": 0.3,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 100.0,
-        "mrope_section": [4, 2, 2],
-        "mrope_interleaved": True,
-    },
+    "rope_parameters": ROPE | {"mrope_interleaved": True},
 }
 PROCESSOR = {
     "size": {"shortest_edge": 4 * PATCH_PX**2, "longest_edge": 100 * PATCH_PX**2},
@@ -76,77 +65,46 @@ PROCESSOR = {
 }
 
 
-@functools.cache
-def qwen2_5_vl() -> PreTrainedModel:
-    """Makes a model whose second block sees the whole image."""
-    torch.manual_seed(11)
-    left_out = ("num_position_embeddings", "initializer_range")
-    vision = {key: value for key, value in TOWER.items() if key not in left_out}
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
-    text = {key: value for key, value in VL_TEXT.items() if key != "head_dim"}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    ends = {"bos_token_id": None, "eos_token_id": None}
-    config = Qwen2_5_VLConfig(
-        text_config=text | heads | ends | {"rope_parameters": rope},
-        vision_config=vision | {"window_size": 4 * PATCH_PX, "fullatt_block_indexes": [1]},
-        **COMMON,
-    )
-    config.vision_config.initializer_range = 0.4
-    return _loud(Qwen2_5_VLForConditionalGeneration(config), norms=(0.5, 1.5))
+OF_2_5 = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "rope_parameters": ROPE,
+}
+WINDOWS = {"window_size": 4 * PATCH_PX, "fullatt_block_indexes": [1]}
+"""The second block sees the whole image."""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DEEPSTACK = TOWER | {"deepstack_visual_indexes": [0, 1]}
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_vl": (
+        {key: VL_TEXT[key] for key in VL_TEXT if key != "head_dim"} | OF_2_5,
+        {key: TOWER[key] for key in TOWER if key != "num_position_embeddings"} | WINDOWS,
+    ),
+    "qwen3_vl": (VL_TEXT, DEEPSTACK),
+    "qwen3_vl_moe": (VL_TEXT | EXPERTS | {"tie_word_embeddings": False}, DEEPSTACK),
+    "qwen3_5": (hybrid.TEXT, TOWER),
+    "qwen3_5_moe": (
+        {key: hybrid.TEXT[key] for key in hybrid.TEXT if key != "intermediate_size"}
+        | hybrid.SPARSE,
+        TOWER,
+    ),
+}
+"""Of the text model and of the tower, by model type."""
 
 
 @functools.cache
-def qwen3_vl() -> PreTrainedModel:
+def reference_of(model_type: str) -> PreTrainedModel:
+    """Amplified, so that its answers depend on an image's content and place."""
     torch.manual_seed(7)
-    config = Qwen3VLConfig(
-        text_config=VL_TEXT,
-        vision_config=TOWER | {"deepstack_visual_indexes": [0, 1]},
-        **COMMON,
-    )
-    return _loud(Qwen3VLForConditionalGeneration(config), norms=(0.5, 1.5))
-
-
-@functools.cache
-def qwen3_vl_moe() -> PreTrainedModel:
-    torch.manual_seed(9)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    config = Qwen3VLMoeConfig(
-        text_config=VL_TEXT | experts | {"tie_word_embeddings": False},
-        vision_config=TOWER | {"deepstack_visual_indexes": [0, 1]},
-        **COMMON,
-    )
-    return _loud(Qwen3VLMoeForConditionalGeneration(config), norms=(0.5, 1.5))
-
-
-@functools.cache
-def qwen3_5() -> PreTrainedModel:
-    torch.manual_seed(7)
-    config = Qwen3_5Config(
-        text_config=hybrid.TEXT,
-        vision_config=TOWER,
-        **COMMON,
-    )
-    return _loud(Qwen3_5ForConditionalGeneration(config))
-
-
-@functools.cache
-def qwen3_5_moe() -> PreTrainedModel:
-    torch.manual_seed(8)
-    text = {key: value for key, value in hybrid.TEXT.items() if key != "intermediate_size"}
-    config = Qwen3_5MoeConfig(
-        text_config=text | hybrid.SPARSE,
-        vision_config=TOWER,
-        **COMMON,
-    )
-    return _loud(Qwen3_5MoeForConditionalGeneration(config))
-
-
-def _loud(reference: PreTrainedModel, norms: tuple[float, float] = (-0.5, 0.5)) -> PreTrainedModel:
-    """Amplified, so that its answers depend on an image's content and place. ``norms``: the range
-    of norms' weights."""
+    text, vision = CONFIGS[model_type]
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision, **COMMON)
+    config.vision_config.initializer_range = TOWER["initializer_range"]
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     for name, parameter in reference.named_parameters():
         if "norm" in name:
-            torch.nn.init.uniform_(parameter, *norms)
+            is_offset = model_type in ("qwen3_5", "qwen3_5_moe")
+            torch.nn.init.uniform_(parameter, *((-0.5, 0.5) if is_offset else (0.5, 1.5)))
         elif name.endswith("bias"):
             torch.nn.init.uniform_(parameter, -0.5, 0.5)
         elif "embed_tokens" in name:
@@ -170,9 +128,80 @@ def _inputs_of(patches: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, 
     return {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
 
 
-def _model(make: Callable[[], PreTrainedModel]) -> TinyModel:
+VL_ARCHITECTURES = {"qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
+MERGER = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
+
+
+def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
+    vision = reference.config.vision_config
+    taken = getattr(vision, "deepstack_visual_indexes", None) or []
+    is_windowed = hasattr(vision, "window_size")
+    own = {
+        "vision.image_size": 5 * vision.patch_size,
+        "vision.block_count": vision.depth,
+        "vision.attention.head_count": vision.num_heads,
+        "vision.attention.layer_norm_epsilon": 1e-6,
+        "vision.image_min_pixels": PROCESSOR["size"]["shortest_edge"],
+        "vision.image_max_pixels": PROCESSOR["size"]["longest_edge"],
+    }
+    # llama.cpp's converter writes no side of windows: published towers have one.
+    own |= (
+        {
+            "projector_type": gguf.VisionProjectorType.QWEN25VL,
+            "use_silu": True,
+            "vision.n_wa_pattern": vision.fullatt_block_indexes[0] + 1,
+            "vision.window_size": vision.window_size,
+        }
+        if is_windowed
+        else {
+            "projector_type": gguf.VisionProjectorType.QWEN3VL,
+            "use_gelu": True,
+            "vision.spatial_merge_size": vision.spatial_merge_size,
+            "vision.is_deepstack_layers": [index in taken for index in range(vision.depth)],
+        }
+    )
+    tensors = _tower_tensors(reference, taken, is_split=is_windowed)
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tensors
+
+
+def _tower_tensors(
+    reference: PreTrainedModel, taken: list[int], *, is_split: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in reference.state_dict().items():
+        if not name.startswith("model.visual."):
+            continue
+        stem, _, kind = name.removeprefix("model.").rpartition(".")
+        *_, part, inner = stem.split(".")
+        if stem == "visual.patch_embed.proj" and kind == "weight":
+            yield "v.patch_embd.weight", tensor[:, :, 0]
+            yield "v.patch_embd.weight.1", tensor[:, :, 1]
+        elif part == "merger" and inner in MERGER:
+            yield f"{MERGER[inner]}.{kind}", tensor
+        elif "deepstack" in stem:
+            written = inner.removeprefix("linear_")
+            yield f"v.deepstack.{taken[int(part)]}.{written}.{kind}", tensor
+        else:
+            known = tiny_gguf.name_of(tiny_mmproj.NAMES, f"{stem}.{kind}")
+            parts = "qkv" if is_split and inner == "qkv" else ["qkv"]
+            for part, values in zip(parts, tensor.chunk(len(parts)), strict=True):
+                yield known.replace("attn_qkv", f"attn_{part}"), values
+
+
+def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
+    """Its vocabulary has the token that the model's config names, and no other of ``named``."""
+    assert not named
+    architecture = VL_ARCHITECTURES.get(reference.config.model_type)
+    if architecture is None:
+        return hybrid_gguf.save_gguf(reference, path)
+    keys = {"expert_weights_norm": None, "attention.sliding_window": None}
+    row = GGUFRow(architecture=architecture, keys=keys)
+    tokens = {reference.config.image_token_id: "<|image_pad|>"}
+    return tiny_mmproj.save_text(reference, path, tokens, row)
+
+
+def _model(model_type: str) -> TinyModel:
     return TinyModel(
-        make=make,
+        make=functools.partial(reference_of, model_type),
         processor=PROCESSOR,
         one=(3, 5),
         several=((3, 5), (6, 2), (1, 1)),
@@ -182,10 +211,10 @@ def _model(make: Callable[[], PreTrainedModel]) -> TinyModel:
         pixels_of=_patches_of,
         inputs_of=_inputs_of,
         token_types="mm_token_type_ids",
-        projector=functools.partial(qwen_gguf.projector, processor=PROCESSOR),
-        save_text=qwen_gguf.save_text,
+        projector=_projector,
+        save_text=_save_text,
     )
 
 
-QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE = _model(qwen2_5_vl), _model(qwen3_vl), _model(qwen3_vl_moe)
-QWEN3_5, QWEN3_5_MOE = _model(qwen3_5), _model(qwen3_5_moe)
+QWEN = {model_type: _model(model_type) for model_type in CONFIGS}
+QWEN3_VL = QWEN["qwen3_vl"]

@@ -1,12 +1,21 @@
-"""A step as arrays, built once, and on a device."""
+"""A step as arrays, built once, and on a device; and its rows' adapters."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from inference.models.adapter import (
+    AdapterWeights,
+    LowRank,
+    StepAdapters,
+    TorchAdapter,
+    row_groups,
+    torch_adapter,
+)
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import decode_blocks
+from inference.models.layers.linear import DenseLinear
 from inference.models.step_input import (
     EMPTY_STATE,
     LONE_STATE,
@@ -15,6 +24,7 @@ from inference.models.step_input import (
     aligned,
     block_table_of,
 )
+from tests.cases import each_case
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 4
@@ -41,12 +51,9 @@ def test_rows_follow_from_the_queries() -> None:
     assert step.slots.tolist() == [10, 11, 28, 14, 7, 16, 17, 18, 19]
     assert step.query_start.tolist() == [0, 3, 4, 9]
     assert step.context_lens.tolist() == [9, 3, 8]
+    assert step.block_table.tolist() == [[5, 2, 7], [3, 0, 0], [1, 4, 6]]
     arrays = [step.token_ids, step.positions, step.slots, step.query_start, step.block_table]
     assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
-
-
-def test_the_table_is_as_wide_as_the_step_needs() -> None:
-    assert mixed_step().block_table.tolist() == [[5, 2, 7], [3, 0, 0], [1, 4, 6]]
 
 
 def test_a_device_gets_the_step_as_it_is() -> None:
@@ -59,10 +66,7 @@ def test_a_device_gets_the_step_as_it_is() -> None:
     assert step.logit_rows is not None and step.logit_rows.tolist() == [0, 1, 2, 3, 8]
     assert step.prompts == (Query(sequence=2, first_row=4, last_row=9, start=3, end=8),)
     assert step.states_of(step.prompts[0]) == (0, 6)
-
-
-def test_rows_of_a_sequence_with_a_state_come_one_after_the_other() -> None:
-    step = DeviceStep.of(mixed_step(), CPU)
+    # Rows of a sequence with a state come one after the other.
     found = [[part.tolist() for part in depth] for depth in step.decode_rows_by_depth]
     assert found == [[[0, 3], [2, 3], [4, 5]], [[1], [4], [4]], [[2], [4], [4]]]
 
@@ -94,3 +98,50 @@ def test_tokens_that_only_the_device_knows_come_first() -> None:
         [0, 0], [6, 2], [1, 1], block_table_of([[1, 2], [3]]), 4, num_decodes=2, unread_ids=unread
     )
     assert DeviceStep.of(alone, CPU).token_ids is unread
+
+
+NUM_DECODES, NUM_ROWS = 5, 8
+PROJECTION = DenseLinear(torch.zeros(6, 8))
+
+
+def adapter(rank: int) -> TorchAdapter:
+    generator = torch.Generator().manual_seed(rank)
+    down, up = (torch.randn(*shape, generator=generator) for shape in ((rank, 8), (6, rank)))
+    weights = AdapterWeights({"q_proj": LowRank(down, up, scale=0.5)})
+    return torch_adapter(weights, {id(PROJECTION): [("q_proj", 6)]}, CPU, torch.float32)
+
+
+FIRST, SECOND = adapter(2), adapter(4)
+SPAN = (FIRST, slice(5, 8))
+
+
+@each_case(
+    ("adapters", "groups"),
+    [
+        ((FIRST, SECOND, None, FIRST, SECOND, FIRST), [(FIRST, [0, 3]), (SECOND, [1, 4]), SPAN]),
+        ((FIRST, FIRST, None, SECOND, SECOND, None), [(FIRST, slice(0, 2)), (SECOND, slice(3, 5))]),
+        ((None, None, None, None, None, SECOND), [(SECOND, slice(5, 8))]),
+    ],
+    ids=["scattered", "neighbours, without a list of rows", "nobody decodes with one"],
+)
+def test_adapters_together_or_one_by_one_are_the_same_sums(
+    adapters: tuple[TorchAdapter | None, ...], groups: list[tuple[TorchAdapter, object]]
+) -> None:
+    """Of five rows that decode, and a prompt of three."""
+    lens = [1] * NUM_DECODES + [3]
+    table = np.zeros((len(lens), 1), dtype=np.int32)
+    step = StepInput.of_queries(
+        *([0] * NUM_ROWS, [0] * len(lens), lens, table, 4),
+        num_decodes=NUM_DECODES,
+        adapters=adapters,
+    )
+    assert row_groups(step, together=True) == groups
+    x = torch.randn(NUM_ROWS, 8, generator=torch.Generator().manual_seed(7))
+    one_by_one, together = (
+        StepAdapters(step, CPU, together=together).add_to(torch.zeros(NUM_ROWS, 6), PROJECTION, x)
+        for together in (False, True)
+    )
+    assert bool(one_by_one.any())
+    torch.testing.assert_close(together, one_by_one)
+    without = [row for row, own in enumerate(adapters[:NUM_DECODES]) if own is None]
+    assert not bool(together[without].any())
