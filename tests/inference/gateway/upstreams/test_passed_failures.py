@@ -119,12 +119,23 @@ async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None
     assert [one.outcome for one in rig.ledger.settled] == ["upstream_failed"] * 3
 
 
-async def test_what_this_server_has_sent_comes_back(rig: UpstreamRig) -> None:
+async def test_what_comes_back_caps_and_a_large_body_are_refused(
+    rig: UpstreamRig, make_client: MakeClient
+) -> None:
+    rig.directory.budgets = (1,)
+    rig.ledger.cap_micro_usd = 25
     rig.offer("speech")
     rig.upstream.answer = with_body(b"x", "audio/mpeg")
-    assert (await rig.speak()).status == 200
-    via = {"via": rig.upstream.asked[0].headers["via"]}
-    refused = await rig.client.post(SPEECH, SPOKEN, headers=via)
+    assert (await rig.speak()).status == 200  # 13 of 25
+    assert shape(await rig.speak())[:2] == (429, "insufficient_quota")
+    (asked,) = rig.upstream.asked
+    assert not rig.ledger.held
+    assert (await rig.speak(input="abcde")).status == 200
+    client = make_client(max_body_bytes=2000)
+    refused = await client.post(TRANSCRIPTIONS, parts=[audio_form(wav(1))], headers=FORM)
+    assert shape(refused)[:2] == (413, "request_too_large")
+    rig.directory.budgets = ()
+    refused = await rig.client.post(SPEECH, SPOKEN, headers={"via": asked.headers["via"]})
     assert shape(refused)[:2] == (502, "upstream_failed")
     rig.offer("speech", upstream=replace(rig.row, url="http://127.0.0.1:1/v1"))
     assert shape(await rig.speak())[:2] == (503, "upstream_unavailable")
@@ -225,19 +236,3 @@ async def test_keys_and_networks(rig: UpstreamRig) -> None:
     assert not rig.upstream.asked
     rig.offer("speech", upstream=replace(rig.row, dialect="ollama"))
     assert shape(await rig.speak()) == (400, "unsupported_parameter", "model")
-
-
-async def test_caps_hold_and_a_large_body_is_refused(
-    rig: UpstreamRig, make_client: MakeClient
-) -> None:
-    rig.directory.budgets = (1,)
-    rig.ledger.cap_micro_usd = 25
-    rig.offer("speech")
-    rig.upstream.answer = with_body(b"x", "audio/mpeg")
-    assert (await rig.speak()).status == 200  # 13 of 25
-    assert shape(await rig.speak())[:2] == (429, "insufficient_quota")
-    assert len(rig.upstream.asked) == 1 and not rig.ledger.held
-    assert (await rig.speak(input="abcde")).status == 200
-    client = make_client(max_body_bytes=2000)
-    refused = await client.post(TRANSCRIPTIONS, parts=[audio_form(wav(1))], headers=FORM)
-    assert shape(refused)[:2] == (413, "request_too_large")

@@ -26,10 +26,9 @@ from fleet.catalogue.settings import Task
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.secret import seal
 from helexa_site.config import Config
-from helexa_site.routing import build_application
 from inference.gateway.gateway import Gateway
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import FakeCatalogue, Rig, not_django
+from tests.inference.gateway.asgi_client import Exchange
+from tests.inference.gateway.conftest import FakeCatalogue, Rig, client_of
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.upstreams.forwarding import CHAT, PATH, SECRET
 
@@ -43,8 +42,7 @@ class Near(Rig):
     def serve(self, model: str, *, task: Task = "text", **upstream: Any) -> None:
         sealed = seal(SECRET, settings.SECRET_KEY)
         row = UpstreamEntry(name="real", sealed_secret=sealed, **upstream)
-        source = f"upstream:real/{model}"
-        entry = CatalogueEntry(name="far", source=source, task=task, upstream=row)
+        entry = CatalogueEntry(name="far", source=f"upstream:real/{model}", task=task, upstream=row)
         self.catalogue.listed = [entry]
 
     async def chat(self, **fields: Any) -> Any:
@@ -56,13 +54,8 @@ async def near(config: Config) -> AsyncIterator[Near]:
     catalogue, directory, ledger = FakeCatalogue(), FakeDirectory(), FakeLedger()
     changed = replace(config, request_timeout_s=300)
     gateway = Gateway(changed, catalogue, directory=directory, make_ledger=lambda _id: ledger)
-    yield Near(
-        client=AsgiClient(build_application(gateway, django_app=not_django)),
-        gateway=gateway,
-        catalogue=catalogue,
-        directory=directory,
-        ledger=ledger,
-    )
+    parts = {"catalogue": catalogue, "directory": directory, "ledger": ledger}
+    yield Near(client=client_of(gateway), gateway=gateway, **parts)  # type: ignore[arg-type]
     await gateway.drain(0)
 
 

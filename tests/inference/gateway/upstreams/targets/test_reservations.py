@@ -8,7 +8,7 @@ from metering.ledger.entries import Reserve
 from metering.prices import Prices
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, counting
 from tests.inference.gateway.upstreams.forwarding import text_of
-from tests.inference.gateway.upstreams.targets.targeting import (
+from tests.inference.gateway.upstreams.targets.conftest import (
     BOX,
     FAR,
     OWN,
