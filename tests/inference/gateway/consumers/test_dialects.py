@@ -13,7 +13,6 @@ import pytest
 
 from inference.gateway.consumers import generate as generation
 from inference.gateway.consumers.own_headers import (
-    ADVICE,
     HEADER,
     advice_headers,
     ignored_headers,
@@ -95,24 +94,16 @@ def _strings(value: Any) -> list[str]:
 @each_case(
     ("path", "body", "script"),
     [
-        (CHAT, chat_body(stream=True), endless),
-        (CHAT, chat_body(), endless),
-        (CHAT, chat_body(stream=True), silent),
-        (CHAT, chat_body(), silent),
-        (MESSAGES, chat_body(max_tokens=9, stream=True), endless),
-        (MESSAGES, chat_body(max_tokens=9), endless),
+        *[(CHAT, chat_body(stream=streams), endless) for streams in (True, False)],
+        *[(CHAT, chat_body(stream=streams), silent) for streams in (True, False)],
+        *[(MESSAGES, chat_body(max_tokens=9, stream=stream), endless) for stream in (True, False)],
         (f"{MESSAGES}/count_tokens", chat_body(), silent),
         (OLLAMA, chat_body(), endless),
         ("/v1/embeddings", embeddings_body(), accepts),
     ],
 )
 async def test_leaving_cancels(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    gateway: Gateway,
-    path: str,
-    body: dict[str, Any],
-    script: Script,
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, path: str, body: Any, script: Script
 ) -> None:
     neuron.script = script
     is_streamed = body.get("stream", path == OLLAMA)
@@ -270,12 +261,7 @@ async def test_unknown_fields_are_refused_by_default_or_ignored_and_named(
 
 @each_case(
     ("path", "body"),
-    [
-        (CHAT, chat_body()),
-        (MESSAGES, chat_body(max_tokens=5, stream=True)),
-        (OLLAMA, chat_body(stream=True)),
-        (RESPONSES, INPUT),
-    ],
+    [(CHAT, chat_body()), (MESSAGES, chat_body(max_tokens=5, stream=True)), (RESPONSES, INPUT)],
 )
 async def test_what_a_grammar_leaves_out_of_schemas_is_named(
     client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
@@ -297,12 +283,9 @@ FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too l
         ("opencode/1.18.0 ai-sdk/openai-compatible/3.0.41", "opencode"),
         ("Zed/0.210.1 (linux; x86_64)", "Zed"),
         ("Open WebUI (https://github.com/open-webui/open-webui)", "Open WebUI"),
-        ("open-webui/0.6", "Open WebUI"),
-        ("Agent-Zero", "Agent Zero"),
         ("agent-zero/1.2 litellm/1.80.0", "Agent Zero"),
         ("litellm/1.80.0", "LiteLLM"),
         ("ai/6.0.1 ai-sdk/anthropic/3.0.1", "AI SDK"),
-        ("ai-sdk/openai-compatible/2.0.62 ai-sdk/provider-utils/4.0.40", "AI SDK"),
         *[(agent, None) for agent in ("", "OpenAI/Python 3.52.0", "organized/1", "chai/4")],
     ],
 )
@@ -315,12 +298,10 @@ def test_known_clients_get_advice_on_a_full_context(agent: str, name: str | None
 
 
 async def test_the_advice_is_in_the_refusal_alone(client: AsgiClient, neuron: FakeNeuron) -> None:
-    for advice in ADVICE.values():
-        assert advice.isascii() and advice.isprintable()
     neuron.script = failing
     agent = {"user-agent": "claude-cli/2.1.76 (external, cli)"}
-    refused = await client.post(MESSAGES, chat_body(max_tokens=9), headers=agent)
-    assert refused.status == 400
-    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in refused.headers[HEADER.decode()]
-    plain = await client.post(MESSAGES, chat_body(max_tokens=9, temperature=9), headers=agent)
-    assert plain.status == 400 and HEADER.decode() not in plain.headers
+    for more, is_advised in (({}, True), ({"temperature": 9}, False)):
+        body = chat_body(max_tokens=9, **more)
+        refused = await client.post(MESSAGES, body, headers=agent)
+        advice = refused.headers.get(HEADER.decode(), "")
+        assert (refused.status, "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in advice) == (400, is_advised)

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
+import anthropic
 import pytest
 
 from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.request import place
-from inference.protocol.events import Event
-from inference.protocol.generation import ChatInput, Submit, TokensInput
+from inference.protocol.generation import ChatInput, Submit, TokenCountRequest, TokensInput
 from inference.protocol.heartbeat import ReplicaStatus
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, says, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
+from tests.inference.gateway.responses_support import breaks, calls_a_tool, counts
 from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
 
 
-async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, chat_body(temperature=0))
-    assert answer.status == 200
+async def test_answers_in_one_body_and_streams(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
+    answer = await client.post(CHAT, chat_body(temperature=0, model="gpt-4o"))
     choice = answer.json["choices"][0]
     assert choice["message"]["content"] == "The capital is Paris."
-    assert choice["finish_reason"] == "stop"
+    assert (choice["finish_reason"], answer.json["model"]) == ("stop", "gpt-4o")
     assert answer.json["usage"]["total_tokens"] == 12
     assert answer.json["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
     (submit,) = neuron.frames
     assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
-    assert submit.request.sampling.temperature == 0
-    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
-    assert answer.json["model"] == "gpt-4o"
-    assert submit.model == neuron.frames[-1].model == "tiny"  # type: ignore[union-attr]
+    assert (submit.model, submit.request.sampling.temperature) == ("tiny", 0)  # type: ignore[union-attr]
     answer = await client.post(CHAT, chat_body(model="huge"))
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
     assert answer.error["param"] == "model"
@@ -46,19 +47,13 @@ async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> No
     assert "".join(texts) == "The capital is Paris."
     submit = neuron.frames[-1]
     assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
-
-
-async def test_streams(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
-    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
     answer = await client.post(CHAT, chat_body(stream=True, stream_options={"include_usage": True}))
     *chunks, usage, done = answer.chunks
-    assert done == "[DONE]"
-    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 5
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 5, "[DONE]")
     assert all(chunk["usage"] is None for chunk in chunks)
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    assert "".join(texts) == "The capital is Paris."
-    assert len(chunks) == 6
+    assert ("".join(texts), len(chunks)) == ("The capital is Paris.", 6)
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
     assert "usage" not in last
@@ -119,9 +114,17 @@ async def test_leaving_while_it_loads_stops_the_wait(
     assert gateway.placer.num_waiting == 0
 
 
-async def test_a_load_or_a_first_token_past_the_deadline(
+async def test_the_deadline_is_for_a_load_and_a_first_token(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
+    neuron.script = endless
+    exchange = client.open("POST", CHAT, chat_body(stream=True))
+    await exchange.until(b"on and")
+    (stream,) = gateway.streams
+    assert stream._deadline is None
+    exchange.leave()
+    await exchange.finish()
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
     neuron.script = silent
     gateway.config = replace(gateway.config, request_timeout_s=1)
     answer = await client.post(CHAT, chat_body())
@@ -136,27 +139,84 @@ async def test_a_load_or_a_first_token_past_the_deadline(
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_the_deadline_is_for_the_first_token_only(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+MESSAGES = "/v1/messages"
+TOOLS: Any = [
+    {
+        "name": "get_weather",
+        "description": "The weather of a place.",
+        "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+]
+
+
+async def test_anthropics_sdk_creates_counts_and_streams(
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
-    gates = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
+    message = await anthropic_sdk.messages.create(**chat_body(max_tokens=50))
+    (block,) = message.content
+    assert isinstance(block, anthropic.types.TextBlock) and block.text == "The capital is Paris."
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (5, 2, 5)
+    assert message._request_id and message.id == f"msg_{message._request_id}"
+    neuron.script = counts
+    turns: Any = chat_body()["messages"]
+    counted = await anthropic_sdk.messages.count_tokens(model="gpt-4o", messages=turns, tools=TOOLS)
+    assert counted.input_tokens == 42
+    submit = neuron.frames[-1]
+    assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
+    assert submit.model == "tiny" and submit.request.input.tools[0].name == "get_weather"
+    neuron.script = calls_a_tool
+    thinking: Any = {"type": "adaptive"}
+    asked = chat_body(max_tokens=50, tools=TOOLS, thinking=thinking)
+    async with anthropic_sdk.messages.stream(**asked) as stream:
+        pieces = [event.thinking async for event in stream if event.type == "thinking"]
+        message = await stream.get_final_message()
+    assert "".join(pieces) == "It is Paris."
+    thought, call = message.content
+    assert isinstance(thought, anthropic.types.ThinkingBlock) and thought.signature
+    assert isinstance(call, anthropic.types.ToolUseBlock)
+    assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
+    assert message.stop_reason == "tool_use"
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens) == (4, 16)
+    assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 3
 
-    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
-        async for events in says("slow", reason="length")(submit):
-            yield events
-            await gates.pop(0).wait()
 
-    has_begun, goes_on, _ = gates
-    neuron.script = slow
-    exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-    (stream,) = gateway.streams
-    await until(lambda: stream.accepted)
-    deadline = stream._deadline
-    assert deadline is not None and not deadline.cancelled()
-    has_begun.set()
-    await exchange.until(b"slow")
-    assert deadline.cancelled()
-    goes_on.set()
-    await exchange.finish()
-    assert b'"finish_reason":"length"' in exchange.body
+async def test_anthropics_sdk_raises_what_went_wrong(
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+) -> None:
+    create, body = anthropic_sdk.messages.create, chat_body(max_tokens=50)
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        await create(**body | {"model": "huge"})
+    assert unknown.value.type == "not_found_error"
+    assert unknown.value.error_code == "model_not_found" and unknown.value.request_id
+    with pytest.raises(anthropic.BadRequestError, match="temperature"):
+        await create(**body, extra_body={"temperature": 2})
+    neuron.script = failing
+    for stream in (False, True):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 8192") as full:
+            await create(**body, stream=stream)
+        assert full.value.error_code == "context_length_exceeded"
+    neuron.script = breaks
+    events = await create(**body, stream=True)
+    with pytest.raises(anthropic.APIStatusError, match="The engine crashed") as broken:
+        _ = [event async for event in events]
+    assert broken.value.type == "overloaded_error"
+
+
+@each_case(
+    ("method", "path", "body", "status", "type_"),
+    [
+        ("GET", MESSAGES, b"{}", 405, "invalid_request_error"),
+        ("GET", f"{MESSAGES}/count_tokens", b"{}", 405, "invalid_request_error"),
+        ("POST", f"{MESSAGES}/nothing", b"{}", 404, "not_found_error"),
+        ("GET", f"{MESSAGES}/batches/x", b"{}", 404, "not_found_error"),
+        ("POST", MESSAGES, b"x" * 100_001, 413, "request_too_large"),
+    ],
+)
+async def test_refusals_before_the_body_is_read_are_in_this_dialect(
+    client: AsgiClient, method: str, path: str, body: bytes, status: int, type_: str
+) -> None:
+    answer = await client.open(method, path, parts=[body]).finish()
+    assert (answer.status, answer.json["type"], answer.error["type"]) == (status, "error", type_)

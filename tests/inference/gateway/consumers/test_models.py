@@ -83,28 +83,9 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
     assert (fields["status"], fields["loaded"]) == ("unloaded", False)
 
 
-def test_the_catalogues_sampling_defaults_and_prices_are_shown() -> None:
-    nowhere = FleetSnapshot(neurons=())
-    assert model_card(ENTRY, nowhere).prices is None
-    entry = replace(
-        ENTRY,
-        temperature=0.25,
-        repetition_window=64,
-        input_price_micro_usd=3,
-        cached_input_price_micro_usd=1,
-        output_price_micro_usd=5,
-    )
-    card = model_card(entry, nowhere)
-    assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
-    assert card.prices == ModelPrices(
-        input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
-    )
-
-
 @each_case(
     ("digests", "status"),
     [
-        (["old"], "outdated"),
         (["old", "older"], "outdated"),
         (["old", ENTRY.spec_digest()], "ready"),
         ([""], "ready"),
@@ -113,6 +94,14 @@ def test_the_catalogues_sampling_defaults_and_prices_are_shown() -> None:
 def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], status: str) -> None:
     names = "abc"[: len(digests)]
     neurons = tuple(neuron(name, digest=one) for name, one in zip(names, digests, strict=True))
+    priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    entry = replace(ENTRY, temperature=0.25, repetition_window=64)
+    assert model_card(entry, FleetSnapshot(neurons=neurons)).prices is None
+    card = model_card(replace(entry, **priced), FleetSnapshot(neurons=neurons))
+    assert card.prices == ModelPrices(
+        **{f"{kind}_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    )
+    assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
     card = model_card(ENTRY, FleetSnapshot(neurons=neurons))
     assert (card.status, [place.node for place in card.locations]) == (status, list(names))
 
@@ -123,6 +112,7 @@ def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=(view,))
 
 
+PRICED = ("input", "cached_input", "output")
 BLINKED = FleetSnapshot(neurons=(), absent=(neuron("a"),))
 BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
 WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
@@ -212,10 +202,6 @@ async def test_an_adapter_runs_on_its_bases_replica(rig: Rig, neuron: FakeNeuron
         assert submit.adapter == AdapterSpec(name="tiny-sql", source="path:/adapters/sql")
     await rig.ask(model="tiny")
     assert (await neuron.submitted.get()).adapter is None
-
-
-async def test_an_adapter_is_listed_with_its_parent(rig: Rig, neuron: FakeNeuron) -> None:
-    rig.catalogue.listed.append(ADAPTER)
     base, base_alias, adapter, alias = (await rig.client.get("/v1/models")).json["data"]
     assert (base_alias["id"], alias["id"]) == ("gpt-4o", "tiny:tiny-sql")
     assert "parent" not in base

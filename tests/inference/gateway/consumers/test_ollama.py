@@ -45,12 +45,17 @@ def asked(neuron: FakeNeuron) -> GenerationRequest:
     return submit.request
 
 
-async def test_the_sdk_chats_and_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+async def test_ollamas_sdk_chats_and_generates(
+    sdk: ollama.AsyncClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"temperature": 0.5, "num_predict": 9, "num_ctx": 2048, "stop": ["\n"]}
-    whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
+    now_s = itertools.count(1000, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(ollama_pull, "time", SimpleNamespace(time=lambda: next(now_s)))
+        whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
     assert (whole.message.content, whole.done_reason) == ("The capital is Paris.", "stop")
     assert (whole.prompt_eval_count, whole.eval_count) == (7, 5)
-    assert whole.total_duration is not None and whole.total_duration > 0
+    assert (whole.total_duration or 0) > (whole.load_duration or 0) >= 10 * 10**9
     request = asked(neuron)
     assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, 9)
     assert (request.stop, request.ends_at_context) == (["\n"], True)
@@ -63,16 +68,13 @@ async def test_the_sdk_chats_and_generates(sdk: ollama.AsyncClient, neuron: Fake
     assert demanded is not None and demanded.schema == schema
     stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
     assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
-
-
-async def test_durations_count_from_the_request_on(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = itertools.count(1000, 10)
-    monkeypatch.setattr(ollama_pull, "time", SimpleNamespace(time=lambda: next(now_s)))
-    body = {"model": "tiny", "messages": QUESTION, "stream": False}
-    answer = await client.post("/api/chat", body)
-    assert answer.json["total_duration"] > answer.json["load_duration"] >= 10 * 10**9
+    neuron.script = failing
+    with pytest.raises(ollama.ResponseError, match="8192") as refused:
+        await sdk.chat("tiny", QUESTION)
+    assert refused.value.status_code == 400
+    neuron.script = breaks
+    with pytest.raises(ollama.ResponseError, match="crashed"):
+        _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
 
 
 def packed(*numbers: float) -> bytes:
@@ -225,6 +227,10 @@ async def test_the_sdk_pulls_with_progress(
     assert (first.source, first.file, second.model) == ("huggingface:org/name", "Q4_K_M", "gpt-4o")
     assert str(actor) == "key:shared"
     assert catalogue.pulls_offered == ["hf.co/org/name:Q4_K_M"], "what has a name is offered"
+    # One that another client gave up is begun anew.
+    catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
+    assert (await operator.pull("hf.co/org/name")).status == "success"
+    assert len(catalogue.pulled) == 4
 
 
 async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
@@ -240,14 +246,6 @@ async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
     assert await asyncio.wait_for(catalogue.pulls_cancelled.get(), 60) == "begun"
     assert catalogue.pulls_cancelled.empty()
     assert catalogue.pulls_offered == []
-
-
-async def test_a_download_that_another_client_gave_up_is_begun_anew(
-    operator: ollama.AsyncClient, catalogue: FakeCatalogue
-) -> None:
-    catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
-    assert (await operator.pull("hf.co/org/name")).status == "success"
-    assert len(catalogue.pulled) == 2
 
 
 FAILED = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")
@@ -277,16 +275,6 @@ async def test_a_pull_that_fails_names_the_reason(
         answer: Any = await operator.pull(name, **more)
         _ = [line async for line in answer]
     assert pulls != [FAILED] or refused.value.status_code == 503
-
-
-async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
-    neuron.script = failing
-    with pytest.raises(ollama.ResponseError, match="8192") as refused:
-        await sdk.chat("tiny", QUESTION)
-    assert refused.value.status_code == 400
-    neuron.script = breaks
-    with pytest.raises(ollama.ResponseError, match="crashed"):
-        _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
 
 
 async def test_asking_nothing_loads_the_model_and_other_paths_are_djangos(
