@@ -172,28 +172,6 @@ async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
     assert len(caplog.messages) < 20
 
 
-async def test_a_gateway_without_requests_looks_seldom(
-    watch: HeldRequestsWatch,
-    around: Surroundings,
-    beast: FakeNeuron,
-    streams: RequestStreams,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inference.gateway.redis.neurons.IDLE_LOOK_INTERVAL_S", 1e6)
-    await watch.look(["beast"])
-
-    async def looks() -> list[str]:
-        for _ in range(SIGHTINGS_UNTIL_CANCELLED):
-            await beast.hold({GATEWAY: ["nobody's"]})
-            await watch.look_if_due()
-        return around.cancelled
-
-    assert await looks() == []
-    stream = open_stream(streams, "r", "beast")
-    assert await looks() == ["nobody's"]
-    streams.remove(stream)
-
-
 async def test_a_gateway_looks_by_itself(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

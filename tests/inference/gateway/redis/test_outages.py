@@ -23,7 +23,7 @@ from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import CHAT
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says
 from tests.inference.gateway.waiting import until
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
@@ -211,19 +211,6 @@ async def test_who_waits_for_a_redis_that_is_given_up_ends_once_in_its_dialect(
     async with asyncio.timeout(60):
         while ids:
             ids.discard(await neuron.cancelled.get())
-
-
-async def test_shutting_down_does_not_wait_for_redis(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, mortal: MortalRedis
-) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, chat_body())
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-    mortal.suspend()
-    await gateway.drain(0)
-    mortal.resume()
-    await exchange.finish()
-    assert exchange.error["code"] in ("shutting_down", "redis_unavailable")
 
 
 @pytest.mark.parametrize("returns", ["it is given_up", "it comes back"])

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from inference.gateway.request.admission import with_sampling_defaults
 from inference.neuron.text.output_rules import resolve_sampling
 from inference.protocol.events import Delta, Event
@@ -158,20 +156,20 @@ async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
     assert (await neuron.submitted.get()).max_prompt_tokens == 200
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron, leaves: bool) -> None:
-    gate = Gate()
+async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron) -> None:
     limit(rig, max_concurrent=1)
-    neuron.script = gate.script
-    first = rig.open(stream=True)
-    await first.until(b"on and")
-    refused = await rig.ask()
-    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
-    if leaves:
-        first.leave()
-    gate.is_open.set()
-    await first.finish()
-    await until_room(rig)
+    for leaves in (True, False):
+        gate = Gate()
+        neuron.script = gate.script
+        first = rig.open(stream=True)
+        await first.until(b"on and")
+        refused = await rig.ask()
+        assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+        if leaves:
+            first.leave()
+        gate.is_open.set()
+        await first.finish()
+        await until_room(rig)
 
 
 async def test_without_redis_the_refusals_are_unknown(

@@ -264,15 +264,6 @@ async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_ne
     assert ledger.num_asked < 5 * len(names)
 
 
-async def test_a_spent_budget_is_refused_at_once() -> None:
-    queue, ledger = queue_of()
-    ledger.book.budgets[1].spent = 250
-    with pytest.raises(QuotaExceededError) as refused:
-        await queue.reserve(asked("r1"))
-    assert not refused.value.is_reserved
-    assert ledger.num_asked == 1
-
-
 @each_case("num_waiting", [1, 3])
 async def test_waiting_has_an_end(num_waiting: int) -> None:
     queue, ledger = queue_of(wait_s=0.05)
@@ -287,26 +278,18 @@ async def test_waiting_has_an_end(num_waiting: int) -> None:
     assert ledger.book.held == {"r1": {1: 300}}
 
 
-async def test_no_more_wait_than_may() -> None:
-    queue, _ledger = queue_of(max_waiting=1)
+async def test_no_more_wait_than_may_and_who_leaves_lets_the_next_one_try() -> None:
+    queue, ledger = queue_of(max_waiting=2)
     await queue.reserve(asked("r1"))
-    (waiting,) = await waits(queue, asked("r2"))
+    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
     with pytest.raises(QuotaExceededError) as refused:
         await queue.reserve(asked("r3"))
     assert refused.value.is_reserved
-    assert not waiting.done(), "the other one is refused at once"
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    assert queue.num_waiting == 0
-
-
-async def test_who_leaves_lets_the_next_one_try() -> None:
-    queue, ledger = queue_of(cap=300)
-    await queue.reserve(asked("r1"))
-    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
+    assert not large.done(), "the other one is refused at once"
     ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
     large.cancel()
     assert await small == Granted(output_tokens=10)
+    assert queue.num_waiting == 0
 
 
 @each_case(

@@ -27,8 +27,6 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT: chat_body(),
     "/v1/messages": chat_body(max_tokens=8),
     "/v1/responses": responses_body(store=False),
-    "/v1/completions": {"model": "tiny", "prompt": "Hi"},
-    "/api/chat": chat_body(),
 }
 
 

@@ -14,7 +14,7 @@ from tests.cases import each_case
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import MakeClient, MakeGateway, client_of
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, silent
-from tests.inference.gateway.records.recorded import Records
+from tests.inference.gateway.records.conftest import Records
 from tests.inference.gateway.upstreams.forwarding import PATH, text_of
 from tests.inference.gateway.upstreams.passing import SPEECH
 from tests.inference.gateway.upstreams.targets.conftest import (

@@ -8,7 +8,6 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.settings import Task
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.tracing.spans import (
     DECODE,
@@ -30,9 +28,9 @@ from inference.gateway.tracing.spans import (
 )
 from inference.protocol.events import Cancelled, Event, Finished, StageTimes
 from inference.protocol.generation import Submit
-from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import QUESTION, chat_body
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
@@ -42,13 +40,21 @@ from tests.servers.collector import Collector, Received
 from tests.servers.fake_upstream import FakeUpstream
 
 CHAT = "/v1/chat/completions"
-QUESTION = "What is the capital of France?"
-BODY: dict[str, Any] = {
-    "model": "gpt-4o",
-    "messages": [{"role": "user", "content": QUESTION}],
-}
+BODY = chat_body(model="gpt-4o")
 CLIENTS_SPAN = "00f067aa0ba902b7"
 numbers = itertools.count(1)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    with Collector() as started:
+        yield started
+
+
+@pytest.fixture
+def traced(make_client: MakeClient, collector: Collector) -> AsgiClient:
+    return make_client(traces_url=collector.url, allow_anonymous=False)
 
 
 def new_trace(*, flags: str = "01") -> tuple[str, dict[str, str]]:
@@ -195,19 +201,6 @@ async def test_a_client_that_leaves_has_the_stages_until_then(
     assert named(spans, "chat tiny").attributes["helexa.outcome"] == "cancelled"
 
 
-async def test_what_waits_for_a_place_and_gets_none(
-    make_client: MakeClient, collector: Collector, neuron: FakeNeuron
-) -> None:
-    client = make_client(traces_url=collector.url, request_timeout_s=1)
-    neuron.status = ReplicaStatus.LOADING
-    await neuron.beat()
-    trace_id, headers = new_trace()
-    await client.post(CHAT, BODY, headers=headers)
-    spans = await collector.of_trace(trace_id, 2)
-    assert tree(spans) == {"chat tiny": "client", "placement": "chat tiny"}
-    assert {span.error for span in spans} == {"model_loading"}
-
-
 async def test_without_a_collector_or_a_client_that_samples_there_are_no_spans(
     client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
@@ -239,12 +232,9 @@ async def test_a_collector_in_trouble_delays_nobody(
         collector.status = 400
     else:
         collector.answers.clear()
-    caplog.set_level(logging.INFO)
     client = make_client(traces_url=collector.url)
     for _ in range(4):
-        _, headers = new_trace()
-        answer = await client.post(CHAT, BODY, headers=headers)
-        assert answer.status == 200
+        assert (await client.post(CHAT, BODY, headers=new_trace()[1])).status == 200
     assert await asyncio.to_thread(collector.was_asked.wait, 60)
     await until(lambda: reports(caplog))
     (failed,) = reports(caplog)
@@ -342,22 +332,15 @@ async def test_a_request_that_is_passed_through_is_named_by_its_operation(
     entry: UpstreamEntry,
 ) -> None:
     box.answer = lambda asked, wire: wire.json(200, {"data": []})
-    cases: list[tuple[str, Task, str]] = [
-        ("/v1/audio/speech", "speech", "speech"),
-        ("/v1/images/generations", "images", "image_generation"),
-        ("/v1/moderations", "moderation", "moderation"),
-    ]
-    for path, task, operation in cases:
-        far = {"name": "far", "source": "upstream:box/org/m"}
-        catalogue.listed = [CatalogueEntry(**far, task=task, upstream=entry)]
-        trace_id, headers = new_trace()
-        body = {"model": "far", "input": "Hello!", "prompt": "a hat"}
-        answer = await traced.post(path, body, headers=headers)
-        assert answer.status == 200, answer.body
-        spans = await collector.of_trace(trace_id, 3)
-        names = [f"{operation} far", "placement", f"{operation} org/m"]
-        assert [span.name for span in spans] == names
-        for span in (spans[0], spans[2]):
-            assert span.attributes["gen_ai.operation.name"] == operation
+    far = {"name": "far", "source": "upstream:box/org/m"}
+    catalogue.listed = [CatalogueEntry(**far, task="images", upstream=entry)]
+    trace_id, headers = new_trace()
+    body = {"model": "far", "prompt": "a hat"}
+    assert (await traced.post("/v1/images/generations", body, headers=headers)).status == 200
+    spans = await collector.of_trace(trace_id, 3)
+    names = ["image_generation far", "placement", "image_generation org/m"]
+    assert [span.name for span in spans] == names
+    for span in (spans[0], spans[2]):
+        assert span.attributes["gen_ai.operation.name"] == "image_generation"
     operations = {OPERATION_OF[one.path] for one in ENDPOINTS}
     assert len(operations) == len(ENDPOINTS) and "chat" not in operations
