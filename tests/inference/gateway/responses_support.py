@@ -27,7 +27,6 @@ from tests.inference.gateway.fake_neuron import (
     deltas,
     ended,
     saying,
-    says,
     then,
 )
 
@@ -63,8 +62,6 @@ calls_a_tool = saying(
 breaks = then(
     saying([ACCEPTED], *deltas("The")), breaking("engine_crashed", message="The engine crashed.")
 )
-cut_short = says("The", " capital", " of", reason="length")
-"""An answer that reached its token limit."""
 
 
 def gated(gate: asyncio.Event) -> Script:

@@ -16,7 +16,9 @@ from fleet.errors import ModelDisabledError, UnknownNeuronError
 from fleet.live.catalogue_cache import CatalogueCache
 from fleet.placement import Load
 from inference.gateway import database
+from inference.gateway.background_loops import BackgroundLoops
 from inference.gateway.database import DatabaseCatalogue, DatabaseThreads
+from inference.supervised_threads import thread_problems
 from inference.wire.errors import ApiError, ModelNotFoundError, ServiceUnavailableError
 from tests.cases import each_case
 
@@ -96,7 +98,7 @@ async def test_what_was_found_is_kept_for_less_than_a_second(
 
 
 async def test_a_read_that_takes_long_is_as_old_as_its_beginning(
-    rows: Rows, catalogue: DatabaseCatalogue
+    rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def committed() -> None:
         rows.names = ["huge"]
@@ -106,6 +108,14 @@ async def test_a_read_that_takes_long_is_as_old_as_its_beginning(
     await catalogue.find("tiny")
     rows.now_s += 0.2
     await catalogue.find("huge")
+
+    async def never() -> int:
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(database, "DatabaseSyncToAsync", lambda query, **options: never)
+    monkeypatch.setattr(database, "QUERY_TIMEOUT_S", 0.01)
+    with pytest.raises(ServiceUnavailableError):
+        await DatabaseThreads("test").query(lambda: 1)
 
 
 async def test_a_burst_looks_up_once(rows: Rows, catalogue: DatabaseCatalogue) -> None:
@@ -227,11 +237,35 @@ async def test_a_cancellation_that_comes_with_the_result(
         assert await waiter == 1
 
 
-async def test_a_query_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never() -> int:
-        return await asyncio.get_running_loop().create_future()
+class PanicError(BaseException):
+    """Stands for PyO3's ``PanicException``."""
 
-    monkeypatch.setattr(database, "DatabaseSyncToAsync", lambda query, **options: never)
-    monkeypatch.setattr(database, "QUERY_TIMEOUT_S", 0.01)
-    with pytest.raises(ServiceUnavailableError):
-        await DatabaseThreads("test").query(lambda: 1)
+
+@each_case(
+    "error",
+    [PanicError("oh"), SystemExit(1), ValueError("no"), asyncio.CancelledError()],
+    ids=["a panic", "an exit", "an error", "something else was cancelled"],
+)
+async def test_a_loop_that_breaks_is_named_and_begins_again(error: BaseException) -> None:
+    """It ends when the gateway does, or when it returns."""
+    loops, num_calls, runs = BackgroundLoops(), 0, asyncio.Event()
+
+    async def loop() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            raise error
+        runs.set()
+        await asyncio.Event().wait()
+
+    async def once() -> None:
+        return
+
+    task = loops.begin("watch", loop)
+    await asyncio.wait_for(loops.begin("once", once), 60)
+    await asyncio.wait_for(runs.wait(), 60)
+    (problem,) = thread_problems()
+    assert problem.startswith("the gateway's loop watch broke once lately")
+    await asyncio.wait_for(loops.stop(), 60)
+    assert task.cancelled()
+    assert (num_calls, thread_problems()) == (2, [])

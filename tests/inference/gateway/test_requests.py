@@ -10,7 +10,6 @@ import pytest
 import redis.asyncio
 from prometheus_client import generate_latest
 
-from helexa_site.config import Config
 from helexa_site.instance import instance_id
 from inference.gateway.consumers.health import STALLED_AFTER_S
 from inference.gateway.gateway import Gateway
@@ -53,22 +52,6 @@ async def test_methods_and_paths_that_are_not_there(client: AsgiClient) -> None:
     assert (await client.get("/admin/")).status == 418, "other paths are Django's"
 
 
-async def test_whoever_watches_a_server_may_ask_for_the_head_alone(
-    client: AsgiClient, neuron: FakeNeuron, config: Config
-) -> None:
-    """Balancers and monitors do, and Ollama's own client before anything else."""
-    for path in ("/health", "/v1/models", "/v1/models/tiny", "/api/tags"):
-        whole = await client.get(path)
-        head = await client.open("HEAD", path).finish()
-        assert (head.status, head.body) == (whole.status, b"")
-        assert head.headers["content-type"] == whole.headers["content-type"]
-        assert int(head.headers["content-length"]) > 0
-        if path == "/health":
-            instance = instance_id(config.data_dir)
-            assert whole.headers["x-helexa-instance"] == instance
-            assert head.headers["x-helexa-instance"] == instance
-
-
 async def test_paths_that_mean_the_same(client: AsgiClient, neuron: FakeNeuron) -> None:
     """A model's may end in a slash and has one line; a base URL may lack the version."""
     for path in ("/v1/models/tiny/", "/models/tiny"):
@@ -93,53 +76,22 @@ async def until_unhealthy(client: AsgiClient) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_healthy(
-    client: AsgiClient, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Probes do not bury the log."""
-    caplog.set_level("INFO", logger="helexa.requests")
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "ok")
-    (replica,) = answer.json["neurons"][0]["replicas"]
-    assert (replica["status"], replica["in_flight"], replica["queue_depth"]) == ("ready", 1, 2)
-    assert (replica["kv_blocks_used"], replica["kv_blocks_total"]) == (3, 400)
-    for headers in ({}, {"authorization": f"Bearer {NARROW_KEY}"}):
-        seen = await client.get("/health", headers=headers)
-        assert (seen.status, seen.json) == (200, {"status": "ok"}), "strangers see no more"
-    await client.get("/v1/models")
-    (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
-    assert " /v1/models " in line
-
-
-async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_what_is_wrong_with_a_neuron_is_named(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.thread_problems = ["the thread intake-16k-0 is gone"]
-    await neuron.beat()
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "degraded")
-    assert answer.json["reasons"] == [
-        {"code": "thread_broke", "message": "beast: the thread intake-16k-0 is gone."}
-    ]
-    assert answer.json["neurons"][0]["problems"] == neuron.thread_problems
-    neuron.is_ready = False
-    await neuron.beat()
-    await until_unhealthy(client)
-    asked = await client.post(CHAT, BODY)
-    assert asked.status == 503
-    assert neuron.submitted.empty()
-
-
-async def test_an_engine_that_makes_no_progress_is_named(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
     neuron.last_forward_age_s = STALLED_AFTER_S + 1
     await neuron.beat()
     answer = await client.get("/health", headers=OPERATOR)
     assert (answer.status, answer.json["status"]) == (200, "degraded")
-    assert answer.json["reasons"] == [
-        {"code": "engine_stalled", "message": "tiny makes no progress on beast."}
-    ]
+    assert answer.json["neurons"][0]["problems"] == neuron.thread_problems
+    assert {one["code"]: one["message"] for one in answer.json["reasons"]} == {
+        "thread_broke": "beast: the thread intake-16k-0 is gone.",
+        "engine_stalled": "tiny makes no progress on beast.",
+    }
+    neuron.is_ready = False
+    await neuron.beat()
+    await until_unhealthy(client)
+    assert (await client.post(CHAT, BODY)).status == 503
+    assert neuron.submitted.empty()
 
 
 async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuron) -> None:
@@ -160,16 +112,39 @@ async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuro
     assert message == f"This gateway: {rig.ledger.spool_problem}."
 
 
-async def test_unhealthy_without_a_neuron(rig: Rig, neuron: FakeNeuron) -> None:
-    """Its answer has not finished well."""
-    assert (await rig.client.get("/health")).status == 200
+async def test_healthy_and_without_a_neuron(
+    rig: Rig, neuron: FakeNeuron, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Probes do not bury the log. Balancers and monitors ask for the head alone."""
+    client = rig.client
+    with caplog.at_level("INFO", logger="helexa.requests"):
+        answer = await client.get("/health", headers=OPERATOR)
+    assert not caplog.records
+    assert (answer.status, answer.json["status"]) == (200, "ok")
+    (replica,) = answer.json["neurons"][0]["replicas"]
+    assert (replica["status"], replica["in_flight"], replica["queue_depth"]) == ("ready", 1, 2)
+    assert (replica["kv_blocks_used"], replica["kv_blocks_total"]) == (3, 400)
+    for headers in ({}, {"authorization": f"Bearer {NARROW_KEY}"}):
+        seen = await client.get("/health", headers=headers)
+        assert (seen.status, seen.json) == (200, {"status": "ok"}), "strangers see no more"
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/api/tags"):
+        whole, head = await client.get(path), await client.open("HEAD", path).finish()
+        assert (head.status, head.body) == (whole.status, b"")
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == whole.headers[name]
+    instance = instance_id(rig.gateway.config.data_dir)
+    for answer in (seen, await client.open("HEAD", "/health").finish()):
+        assert answer.headers["x-helexa-instance"] == instance
     await neuron.die()
-    await until_unhealthy(rig.client)
-    assert await health(rig.client) == (503, "unhealthy", ["neuron_away"])
-    assert (await rig.client.get("/health")).json == {"status": "unhealthy"}
+    await until_unhealthy(client)
+    assert await health(client) == (503, "unhealthy", ["neuron_away"])
+    assert (await client.get("/health")).json == {"status": "unhealthy"}
     text = generate_latest(rig.gateway.metrics.registry).decode()
     assert 'helexa_requests_ended_total{code="unhealthy",status="503"}' in text
     assert 'code="finished",status="503"' not in text
+    client = make_client(redis_url="unix:///nowhere.sock")
+    assert await health(client) == (503, "unhealthy", ["redis_unavailable"])
+    assert (await client.post(CHAT, BODY)).error["code"] == "redis_unavailable"
 
 
 async def test_what_can_still_be_served_takes_no_gateway_out_of_rotation(
@@ -186,13 +161,6 @@ async def test_what_can_still_be_served_takes_no_gateway_out_of_rotation(
             await asyncio.sleep(0.01)
     rig.catalogue.unpin()
     assert await health(rig.client) == (200, "ok", [])
-
-
-async def test_unhealthy_without_redis(make_client: MakeClient) -> None:
-    client = make_client(redis_url="unix:///nowhere.sock")
-    assert await health(client) == (503, "unhealthy", ["redis_unavailable"])
-    asked = await client.post(CHAT, BODY)
-    assert (asked.status, asked.error["code"]) == (503, "redis_unavailable")
 
 
 async def test_draining_lets_finish_then_cuts_and_refuses(

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from helexa_site.bootstrap.readiness import SELF_TEST_HEADER
+from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import (
     STANDSTILL_INTERVAL_S,
     RequestStream,
@@ -29,6 +30,7 @@ from inference.protocol.events import (
     Failed,
     Failure,
     TokensCounted,
+    ToolCallStarted,
     Usage,
 )
 from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
@@ -272,3 +274,13 @@ async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
     assert words[3] == neuron_lost("beast").message, "its neuron did go away"
     later = open_stream(streams, "later", "beast")
     assert await message_of(later, request_lost("beast")) == request_lost("beast").message
+
+
+async def test_tool_calls_begin_in_their_order() -> None:
+    for numbers in ((1,), (0, 0), (0, 2)):
+        stream = open_stream(RequestStreams(), "r", "beast")
+        with pytest.raises(AnswerFaultError, match="out of order"):
+            for number in numbers:
+                stream.put(
+                    ToolCallStarted(request_id="r", call_id="c", name="f", call_index=number)
+                )

@@ -22,14 +22,12 @@ from inference.gateway.responses import store as response_store
 from inference.gateway.responses.background import FrameLog
 from inference.protocol.keys import gateway_alive_key
 from inference.wire.openai.responses import request as openai_responses
-from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import responses_body
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
 from tests.inference.gateway.responses_support import (
     RESPONSES,
     breaks,
-    cut_short,
     events,
     gated,
     until_status,
@@ -42,18 +40,21 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 async def test_the_sdk_works_in_the_background(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron, kept: DatabaseThreads
 ) -> None:
-    gate = asyncio.Event()
+    create, gate = sdk.responses.create, asyncio.Event()
+    with pytest.raises(openai.NotFoundError):
+        await create(**responses_body(background=True, model="huge"))
+    assert await kept.query(StoredResponse.objects.count) == 0
     neuron.script = gated(gate)
-    made = await sdk.responses.create(**responses_body(background=True))
+    made = await create(**responses_body(background=True))
     assert (made.status, made.output, made.background) == ("queued", [], True)
     await until_status(kept, made.id, "in_progress")
     with pytest.raises(openai.BadRequestError):
-        await sdk.responses.create(**responses_body(previous_response_id=made.id))
+        await create(**responses_body(previous_response_id=made.id))
     gate.set()
     await until_status(kept, made.id, "completed")
     done = await sdk.responses.retrieve(made.id)
     assert done.output_text == "Paris" and done.usage is not None
-    again = await sdk.responses.create(**responses_body(previous_response_id=made.id))
+    again = await create(**responses_body(previous_response_id=made.id))
     assert again.status == "completed"
     assert (await sdk.responses.cancel(made.id)).status == "completed"
     with pytest.raises(openai.BadRequestError):
@@ -92,31 +93,6 @@ async def test_a_stream_survives_its_client_and_is_watched_again(
     assert neuron.cancelled.empty()
 
 
-@each_case(
-    ("background", "stream", "script"),
-    [(False, True, cut_short), (True, True, paris), (True, False, cut_short)],
-)
-async def test_the_sdk_resumes_a_response_that_has_ended(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, background: bool, stream: bool, script: Script
-) -> None:
-    """The SDK's helper asks for the whole stream and drops every event up to ``starting_after``,
-    so the closing event has the number that it had in the first stream."""
-    neuron.script = script
-    made = await sdk.responses.create(**responses_body(background=background, stream=stream))
-    first: list[Any] = [event async for event in made] if stream else []
-    response_id = first[0].response.id if stream else made.id
-    while (await sdk.responses.retrieve(response_id)).status in ("queued", "in_progress"):
-        await asyncio.sleep(0.01)
-    # As many events as the first stream gave before its last one; without it, as it would have.
-    seen = first[-2].sequence_number if stream else 8
-    async with sdk.responses.stream(response_id=response_id, starting_after=seen) as resumed:
-        events_left = [event async for event in resumed]
-    status = "incomplete" if script is cut_short else "completed"
-    assert [event.type for event in events_left] == [f"response.{status}"]
-    if stream:
-        assert events_left[0].sequence_number == first[-1].sequence_number
-
-
 async def test_cancelling_and_deleting_end_it(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
@@ -139,28 +115,6 @@ async def test_cancelling_and_deleting_end_it(
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     assert (await client.get(f"{RESPONSES}/{made}")).status == 404
     await until(lambda: not len(gateway.streams))
-
-
-async def test_each_run_is_one_line_in_the_log_and_an_unknown_model_refused_at_once(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    kept: DatabaseThreads,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    refused = await client.post(RESPONSES, responses_body(background=True, model="huge"))
-    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
-    assert await kept.query(StoredResponse.objects.count) == 0
-    caplog.set_level("INFO", logger="helexa.requests")
-    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-    await until_status(kept, made, "completed")
-
-    def lines() -> list[str]:
-        return [record.message for record in caplog.records if record.name == "helexa.requests"]
-
-    await until(lines)
-    (line,) = lines()
-    assert line.startswith(made.removeprefix("resp_") + " /v1/responses anonymous/- model=tiny")
-    assert " finished prompt=7 cached=2 completion=5 " in line
 
 
 async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
@@ -203,28 +157,22 @@ async def test_a_log_gives_everything_from_any_event_on_and_reports_the_end() ->
     assert await log.take(10) == (b"", True)
 
 
-async def test_what_another_gateway_works_on_is_waited_for(
+async def test_what_another_gateway_works_on_is_waited_for_and_what_it_ends_stops_here(
     client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_responses, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(background.BackgroundRuns, "find", lambda *_: None)
+    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 0.02)
     gate = asyncio.Event()
     neuron.script = gated(gate)
-    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-    watching = client.open("GET", f"{RESPONSES}/{made}", query="stream=true")
-    await until_status(kept, made, "in_progress")
-    gate.set()
-    seen = events(await watching.finish())
+    with monkeypatch.context() as patch:
+        patch.setattr(background.BackgroundRuns, "find", lambda *_: None)
+        made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
+        watching = client.open("GET", f"{RESPONSES}/{made}", query="stream=true")
+        await until_status(kept, made, "in_progress")
+        gate.set()
+        seen = events(await watching.finish())
     assert (seen[0]["type"], seen[-1]["type"]) == ("response.created", "response.completed")
-
-
-async def test_what_another_gateway_ends_stops_here(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    kept: DatabaseThreads,
-) -> None:
-    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 0.02)
+    await neuron.submitted.get()
     neuron.script = endless
     made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
     submit = await neuron.submitted.get()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
@@ -10,15 +9,10 @@ import pytest
 from django.db import OperationalError
 
 from inference.conversations import selectors, services
-from inference.conversations.models import StoredResponse
-from inference.gateway.consumers import generate as generation
-from inference.gateway.database import DatabaseThreads
-from inference.protocol.events import Failed, Failure
-from inference.protocol.generation import Submit, TokenCountRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import QUESTION, responses_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, says, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, says
 from tests.inference.gateway.responses_support import (
     RESPONSES,
     breaks,
@@ -54,41 +48,28 @@ async def test_the_sdk_counts_with_the_turns_before(
 ) -> None:
     first = await sdk.responses.create(**responses_body())
     neuron.script = counts
-    counted = await sdk.responses.input_tokens.count(
-        model="tiny", input="Why?", previous_response_id=first.id, instructions="Be brief."
-    )
+    asked: dict[str, Any] = {"model": "tiny", "input": "Why?", "instructions": "Be brief."}
+    count = sdk.responses.input_tokens.count
+    counted = await count(**asked, previous_response_id=first.id)
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 42)
-    *_, submit = neuron.frames
-    assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
-    assert [turn.content for turn in submit.request.input.messages] == [
-        "Be brief.",
-        QUESTION,
-        first.output_text,
-        "Why?",
-    ]
+    turns = chat(neuron.frames[-1]).messages
+    words = ["Be brief.", QUESTION, first.output_text, "Why?"]
+    assert [turn.content for turn in turns] == words
     with pytest.raises(openai.BadRequestError) as refused:
-        await sdk.responses.input_tokens.count(
-            model="tiny", input="Why?", previous_response_id="resp_unknown"
-        )
+        await count(**asked, previous_response_id="resp_unknown")
     assert refused.value.code == "previous_response_not_found"
 
 
 async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
     first = (await client.post(RESPONSES, responses_body())).json
-    item = first["output"][0]["id"]
-    answer = await client.post(
-        RESPONSES,
-        responses_body(
-            input=[{"type": "item_reference", "id": item}, {"role": "user", "content": "Why?"}]
-        ),
-    )
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    body = responses_body(input=[reference, {"role": "user", "content": "Why?"}])
+    answer = await client.post(RESPONSES, body)
     assert answer.status == 200
-    assert [turn.content for turn in chat(neuron.frames[1]).messages] == [
-        "The capital is Paris.",
-        "Why?",
-    ]
+    turns = chat(neuron.frames[1]).messages
+    assert [turn.content for turn in turns] == ["The capital is Paris.", "Why?"]
     listed = (await client.get(f"{RESPONSES}/{answer.json['id']}/input_items")).json
-    assert listed["data"][-1]["id"] == item
+    assert listed["data"][-1]["id"] == reference["id"]
     wrong = responses_body(input=[{"type": "item_reference", "id": "msg_of_nobody"}])
     refused = await client.post(RESPONSES, wrong)
     assert (refused.status, refused.error["param"]) == (400, "input[0]")
@@ -126,20 +107,6 @@ async def test_a_stream_that_breaks_is_reported_and_kept(
     assert (refused.status, refused.error["code"]) == (400, "invalid_value")
 
 
-async def test_a_stream_that_was_opened_by_waiting(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
-    neuron.script = silent
-    exchange = client.open("POST", RESPONSES, responses_body(stream=True))
-    await exchange.until(b": waiting")
-    submit = await neuron.submitted.get()
-    failure = Failure(code="queue_timeout", message="It waited too long.")
-    await neuron.send(submit.gateway_id, [Failed(request_id=submit.request_id, failure=failure)])
-    (event,) = events(await exchange.finish())
-    assert (event["type"], event["code"], event["sequence_number"]) == ("error", "queue_timeout", 0)
-
-
 def raising(*_args: Any, **_named: Any) -> Any:
     raise OperationalError("gone")
 
@@ -173,21 +140,6 @@ async def test_the_database_is_away(
     ):
         assert (refused.status, refused.error["code"]) == (503, "database_unavailable")
     assert (await client.post(RESPONSES, responses_body(store=False))).status == 200
-
-
-@each_case("stream", [True, False])
-async def test_leaving_cancels_and_keeps_nothing(
-    client: AsgiClient, neuron: FakeNeuron, stream: bool, kept: DatabaseThreads
-) -> None:
-    neuron.script = endless
-    exchange = client.open("POST", RESPONSES, responses_body(stream=stream))
-    submit = await neuron.submitted.get()
-    if stream:
-        await exchange.until(b"on and")
-    exchange.leave()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    await exchange.finish()
-    assert await kept.query(StoredResponse.objects.count) == 0
 
 
 async def test_the_sdk_compacts(

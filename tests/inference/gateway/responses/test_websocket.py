@@ -72,42 +72,24 @@ async def test_a_turn_is_what_a_stream_is_and_turns_wait_for_one_another(
 
 
 async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeuron) -> None:
+    entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
+    said = Delta(request_id="", text="Paris", logprobs=[entry])
     neuron.script = calls_a_tool
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
     async with connect(client) as socket:
         first = (await socket.turn(create(tools=TOOLS)))[-1]["response"]
-        neuron.script = paris
+        neuron.script = saying([ACCEPTED], [said], ended(completion_tokens=1))
         result = {"type": "function_call_output", "call_id": "call_a", "output": "Sunny."}
-        second = (await socket.turn(create(previous_response_id=first["id"], input=[result])))[-1][
-            "response"
-        ]
+        chained = create(previous_response_id=first["id"], input=[result], **shown)
+        second = (await socket.turn(chained))[-1]["response"]
+        assert [one["token"] for one in second["output"][0]["content"][0]["logprobs"]] == ["Paris"]
         await socket.turn(create(previous_response_id=second["id"], input="And now?"))
     assert first["status"] == second["status"] == "completed"
     messages = chat(neuron.frames[-1]).messages
-    assert [message.role for message in messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "user",
-    ]
+    roles = ["user", "assistant", "tool", "assistant", "user"]
+    assert [message.role for message in messages] == roles
     assert messages[1].tool_calls[0].name == "get_weather"
-    assert (messages[2].content, messages[3].content) == ("Sunny.", "The capital is Paris.")
-
-
-async def test_a_turn_with_log_probabilities_is_continued(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
-    said = Delta(request_id="", text="Paris", logprobs=[entry])
-    neuron.script = saying([ACCEPTED], [said], ended(completion_tokens=1))
-    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
-    async with connect(client) as socket:
-        first = (await socket.turn(create(**shown)))[-1]["response"]
-        (part,) = first["output"][0]["content"]
-        assert [one["token"] for one in part["logprobs"]] == ["Paris"]
-        await socket.turn(create(previous_response_id=first["id"], input="And now?"))
-    texts = [message.content for message in chat(neuron.frames[-1]).messages]
-    assert texts == [QUESTION, "Paris", "And now?"]
+    assert (messages[2].content, messages[3].content) == ("Sunny.", "Paris")
 
 
 async def test_another_socket_knows_only_what_is_stored(
@@ -116,6 +98,10 @@ async def test_another_socket_knows_only_what_is_stored(
     async with connect(client) as socket:
         forgotten = (await socket.turn(create()))[-1]["response"]["id"]
         sent = (await socket.turn(create(store=True)))[-1]["response"]
+        neuron.script = breaks
+        *_, item, broken = await socket.turn(create(store=True))
+        assert (item["type"], broken["type"]) == ("response.output_item.done", "response.failed")
+        neuron.script = paris
     async with connect(client) as socket:
         missed = await socket.turn(create(previous_response_id=forgotten))
         assert code(missed) == "previous_response_not_found"
@@ -125,6 +111,8 @@ async def test_another_socket_knows_only_what_is_stored(
     stored = (await client.get(f"{RESPONSES}/{sent['id']}")).json
     assert stored["output"] == sent["output"] and sent["output"], "though its last events came late"
     assert (await client.get(f"{RESPONSES}/{forgotten}")).status == 404
+    failed = await client.get(f"{RESPONSES}/{broken['response']['id']}")
+    assert failed.json["status"] == "failed"
 
 
 async def test_a_turn_that_fails_forgets_what_it_continued(
@@ -140,22 +128,6 @@ async def test_a_turn_that_fails_forgets_what_it_continued(
         assert refused[0]["param"] == "input[0].call_id"
         stale = await socket.turn(create(previous_response_id=first))
         assert code(stale) == "previous_response_not_found"
-
-
-async def test_an_answer_that_breaks_ends_in_one_event(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    neuron.script = breaks
-    async with connect(client) as socket:
-        events = await socket.turn(create(store=True))
-        assert [event["type"] for event in events[-2:]] == [
-            "response.output_item.done",
-            "response.failed",
-        ]
-        neuron.script = paris
-        assert (await socket.turn(create()))[-1]["type"] == "response.completed"
-    failed = events[-1]["response"]
-    assert (await client.get(f"{RESPONSES}/{failed['id']}")).json["status"] == "failed"
 
 
 async def test_a_prompt_is_prepared_without_an_answer(

@@ -75,7 +75,6 @@ def test_a_wrong_path_is_answered_with_what_it_may_have_meant(
 
 
 TURNS: Any = [{"role": "user", "content": "Hi"}]
-VERSION = "2024-10-21"
 
 
 async def test_the_deployment_is_the_model_and_the_key_has_its_own_header(
@@ -111,11 +110,8 @@ async def test_the_deployment_is_the_model_and_the_key_has_its_own_header(
 )
 def test_paths_of_azure(path: str, api_path: str | None, model: str | None) -> None:
     assert (api_path_of_azure(path), deployment_of(path)) == (api_path, model)
-
-
-def test_only_the_model_of_a_body_is_changed() -> None:
     body = b'{"seed":123456789012345678901234567890,"x":1.10,"model":"a"}'
-    assert with_model(body, "b") == body.replace(b'"a"', b'"b"')
+    assert with_model(body, "b") == body.replace(b'"a"', b'"b"'), "nothing else is changed"
     for other in (b"", b"[1]", b"{", b"\xff"):
         assert with_model(other, "b") == other
 
