@@ -24,11 +24,11 @@ from inference.wire.openai.passed.request import ENDPOINTS
 from metering.principal import Principal
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.bodies import counts, tokenizes
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.consumers.test_vectors import ASKED, scores, settings
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, embeds, paris
-from tests.inference.gateway.responses_support import counts, tokenizes
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 

@@ -30,12 +30,11 @@ from inference.protocol.events import Cancelled, Event, Finished, StageTimes
 from inference.protocol.generation import Submit
 from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import QUESTION, chat_body
+from tests.inference.gateway.bodies import QUESTION, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
 from tests.inference.gateway.upstreams.forwarding import HELLO
-from tests.inference.gateway.waiting import until
 from tests.servers.collector import Collector, Received
 from tests.servers.fake_upstream import FakeUpstream
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from dataclasses import replace
 from typing import Any
@@ -15,8 +14,8 @@ from anthropic.types.messages import MessageBatch
 
 from inference.batches import services
 from inference.batches.files import ResultFiles
-from inference.protocol.generation import ChatInput, Submit
-from tests.inference.gateway.batches.running import (
+from inference.protocol.generation import Submit
+from tests.inference.gateway.batches.conftest import (
     CHAT,
     KEYED,
     begin,
@@ -28,10 +27,10 @@ from tests.inference.gateway.batches.running import (
     until_ended,
     until_messages_ended,
 )
+from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
-from tests.inference.gateway.waiting import PATIENCE_S, until
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [
@@ -42,22 +41,31 @@ pytestmark = [
 
 async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     neuron.script = picky
-    made = await begin(sdk, line("a"), line("refuse me"), "", line("b"), line("s", stream=True))
+    neuron.capabilities = ["chat", "vision"]
+    await neuron.beat()
+    urls = (data_uri(png(30, 20)), "data:image/png;base64,aGk=")
+    seen, bad = (chat_body(url)["messages"] for url in urls)
+    lines = [line("a"), line("refuse me"), "", line("b"), line("s", stream=True)]
+    lines += [line("seen", messages=seen), line("bad", messages=bad)]
+    made = await begin(sdk, *lines)
     assert made.status in ("validating", "in_progress")
     assert (made.endpoint, made.metadata) == (CHAT, {"night": "1"})
     ended = await until_ended(sdk, made.id)
-    assert ended.status == "completed"
-    assert counts(ended) == (4, 2, 2)
+    assert (ended.status, counts(ended)) == ("completed", (6, 3, 3))
     answers = await results(sdk, ended.output_file_id)
-    assert answers.keys() == {"a", "b"}
+    assert answers.keys() == {"a", "b", "seen"}
     response = answers["a"]["response"]
     assert response["status_code"] == 200
     assert response["body"]["choices"][0]["message"]["content"] == "The capital is Paris."
     errors = await results(sdk, ended.error_file_id)
-    assert errors["refuse me"]["response"]["body"]["error"]["code"] == "invalid_schema"
-    assert errors["s"]["response"]["body"]["error"]["param"] == "stream"
+    refusals = {name: one["response"]["body"]["error"] for name, one in errors.items()}
+    assert refusals["refuse me"]["code"] == "invalid_schema"
+    assert refusals["bad"]["code"] == "invalid_image"
+    assert refusals["s"]["param"] == "stream"
     submits = [frame for frame in neuron.frames if isinstance(frame, Submit)]
     assert all(submit.yields for submit in submits)
+    (image,) = (one for submit in submits for one in chat(submit).messages[0].images)
+    assert image.width_px == 30
     assert {file.purpose for file in (await sdk.files.list()).data} == {"batch", "batch_output"}
     assert [batch.id for batch in (await sdk.batches.list()).data] == [made.id]
 
@@ -119,25 +127,6 @@ async def test_refusals(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     elsewhere = await until_ended(sdk, (await begin(sdk, line("a", "/v1/completions"))).id)
     assert elsewhere.status == "failed"
     assert not neuron.frames
-
-
-async def test_lines_may_hold_images(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    neuron.capabilities = ["chat", "vision"]
-    await neuron.beat()
-    seen = [{"type": "image_url", "image_url": {"url": data_uri(png(30, 20))}}]
-    bad = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
-    batch = await begin(
-        sdk,
-        line("seen", messages=[{"role": "user", "content": seen}]),
-        line("bad", messages=[{"role": "user", "content": bad}]),
-    )
-    batch = await until_ended(sdk, batch.id)
-    assert set(await results(sdk, batch.output_file_id)) == {"seen"}
-    (refused,) = (await results(sdk, batch.error_file_id)).values()
-    assert "invalid_image" in json.dumps(refused)
-    (submit,) = [frame for frame in neuron.frames if isinstance(frame, Submit)]
-    assert isinstance(submit.request.input, ChatInput)
-    assert [image.width_px for image in submit.request.input.messages[0].images] == [30]
 
 
 async def test_anthropics_batch_runs(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,11 @@ from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES
-from inference.neuron.requests.batches import batches_within
-from inference.protocol.events import MAX_BATCH_BYTES, Embedded, Usage
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.running import KEYED, line, results, until_ended
+from tests.inference.gateway.batches.conftest import KEYED, line
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, saying
-from tests.inference.gateway.waiting import until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -32,7 +27,9 @@ pytestmark = [
 ]
 
 
-async def test_an_account_keeps_so_much_and_no_more(make_client: MakeClient) -> None:
+async def test_an_account_keeps_so_much_and_no_more(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
     client = make_client(max_stored_file_bytes=100, max_open_batches=0)
     large = {"custom_id": "a", "params": {"text": "x" * 100}}
     full = await client.post("/v1/messages/batches", {"requests": [large]}, headers=KEYED)
@@ -40,9 +37,6 @@ async def test_an_account_keeps_so_much_and_no_more(make_client: MakeClient) -> 
     small = {"custom_id": "a", "params": {}}
     many = await client.post("/v1/messages/batches", {"requests": [small]}, headers=KEYED)
     assert (many.status, "open batches" in many.json["error"]["message"]) == (429, True)
-
-
-def test_a_file_is_not_looked_up_by_a_path(tmp_path: Path) -> None:
     for name in ("../secret", "file-../x", "file-" + "g" * 32, "/etc/passwd"):
         with pytest.raises(AssertionError):
             FileStore(tmp_path).path(name)
@@ -61,28 +55,6 @@ async def test_a_large_file_comes_and_goes_in_pieces(make_client: MakeClient) ->
     assert answer.body == content
     assert int(answer.headers["content-length"]) == len(content)
     assert max(answer.piece_sizes) <= FILE_PIECE_BYTES < len(content) / 5
-
-
-async def test_a_large_answer_is_one_line_of_the_results(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
-    vectors = [bytes([n % 100]) * 4096 for n in range(300)]
-
-    usage = Usage(prompt_tokens=1, completion_tokens=0)
-    answer = Embedded(request_id="", vectors=vectors, usage=usage)
-    neuron.script = saying([ACCEPTED], *batches_within(MAX_BATCH_BYTES - 4096, [answer]))
-    body = {"model": "tiny", "input": ["x"] * 300, "encoding_format": "base64"}
-    asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
-    file = await sdk.files.create(
-        file=("requests.jsonl", json.dumps(asked).encode()), purpose="batch"
-    )
-    made = await sdk.batches.create(
-        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
-    )
-    ended = await until_ended(sdk, made.id)
-    (answered,) = (await results(sdk, ended.output_file_id)).values()
-    data = answered["response"]["body"]["data"]
-    assert [base64.b64decode(one["embedding"]) for one in data] == vectors
 
 
 BOUNDARY = "a-boundary"
@@ -137,44 +109,38 @@ HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 async def test_an_expired_file_is_gone(
     kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway
 ) -> None:
-    made = [
-        await sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch", expires_after=HOUR),
-        await sdk.files.create(file=("b.jsonl", b"{}"), purpose="batch"),
-    ]
-    assert made[0].expires_at == made[0].created_at + 3600
-    assert made[1].expires_at is None
-    config = gateway.config
-    files = FileStore(config.files_dir or config.data_dir / "files")
-    assert files.has(made[0].id)
-
-    def expire() -> None:
-        past = timezone.now() - timedelta(seconds=1)
-        StoredFile.objects.filter(pk=made[0].id).update(expires_at=past)
-
-    await kept.query(expire)
-    for ask in (sdk.files.retrieve, sdk.files.content):
-        with pytest.raises(openai.NotFoundError):
-            await ask(made[0].id)
-    assert [file.id async for file in sdk.files.list()] == [made[1].id]
-    # Another upload that will expire has the gateway look at once.
-    last = await sdk.files.create(file=("c.jsonl", b"{}"), purpose="batch", expires_after=HOUR)
-    await until(lambda: not files.has(made[0].id))
-    assert files.has(made[1].id) and files.has(last.id)
-    rows = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
-    assert made[1].id in rows and last.id in rows
-
-
-@each_case(
-    ("expiry", "field"),
-    [
+    for expiry, field in (
         ({"anchor": "last_active_at", "seconds": 3600}, "anchor"),
         ({"anchor": "created_at", "seconds": 60}, "seconds"),
         ({"anchor": "created_at", "seconds": 2_592_001}, "seconds"),
         ({"anchor": "created_at"}, "seconds"),
         ({"seconds": 3600}, "anchor"),
-    ],
-)
-async def test_other_expiries_are_refused(sdk: openai.AsyncOpenAI, expiry: Any, field: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        await sdk.files.create(file=("a", b"{}"), purpose="batch", expires_after=expiry)
-    assert refused.value.param == f"expires_after[{field}]"
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await upload(sdk, expires_after=expiry)
+        assert refused.value.param == f"expires_after[{field}]"
+    first, second = await upload(sdk, expires_after=HOUR), await upload(sdk)
+    assert (first.expires_at, second.expires_at) == (first.created_at + 3600, None)
+    config = gateway.config
+    files = FileStore(config.files_dir or config.data_dir / "files")
+    assert files.has(first.id)
+
+    def expire() -> None:
+        past = timezone.now() - timedelta(seconds=1)
+        StoredFile.objects.filter(pk=first.id).update(expires_at=past)
+
+    await kept.query(expire)
+    for ask in (sdk.files.retrieve, sdk.files.content):
+        with pytest.raises(openai.NotFoundError):
+            await ask(first.id)
+    assert [file.id async for file in sdk.files.list()] == [second.id]
+    # Another upload that will expire has the gateway look at once.
+    last = await upload(sdk, expires_after=HOUR)
+    await until(lambda: not files.has(first.id))
+    assert files.has(second.id) and files.has(last.id)
+    rows = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
+    assert second.id in rows and last.id in rows
+
+
+async def upload(sdk: openai.AsyncOpenAI, **more: Any) -> Any:
+    return await sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch", **more)

@@ -28,7 +28,7 @@ from inference.wire.errors import (
 )
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body, embeddings_body
+from tests.inference.gateway.bodies import breaks, chat_body, embeddings_body, until
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
@@ -44,8 +44,6 @@ from tests.inference.gateway.fake_neuron import (
     says,
     silent,
 )
-from tests.inference.gateway.responses_support import breaks
-from tests.inference.gateway.waiting import until
 
 CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 RESPONSES = "/v1/responses"

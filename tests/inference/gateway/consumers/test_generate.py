@@ -16,11 +16,9 @@ from inference.protocol.generation import ChatInput, Submit, TokenCountRequest, 
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body
+from tests.inference.gateway.bodies import breaks, calls_a_tool, chat_body, counts, until
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
-from tests.inference.gateway.responses_support import breaks, calls_a_tool, counts
-from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
 

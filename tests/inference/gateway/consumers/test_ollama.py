@@ -25,9 +25,9 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.ollama.models import UNKNOWN_ARCHITECTURE, PullState
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import breaks, counts
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
-from tests.inference.gateway.responses_support import breaks, counts
 from tests.inference.reports import load_report
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]

@@ -21,10 +21,9 @@ from inference.protocol.generation import (
 )
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import embeddings_body
+from tests.inference.gateway.bodies import embeddings_body, tokenizes
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
-from tests.inference.gateway.responses_support import tokenizes
 
 EMBEDDINGS = "/v1/embeddings"
 VECTOR = struct.pack("<3f", 0.6, -0.8, 0.0)

@@ -29,14 +29,12 @@ from metering.keys.store import DatabaseKeyStore
 from metering.ledger.entries import Outcome
 from metering.principal import Principal, Scope
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
+from tests.inference.gateway.bodies import RESPONSES, until
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 from tests.inference.gateway.records.conftest import RecordingRig
-from tests.inference.gateway.responses_support import RESPONSES
-from tests.inference.gateway.waiting import until
 
 
 async def test_an_answer_and_a_client_that_leaves(rig: RecordingRig, neuron: FakeNeuron) -> None:

@@ -31,9 +31,8 @@ from inference.protocol.events import (
 )
 from inference.redis_link import RedisLink, RedisOutage
 from inference.wire.errors import ApiError
-from tests.inference.gateway.answers import open_stream
+from tests.inference.gateway.bodies import open_stream, until
 from tests.inference.gateway.redis.conftest import GATEWAY, GENEROUS_S, Faults, Writer
-from tests.inference.gateway.waiting import until
 
 MAX_REPLY_BYTES = 400_000
 

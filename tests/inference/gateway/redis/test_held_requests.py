@@ -21,9 +21,8 @@ from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol import keys
 from inference.wire.errors import ApiError
 from tests.cases import each_case
-from tests.inference.gateway.answers import open_stream
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body
+from tests.inference.gateway.bodies import chat_body, open_stream
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts
 from tests.inference.gateway.redis.conftest import GATEWAY
 

@@ -21,10 +21,9 @@ from inference.protocol import keys, stalls
 from inference.protocol.events import Event
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.bodies import chat_body
+from tests.inference.gateway.bodies import chat_body, until
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says
-from tests.inference.gateway.waiting import until
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]

@@ -38,7 +38,7 @@ from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from metering.prices import Prices
 from tests.cases import each_case
-from tests.inference.gateway.answers import open_stream
+from tests.inference.gateway.bodies import open_stream, until
 from tests.inference.gateway.conftest import BEARER, CHAT, ENTRY, OPERATOR, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import (
@@ -48,7 +48,6 @@ from tests.inference.gateway.fake_neuron import (
     paris,
     saying,
 )
-from tests.inference.gateway.waiting import until
 
 
 async def test_a_finished_request_is_one_entry(rig: Rig, neuron: FakeNeuron) -> None:

@@ -17,8 +17,7 @@ from inference.gateway.request.identify import (
 from inference.wire.errors import InsufficientScopeError
 from metering.principal import Principal, Scope
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeClient, Rig
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron

@@ -25,7 +25,7 @@ from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from tests.cases import each_case
-from tests.inference.gateway.answers import open_stream
+from tests.inference.gateway.bodies import open_stream
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
 MAX_WAITING = 1000

@@ -16,9 +16,9 @@ from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.book import Book
 from metering.ledger.entries import Granted, Reserve
 from tests.cases import each_case
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
-from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 
 

@@ -15,11 +15,9 @@ from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.outcome import Call
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body, responses_body
+from tests.inference.gateway.bodies import breaks, chat_body, responses_body, until
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, failing, paris
-from tests.inference.gateway.responses_support import breaks
-from tests.inference.gateway.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -23,16 +23,16 @@ from inference.gateway.responses.background import FrameLog
 from inference.protocol.keys import gateway_alive_key
 from inference.wire.openai.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import responses_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
-from tests.inference.gateway.responses_support import (
+from tests.inference.gateway.bodies import (
     RESPONSES,
     breaks,
     events,
     gated,
+    responses_body,
+    until,
     until_status,
 )
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 

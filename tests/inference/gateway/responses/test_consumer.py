@@ -11,15 +11,16 @@ from django.db import OperationalError
 from inference.conversations import selectors, services
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import QUESTION, responses_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, says
-from tests.inference.gateway.responses_support import (
+from tests.inference.gateway.bodies import (
+    QUESTION,
     RESPONSES,
     breaks,
     chat,
     counts,
     events,
+    responses_body,
 )
+from tests.inference.gateway.fake_neuron import FakeNeuron, says
 
 ANSWER = "The capital is Paris."
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]

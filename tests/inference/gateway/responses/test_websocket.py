@@ -14,9 +14,15 @@ from inference.gateway.responses.websocket import MAX_WAITING
 from inference.protocol.events import Delta, TextLogprob
 from inference.protocol.generation import GenerationRequest
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.asgi_socket import AsgiSocket
-from tests.inference.gateway.bodies import QUESTION
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
+from tests.inference.gateway.bodies import (
+    QUESTION,
+    RESPONSES,
+    TOOLS,
+    breaks,
+    calls_a_tool,
+    chat,
+)
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
     FakeNeuron,
@@ -26,13 +32,6 @@ from tests.inference.gateway.fake_neuron import (
     paris,
     prepared,
     saying,
-)
-from tests.inference.gateway.responses_support import (
-    RESPONSES,
-    TOOLS,
-    breaks,
-    calls_a_tool,
-    chat,
 )
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]

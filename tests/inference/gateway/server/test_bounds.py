@@ -40,8 +40,7 @@ from inference.protocol.generation import Submit
 from inference.wire.common import fields
 from inference.wire.common.fields import read_json_object
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import chat_body, responses_body
 from tests.inference.gateway.conftest import CHAT, MakeClient
 from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, Script, endless, saying

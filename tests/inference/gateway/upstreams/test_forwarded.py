@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -15,20 +16,26 @@ import openai
 import pytest
 from django.conf import settings
 
+from fleet.catalogue import CatalogueEntry
+from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.secret import seal
+from helexa_site.config import Config
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.tokens import PromptRatios
-from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.bodies import until
+from tests.inference.gateway.conftest import FakeCatalogue, MakeClient, client_of
+from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.upstreams.forwarding import (
     CHAT,
     HELLO,
     PATH,
+    SECRET,
     UpstreamRig,
     cut_early,
     paused,
     text_of,
 )
 from tests.inference.gateway.upstreams.spoken import SPOKEN_BY, Spoken
-from tests.inference.gateway.waiting import until
 from tests.servers.fake_upstream import Asked, Wire, chunk, usage
 
 
@@ -83,7 +90,7 @@ async def test_no_more_than_its_places_are_used(rig: UpstreamRig, make_client: M
     assert most == 2
 
 
-async def test_requests_that_must_stay_never_leave(rig: UpstreamRig) -> None:
+async def test_requests_that_must_stay_never_leave_and_none_goes_round(rig: UpstreamRig) -> None:
     rig.serve(leaves_network=True)
     for path in (PATH, "/v1/messages", "/api/chat", "/v1/embeddings"):
         body = {"model": "far", "input": "a"} if path == "/v1/embeddings" else CHAT
@@ -92,7 +99,15 @@ async def test_requests_that_must_stay_never_leave(rig: UpstreamRig) -> None:
     assert not rig.upstream.asked
     (entry,) = rig.catalogue.listed
     rig.list(upstream=entry.upstream, may_leave_network=True)
-    assert (await rig.chat()).status == 200
+    assert (await rig.client.post(PATH, CHAT, headers={"via": "1.1 proxy"})).status == 200
+    (asked,) = rig.upstream.asked
+    via = asked.headers["via"]
+    assert via.startswith("1.1 proxy, 1.1 helexa-")
+    for came in (via, f"{via}, 1.1 another"):
+        answer = await rig.client.post(PATH, CHAT, headers={"via": came})
+        assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
+        assert "sent it back" in answer.error["message"]
+    assert rig.upstream.asked == [asked]
 
 
 async def test_another_key_is_used_at_once_and_one_that_cannot_be_read_is_no_answer(
@@ -113,21 +128,17 @@ async def test_usage_that_is_missing_or_impossible_is_estimated_and_marked(
     rig: UpstreamRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "helexa.requests")
-    for end in ([], [usage(10**9, 10**9)], [{"usage": {"prompt_tokens": -1}}]):
+    for end in ([], [usage(10**9, 10**9)], [{"usage": {"prompt_tokens": -1}}], HELLO[4:]):
         rig.upstream.answer = lambda asked, wire, end=end: wire.stream([*HELLO[:4], *end])
         await rig.chat(max_tokens=50)
-    assert [settled.completion_tokens for settled in rig.ledger.settled] == [2, 2, 2]
+    assert [settled.completion_tokens for settled in rig.ledger.settled] == [2, 2, 2, 2]
     asked_bytes = len(json.dumps(CHAT["messages"]))
-    for settled in rig.ledger.settled:  # four bytes a token, whatever a template may add
+    for settled in rig.ledger.settled[:3]:  # four bytes a token, whatever a template may add
         assert asked_bytes / 6 < settled.prompt_tokens <= asked_bytes / 3
-    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
-    assert [" estimated" in line for line in lines] == [True, True, True]
-    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
-    await rig.chat(max_tokens=50)
-    assert " estimated" not in caplog.records[-1].getMessage()
     rig.upstream.answer = cut_early
     await rig.chat()
-    assert " estimated" not in caplog.records[-1].getMessage()
+    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
+    assert [" estimated" in line for line in lines] == [True, True, True, False, False]
 
 
 async def test_a_cap_holds_without_a_tokenizer(rig: UpstreamRig) -> None:
@@ -174,21 +185,6 @@ async def test_the_model_is_listed_as_ready(rig: UpstreamRig) -> None:
     rig.offer("speech")
     (card,) = (await get("/v1/models")).json["data"]
     assert (card["id"], card["status"], card["capabilities"]) == ("far", "ready", ["speech"])
-
-
-async def test_a_request_that_an_upstream_sends_back_is_sent_round_no_more(
-    rig: UpstreamRig,
-) -> None:
-    answer = await rig.client.post(PATH, CHAT, headers={"via": "1.1 proxy"})
-    assert answer.status == 200
-    via = rig.upstream.asked[0].headers["via"]
-    assert via.startswith("1.1 proxy, 1.1 helexa-")
-    rig.upstream.asked.clear()
-    for headers in ({"via": via}, {"via": f"{via}, 1.1 another"}):
-        answer = await rig.client.post(PATH, CHAT, headers=headers)
-        assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
-        assert "sent it back" in answer.error["message"]
-    assert not rig.upstream.asked
 
 
 TURNS: Any = CHAT["messages"]
@@ -282,3 +278,41 @@ async def test_text_completions_are_forwarded(rig: UpstreamRig) -> None:
     SPOKEN_BY["anthropic"].serve(rig)
     refused = await rig.client.post("/v1/completions", body | {"prompt": "a"})
     assert (refused.status, refused.error["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path"), [("openai", "/v1"), ("anthropic", ""), ("ollama", "")]
+)
+async def test_a_second_helexa(
+    config: Config, server_url: str, ledger: FakeLedger, dialect: str, path: str
+) -> None:
+    """It is an upstream like another, by each dialect that it speaks."""
+    near, catalogue = FakeLedger(), FakeCatalogue()
+    fakes: dict[str, Any] = {"directory": FakeDirectory(), "make_ledger": lambda _id: near}
+    gateway = Gateway(config, catalogue, **fakes)
+    client = client_of(gateway)
+    sealed = seal(SECRET, settings.SECRET_KEY)
+    row = UpstreamEntry(name="real", url=server_url + path, dialect=dialect, sealed_secret=sealed)
+    far = CatalogueEntry(name="far", source="upstream:real/tiny", upstream=row)
+    catalogue.listed = [far]
+    for path, more in (
+        (PATH, {}),
+        (PATH, {"stream": True}),
+        ("/v1/messages", {"max_tokens": 9}),
+        ("/api/chat", {"stream": False}),
+    ):
+        answer = await client.post(path, {**CHAT, **more})
+        deltas = (
+            [one["choices"][0]["delta"] for one in answer.chunks[:-1]]
+            if "stream" in more and path == PATH
+            else []
+        )
+        text = "".join(one.get("content") or "" for one in deltas) or answer.body.decode()
+        assert "The capital is Paris." in text
+    for here, there in zip(near.settled, ledger.settled, strict=True):
+        assert here.neuron == "upstream:real"
+        assert here.prompt_tokens == there.prompt_tokens > 0
+        assert here.completion_tokens == there.completion_tokens > 0
+    catalogue.listed = [replace(far, source="upstream:real/missing")]
+    assert (await client.post(PATH, CHAT)).status == 502
+    await gateway.drain(0)

@@ -12,6 +12,7 @@ import pytest
 
 from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import OPERATOR
 from tests.inference.gateway.upstreams.forwarding import (
     CHAT,
@@ -22,7 +23,6 @@ from tests.inference.gateway.upstreams.forwarding import (
     paused,
 )
 from tests.inference.gateway.upstreams.spoken import SPOKEN_BY, Spoken
-from tests.inference.gateway.waiting import until
 from tests.servers.fake_upstream import Asked, Wire, chunk
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
@@ -110,6 +110,13 @@ def huge_frame(spoken: Spoken, wire: Wire) -> None:
         wire.part(b"data: " + b"x" * 1024 * 1024)
 
 
+def too_many_bytes(asked: Asked, wire: Wire) -> None:
+    wire.begin_stream()
+    for _ in range(9):
+        wire.part(b": " + b"x" * 1024 * 1024 + b"\n\n")
+    wire.stream(HELLO)
+
+
 def another_choice(spoken: Spoken, wire: Wire) -> None:
     wire.stream([HELLO[1], chunk({"content": "x"}, index=4)])
 
@@ -146,29 +153,16 @@ async def test_a_fault_after_the_first_token_ends_the_request_once(
         assert rig.settled.completion_tokens >= 1
 
 
-async def test_an_answer_has_no_more_bytes_than_its_tokens_can(rig: UpstreamRig) -> None:
-    def comments(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        for _ in range(9):
-            wire.part(b": " + b"x" * 1024 * 1024 + b"\n\n")
-        for one in HELLO:
-            wire.event(one)
-        wire.end_stream()
-
-    rig.upstream.answer = comments
-    answer = await rig.chat(stream=True, max_tokens=1)
-    assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
-
-
 @each_case(
     ("fault", "status"),
     [
         (cut_early, 503),
         (lambda asked, wire: wire.whole(200, b"<html>", "text/html"), 502),
         (lambda asked, wire: wire.json(200, {"error": {"type": "overloaded_error"}}), 503),
+        (too_many_bytes, 502),
         (None, 503),
     ],
-    ids=["cut", "a page", "an error with 200", "offline"],
+    ids=["cut", "a page", "an error with 200", "more bytes than tokens can have", "offline"],
 )
 async def test_a_fault_before_the_first_token_is_an_error_and_free(
     rig: UpstreamRig, fault: Callable[[Asked, Wire], None] | None, status: int
@@ -178,7 +172,7 @@ async def test_a_fault_before_the_first_token_is_an_error_and_free(
         rig.serve(url="http://127.0.0.1:9/v1")
     else:
         rig.upstream.answer = fault
-    assert (await rig.chat(stream=True)).status == status
+    assert (await rig.chat(stream=True, max_tokens=1)).status == status
     assert rig.settled.prompt_tokens == 0
 
 
@@ -297,7 +291,17 @@ async def test_embeddings_are_forwarded_and_billed(
         assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
 
 
-async def test_a_cap_holds_and_embeddings_go_to_no_other_dialect(rig: UpstreamRig) -> None:
+async def test_embeddings_have_caps_and_errors_and_go_to_no_other_dialect(rig: UpstreamRig) -> None:
+    for answer, status, code in (
+        (lambda asked, wire: wire.json(200, {"data": []}), 502, "upstream_failed"),
+        (cut_early, 503, "upstream_unavailable"),
+    ):
+        rig.forget()
+        rig.upstream.answer = answer
+        refused = await rig.client.post(EMBEDDINGS, ASKED)
+        assert (refused.status, refused.error["code"]) == (status, code)
+        assert (rig.settled.outcome, rig.settled.cost_micro_usd) == (code, 0)
+    rig.forget()
     rig.upstream.answer = embeds
     rig.cap(100)
     rig.directory.budgets = (1,)
@@ -312,27 +316,6 @@ async def test_a_cap_holds_and_embeddings_go_to_no_other_dialect(rig: UpstreamRi
     assert len(rig.upstream.asked) == 1
     rig.list(targets=("box/org/m when ready",))
     assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
-
-
-@each_case(
-    ("answer", "status", "code"),
-    [
-        (lambda asked, wire: wire.json(200, {"data": []}), 502, "upstream_failed"),
-        (lambda asked, wire: wire.json(429, {"error": {}}), 429, "rate_limit_exceeded"),
-        (lambda asked, wire: wire.json(302, {}, location="http://x/"), 502, "upstream_failed"),
-        (cut_early, 503, "upstream_unavailable"),
-    ],
-    ids=["no vectors", "429", "302", "cut"],
-)
-async def test_an_error_keeps_its_meaning_and_is_free(
-    rig: UpstreamRig, answer: Any, status: int, code: str
-) -> None:
-    rig.forget()
-    rig.upstream.answer = answer
-    refused = await rig.client.post(EMBEDDINGS, ASKED)
-    assert (refused.status, refused.error["code"]) == (status, code)
-    assert len(rig.upstream.asked) == 1
-    assert (rig.settled.outcome, rig.settled.cost_micro_usd) == (code, 0)
 
 
 @pytest.mark.usefixtures("neuron")

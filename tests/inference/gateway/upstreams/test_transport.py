@@ -22,7 +22,7 @@ from inference.gateway.upstreams.connection import (
 )
 from inference.gateway.upstreams.transport import UpstreamTransport
 from tests.cases import each_case
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.bodies import until
 from tests.live.fleets.certificates import Authority
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

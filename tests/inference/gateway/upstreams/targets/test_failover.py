@@ -12,6 +12,7 @@ import pytest
 from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import Exchange
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient, MakeGateway, client_of
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, silent
 from tests.inference.gateway.records.conftest import Records
@@ -27,7 +28,6 @@ from tests.inference.gateway.upstreams.targets.conftest import (
     answers,
     refuses,
 )
-from tests.inference.gateway.waiting import until
 from tests.servers.fake_upstream import Answer, Asked, Wire, chunk
 
 

@@ -12,6 +12,7 @@ from fleet.catalogue import CatalogueEntry
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import GenerationRequest, Submit
 from inference.protocol.heartbeat import ReplicaStatus
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, counting, paris
 from tests.inference.gateway.upstreams.forwarding import PATH, RED_PIXELS, text_of
@@ -27,7 +28,6 @@ from tests.inference.gateway.upstreams.targets.conftest import (
     answers,
     refuses,
 )
-from tests.inference.gateway.waiting import until
 from tests.servers.fake_upstream import Asked, Wire
 
 
