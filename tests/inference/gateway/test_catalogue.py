@@ -72,9 +72,7 @@ def catalogue(rows: Rows) -> DatabaseCatalogue:
 
 
 @each_case("age_s", [0.0, 0.3, 0.999])
-async def test_what_was_found_is_kept_for_less_than_a_second(
-    monkeypatch: pytest.MonkeyPatch, age_s: float
-) -> None:
+async def test_entries_are_kept_for_a_second(monkeypatch: pytest.MonkeyPatch, age_s: float) -> None:
     """A change is seen everywhere within one, however old the cached rows were when another process
     made it."""
     rows = Rows()
@@ -199,7 +197,7 @@ async def _is_found(catalogue: DatabaseCatalogue) -> bool:
         return False
 
 
-async def test_a_load_that_the_fleet_refuses_and_one_for_a_neuron_that_is_not_recorded_yet(
+async def test_a_load_that_the_fleet_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
@@ -211,9 +209,7 @@ async def test_a_load_that_the_fleet_refuses_and_one_for_a_neuron_that_is_not_re
 
 
 @each_case("num_turns", range(6))
-async def test_a_cancellation_that_comes_with_the_result(
-    monkeypatch: pytest.MonkeyPatch, num_turns: int
-) -> None:
+async def test_cancelled_with_the_result(monkeypatch: pytest.MonkeyPatch, num_turns: int) -> None:
     """``num_turns`` of the event loop between the two; after some the waiter has ended."""
     found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -91,9 +91,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @each_case("path", ASKED)
-async def test_images_go_beside_the_inbox_and_are_deleted(
-    client: AsgiClient, found: Found, path: str
-) -> None:
+async def test_images_go_beside_the_inbox(client: AsgiClient, found: Found, path: str) -> None:
     found.files.clear()
     found.expiries_s.clear()
     answer = await client.post(path, ASKED[path])
@@ -111,9 +109,7 @@ async def test_images_go_beside_the_inbox_and_are_deleted(
 
 
 @each_case("path", ASKED)
-async def test_a_model_that_reads_text_is_not_sent_images(
-    client: AsgiClient, neuron: FakeNeuron, path: str
-) -> None:
+async def test_a_model_of_text_gets_none(client: AsgiClient, neuron: FakeNeuron, path: str) -> None:
     answer = await client.post(path, ASKED[path])
     assert answer.status == 400
     assert b"vision_unsupported" in answer.body
@@ -121,9 +117,7 @@ async def test_a_model_that_reads_text_is_not_sent_images(
     assert neuron.frames == []
 
 
-async def test_several_images_one_twice_and_low_detail(
-    make_client: MakeClient, found: Found
-) -> None:
+async def test_several_images_and_their_bounds(make_client: MakeClient, found: Found) -> None:
     client = make_client()
     body = chat_body(data_uri(CAT), data_uri(DOG), data_uri(CAT))
     last = body["messages"][0]["content"][-1]["image_url"]

@@ -70,7 +70,7 @@ async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
     assert [batch.id for batch in (await sdk.batches.list()).data] == [made.id]
 
 
-async def test_a_request_waits_while_others_do_and_a_batch_is_cancelled(
+async def test_it_waits_while_others_do_and_is_cancelled(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron
 ) -> None:
     neuron.queue_depth = 2
@@ -129,9 +129,7 @@ async def test_refusals(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     assert not neuron.frames
 
 
-async def test_anthropics_batch_runs(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
+async def test_anthropics_runs(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
     neuron.script = picky
     batches = anthropic_sdk.messages.batches
     made: MessageBatch = await batches.create(requests=[message("a"), message("refuse me")])

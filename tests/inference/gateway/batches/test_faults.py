@@ -86,7 +86,7 @@ def name_of(submit: Submit, *names: str) -> str:
     return next(name for name in names if name in text)
 
 
-async def test_a_row_that_ends_engines_is_run_twice_and_its_neighbours_are_answered(
+async def test_a_row_that_ends_engines_is_run_twice(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron
 ) -> None:
     """It used to be run until its batch expired."""
@@ -236,9 +236,7 @@ async def test_a_batch_whose_input_was_deleted_has_failed(
     assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
 
 
-async def test_gateways_that_share_a_directory_serve_each_others_files(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_gateways_may_share_a_directory(make_client: MakeClient, tmp_path: Path) -> None:
     shared = {"files_dir": tmp_path / "shared"}
     one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
     alone = make_client(data_dir=tmp_path / "c")

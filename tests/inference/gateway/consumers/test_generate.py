@@ -23,9 +23,7 @@ from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, si
 CHAT = "/v1/chat/completions"
 
 
-async def test_answers_in_one_body_and_streams(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
+async def test_whole_and_streamed(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
     """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
     answer = await client.post(CHAT, chat_body(temperature=0, model="gpt-4o"))
     choice = answer.json["choices"][0]
@@ -112,9 +110,7 @@ async def test_leaving_while_it_loads_stops_the_wait(
     assert gateway.placer.num_waiting == 0
 
 
-async def test_the_deadline_is_for_a_load_and_a_first_token(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
+async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
     neuron.script = endless
     exchange = client.open("POST", CHAT, chat_body(stream=True))
     await exchange.until(b"on and")
@@ -147,9 +143,7 @@ TOOLS: Any = [
 ]
 
 
-async def test_anthropics_sdk_creates_counts_and_streams(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
+async def test_anthropics_sdk(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
     message = await anthropic_sdk.messages.create(**chat_body(max_tokens=50))
     (block,) = message.content
     assert isinstance(block, anthropic.types.TextBlock) and block.text == "The capital is Paris."
@@ -181,7 +175,7 @@ async def test_anthropics_sdk_creates_counts_and_streams(
     assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 3
 
 
-async def test_anthropics_sdk_raises_what_went_wrong(
+async def test_anthropics_errors(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     create, body = anthropic_sdk.messages.create, chat_body(max_tokens=50)

@@ -171,7 +171,7 @@ async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuro
     assert model["feasible_on"] == ["beast"]
 
 
-async def test_the_sdk_lists_models_in_pages(
+async def test_anthropics_pages(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     neuron.capabilities = ["chat", "tool_call", "reasoning"]

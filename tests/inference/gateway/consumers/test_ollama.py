@@ -208,9 +208,7 @@ def operator(server_url: str) -> ollama.AsyncClient:
     return ollama.AsyncClient(host=server_url, headers=OPERATOR)
 
 
-async def test_the_sdk_pulls_with_progress(
-    operator: ollama.AsyncClient, catalogue: FakeCatalogue
-) -> None:
+async def test_pulls_with_progress(operator: ollama.AsyncClient, catalogue: FakeCatalogue) -> None:
     running = [pull("running", bytes_done=done, bytes_total=4) for done in (1, 4)]
     catalogue.pulls = [pull("pending"), *running, pull("succeeded", bytes_total=4)]
     lines = [line async for line in await operator.pull("hf.co/org/name:Q4_K_M", stream=True)]
@@ -277,9 +275,7 @@ async def test_a_pull_that_fails_names_the_reason(
     assert pulls != [FAILED] or refused.value.status_code == 503
 
 
-async def test_asking_nothing_loads_the_model_and_other_paths_are_djangos(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_asking_nothing_loads_the_model(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = counts
     for path in ("/api/chat", "/api/generate"):
         answer = await client.post(path, {"model": "tiny"})

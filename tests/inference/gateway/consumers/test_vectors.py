@@ -112,9 +112,7 @@ async def test_rerank(
     assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
 
 
-async def test_tokens_of_a_text_and_back_and_of_a_chat(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_tokens_of_texts_and_chats(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = tokenizes
     answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
     counted = {"count": 2, "max_model_len": 100, "tokens": [5, 6], "token_strs": ["Hi", "!"]}

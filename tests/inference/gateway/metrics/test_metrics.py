@@ -289,7 +289,7 @@ def test_what_was_not_found_and_codes_of_others_make_no_series() -> None:
     assert value(metrics, "helexa_requests_ended_total", status="500", code=OTHER) == 4
 
 
-def test_names_without_end_do_not_make_series_without_end(
+def test_names_without_end_make_no_series_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metrics_module, "MAX_NAMES", 20)

@@ -73,9 +73,7 @@ async def test_refusals(rig: RecordingRig, neuron: FakeNeuron) -> None:
         assert one.queue_ms is None
 
 
-async def test_what_a_kept_connection_asks_while_the_gateway_stops(
-    rig: RecordingRig, neuron: FakeNeuron
-) -> None:
+async def test_requests_while_the_gateway_stops(rig: RecordingRig, neuron: FakeNeuron) -> None:
     assert (await rig.ask()).status == 200
     await rig.gateway.drain(0)
     rig.records.ended.clear()
@@ -330,9 +328,7 @@ async def test_what_django_refuses(
     assert one.settle.endpoint == endpoint
 
 
-async def test_a_page_is_not_recorded_and_an_address_of_neither_is(
-    rig: RecordingRig, with_django: AsgiClient
-) -> None:
+async def test_pages_are_not_recorded(rig: RecordingRig, with_django: AsgiClient) -> None:
     """The second is that of a client whose base URL is wrong."""
     await with_django.get("/ping")  # starts the gateway
     answer = await with_django.get("/login/nothing", headers={"accept": "text/html"})

@@ -93,7 +93,7 @@ def _deltas(stream: RequestStream, number: int, num_chars: int) -> list[Delta]:
     return [Delta(request_id=stream.request_id, text=f"{n}:{text}") for n in range(number)]
 
 
-async def test_what_is_more_than_one_reads_bound_is_read_in_several(
+async def test_reads_are_bounded(
     reader: EventReader, writer: Writer, streams: RequestStreams
 ) -> None:
     stream = open_stream(streams, "r1", "n1")

@@ -53,7 +53,7 @@ def _submit(request_id: str, num_characters: int) -> Submit:
     )
 
 
-async def test_a_large_frame_stands_in_the_inbox_in_pieces(
+async def test_a_large_frame_is_in_pieces(
     redis_url: str, redis_client: redis.asyncio.Redis
 ) -> None:
     """A connection that carried it whole made Redis hold all of it, twice."""
@@ -160,9 +160,7 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
     assert 0 < redis_db.ttl(key) <= 25 * 3600
 
 
-async def test_who_waits_is_published_until_nobody_does(
-    redis_url: str, redis_db: redis.Redis
-) -> None:
+async def test_who_waits_is_published(redis_url: str, redis_db: redis.Redis) -> None:
     waiting = {"tiny": WaitingModel(num_requests=2, oldest_s=1.5)}
     client = redis.asyncio.Redis.from_url(redis_url)
     reporter = QueueDemandReporter(client, "g1")

@@ -29,9 +29,7 @@ async def link(redis_url: str) -> AsyncIterator[RedisLink]:
     await made.aclose()
 
 
-async def test_streams_are_read_as_redis_py_reads_them(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_streams_as_in_redis_py(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     for number in range(3):
         await redis_client.xadd("one", {b"b": b"\x00\r\n%d" % number, b"c": b""})
     await redis_client.xadd("two", {b"b": b"x" * 300_000})
@@ -67,9 +65,7 @@ async def test_commands_under_way_together_get_their_own_replies(link: RedisLink
         await given_up
 
 
-async def test_a_script_is_reported_once(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_scripts(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
     for _ in range(2):
         assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
@@ -79,9 +75,7 @@ async def test_a_script_is_reported_once(
         await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
 
 
-async def test_a_lost_connection_fails_what_is_under_way_and_is_made_again(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_a_lost_connection(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     number = await link.command("CLIENT", "ID")
     waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=LONG_MS))
 
@@ -155,9 +149,7 @@ async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
         await link.aclose()
 
 
-async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(
-    redis_url: str, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_a_reply_over_the_bound(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
     link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
     await redis_client.set("large", b"x" * 4_000_000)
     with pytest.raises(ReplyTooLargeError):
@@ -194,7 +186,7 @@ class Loop:
 
 
 @each_case("stands_still", ["before Redis fails", "while Redis is away", "never"])
-async def test_redis_is_waited_for_by_a_gateway_that_runs(
+async def test_a_stall_ends_at_its_limit(
     monkeypatch: pytest.MonkeyPatch, stands_still: str
 ) -> None:
     given_up: list[float] = []

@@ -180,9 +180,7 @@ async def test_more_than_may_wait_is_refused(
     assert text_of(await first.finish()) == TEXT
 
 
-async def test_who_waits_for_a_redis_that_is_given_up_ends_once_in_its_dialect(
-    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis
-) -> None:
+async def test_given_up(client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis) -> None:
     neuron.script = endless
     running = {
         (path, stream): client.open("POST", path, chat_body(stream=stream, max_tokens=1000))

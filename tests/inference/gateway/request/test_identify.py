@@ -121,7 +121,7 @@ async def test_who_is_served(
     assert answer.headers["x-request-id"]
 
 
-async def test_who_sends_no_key_is_asked_for_one_and_refused_in_its_dialect(
+async def test_who_sends_no_key_is_asked_for_one(
     make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     client = make_client(**CLOSED)
@@ -132,9 +132,7 @@ async def test_who_sends_no_key_is_asked_for_one_and_refused_in_its_dialect(
     assert (messages.status, messages.error["type"]) == (403, "permission_error")
 
 
-async def test_an_unknown_key_without_the_database_is_not_called_invalid(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_without_the_database_no_key_is_invalid(rig: Rig, neuron: FakeNeuron) -> None:
     rig.directory.is_away = True
     answer = await rig.ask()
     assert (answer.status, answer.error["code"]) == (503, "database_unavailable")

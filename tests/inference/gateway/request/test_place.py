@@ -109,7 +109,7 @@ async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
 
 
 @pytest.mark.usefixtures("quick_rounds")
-async def test_those_who_wait_ask_placement_once_a_round_and_for_one_load(
+async def test_those_who_wait_ask_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once each when they come, once a round, and once each when there is a place."""

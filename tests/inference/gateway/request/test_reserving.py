@@ -22,9 +22,7 @@ from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, p
 from tests.metering.operations import reserve, settle, state
 
 
-async def test_the_worst_case_is_held_near_what_was_counted_and_narrowed(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_the_worst_case_is_held_and_narrowed(rig: Rig, neuron: FakeNeuron) -> None:
     rig.cap()
     neuron.script = counting(81)
     for _ in range(2):
@@ -37,9 +35,7 @@ async def test_the_worst_case_is_held_near_what_was_counted_and_narrowed(
     assert rig.ledger.held == {}
 
 
-async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_more_than_the_budget_buys_is_refused(rig: Rig, neuron: FakeNeuron) -> None:
     rig.cap(600)
     answer = await rig.ask(max_tokens=1000)
     assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
@@ -72,9 +68,7 @@ def test_a_refusal_has_its_cause(
     assert (refusal.code, refusal.cause) == (code, cause)
 
 
-async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
-    rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waits_in_line(rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.cap(1500)
     queue = rig.gateway.accounting.queue
     neuron.script = endless
@@ -134,9 +128,7 @@ async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length_or_refuse
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_what_a_cold_request_reserves_only_grows(
-    rig: Rig, neuron: FakeNeuron, leaves: bool
-) -> None:
+async def test_what_is_reserved_only_grows(rig: Rig, neuron: FakeNeuron, leaves: bool) -> None:
     """One token of prompt and one of answer while its model is loaded, so that a spent budget loads
     nothing and others' requests run; the worst case when it is placed. Nothing is released in
     between unless the client leaves, and nothing is left."""
@@ -159,9 +151,7 @@ async def test_what_a_cold_request_reserves_only_grows(
     assert (ledger.released, len(ledger.settled), ledger.held) == ([], 1, {})
 
 
-async def test_without_the_database_or_beyond_its_speed_nothing_is_taken(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_without_the_database_nothing_is_taken(rig: Rig, neuron: FakeNeuron) -> None:
     rig.cap()
     rig.ledger.is_away = True
     away = await rig.ask()
@@ -296,9 +286,7 @@ async def test_no_more_wait_than_may_and_who_leaves_lets_the_next_one_try() -> N
     ("num_waiting", "failure"),
     [(5, LedgerUnavailableError("gone")), (1, ConnectionError("gone")), (0, ConnectionError("no"))],
 )
-async def test_a_ledger_that_fails_ends_the_waiting_of_all_at_once(
-    num_waiting: int, failure: Exception
-) -> None:
+async def test_a_ledger_that_fails_ends_all_waiting(num_waiting: int, failure: Exception) -> None:
     queue, ledger = queue_of()
     if num_waiting:
         await queue.reserve(asked("r1"))

@@ -46,16 +46,12 @@ def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
         ("engine_crashed", False, 1, False),
     ],
 )
-def test_what_is_retried_elsewhere(
-    code: str, is_accepted: bool, num_attempts: int, again: bool
-) -> None:
+def test_what_is_retried(code: str, is_accepted: bool, num_attempts: int, again: bool) -> None:
     decision = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
     assert decision == again
 
 
-async def test_a_neuron_in_its_next_life_gets_the_request_again(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_a_neuron_in_its_next_life_gets_it_again(rig: Rig, neuron: FakeNeuron) -> None:
     exchange, first = await submitted(rig, neuron)
     neuron.script = paris
     await restart(neuron)
@@ -128,9 +124,7 @@ async def broke_its_worker(exchange: Exchange, neuron: FakeNeuron) -> None:
 
 
 @each_case("returns", [True, False])
-async def test_what_its_neuron_died_of_alone_goes_nowhere_else(
-    rig: Rig, neuron: FakeNeuron, returns: bool
-) -> None:
+async def test_what_killed_alone_goes_nowhere(rig: Rig, neuron: FakeNeuron, returns: bool) -> None:
     exchange, submit = await submitted(rig, neuron)
     if returns:
         await restart(neuron, submit.request_id)
@@ -150,9 +144,7 @@ async def test_one_of_several_is_delivered_once_more(rig: Rig, neuron: FakeNeuro
 
 
 @each_case("marks_without_bound", [False, True])
-async def test_what_only_waited_there_continues(
-    rig: Rig, neuron: FakeNeuron, marks_without_bound: bool
-) -> None:
+async def test_what_only_waited(rig: Rig, neuron: FakeNeuron, marks_without_bound: bool) -> None:
     """A neuron that marks without bound is not believed."""
     exchange, submit = await submitted(rig, neuron)
     neuron.script = paris

@@ -93,9 +93,7 @@ async def test_a_stream_survives_its_client_and_is_watched_again(
     assert neuron.cancelled.empty()
 
 
-async def test_cancelling_and_deleting_end_it(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
+async def test_cancel_and_delete(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
     """Who watches is notified."""
     neuron.script = endless
     exchange = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
@@ -117,7 +115,7 @@ async def test_cancelling_and_deleting_end_it(
     await until(lambda: not len(gateway.streams))
 
 
-async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
+async def test_a_run_cancelled_before_it_begins_lets_its_watcher_go(
     gateway: Gateway,
 ) -> None:
     gateway.ensure_started()

@@ -44,9 +44,7 @@ async def test_the_sdk_creates_streams_retrieves_and_deletes(sdk: openai.AsyncOp
     assert (await sdk.responses.retrieve(final.id)).output_text == final.output_text == ANSWER
 
 
-async def test_the_sdk_counts_with_the_turns_before(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_counts_with_the_turns_before(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     first = await sdk.responses.create(**responses_body())
     neuron.script = counts
     asked: dict[str, Any] = {"model": "tiny", "input": "Why?", "instructions": "Be brief."}

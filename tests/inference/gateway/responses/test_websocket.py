@@ -53,9 +53,7 @@ def code(events: list[dict[str, Any]]) -> str:
     return found
 
 
-async def test_a_turn_is_what_a_stream_is_and_turns_wait_for_one_another(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_turns_wait_for_one_another(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         for number in range(3):
             socket.send_json(create(metadata={"number": str(number)}))
@@ -91,9 +89,7 @@ async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeur
     assert (messages[2].content, messages[3].content) == ("Sunny.", "Paris")
 
 
-async def test_another_socket_knows_only_what_is_stored(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_sockets_share_what_is_stored(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         forgotten = (await socket.turn(create()))[-1]["response"]["id"]
         sent = (await socket.turn(create(store=True)))[-1]["response"]
@@ -114,9 +110,7 @@ async def test_another_socket_knows_only_what_is_stored(
     assert failed.json["status"] == "failed"
 
 
-async def test_a_turn_that_fails_forgets_what_it_continued(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_a_failed_turn_forgets_its_chain(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         first = (await socket.turn(create()))[-1]["response"]["id"]
         # A turn of another chain that fails costs this one nothing.
@@ -129,9 +123,7 @@ async def test_a_turn_that_fails_forgets_what_it_continued(
         assert code(stale) == "previous_response_not_found"
 
 
-async def test_a_prompt_is_prepared_without_an_answer(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_a_prompt_is_only_prepared(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         neuron.script = prepared
         turn = await socket.turn(create(generate=False, instructions="Be brief."))
@@ -178,7 +170,7 @@ async def test_what_is_refused(
     EVENT_TYPES.validate_python(events[0])
 
 
-async def test_a_client_that_leaves_and_a_gateway_that_stops(
+async def test_leaving_and_stopping(
     client: AsgiClient, gateway: Gateway, neuron: FakeNeuron
 ) -> None:
     neuron.script = endless

@@ -73,7 +73,7 @@ async def test_more_than_is_taken_on_at_once_is_refused_by_name(
     assert (await client.post(CHAT, parts=[b"x" * 4000])).status == 400, "there is room again"
 
 
-async def test_what_waits_on_a_socket_is_bounded_in_bytes(
+async def test_what_waits_on_a_socket_is_bounded(
     make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     client = make_client(max_body_bytes=10_000)
@@ -90,9 +90,7 @@ async def test_what_waits_on_a_socket_is_bounded_in_bytes(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("bound", ["max_stored_responses", "max_stored_response_bytes"])
-async def test_stored_responses_have_a_quota(
-    make_client: MakeClient, neuron: FakeNeuron, bound: str
-) -> None:
+async def test_stored_responses(make_client: MakeClient, neuron: FakeNeuron, bound: str) -> None:
     client: AsgiClient = make_client(**{bound: 1})
     made = await client.post("/v1/responses", responses_body())
     assert made.status == 200
@@ -143,9 +141,7 @@ MANY = "too_many_connections"
     ],
     ids=["one address", "an IPv6 client's network", "this host", "this host by IPv6", "a proxy"],
 )
-def test_one_address_has_a_bound_and_others_their_own(
-    hosts: list[str], codes: list[str | None]
-) -> None:
+def test_one_address_has_its_own_bound(hosts: list[str], codes: list[str | None]) -> None:
     connections = Connections()
     assert connections.codes(*hosts) == codes
     for _ in hosts[:3]:
@@ -153,7 +149,7 @@ def test_one_address_has_a_bound_and_others_their_own(
     assert connections.codes(hosts[0]) == [None]
 
 
-def test_a_connection_in_the_reserve_is_refused_and_logged_once_a_while(
+def test_a_connection_in_the_reserve_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for limit, *kept_back in ((128, 80, 96), (1024, 832, 896), (20_000, 19_808, 19_872)):
@@ -233,9 +229,7 @@ def _vectors(answer: Any) -> list[bytes]:
     return [base64.b64decode(one["embedding"]) for one in answer["data"]]
 
 
-async def test_embeddings_come_in_bounded_pieces_at_the_pace_of_their_client(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_embeddings_come_in_bounded_pieces(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = embeds
     slow = client.open("POST", "/v1/embeddings", ASK)
     slow.reads.clear()
@@ -282,9 +276,7 @@ def choosing(num_choices: int, *steps: list[Event]) -> Script:
     return saying([ACCEPTED], *steps, [*ends, Finished(request_id="", usage=USAGE)])
 
 
-async def test_many_choices_with_logprobs_come_in_bounded_pieces(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_logprobs_come_in_bounded_pieces(client: AsgiClient, neuron: FakeNeuron) -> None:
     top = [("a", b"a", -2.0)] * 20
     entry = TextLogprob(token="é", token_bytes="é".encode(), logprob=-0.5, top=top)
     steps: list[list[Event]] = [

@@ -146,9 +146,7 @@ HEADS = [
 
 @each_case("piece_bytes", [997, LIMIT * 4])
 @each_case(("head", "status", "code"), HEADS)
-def test_a_head_that_is_refused_is_answered_once(
-    head: bytes, status: int, code: str, piece_bytes: int
-) -> None:
+def test_a_refused_head(head: bytes, status: int, code: str, piece_bytes: int) -> None:
     """However it comes in, and whatever comes after it."""
     following = b"\r\nGET /next HTTP/1.1\r\n\r\n"
     for path in (CHAT, MESSAGES):
@@ -289,9 +287,7 @@ async def test_headers_are_checked_before_a_large_body_alone() -> None:
     ("length", "body"),
     [(b"Content-Length: 5", b"xxxxx"), (b"Transfer-Encoding: chunked", b"5\r\nxxxxx\r\n0\r\n\r\n")],
 )
-async def test_a_body_that_is_refused_is_recorded_with_its_headers(
-    length: bytes, body: bytes
-) -> None:
+async def test_a_refused_body_is_recorded_with_its_headers(length: bytes, body: bytes) -> None:
     """The server refuses a declared length, and a body without one once too much has come."""
     recorded: list[tuple[bytes, int, bytes]] = []
 

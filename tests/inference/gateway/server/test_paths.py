@@ -66,9 +66,7 @@ def test_the_path_in_the_api(path: str, found: str | None) -> None:
         ],
     ],
 )
-def test_a_wrong_path_is_answered_with_what_it_may_have_meant(
-    path: str, near: str | None, words: list[str]
-) -> None:
+def test_a_wrong_path_is_told_the_right_one(path: str, near: str | None, words: list[str]) -> None:
     assert near_path(path) == near
     answer = unknown_url("POST", path)
     assert all(word in answer for word in words), answer
@@ -77,9 +75,7 @@ def test_a_wrong_path_is_answered_with_what_it_may_have_meant(
 TURNS: Any = [{"role": "user", "content": "Hi"}]
 
 
-async def test_the_deployment_is_the_model_and_the_key_has_its_own_header(
-    make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_azures_deployments_and_keys(make_client: MakeClient, neuron: FakeNeuron) -> None:
     client, key = make_client(api_key="shared-secret"), {"api-key": "shared-secret"}
     path = "/openai/deployments/tiny/chat/completions"
     for named in ({}, {"model": "another"}):

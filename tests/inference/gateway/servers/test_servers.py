@@ -132,9 +132,7 @@ async def test_what_is_none_of_the_applications_answers_is_recorded(server: Runn
             assert (answer.status_code, found) == (status, (status, "refused")), path
 
 
-async def test_forms_and_other_upgrades_are_the_applications_and_pages_djangos(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
+async def test_forms_upgrades_and_pages(server: RunningServer, ready: FakeNeuron) -> None:
     """The server would read a form whole and answer in no dialect."""
     await served_by(ready, server)
     async with server.client() as client:
@@ -155,9 +153,7 @@ async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
         await asyncio.sleep(0.005)
 
 
-async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
+async def test_a_reader_that_stalls_is_cut_off(server: RunningServer, ready: FakeNeuron) -> None:
     """What a client does not take is bounded: the request fails once that is full."""
     ready.script = flood
     await served_by(ready, server)

@@ -75,7 +75,7 @@ async def answered(server: RunningServer, beginning: bytes, drop: bytes) -> byte
     return received
 
 
-async def test_clients_that_drip_get_a_408_and_silent_ones_are_closed(
+async def test_clients_that_drip_get_a_408(
     server: RunningServer,
 ) -> None:
     dripping = [(HEAD, b"a: b\r\n"), (UPLOAD % 1_000_000, b"x"), (UPLOAD % 1000, b"x")]
@@ -101,9 +101,7 @@ async def quiet(submit: Submit) -> AsyncIterator[list[Event]]:
             yield events
 
 
-async def test_uploads_that_continue_answers_and_websockets_may_take_their_time(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
+async def test_what_may_take_its_time(server: RunningServer, ready: FakeNeuron) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield json.dumps(ASKED).encode()
         for _ in range(12):
@@ -134,9 +132,7 @@ def poor_server(environment: dict[str, str], tmp_path: Path) -> Iterator[Running
     running.stop()
 
 
-async def test_more_streams_than_descriptors_are_refused_with_an_answer(
-    poor_server: RunningServer, ready: FakeNeuron, tmp_path: Path
-) -> None:
+async def test_many_streams(poor_server: RunningServer, ready: FakeNeuron, tmp_path: Path) -> None:
     ready.script = endless
     body = ASKED | {"stream": True}
     limits = httpx.Limits(max_connections=None)

@@ -131,9 +131,7 @@ LATE_BY = [
 @each_case(
     ("dialect", "fault"), LATE_BY, ids=[f"{dialect} {fault.__name__}" for dialect, fault in LATE_BY]
 )
-async def test_a_fault_after_the_first_token_ends_the_request_once(
-    rig: UpstreamRig, dialect: str, fault: Fault
-) -> None:
+async def test_a_fault_after_a_token(rig: UpstreamRig, dialect: str, fault: Fault) -> None:
     spoken = SPOKEN_BY[dialect]
     spoken.serve(rig)
     rig.upstream.answer = lambda asked, wire: fault(spoken, wire)
@@ -196,9 +194,7 @@ async def test_an_upstream_that_is_silent_is_given_up(rig: UpstreamRig) -> None:
         assert (await rig.chat()).error["code"] == "upstream_failed"
 
 
-async def test_a_sick_upstream_is_left_out_until_it_answers_a_probe(
-    rig: UpstreamRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sick_upstream_is_probed(rig: UpstreamRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 0.02)
     upstream = rig.upstream
 

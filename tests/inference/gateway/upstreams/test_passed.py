@@ -204,7 +204,7 @@ async def test_edits_and_variations_of_an_image(rig: UpstreamRig) -> None:
     assert rig.settled.metered.num_units == 2
 
 
-async def test_a_moderation_costs_a_request_and_end_users_are_named_here_alone(
+async def test_a_moderation_costs_a_request(
     rig: UpstreamRig,
 ) -> None:
     rig.directory.restrict(KEY, names_end_user=True)
@@ -220,9 +220,7 @@ async def test_a_moderation_costs_a_request_and_end_users_are_named_here_alone(
 
 
 @each_case("has_begun", [True, False])
-async def test_who_leaves_cuts_the_upstream_off_and_pays_for_what_began(
-    rig: UpstreamRig, has_begun: bool
-) -> None:
+async def test_who_leaves_pays_for_what_began(rig: UpstreamRig, has_begun: bool) -> None:
     asked_for, hung_up = threading.Event(), threading.Event()
 
     def speak(asked: Asked, wire: Wire) -> None:

@@ -114,9 +114,7 @@ async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None
     assert [one.outcome for one in rig.ledger.settled] == ["upstream_failed"] * 3
 
 
-async def test_what_comes_back_caps_and_a_large_body_are_refused(
-    rig: UpstreamRig, make_client: MakeClient
-) -> None:
+async def test_caps_loops_and_large_bodies(rig: UpstreamRig, make_client: MakeClient) -> None:
     rig.directory.budgets = (1,)
     rig.ledger.cap_micro_usd = 25
     rig.offer("speech")

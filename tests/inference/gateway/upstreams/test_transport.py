@@ -95,7 +95,7 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def test_a_connection_is_used_again_unless_it_was_closed_left_or_grew_old(
+async def test_connections_are_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     num_connections = 0
@@ -151,7 +151,7 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-async def test_a_private_authority_is_trusted_where_it_is_named_and_a_proxy_sees_no_tls(
+async def test_a_private_authority_and_a_proxy(
     tmp_path: Path,
 ) -> None:
     authority = Authority("private")
@@ -185,7 +185,7 @@ async def test_a_private_authority_is_trusted_where_it_is_named_and_a_proxy_sees
                 await ask(transport, "http://nowhere.test/")
 
 
-async def test_a_hosts_addresses_are_tried_in_turn_and_asked_for_again(
+async def test_a_hosts_addresses_are_tried_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     addresses = ["127.0.0.2", "127.0.0.1"]
@@ -349,7 +349,7 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         assert not transport._open
 
 
-async def test_the_end_of_an_answer_that_is_left_is_waited_for_a_moment(
+async def test_the_end_of_a_left_answer_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connections: list[bool] = []

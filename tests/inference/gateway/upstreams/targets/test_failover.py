@@ -44,9 +44,7 @@ KINDS: list[tuple[Ask, dict[str, Any]]] = [(chats, BOX), (speaks, SPEAKS)]
 """A request that is forwarded, and one that passes through. Both are offered to ``box`` first."""
 
 
-async def test_the_record_has_the_targets_that_were_tried(
-    rig: TargetsRig, make_gateway: MakeGateway
-) -> None:
+async def test_the_record_has_the_targets_tried(rig: TargetsRig, make_gateway: MakeGateway) -> None:
     rig.box.answer = refuses(429)
     records = Records()
     gateway = make_gateway(records=records)
@@ -105,9 +103,7 @@ def cuts_late(asked: Asked, wire: Wire) -> None:
 
 
 @each_case(("ask", "kind"), KINDS)
-async def test_after_its_first_token_or_byte_an_answer_is_cut_and_charged(
-    rig: TargetsRig, ask: Ask, kind: dict[str, Any]
-) -> None:
+async def test_an_answer_that_began_is_cut(rig: TargetsRig, ask: Ask, kind: dict[str, Any]) -> None:
     rig.forget()
     rig.box.answer = cuts_late
     rig.offer("box/m", "cloud/m", **kind)
@@ -139,9 +135,7 @@ async def test_a_callers_mistake_and_an_answer_that_began_are_not_tried_elsewher
     assert not rig.cloud.asked
 
 
-async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(
-    rig: TargetsRig, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_each_is_tried_once(rig: TargetsRig, caplog: pytest.LogCaptureFixture) -> None:
     """The log names the targets that were left."""
     rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
     tried = "own:no_neuron,box/m:upstream_failed"
@@ -162,7 +156,7 @@ async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(
         assert line.endswith(log)
 
 
-async def test_no_target_is_tried_once_the_time_is_over(
+async def test_the_time_is_over(
     rig: TargetsRig, make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     neuron.status = None
@@ -193,9 +187,7 @@ async def test_a_client_that_leaves_before_the_next_target_ends_it(rig: TargetsR
     assert (rig.settled.outcome, rig.settled.completion_tokens) == ("cancelled", 0)
 
 
-async def test_a_lost_neuron_that_had_not_accepted_fails_over_and_is_cancelled(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_a_lost_neuron_fails_over(rig: TargetsRig, neuron: FakeNeuron) -> None:
     neuron.script = silent
     rig.offer("own", "box/m when waiting_longer_than 1")
     exchange = rig.open_chat()

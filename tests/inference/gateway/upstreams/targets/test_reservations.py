@@ -18,9 +18,7 @@ from tests.inference.gateway.upstreams.targets.conftest import (
 )
 
 
-async def test_caps_reserve_for_the_most_expensive_target_and_move_with_the_request(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_caps_hold_for_all_targets(rig: TargetsRig, neuron: FakeNeuron) -> None:
     rig.directory.budgets = (1,)
     long = {"messages": [{"role": "user", "content": "x" * 4_000}], "max_tokens": 50}
     rig.ledger.cap_tokens = 3_500
@@ -66,9 +64,7 @@ def most(reserved: Reserve) -> int:
     return reserved.prices.most_micro_usd(prompt_tokens=100, completion_tokens=10)
 
 
-async def test_each_target_has_its_price_and_the_most_expensive_one_is_reserved(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_each_target_has_its_price(rig: TargetsRig, neuron: FakeNeuron) -> None:
     rig.directory.budgets = (1,)
     rig.offer("own", CHEAP, CLOUD, **PRICED)
     assert text_of(await rig.chat()) == OWN
@@ -103,9 +99,7 @@ async def test_each_target_has_its_price_and_the_most_expensive_one_is_reserved(
     assert not rig.ledger.held
 
 
-async def test_a_reservation_is_not_narrowed_while_another_target_may_serve(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_nothing_is_narrowed_too_early(rig: TargetsRig, neuron: FakeNeuron) -> None:
     """An engine that has counted the prompt may still give it back."""
     rig.directory.budgets = (1,)
     neuron.script = breaking("queue_timeout", accepts=True)

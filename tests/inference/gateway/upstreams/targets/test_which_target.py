@@ -31,9 +31,7 @@ from tests.inference.gateway.upstreams.targets.conftest import (
 from tests.servers.fake_upstream import Asked, Wire
 
 
-async def test_own_replicas_come_first_and_the_response_names_who_served(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_the_response_names_who_served(rig: TargetsRig, neuron: FakeNeuron) -> None:
     rig.offer("own", "box/m")
     assert text_of(await rig.chat()) == OWN
     assert await rig.served_by() == await rig.served_by(stream=True) == "beast"
@@ -46,9 +44,7 @@ async def test_own_replicas_come_first_and_the_response_names_who_served(
         assert answer.headers["x-helexa-served-by"] == "upstream:box"
 
 
-async def test_own_replicas_that_are_ready_are_taken_and_none_is_loaded_for_it(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_own_replicas_when_ready(rig: TargetsRig, neuron: FakeNeuron) -> None:
     rig.offer("own when ready", "box/m")
     assert text_of(await rig.chat()) == OWN
     neuron.status = None
@@ -63,9 +59,7 @@ async def test_own_replicas_that_are_ready_are_taken_and_none_is_loaded_for_it(
     assert (refused.status, refused.error["code"]) == (503, "no_target_ready")
 
 
-async def test_only_text_of_a_whole_model_goes_to_upstreams(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_only_text_of_whole_models_leaves(rig: TargetsRig, neuron: FakeNeuron) -> None:
     adapter = CatalogueEntry(name="tuned", source="path:/a", base="tiny")
     rig.catalogue.listed = [rig.offer("box/m", "own"), adapter]
     assert text_of(await rig.chat(model="tuned")) == OWN, "an adapter is beside its base alone"
@@ -84,9 +78,7 @@ async def came_through(rig: TargetsRig) -> Asked:
     return rig.box.asked[0]
 
 
-async def test_images_and_fields_go_to_a_target_that_takes_them(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_images_and_fields_need_a_word_there(rig: TargetsRig, neuron: FakeNeuron) -> None:
     rig.offer("own", "box/m")
     image = {"type": "image_url", "image_url": {"url": RED_PIXELS}}
     parts = [{"type": "text", "text": "look"}, image]
@@ -105,9 +97,7 @@ async def test_images_and_fields_go_to_a_target_that_takes_them(
     assert not rig.box.asked
 
 
-async def test_defaults_hold_where_there_is_a_word_for_them(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_defaults_hold_where_they_have_words(rig: TargetsRig, neuron: FakeNeuron) -> None:
     defaults = {"repetition_window": 256, "min_p": 0.1, "temperature": 0.5}
     rig.offer("own", "box/m", **defaults)
     assert text_of(await rig.chat()) == OWN
@@ -120,9 +110,7 @@ async def test_defaults_hold_where_there_is_a_word_for_them(
     assert (sent["temperature"], sent["min_p"], "repetition_window" in sent) == (0.5, 0.1, False)
 
 
-async def test_requests_that_must_stay_reach_no_target_outside(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_requests_that_must_stay(rig: TargetsRig, neuron: FakeNeuron) -> None:
     neuron.script = breaking("queue_full")
     rig.offer("cloud/m", "own", may_leave_network=False)
     assert (await rig.chat()).error["code"] == "queue_full"
@@ -161,9 +149,7 @@ async def test_a_long_queue_spills_over(rig: TargetsRig, neuron: FakeNeuron) -> 
     assert await rig.served_by() == "upstream:box"
 
 
-async def test_a_request_that_waits_for_a_load_goes_elsewhere_and_the_load_continues(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_who_waits_for_a_load_goes_elsewhere(rig: TargetsRig, neuron: FakeNeuron) -> None:
     neuron.status = None
     await neuron.beat()
     rig.offer("own", "box/m when waiting_longer_than 1", vram_mb=1)
@@ -177,9 +163,7 @@ async def test_a_request_that_waits_for_a_load_goes_elsewhere_and_the_load_conti
     assert text_of(waiting) == OWN, "it waits for the load again"
 
 
-async def test_an_engine_gives_a_request_back_when_another_target_is_due(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
+async def test_an_engine_gives_a_request_back(rig: TargetsRig, neuron: FakeNeuron) -> None:
     async def submitted(**fields: Any) -> float | None:
         assert text_of(await rig.chat(**fields)) == OWN
         return neuron.submitted.get_nowait().max_queue_wait_s
