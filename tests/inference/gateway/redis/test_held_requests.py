@@ -44,11 +44,6 @@ class Surroundings:
 
 
 @pytest.fixture
-def around() -> Surroundings:
-    return Surroundings()
-
-
-@pytest.fixture
 def beast(redis_client: redis.asyncio.Redis) -> FakeNeuron:
     made = FakeNeuron(redis_client)
     made.epoch = "e"
@@ -59,6 +54,11 @@ def watch_of(
     client: redis.asyncio.Redis, streams: RequestStreams, around: Any
 ) -> HeldRequestsWatch:
     return HeldRequestsWatch(client, GATEWAY, streams, around, around, lambda: ["beast"])
+
+
+@pytest.fixture
+def around() -> Surroundings:
+    return Surroundings()
 
 
 @pytest.fixture
@@ -109,20 +109,6 @@ async def test_a_request_that_its_neuron_does_not_know_is_failed(
     await redis_client.delete(keys.held_key("beast"))
 
 
-async def test_a_list_counts_once_and_one_that_has_the_request_begins_anew(
-    watch: HeldRequestsWatch, beast: FakeNeuron, streams: RequestStreams
-) -> None:
-    stream = open_stream(streams, "r", "beast")
-    stream.is_submitted = True
-    await watch.look(["beast"])  # there is none yet
-    for held in ([], ["r"], []):
-        for _ in range(MISSES_UNTIL_LOST - 1):
-            await beast.hold({GATEWAY: held})
-            for _ in range(3):
-                await watch.look(["beast"])
-    assert not stream.ended
-
-
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     watch: HeldRequestsWatch,
     around: Surroundings,
@@ -130,7 +116,7 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     streams: RequestStreams,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    open_stream(streams, "open", "beast")
+    stream = open_stream(streams, "open", "beast")
     for number in range(1, 5):
         await beast.hold({GATEWAY: ["open", "forgotten"]})
         await watch.look(["beast"])
@@ -139,6 +125,13 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     await beast.hold({GATEWAY: ["open"]})
     await watch.look(["beast"])
     assert len(around.cancelled) == repeated
+    stream.is_submitted = True
+    for held in ([], ["open"], []):
+        for _ in range(MISSES_UNTIL_LOST - 1):
+            await beast.hold({GATEWAY: held})
+            for _ in range(3):
+                await watch.look(["beast"])
+    assert not stream.ended, "a list counts once, and one that has the request begins anew"
     for number in range(5):
         await beast.client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
         await watch.look(["beast"])

@@ -66,6 +66,7 @@ async def test_commands_under_way_together_get_their_own_replies(link: RedisLink
 
 
 async def test_scripts(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
+    """Each is reported once."""
     script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
     for _ in range(2):
         assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
@@ -116,25 +117,26 @@ async def answering(reply: bytes | None) -> AsyncIterator[tuple[str, list[int]]]
         await asyncio.wait(serving)
 
 
-@each_case(
-    ("reply", "timeout_s", "error", "words"),
-    [
-        (b"", 0.2, redis.TimeoutError, None),
-        (b"HTTP/1.1 400 Bad Request\r\n", GENEROUS_S, redis.ConnectionError, "no Redis"),
-    ],
-)
-async def test_silence_and_what_is_no_redis_are_errors_of_redis_py(
-    reply: bytes, timeout_s: float, error: type[Exception], words: str | None
+async def test_errors_are_those_of_redis_py(
+    redis_url: str, redis_client: redis.asyncio.Redis
 ) -> None:
-    async with answering(reply) as (url, _):
+    async def ping(url: str, error: type[Exception], words: str | None, timeout_s: float) -> None:
         link = RedisLink(url, timeout_s=timeout_s)
         with pytest.raises(error, match=words):
             await link.command("PING")
         await link.aclose()
-    away = RedisLink("redis://127.0.0.1:1/0", timeout_s=GENEROUS_S)
-    with pytest.raises(redis.ConnectionError):
-        await away.command("PING")
-    await away.aclose()
+
+    async with answering(b"") as (url, _):
+        await ping(url, redis.TimeoutError, None, 0.2)
+    async with answering(b"HTTP/1.1 400 Bad Request\r\n") as (url, _):
+        await ping(url, redis.ConnectionError, "no Redis", GENEROUS_S)
+    await ping("redis://127.0.0.1:1/0", redis.ConnectionError, None, GENEROUS_S)
+    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
+    await redis_client.set("large", b"x" * 4_000_000)
+    with pytest.raises(ReplyTooLargeError):
+        await link.command("GET", "large")
+    assert await link.command("GET", "none") is None, "by another connection"
+    await link.aclose()
 
 
 async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
@@ -147,15 +149,6 @@ async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
             assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
             assert len(came) == attempt
         await link.aclose()
-
-
-async def test_a_reply_over_the_bound(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
-    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
-    await redis_client.set("large", b"x" * 4_000_000)
-    with pytest.raises(ReplyTooLargeError):
-        await link.command("GET", "large")
-    assert await link.command("GET", "none") is None
-    await link.aclose()
 
 
 LIMIT_S = 30.0
@@ -235,17 +228,13 @@ def test_any_split_gives_the_same(values: list[Any], data: st.DataObject) -> Non
     assert read == values
 
 
-def test_statuses_errors_and_nothing() -> None:
+def test_statuses_errors_nothing_and_an_unfinished_reply() -> None:
     buffer = ReplyBuffer()
     ok, error, nothing = buffer.feed(b"+OK\r\n-ERR no such thing\r\n*-1\r\n")
     assert ok == b"OK" and nothing is None
     assert isinstance(error, redis.ResponseError) and str(error) == "ERR no such thing"
     with pytest.raises(redis.InvalidResponse):
         list(ReplyBuffer().feed(b"HTTP/1.1 400 Bad Request\r\n"))
-
-
-def test_the_bytes_of_an_unfinished_reply_are_counted() -> None:
-    buffer = ReplyBuffer()
     assert list(buffer.feed(b"*2\r\n$3\r\none\r\n$400\r\nx")) == []
     assert buffer.num_bytes == 20
     rest = b"x" * 399 + b"\r\n:1\r\n:2"
