@@ -82,30 +82,23 @@ async def test_a_transcription_is_sent_on_and_charged_by_the_second(rig: Upstrea
     assert settled.endpoint == TRANSCRIPTIONS
 
 
-@each_case(
-    ("audio", "answer", "reserved", "charged", "is_estimated"),
-    [
-        (wav(1.8), found(), 2, 2, False),
-        (wav(1.8), found(**lasting(2)), 2, 2, False),
-        (wav(1.8), found(**lasting(9_999)), 2, 2, True),
-        (MP3, whole(b"hi", "text/plain"), 80, 5, True),
-        (MP3, found(duration=60.2), 80, 61, False),
-    ],
-    ids=["a WAV's length", "reported", "a lie", "compressed", "compressed and reported"],
-)
+SECONDS: dict[str, tuple[bytes, Answer, int, int, bool]] = {
+    "a WAV's length": (wav(1.8), found(), 2, 2, False),
+    "reported": (wav(1.8), found(**lasting(2)), 2, 2, False),
+    "a lie": (wav(1.8), found(**lasting(9_999)), 2, 2, True),
+    "compressed": (MP3, whole(b"hi", "text/plain"), 80, 5, True),
+    "compressed and reported": (MP3, found(duration=60.2), 80, 61, False),
+}
+
+
+@each_case("case", SECONDS.values(), ids=SECONDS)
 async def test_seconds_are_the_upstreams_within_what_the_file_may_have(
-    rig: UpstreamRig,
-    caplog: pytest.LogCaptureFixture,
-    audio: bytes,
-    answer: Answer,
-    reserved: int,
-    charged: int,
-    is_estimated: bool,
+    rig: UpstreamRig, caplog: pytest.LogCaptureFixture, case: Any
 ) -> None:
+    audio, rig.upstream.answer, reserved, charged, is_estimated = case
     rig.forget()
     rig.directory.budgets = (1,)
     rig.offer("transcription")
-    rig.upstream.answer = answer
     with caplog.at_level("INFO", logger="helexa.requests"):
         assert (await rig.transcribe(audio)).status == 200
     assert rig.ledger.reserved[-1].metered.num_units == reserved
@@ -132,10 +125,9 @@ async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamR
     await answer.finish()
     assert (answer.body, answer.headers["content-type"]) == (b"firstsecond", "audio/mpeg")
     assert rig.upstream.asked[0].json == {"model": "org/m", "input": "Grüße", "voice": "alloy"}
-    settled = rig.settled
-    assert (settled.metered.unit, settled.metered.num_units) == ("character", 5)
-    assert settled.cost_micro_usd == 1 + 5 * 2
-    assert settled.time_to_first_token_ms is not None
+    metered = rig.settled.metered
+    assert (metered.unit, metered.num_units, rig.settled.cost_micro_usd) == ("character", 5, 11)
+    assert rig.settled.time_to_first_token_ms is not None
 
 
 async def test_events_pass_frame_by_frame(rig: UpstreamRig) -> None:
@@ -168,40 +160,33 @@ async def test_images_are_reserved_as_asked_and_charged_as_given(rig: UpstreamRi
     rig.offer("images")
     given = {"created": 1, "data": [{"b64_json": "A" * 200_000}, {"url": "https://x/y.png"}]}
     rig.answer(200, given)
-    answer = await rig.client.post(GENERATIONS, {"model": "far", "prompt": 'a "url": "x"', "n": 3})
-    assert answer.json == given
-    assert rig.upstream.asked[0].json == {"model": "org/m", "prompt": 'a "url": "x"', "n": 3}
+    body = {"model": "far", "prompt": 'a "url": "x"', "n": 3}
+    assert (await rig.client.post(GENERATIONS, body)).json == given
+    assert rig.upstream.asked[0].json == body | {"model": "org/m"}
     assert [one.metered.num_units for one in rig.ledger.reserved] == [3]
     settled = rig.settled
     assert (settled.metered.unit, settled.metered.num_units) == ("image", 2)
     assert settled.cost_micro_usd == 1 + 2 * 2
-    assert not rig.ledger.held
-
-
-async def test_edits_and_variations_of_an_image(rig: UpstreamRig) -> None:
-    rig.offer("images")
-    rig.upstream.answer = streaming(
-        {"type": "image_edit.partial_image", "b64_json": "A"},
-        {"type": "image_edit.completed", "b64_json": "A"},
-    )
+    rig.forget()
+    edited = {"type": "image_edit.completed", "b64_json": "A"}
+    rig.upstream.answer = streaming(edited | {"type": "image_edit.partial_image"}, edited)
     images = [part("image[]", JPEG, filename=name, type_="image/jpeg") for name in ("a", "b")]
     others = {"prompt": b"a hat", "n": b"2", "model": b"far", "stream": b"true"}
-    body = form(*images, *(part(name, value) for name, value in others.items()))
-    answer = await rig.client.post(EDITS, parts=[body[:100], body[100:]], headers=FORM)
+    sent = form(*images, *(part(name, value) for name, value in others.items()))
+    answer = await rig.client.post(EDITS, parts=[sent[:100], sent[100:]], headers=FORM)
     assert len(answer.chunks) == 2
     (asked,) = rig.upstream.asked
-    sent = fields_of(asked.headers["content-type"], asked.body)
-    changed = others | {"model": b"org/m"}
-    assert [(name, value) for name, _, value in sent] == [("image[]", JPEG)] * 2 + [
-        *changed.items()
-    ]
+    fields = fields_of(asked.headers["content-type"], asked.body)
+    expected = [("image[]", JPEG)] * 2 + [*(others | {"model": b"org/m"}).items()]
+    assert [(name, value) for name, _, value in fields] == expected
     assert rig.settled.metered.num_units == 1
     rig.forget()
-    rig.answer(200, {"data": [{"b64_json": "A"}, {"b64_json": "B"}]})
-    body = form(images[0], part("n", b"2"), part("model", b"far"))
-    assert (await rig.client.post(VARIATIONS, parts=[body], headers=FORM)).status == 200
+    rig.answer(200, given)
+    sent = form(images[0], part("n", b"2"), part("model", b"far"))
+    assert (await rig.client.post(VARIATIONS, parts=[sent], headers=FORM)).status == 200
     assert rig.upstream.asked[0].path.endswith("/images/variations")
     assert rig.settled.metered.num_units == 2
+    assert not rig.ledger.held
 
 
 async def test_a_moderation_costs_a_request(

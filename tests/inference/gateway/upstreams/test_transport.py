@@ -14,14 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from inference.gateway.upstreams import connection as connection_module
 from inference.gateway.upstreams import transport as transport_module
 from inference.gateway.upstreams.connection import (
     MAX_UNREAD_BYTES,
     UpstreamConnection,
 )
 from inference.gateway.upstreams.transport import UpstreamTransport
-from tests.cases import each_case
 from tests.inference.gateway.bodies import until
 from tests.live.fleets.certificates import Authority
 
@@ -95,9 +93,8 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def test_connections_are_used_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless one was closed, left or grew old."""
     num_connections = 0
     left = asyncio.Event()
 
@@ -151,9 +148,8 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-async def test_a_private_authority_and_a_proxy(
-    tmp_path: Path,
-) -> None:
+async def test_a_private_authority_and_a_proxy(tmp_path: Path) -> None:
+    """The one is trusted where it is named, the other sees no TLS."""
     authority = Authority("private")
     chain, key = authority.vouch("127.0.0.1", tmp_path / "server")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -185,9 +181,8 @@ async def test_a_private_authority_and_a_proxy(
                 await ask(transport, "http://nowhere.test/")
 
 
-async def test_a_hosts_addresses_are_tried_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_hosts_addresses_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asked for again."""
     addresses = ["127.0.0.2", "127.0.0.1"]
     asked: list[str] = []
 
@@ -209,38 +204,7 @@ async def test_a_hosts_addresses_are_tried_in_turn(
     assert asked == ["gpu-box.test"] * 5
 
 
-@each_case(
-    ("gather_s", "parts", "given"),
-    [(PATIENCE_S, [b"b", b"c", b"d", b""], b"bcd"), (0.2, [b"b"], b"b")],
-    ids=["together and the end at once", "no longer than allowed"],
-)
-async def test_tokens_that_come_fast_are_gathered(
-    monkeypatch: pytest.MonkeyPatch, gather_s: float, parts: list[bytes], given: bytes
-) -> None:
-    monkeypatch.setattr(connection_module, "GATHER_S", gather_s)
-    goes_on = asyncio.Event()
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(CHUNKED + b"1\r\na\r\n")
-        await goes_on.wait()
-        for part in parts:
-            writer.write(b"%d\r\n%s\r\n" % (len(part), part))
-            await asyncio.sleep(0.01)
-        await reader.read()
-
-    async with connecting(handler) as (transport, url):
-        response = await ask(transport, url)
-        received = response.parts()
-        assert await anext(received) == b"a"
-        response.gathers = True
-        goes_on.set()
-        async with asyncio.timeout(PATIENCE_S / 2):
-            assert await anext(received) == given
-        transport.free(response)
-
-
-async def test_a_large_body_is_sent_whole_or_refused_before_it_is() -> None:
+async def test_a_large_body_is_sent_whole_or_refused_and_its_answer_may_stay_unread() -> None:
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
@@ -250,6 +214,18 @@ async def test_a_large_body_is_sent_whole_or_refused_before_it_is() -> None:
         async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S / 2):
             response = await ask(transport, url, b"x" * 64 * 1024 * 1024)
             assert (response.status, await read(transport, response)) == found
+    body = b"x" * 2 * MAX_UNREAD_BYTES
+
+    async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(b"HTTP/1.1 500 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    async with connecting(large) as (transport, url), asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            response = await ask(transport, url)
+            await asyncio.sleep(0.05)  # all of it may have come
+            transport.free(response)
+        assert await read(transport, await ask(transport, url)) == body
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
@@ -274,22 +250,6 @@ async def test_no_more_is_read_than_is_taken() -> None:
         (connection,) = transport._open
         assert connection._answer.num_unread_bytes <= MAX_UNREAD_BYTES + 256 * 1024
         transport.free(response)
-
-
-async def test_an_answer_that_nobody_read_does_not_stop_the_next_one() -> None:
-    body = b"x" * 2 * MAX_UNREAD_BYTES
-    large = b"HTTP/1.1 500 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await head_of(reader):
-            writer.write(large)
-
-    async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S):
-        for _ in range(3):
-            response = await ask(transport, url)
-            await asyncio.sleep(0.05)  # all of it may have come
-            transport.free(response)
-        assert await read(transport, await ask(transport, url)) == body
 
 
 async def test_what_comes_before_a_break_is_given_and_what_comes_behind_an_answer_is_not() -> None:
@@ -349,9 +309,8 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         assert not transport._open
 
 
-async def test_the_end_of_a_left_answer_is_awaited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_end_of_a_left_answer_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment."""
     connections: list[bool] = []
     ends = True
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.bodies import until
@@ -25,7 +24,6 @@ from tests.inference.gateway.upstreams.targets.conftest import (
     PARTS,
     SPEAKS,
     TargetsRig,
-    answers,
     refuses,
 )
 from tests.servers.fake_upstream import Answer, Asked, Wire, chunk
@@ -197,19 +195,3 @@ async def test_a_lost_neuron_fails_over(rig: TargetsRig, neuron: FakeNeuron) -> 
     assert text_of(exchange) == FAR
     assert await neuron.cancelled.get()
     assert rig.settled.neuron == "upstream:box"
-
-
-@each_case(("ask", "kind"), KINDS)
-async def test_a_sick_upstream_is_left_out_and_tried_again(
-    rig: TargetsRig, monkeypatch: pytest.MonkeyPatch, ask: Ask, kind: dict[str, Any]
-) -> None:
-    monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 0.02)
-    rig.forget()
-    rig.box.answer = refuses(503)
-    rig.offer("box/m when ready", "cloud/m", **kind)
-    for _ in range(MAX_FAILURES + 3):
-        assert (await ask(rig)).headers["x-helexa-served-by"] == "upstream:cloud"
-    assert sum(asked.method == "POST" for asked in rig.box.asked) == MAX_FAILURES
-    rig.box.answer = answers
-    await until(lambda: not rig.gateway.upstreams.left_out())
-    assert (await ask(rig)).headers["x-helexa-served-by"] == "upstream:box"

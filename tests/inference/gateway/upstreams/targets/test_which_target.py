@@ -32,16 +32,31 @@ from tests.servers.fake_upstream import Asked, Wire
 
 
 async def test_the_response_names_who_served(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    rig.offer("own", "box/m")
+    """Own replicas come first; a long queue spills over. Defaults hold where they have words."""
+    defaults = {"repetition_window": 256, "min_p": 0.1, "temperature": 0.5}
+    rig.offer("own", "box/m", **defaults)
     assert text_of(await rig.chat()) == OWN
+    submitted = neuron.submitted.get_nowait().request
+    assert isinstance(submitted, GenerationRequest)
+    assert {name: getattr(submitted.sampling, name) for name in defaults} == defaults
     assert await rig.served_by() == await rig.served_by(stream=True) == "beast"
-    rig.offer("box/m", "own")
+    rig.offer("box/m", "own", **defaults)
     answer = await rig.chat()
     assert (text_of(answer), answer.headers["x-helexa-served-by"]) == (FAR, "upstream:box")
-    assert [asked.json["model"] for asked in rig.box.asked] == ["m"]
+    (asked,) = rig.box.asked
+    sent = asked.json
+    assert (sent["model"], sent["temperature"], sent["min_p"]) == ("m", 0.5, 0.1)
+    assert "repetition_window" not in sent
     for path, body in (("/v1/messages", {**CHAT, "max_tokens": 5}), ("/api/chat", CHAT)):
         answer = await rig.client.post(path, body)
         assert answer.headers["x-helexa-served-by"] == "upstream:box"
+    for targets, server in (
+        (["box/m when queue_longer_than 2"], "beast"),  # two wait
+        (["box/m when queue_longer_than 1"], "upstream:box"),
+        (["box/m when queue_longer_than 1", "cloud/m when queue_longer_than 0"], "upstream:box"),
+    ):
+        rig.offer("own", *targets)
+        assert await rig.served_by() == server, targets
 
 
 async def test_own_replicas_when_ready(rig: TargetsRig, neuron: FakeNeuron) -> None:
@@ -97,19 +112,6 @@ async def test_images_and_fields_need_a_word_there(rig: TargetsRig, neuron: Fake
     assert not rig.box.asked
 
 
-async def test_defaults_hold_where_they_have_words(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    defaults = {"repetition_window": 256, "min_p": 0.1, "temperature": 0.5}
-    rig.offer("own", "box/m", **defaults)
-    assert text_of(await rig.chat()) == OWN
-    submitted = neuron.submitted.get_nowait().request
-    assert isinstance(submitted, GenerationRequest)
-    assert {name: getattr(submitted.sampling, name) for name in defaults} == defaults
-    neuron.script = breaking("queue_full")
-    assert text_of(await rig.chat()) == FAR
-    sent = rig.box.asked[-1].json
-    assert (sent["temperature"], sent["min_p"], "repetition_window" in sent) == (0.5, 0.1, False)
-
-
 async def test_requests_that_must_stay(rig: TargetsRig, neuron: FakeNeuron) -> None:
     neuron.script = breaking("queue_full")
     rig.offer("cloud/m", "own", may_leave_network=False)
@@ -138,15 +140,6 @@ async def test_requests_that_must_stay(rig: TargetsRig, neuron: FakeNeuron) -> N
 
 
 COUNT = "/v1/messages/count_tokens"
-
-
-async def test_a_long_queue_spills_over(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    rig.offer("own", "box/m when queue_longer_than 2")
-    assert text_of(await rig.chat()) == OWN, "two wait"
-    rig.offer("own", "box/m when queue_longer_than 1")
-    assert text_of(await rig.chat()) == FAR
-    rig.offer("own", "box/m when queue_longer_than 1", "cloud/m when queue_longer_than 0")
-    assert await rig.served_by() == "upstream:box"
 
 
 async def test_who_waits_for_a_load_goes_elsewhere(rig: TargetsRig, neuron: FakeNeuron) -> None:
