@@ -6,6 +6,9 @@ import asyncio
 import json
 from typing import Any, Self
 
+TIMEOUT_S = 60.0
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+
 
 class Exchange:
     """One request to the application, running until it is left or the application returns."""
@@ -118,10 +121,6 @@ class AsgiClient:
 
     async def post(self, path: str, body: Any = None, **options: Any) -> Exchange:
         return await self.open("POST", path, body, **options).finish()
-
-
-TIMEOUT_S = 60.0
-LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 class AsgiSocket:

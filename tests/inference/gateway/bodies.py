@@ -36,6 +36,15 @@ from tests.inference.gateway.fake_neuron import (
 )
 
 QUESTION = "What is the capital of France?"
+PATIENCE_S = 60
+RESPONSES = "/v1/responses"
+counts = saying([TokensCounted(request_id="", prompt_tokens=42)])
+tokenizes = saying(
+    [Tokenized(request_id="", token_ids=[5, 6], context_tokens=100, text="Hi!", texts=["Hi", "!"])]
+)
+breaks = then(
+    saying([ACCEPTED], *deltas("The")), breaking("engine_crashed", message="The engine crashed.")
+)
 
 
 def chat_body(*image_urls: str, **more: Any) -> dict[str, Any]:
@@ -53,9 +62,6 @@ def responses_body(**more: Any) -> dict[str, Any]:
 
 def embeddings_body(**more: Any) -> dict[str, Any]:
     return {"model": "tiny", "input": ["one", "two"], **more}
-
-
-PATIENCE_S = 60
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -87,7 +93,6 @@ def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> Reques
     return stream
 
 
-RESPONSES = "/v1/responses"
 TOOLS: Any = [
     {
         "type": "function",
@@ -98,10 +103,6 @@ TOOLS: Any = [
 ]
 
 
-counts = saying([TokensCounted(request_id="", prompt_tokens=42)])
-tokenizes = saying(
-    [Tokenized(request_id="", token_ids=[5, 6], context_tokens=100, text="Hi!", texts=["Hi", "!"])]
-)
 calls_a_tool = saying(
     [Accepted(request_id="", prompt_tokens=20)],
     [ReasoningDelta(request_id="", text="It is", opens="<think>")],
@@ -115,9 +116,6 @@ calls_a_tool = saying(
         cached_tokens=16,
         reasoning_tokens=3,
     ),
-)
-breaks = then(
-    saying([ACCEPTED], *deltas("The")), breaking("engine_crashed", message="The engine crashed.")
 )
 
 

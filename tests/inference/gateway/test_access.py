@@ -42,6 +42,16 @@ ROLES = {
 }
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "tiny", "messages": MESSAGES}
+INFERENCE = (200, 200, 200, 403, 401)
+OWNED = (200, 200, 404, 403, 401)
+ANYBODY = (200, 200, 200, 200, 200)
+OPERATORS = (501, 501, 501, 403, 401)
+NOTHING = (404, 404, 404, 404, 404)
+Expected = tuple[int, int, int, int, int]
+HI = {"model": "tiny", "input": "Hi"}
+PROMPT = {"model": "tiny", "prompt": "Hi"}
+ANOTHER = {**HI, "previous_response_id": "{id}"}
+RESPONSES = "/v1/responses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +66,12 @@ class Row:
     script: Script = paris
 
 
-INFERENCE = (200, 200, 200, 403, 401)
-OWNED = (200, 200, 404, 403, 401)
-ANYBODY = (200, 200, 200, 200, 200)
-OPERATORS = (501, 501, 501, 403, 401)
-NOTHING = (404, 404, 404, 404, 404)
 NOBODYS = (404, 404, 404, 403, 401)
 """The statuses for an id that nothing has."""
 CONTINUED = (200, 200, 400, 403, 401)
 """The statuses of a request that continues the owner's response."""
 TASKS = (400, 400, 400, 403, 401)
 """The statuses where a model of text is asked for something else: once it is known who asks."""
-Expected = tuple[int, int, int, int, int]
 
 
 def get(path: str, expected: Expected = INFERENCE, script: Script = paris) -> Row:
@@ -80,10 +84,6 @@ def post(
     return Row(method="POST", path=path, body=body, expected=expected, script=script)
 
 
-HI = {"model": "tiny", "input": "Hi"}
-PROMPT = {"model": "tiny", "prompt": "Hi"}
-ANOTHER = {**HI, "previous_response_id": "{id}"}
-RESPONSES = "/v1/responses"
 NOWHERE = [get(path, NOTHING) for path in ("/v1/messages/nowhere", "/v1/nowhere")]
 ROWS = [
     post("/v1/chat/completions", CHAT),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -206,31 +206,6 @@ async def test_a_load_that_the_fleet_refuses(
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
     monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
     await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))  # it is waited for
-
-
-@each_case("num_turns", range(6))
-async def test_cancelled_with_the_result(monkeypatch: pytest.MonkeyPatch, num_turns: int) -> None:
-    """``num_turns`` of the event loop between the two; after some the waiter has ended."""
-    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def wait() -> int:
-        return await found
-
-    def stand_in(query: object, **options: object) -> Callable[[], Awaitable[int]]:
-        return wait
-
-    monkeypatch.setattr(database, "DatabaseSyncToAsync", stand_in)
-    waiter = asyncio.create_task(DatabaseThreads("test").query(lambda: 1))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    found.set_result(1)
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
-    if waiter.cancel():
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-    else:
-        assert await waiter == 1
 
 
 class PanicError(BaseException):

@@ -31,6 +31,10 @@ from tests.cases import each_case
 from tests.inference.image_files import png
 
 CAT = png(30, 20)
+INSIDE = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1
+255.255.255.255 ::1 :: fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 64:ff9b::7f00:1 2002:7f00:1::"""
+RESOLVERS = ThreadPoolExecutor(4)
+DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
 
 
 @each_case(
@@ -72,10 +76,6 @@ def test_hosts_that_are_not(url: str) -> None:
         image_address(url, ("images.example.org", "*.cdn.example.org"))
 
 
-INSIDE = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1
-255.255.255.255 ::1 :: fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 64:ff9b::7f00:1 2002:7f00:1::"""
-
-
 @each_case("resolved", INSIDE.split())
 def test_a_name_may_not_lead_inside(resolved: str) -> None:
     anywhere = image_address("https://rebound.example/", ("*",))
@@ -86,14 +86,8 @@ def test_a_name_may_not_lead_inside(resolved: str) -> None:
             check_resolved(anywhere, addresses)
 
 
-RESOLVERS = ThreadPoolExecutor(4)
-
-
 async def fetched(url: str, hosts: tuple[str, ...], *, max_bytes: int) -> bytes:
     return await fetch_image(url, hosts, max_bytes=max_bytes, resolvers=RESOLVERS)
-
-
-DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
 
 
 class _Images(BaseHTTPRequestHandler):

@@ -30,6 +30,8 @@ from tests.inference.image_files import base64_of, data_uri, png
 CHAT = "/v1/chat/completions"
 CAT, DOG = png(30, 20), png(64, 64)
 QWEN = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216)
+CAT_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64_of(CAT)}
+OLLAMA = {"role": "user", "content": "What?", "images": [base64_of(CAT)]}
 
 
 def request_with(*images: str) -> GenerationRequest:
@@ -74,13 +76,11 @@ def turn_of(*content: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": list(content)}
 
 
-CAT_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64_of(CAT)}
 ANTHROPIC = {
     "model": "tiny",
     "max_tokens": 9,
     "messages": [turn_of({"type": "image", "source": CAT_SOURCE})],
 }
-OLLAMA = {"role": "user", "content": "What?", "images": [base64_of(CAT)]}
 OPENAI = turn_of({"type": "input_image", "image_url": data_uri(CAT)})
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: chat_body(data_uri(CAT)),
@@ -151,7 +151,7 @@ def test_what_travels_holds_no_bytes_and_images_together_are_bounded(config: Any
     assert refused.value.param == "messages[0].content[2].image_url.url"
 
 
-def test_what_an_image_may_cost_is_known_from_its_size() -> None:
+def test_what_images_may_cost() -> None:
     bare, _ = without_files(request_with(), ImageRules())
     one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
     seen, unseen = bounds_of(one, QWEN), bounds_of(bare, QWEN)
@@ -162,9 +162,7 @@ def test_what_an_image_may_cost_is_known_from_its_size() -> None:
     assert bounds_of(one, None).prompt_tokens >= seen.prompt_tokens
     assert 64 <= seen.exact_tokens <= 64 + 8
     assert seen.exact_tokens + seen.text_bound == seen.prompt_tokens
-
-
-def test_the_text_between_the_parts_of_an_image_is_bounded_by_its_bytes() -> None:
+    # The text between the parts of an image is bounded by its bytes.
     tiles = VisionInput(
         pad_token_id=1,
         patch_px=16,

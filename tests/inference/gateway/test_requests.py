@@ -24,7 +24,7 @@ from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_large_and_compressed_bodies(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_bodies_methods_and_paths(client: AsgiClient, neuron: FakeNeuron) -> None:
     declared = client.open("POST", CHAT, parts=[b"{", b"}"], headers={"content-length": "100001"})
     sent = client.open("POST", CHAT, parts=[b"x" * 60_000, b"x" * 60_000, b"x"])
     for exchange in (declared, sent):
@@ -36,9 +36,7 @@ async def test_large_and_compressed_bodies(client: AsgiClient, neuron: FakeNeuro
     assert "Content-Encoding" in answer.error["message"]
     as_it_is = await client.post(CHAT, BODY, headers={"content-encoding": "identity"})
     assert as_it_is.status == 200
-
-
-async def test_methods_and_paths_that_are_not_there(client: AsgiClient) -> None:
+    # Methods and paths that are not there.
     for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
         answer = await client.open(method, CHAT).finish()
         assert (answer.status, answer.headers["allow"]) == (405, "POST")
@@ -48,10 +46,7 @@ async def test_methods_and_paths_that_are_not_there(client: AsgiClient) -> None:
         answer = await client.post(f"/v1{path}", {})
         assert (answer.status, answer.error["code"]) == (404, "unknown_url"), path
     assert (await client.get("/admin/")).status == 418, "other paths are Django's"
-
-
-async def test_paths_that_mean_the_same(client: AsgiClient, neuron: FakeNeuron) -> None:
-    """A model's may end in a slash and has one line; a base URL may lack the version."""
+    # A model's may end in a slash and has one line; a base URL may lack the version.
     for path in ("/v1/models/tiny/", "/models/tiny"):
         assert (await client.get(path)).json["id"] == "tiny"
     answer = await client.get("/v1/models/ti\nny")

@@ -14,26 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.catalogue import CatalogueEntry
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.tracing.spans import (
     DECODE,
     ENGINE,
-    OPERATION_OF,
     PREFILL,
     PREPARE,
     QUEUE,
     Stage,
     reported_stages,
 )
-from inference.protocol.events import Cancelled, Event, Finished, StageTimes
+from inference.protocol.events import Event, Finished, StageTimes
 from inference.protocol.generation import Submit
-from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import QUESTION, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, paris
 from tests.inference.gateway.upstreams.forwarding import HELLO
 from tests.servers.collector import Collector, Received
 from tests.servers.fake_upstream import FakeUpstream
@@ -42,6 +39,8 @@ CHAT = "/v1/chat/completions"
 BODY = chat_body(model="gpt-4o")
 CLIENTS_SPAN = "00f067aa0ba902b7"
 numbers = itertools.count(1)
+MS = st.floats(0, 1e12)
+MAYBE_MS = st.none() | MS
 
 
 @pytest.fixture
@@ -178,28 +177,6 @@ async def test_refusals_have_a_span_with_their_code(
     assert (request.error, request.parent_id) == ("invalid_api_key", CLIENTS_SPAN)
 
 
-async def test_a_client_that_leaves_has_the_stages_until_then(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
-) -> None:
-    neuron.script, neuron.ignores_cancels = endless, True
-    trace_id, headers = new_trace()
-    exchange = traced.open("POST", CHAT, {**BODY, "stream": True}, headers=headers)
-    await exchange.until(b"data: ")
-    exchange.leave()
-    await exchange.finish()
-    submit = neuron.submitted.get_nowait()
-    await asyncio.wait_for(neuron.cancelled.get(), 60)
-    until_then = msgspec.structs.replace(
-        times(3.0, 1.0, queue_ms=0.5, prefill_ms=1.5), request_id=submit.request_id
-    )
-    await neuron.send(submit.gateway_id, [until_then, Cancelled(request_id=submit.request_id)])
-    spans = await collector.of_trace(trace_id, 6)
-    assert tree(spans)["engine prefill"] == "neuron beast"
-    for name in ("chat tiny", "neuron beast"):
-        assert named(spans, name).error == "cancelled"
-    assert named(spans, "chat tiny").attributes["helexa.outcome"] == "cancelled"
-
-
 async def test_without_a_collector_or_a_client_that_samples_there_are_no_spans(
     client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
@@ -243,10 +220,6 @@ async def test_a_collector_in_trouble_delays_nobody(
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name.endswith("tracing.spans")]
-
-
-MS = st.floats(0, 1e12)
-MAYBE_MS = st.none() | MS
 
 
 def times(total_ms: float, prepare_ms: float, **others: float | None) -> StageTimes:
@@ -321,25 +294,3 @@ async def test_an_upstream_continues_the_trace(
     }
     (asked,) = box.asked
     assert asked.headers["traceparent"] == f"00-{trace_id}-{attempt.span_id}-01"
-
-
-async def test_a_request_that_is_passed_through_is_named_by_its_operation(
-    traced: AsgiClient,
-    collector: Collector,
-    catalogue: FakeCatalogue,
-    box: FakeUpstream,
-    entry: UpstreamEntry,
-) -> None:
-    box.answer = lambda asked, wire: wire.json(200, {"data": []})
-    far = {"name": "far", "source": "upstream:box/org/m"}
-    catalogue.listed = [CatalogueEntry(**far, task="images", upstream=entry)]
-    trace_id, headers = new_trace()
-    body = {"model": "far", "prompt": "a hat"}
-    assert (await traced.post("/v1/images/generations", body, headers=headers)).status == 200
-    spans = await collector.of_trace(trace_id, 3)
-    names = ["image_generation far", "placement", "image_generation org/m"]
-    assert [span.name for span in spans] == names
-    for span in (spans[0], spans[2]):
-        assert span.attributes["gen_ai.operation.name"] == "image_generation"
-    operations = {OPERATION_OF[one.path] for one in ENDPOINTS}
-    assert len(operations) == len(ENDPOINTS) and "chat" not in operations

@@ -19,16 +19,16 @@ from tests.inference.gateway.bodies import PATIENCE_S
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris, saying
 
+T = TypeVar("T")
+CHAT = "/v1/chat/completions"
+KEYED = {"authorization": f"Bearer {KEY}"}
+NO = Failure(code="invalid_schema", message="No.", param="messages")
+
 
 @pytest_asyncio.fixture
 async def idle_neuron(neuron: FakeNeuron) -> None:
     neuron.queue_depth = 0
     await neuron.beat()
-
-
-T = TypeVar("T")
-CHAT = "/v1/chat/completions"
-KEYED = {"authorization": f"Bearer {KEY}"}
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
@@ -86,9 +86,6 @@ def counts(batch: OpenAIBatch) -> tuple[int, int, int]:
     found = batch.request_counts
     assert found is not None
     return found.total, found.completed, found.failed
-
-
-NO = Failure(code="invalid_schema", message="No.", param="messages")
 
 
 async def picky(submit: Submit) -> AsyncIterator[list[Event]]:

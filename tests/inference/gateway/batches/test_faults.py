@@ -179,7 +179,7 @@ async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]
     return await polled(ask, holds)
 
 
-async def test_a_batch_continues_where_another_gateway_left_it(
+async def test_batches_of_another_gateway(
     make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
     """One request of the batch is answered, and another one half written down."""
@@ -212,12 +212,7 @@ async def test_a_batch_continues_where_another_gateway_left_it(
     strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
     for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
         assert (await client.get(stranger, headers=strangers)).status == 404
-
-
-async def test_a_batch_whose_input_was_deleted_has_failed(
-    make_client: MakeClient, tmp_path: Path, kept: DatabaseThreads
-) -> None:
-    """It returns the answers so far, and is open no longer."""
+    # It returns the answers so far, and is open no longer.
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "123"]
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}

@@ -14,10 +14,9 @@ from inference.batches.files import FileStore
 from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.bodies import FILE_PIECE_BYTES
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.conftest import KEYED, line
+from tests.inference.gateway.batches.conftest import KEYED
 from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient
 
@@ -25,6 +24,10 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("kept", "idle_neuron"),
 ]
+BOUNDARY = "a-boundary"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+PURPOSE = ('name="purpose"', b"batch")
+HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 
 
 async def test_an_account_keeps_so_much_and_no_more(
@@ -40,26 +43,6 @@ async def test_an_account_keeps_so_much_and_no_more(
     for name in ("../secret", "file-../x", "file-" + "g" * 32, "/etc/passwd"):
         with pytest.raises(AssertionError):
             FileStore(tmp_path).path(name)
-
-
-async def test_a_large_file_comes_and_goes_in_pieces(make_client: MakeClient) -> None:
-    content = b"\n".join(line(f"{n:07}").encode() for n in range(20_000))
-    client = make_client(max_body_bytes=2 * len(content))
-    file_words = 'name="file"; filename="requests.jsonl"'
-    body = form(('name="purpose"', b"batch"), (file_words, content))
-    parts = [body[start : start + 65_536] for start in range(0, len(body), 65_536)]
-    headers = KEYED | {"content-type": FORM}
-    file = (await client.post("/v1/files", parts=parts, headers=headers)).json
-    assert file["bytes"] == len(content)
-    answer = await client.get(f"/v1/files/{file['id']}/content", headers=KEYED)
-    assert answer.body == content
-    assert int(answer.headers["content-length"]) == len(content)
-    assert max(answer.piece_sizes) <= FILE_PIECE_BYTES < len(content) / 5
-
-
-BOUNDARY = "a-boundary"
-FORM = f"multipart/form-data; boundary={BOUNDARY}"
-PURPOSE = ('name="purpose"', b"batch")
 
 
 def form(*parts: tuple[str, bytes]) -> bytes:
@@ -101,9 +84,6 @@ async def test_forms(
     answer = await client.post("/v1/files", parts=[body], headers=headers)
     assert answer.status == status
     assert (answer.json["filename"] if status == 200 else answer.error["param"]) == found
-
-
-HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 
 
 async def test_an_expired_file_is_gone(

@@ -50,6 +50,12 @@ RESPONSES = "/v1/responses"
 PROMPT = {"model": "tiny", "prompt": "Hi"}
 INPUT = {"model": "tiny", "input": "Hi", "store": False}
 LINE_ENDS = "\N{NEXT LINE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\v\f\x1c\x1d\x1e\r\n"
+EMPTY_LINE = b'"message":{"role":"assistant","content":""},"done":false'
+cancelled_by_neuron = saying([ACCEPTED], [Cancelled(request_id="")])
+without_acceptance = saying(*deltas("tail"))
+UNKNOWN = chat_body(messages=[{"role": "user", "content": "Hi", "mood": "calm"}], min_keep=1)
+IGNORED = "x-helexa-ignored"
+FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
 
 
 @each_case(
@@ -117,9 +123,6 @@ async def test_leaving_cancels(
     assert is_streamed or exchange.body == b""
 
 
-EMPTY_LINE = b'"message":{"role":"assistant","content":""},"done":false'
-
-
 @each_case(
     ("path", "script", "frames"),
     [
@@ -149,10 +152,6 @@ async def test_a_quiet_stream_is_kept_alive(
     assert (b"ping" in exchange.body) == (script is accepts)
     exchange.leave()
     await exchange.finish()
-
-
-cancelled_by_neuron = saying([ACCEPTED], [Cancelled(request_id="")])
-without_acceptance = saying(*deltas("tail"))
 
 
 @each_case(
@@ -230,12 +229,8 @@ async def test_a_neuron_that_falls_silent_fails_its_requests_once(
     assert (refused.status, refused.error["code"]) == (503, "database_unavailable")
 
 
-UNKNOWN = chat_body(messages=[{"role": "user", "content": "Hi", "mood": "calm"}], min_keep=1)
-IGNORED = "x-helexa-ignored"
-
-
-async def test_unknown_fields_are_refused_or_named(
-    make_client: MakeClient, neuron: FakeNeuron
+async def test_unknown_fields_and_advice(
+    make_client: MakeClient, neuron: FakeNeuron, client: AsgiClient
 ) -> None:
     lenient = make_client(ignores_unknown_fields=True)
     for stream in (False, True):
@@ -253,6 +248,14 @@ async def test_unknown_fields_are_refused_or_named(
     ((_, value),) = ignored_headers([f"f{number}" for number in range(40)])
     assert value.endswith(b"f31, and 8 more")
     assert ignored_headers(["\ud800"]), "what is no text in UTF-8 either"
+    # The advice is in the refusal alone.
+    neuron.script = failing
+    agent = {"user-agent": "claude-cli/2.1.76 (external, cli)"}
+    for more, is_advised in (({}, True), ({"temperature": 9}, False)):
+        body = chat_body(max_tokens=9, **more)
+        refused = await client.post(MESSAGES, body, headers=agent)
+        advice = refused.headers.get(HEADER.decode(), "")
+        assert (refused.status, "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in advice) == (400, is_advised)
 
 
 @each_case(
@@ -266,9 +269,6 @@ async def test_what_a_grammar_leaves_out_of_schemas_is_named(
     neuron.script = saying([accepted], *deltas("Paris."), ended(completion_tokens=1))
     answer = await client.post(path, body)
     assert (answer.status, answer.headers[IGNORED]) == (200, "tools[0].a.pattern")
-
-
-FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
 
 
 @each_case(
@@ -291,13 +291,3 @@ def test_known_clients_get_advice_on_a_full_context(agent: str, name: str | None
     advice = [text.decode("ascii") for _, text in advice_headers(client, FULL)]
     assert [text.partition(":")[0] for text in advice] == ([] if name is None else [name])
     assert advice_headers(client, ModelNotFoundError("m")) == []
-
-
-async def test_the_advice_is_in_the_refusal_alone(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = failing
-    agent = {"user-agent": "claude-cli/2.1.76 (external, cli)"}
-    for more, is_advised in (({}, True), ({"temperature": 9}, False)):
-        body = chat_body(max_tokens=9, **more)
-        refused = await client.post(MESSAGES, body, headers=agent)
-        advice = refused.headers.get(HEADER.decode(), "")
-        assert (refused.status, "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in advice) == (400, is_advised)

@@ -21,6 +21,7 @@ from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
 
 CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 
 
 async def test_whole_and_streamed(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
@@ -92,24 +93,6 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     assert catalogue.loads == [("tiny", "beast")]
 
 
-async def test_leaving_while_it_loads_stops_the_wait(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    gateway: Gateway,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 60.0)
-    gateway.ensure_started()
-    neuron.status = ReplicaStatus.LOADING
-    await neuron.beat()
-    exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await until(lambda: gateway.placer.num_waiting)
-    exchange.leave()
-    await exchange.finish()
-    assert exchange.status == 0 and not neuron.frames
-    assert gateway.placer.num_waiting == 0
-
-
 async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
     neuron.script = endless
     exchange = client.open("POST", CHAT, chat_body(stream=True))
@@ -133,7 +116,6 @@ async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gat
     assert int(answer.headers["retry-after"]) >= 1
 
 
-MESSAGES = "/v1/messages"
 TOOLS: Any = [
     {
         "name": "get_weather",

@@ -24,6 +24,14 @@ from tests.inference.gateway.conftest import Rig
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
+PRICED = ("input", "cached_input", "output")
+BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
+WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
+PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
+PROGRESS = {"stage": "weights", "done": 1, "total": 3, "unit": "tensors", "eta_s": 20.0}
+ADAPTER = CatalogueEntry(
+    name="tiny-sql", source="path:/adapters/sql", base="tiny", aliases=("tiny:tiny-sql",)
+)
 
 
 def shown(card: ModelCard) -> dict[str, Any]:
@@ -112,14 +120,9 @@ def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=(view,))
 
 
-PRICED = ("input", "cached_input", "output")
 BLINKED = FleetSnapshot(neurons=(), absent=(neuron("a"),))
-BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
-WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
-PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
 
 
-PROGRESS = {"stage": "weights", "done": 1, "total": 3, "unit": "tensors", "eta_s": 20.0}
 UNUSABLE = {
     "status": "failed",
     "status_reason": "a: no such thing as a walrus",
@@ -185,11 +188,6 @@ async def test_anthropics_pages(
     assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
     with pytest.raises(anthropic.NotFoundError):
         await anthropic_sdk.models.retrieve("huge")
-
-
-ADAPTER = CatalogueEntry(
-    name="tiny-sql", source="path:/adapters/sql", base="tiny", aliases=("tiny:tiny-sql",)
-)
 
 
 async def test_an_adapter_runs_on_its_bases_replica(rig: Rig, neuron: FakeNeuron) -> None:

@@ -45,7 +45,7 @@ def asked(neuron: FakeNeuron) -> GenerationRequest:
     return submit.request
 
 
-async def test_ollamas_sdk_chats_and_generates(
+async def test_ollamas_sdk(
     sdk: ollama.AsyncClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"temperature": 0.5, "num_predict": 9, "num_ctx": 2048, "stop": ["\n"]}
@@ -75,13 +75,7 @@ async def test_ollamas_sdk_chats_and_generates(
     neuron.script = breaks
     with pytest.raises(ollama.ResponseError, match="crashed"):
         _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
-
-
-def packed(*numbers: float) -> bytes:
-    return np.array(numbers, dtype="<f4").tobytes()
-
-
-async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    # The sdk embeds.
     neuron.script = embeds(*2 * [packed(0.5, -1.0)])
     made = await sdk.embed("tiny", ["one", "two"])
     (one, other) = made.embeddings
@@ -95,7 +89,13 @@ async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> No
         assert np.hypot(first, second) == pytest.approx(float(any(n > 1e-12 for n in numbers)))
 
 
-async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+def packed(*numbers: float) -> bytes:
+    return np.array(numbers, dtype="<f4").tobytes()
+
+
+async def test_lists_and_loads(
+    sdk: ollama.AsyncClient, neuron: FakeNeuron, client: AsgiClient
+) -> None:
     assert [model.model for model in (await sdk.list()).models] == ["tiny", "gpt-4o"]
     assert [model.name for model in (await sdk.ps()).models] == ["tiny"]
     assert (await sdk.show("gpt-4o")).capabilities == ["completion"]
@@ -110,6 +110,17 @@ async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> Non
         with pytest.raises(ollama.ResponseError, match=words) as refused:
             await ask
         assert refused.value.status_code == status
+    # Asking nothing loads the model.
+    neuron.script = counts
+    for path in ("/api/chat", "/api/generate"):
+        answer = await client.post(path, {"model": "tiny"})
+        assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
+        (*_, submit) = neuron.frames
+        assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
+    for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
+        assert (await client.get(path)).status == 418
+    for path in OLLAMA_PATHS:
+        assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405
 
 
 REPORT = load_report(
@@ -273,16 +284,3 @@ async def test_a_pull_that_fails_names_the_reason(
         answer: Any = await operator.pull(name, **more)
         _ = [line async for line in answer]
     assert pulls != [FAILED] or refused.value.status_code == 503
-
-
-async def test_asking_nothing_loads_the_model(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = counts
-    for path in ("/api/chat", "/api/generate"):
-        answer = await client.post(path, {"model": "tiny"})
-        assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
-        (*_, submit) = neuron.frames
-        assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
-    for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
-        assert (await client.get(path)).status == 418
-    for path in OLLAMA_PATHS:
-        assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405

@@ -50,7 +50,7 @@ def asked(neuron: FakeNeuron) -> Any:
     return submit.request
 
 
-async def test_embeddings_are_numbers_or_base64(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_embeddings_and_tokens(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = embeds(VECTOR, VECTOR)
     answer = await client.post(EMBEDDINGS, embeddings_body())
     assert answer.status == 200
@@ -68,6 +68,24 @@ async def test_embeddings_are_numbers_or_base64(client: AsgiClient, neuron: Fake
     answer = await client.post(EMBEDDINGS, embeddings_body())
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
     assert answer.error["param"] == "messages", "the neuron's"
+    # Tokens of texts and chats.
+    neuron.script = tokenizes
+    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
+    counted = {"count": 2, "max_model_len": 100, "tokens": [5, 6], "token_strs": ["Hi", "!"]}
+    assert answer.json == counted
+    assert asked(neuron).adds_special_tokens
+    back = await client.post("/detokenize", {"model": "tiny", "tokens": [5, 6]})
+    assert back.json == {"prompt": "Hi!"}
+    assert asked(neuron).input == TokensInput(prompts=[[5, 6]])
+    body = {"model": "tiny", "messages": TURNS, "add_generation_prompt": False}
+    assert (await client.post("/tokenize", body)).status == 200
+    assert isinstance(asked(neuron).input, ChatInput)
+    assert not asked(neuron).adds_special_tokens
+    assert not asked(neuron).input.adds_generation_prompt
+    neuron.script = settings
+    answer = await client.get("/tokenizer_info", query="model=tiny")
+    assert answer.json == {"tokenizer_class": "T", "chat_template": "{{ messages }}"}
+    assert isinstance(asked(neuron), TokenizeRequest) and asked(neuron).shows_settings
 
 
 @each_case(
@@ -110,26 +128,6 @@ async def test_rerank(
     body = {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]}
     answer = await client.post(path.replace("rerank", "score").replace("v2", "v1"), body)
     assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
-
-
-async def test_tokens_of_texts_and_chats(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = tokenizes
-    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
-    counted = {"count": 2, "max_model_len": 100, "tokens": [5, 6], "token_strs": ["Hi", "!"]}
-    assert answer.json == counted
-    assert asked(neuron).adds_special_tokens
-    back = await client.post("/detokenize", {"model": "tiny", "tokens": [5, 6]})
-    assert back.json == {"prompt": "Hi!"}
-    assert asked(neuron).input == TokensInput(prompts=[[5, 6]])
-    body = {"model": "tiny", "messages": TURNS, "add_generation_prompt": False}
-    assert (await client.post("/tokenize", body)).status == 200
-    assert isinstance(asked(neuron).input, ChatInput)
-    assert not asked(neuron).adds_special_tokens
-    assert not asked(neuron).input.adds_generation_prompt
-    neuron.script = settings
-    answer = await client.get("/tokenizer_info", query="model=tiny")
-    assert answer.json == {"tokenizer_class": "T", "chat_template": "{{ messages }}"}
-    assert isinstance(asked(neuron), TokenizeRequest) and asked(neuron).shows_settings
 
 
 async def test_the_only_model_needs_no_name(

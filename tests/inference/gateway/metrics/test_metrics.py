@@ -38,6 +38,10 @@ from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.metrics.ended import ended
 
 HOST = "127.0.0.1"
+MODEL_LABELS = {"model": "tiny", "node": "beast"}
+DURATIONS_S = [0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200]
+FIRST_TOKENS_S = [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120]
+SPEEDS = [1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200]
 
 
 @pytest.fixture
@@ -206,12 +210,6 @@ def test_every_number_of_a_replica_and_a_device_has_its_gauge() -> None:
     replica = replace(REPLICA, max_in_flight=None, last_forward_age_s=None)
     card = msgspec.structs.replace(CARD, utilization_percent=None, temperature_c=None)
     assert gauges(replica, card) == always, "what nobody reported has none"
-
-
-MODEL_LABELS = {"model": "tiny", "node": "beast"}
-DURATIONS_S = [0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200]
-FIRST_TOKENS_S = [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120]
-SPEEDS = [1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200]
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

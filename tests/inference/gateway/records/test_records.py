@@ -36,8 +36,31 @@ from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 from tests.inference.gateway.records.conftest import RecordingRig
 
+REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
+LARGE = {"content-length": "100001"}
+PREFLIGHT = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
+LOCAL = PREFLIGHT | {"origin": "http://localhost:3000"}
+PATCHED = LOCAL | {"access-control-request-method": "PATCH"}
+AUTHORIZED = [(b"authorization", BEARER["authorization"].encode())]
 
-async def test_an_answer_and_a_client_that_leaves(rig: RecordingRig, neuron: FakeNeuron) -> None:
+
+async def test_refusals_answers_and_clients_that_leave(
+    rig: RecordingRig, neuron: FakeNeuron
+) -> None:
+    narrow = {"authorization": f"Bearer {NARROW_KEY}"}
+    for headers, more, status, code, account in (
+        ({}, {}, 401, "invalid_api_key", ""),
+        (narrow, {}, 403, "insufficient_scope", "lab"),
+        (BEARER, {"model": "none"}, 404, "model_not_found", "lab"),
+        (BEARER, {"n": 0}, 400, "invalid_value", "lab"),
+    ):
+        answer = await rig.client.post(CHAT, {**SHORT_CHAT, **more}, headers=headers)
+        assert answer.status == status, answer.body
+        one = rig.refused(status, code, account=account)
+        assert one.settle.request_id == answer.headers["x-request-id"]
+        assert one.error_message == answer.error["message"]
+        assert one.queue_ms is None
+    # An answer and a client that leaves.
     answer = await rig.ask()
     one = rig.record()
     assert one.settle.request_id == answer.headers["x-request-id"]
@@ -57,22 +80,6 @@ async def test_an_answer_and_a_client_that_leaves(rig: RecordingRig, neuron: Fak
     assert (one.kind, one.status, one.settle.outcome) == (Outcome.CANCELLED, 200, "cancelled")
 
 
-async def test_refusals(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    narrow = {"authorization": f"Bearer {NARROW_KEY}"}
-    for headers, more, status, code, account in (
-        ({}, {}, 401, "invalid_api_key", ""),
-        (narrow, {}, 403, "insufficient_scope", "lab"),
-        (BEARER, {"model": "none"}, 404, "model_not_found", "lab"),
-        (BEARER, {"n": 0}, 400, "invalid_value", "lab"),
-    ):
-        answer = await rig.client.post(CHAT, {**SHORT_CHAT, **more}, headers=headers)
-        assert answer.status == status, answer.body
-        one = rig.refused(status, code, account=account)
-        assert one.settle.request_id == answer.headers["x-request-id"]
-        assert one.error_message == answer.error["message"]
-        assert one.queue_ms is None
-
-
 async def test_requests_while_the_gateway_stops(rig: RecordingRig, neuron: FakeNeuron) -> None:
     assert (await rig.ask()).status == 200
     await rig.gateway.drain(0)
@@ -83,7 +90,7 @@ async def test_requests_while_the_gateway_stops(rig: RecordingRig, neuron: FakeN
         assert (one.settle.outcome, one.settle.account) == ("shutting_down", "lab")
 
 
-async def test_a_login_instead_of_a_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
+async def test_logins_and_end_users(rig: RecordingRig, neuron: FakeNeuron) -> None:
     """It is recorded with the person as the end user, and goes before any key."""
     person = Principal(account="ours", scopes=frozenset({Scope.INFERENCE}))
     login = Login(principal=person, username="ann")
@@ -97,9 +104,7 @@ async def test_a_login_instead_of_a_key(rig: RecordingRig, neuron: FakeNeuron) -
     assert answer.status == 401
     one = rig.refused(401, "invalid_api_key", account="")
     assert one.error_message == "You are not logged in any more."
-
-
-async def test_a_trusted_key_names_its_end_user(rig: RecordingRig, neuron: FakeNeuron) -> None:
+    # A trusted key names its end user.
     named = {"user": " ann\n@example.org\u202e"}
     by_proxy = {**BEARER, "x-openwebui-user-email": "bo@example.org"}
     for is_trusted, headers, more, end_user in (
@@ -149,14 +154,6 @@ async def test_the_trace_of_a_captured_request(rig: RecordingRig, neuron: FakeNe
     assert answer.status == 200 and b"the prompt" not in answer.body
     captured = rig.record().captured
     assert captured is not None and captured.trace == "the prompt"
-
-
-REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
-LARGE = {"content-length": "100001"}
-PREFLIGHT = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
-LOCAL = PREFLIGHT | {"origin": "http://localhost:3000"}
-PATCHED = LOCAL | {"access-control-request-method": "PATCH"}
-AUTHORIZED = [(b"authorization", BEARER["authorization"].encode())]
 
 
 @each_case(

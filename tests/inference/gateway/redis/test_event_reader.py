@@ -36,15 +36,13 @@ from tests.inference.gateway.bodies import open_stream, until
 from tests.inference.gateway.redis.conftest import GATEWAY, GENEROUS_S, Faults, Writer
 
 MAX_REPLY_BYTES = 400_000
+MakeReader = Callable[[str], EventReader]
 
 
 @pytest.fixture(autouse=True)
 def _small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the honest entries of these tests fit into a reply."""
     monkeypatch.setattr(event_reader, "MAX_ENTRIES_A_READ", 3)
-
-
-MakeReader = Callable[[str], EventReader]
 
 
 @pytest_asyncio.fixture

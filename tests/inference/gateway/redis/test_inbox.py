@@ -45,6 +45,9 @@ from inference.redis_link import RedisLink
 from metering.ledger.entries import outcome_of
 from tests.metering.operations import settle
 
+TASK_ID = uuid.UUID("6ad19bd1-4d9c-4a25-9c2b-15b2ab1bb8b5")
+NOW = datetime.datetime(2030, 5, 1, 12, 0, tzinfo=datetime.UTC)
+
 
 def _submit(request_id: str, num_characters: int) -> Submit:
     request = GenerationRequest(model="m", input=TextInput(texts=["x" * num_characters]))
@@ -75,9 +78,6 @@ async def test_a_large_frame_is_in_pieces(
     await dispatcher.close(1.0)
     await link.aclose()
 
-
-TASK_ID = uuid.UUID("6ad19bd1-4d9c-4a25-9c2b-15b2ab1bb8b5")
-NOW = datetime.datetime(2030, 5, 1, 12, 0, tzinfo=datetime.UTC)
 
 VOLATILE = {"id", "root_id", "expires", "origin", "correlation_id", "reply_to", "delivery_tag"}
 """Values that differ from message to message; their types must not."""
@@ -128,7 +128,7 @@ def ended(
     )
 
 
-async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) -> None:
+async def test_refusals_and_who_waits(redis_url: str, redis_db: redis.Redis) -> None:
     client = redis.asyncio.Redis.from_url(redis_url)
     for _ in range(2):
         counts = RefusalCounts()
@@ -158,9 +158,7 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
     }
     (key,) = redis_db.keys("helexa:refusals:*")
     assert 0 < redis_db.ttl(key) <= 25 * 3600
-
-
-async def test_who_waits_is_published(redis_url: str, redis_db: redis.Redis) -> None:
+    # Who waits is published.
     waiting = {"tiny": WaitingModel(num_requests=2, oldest_s=1.5)}
     client = redis.asyncio.Redis.from_url(redis_url)
     reporter = QueueDemandReporter(client, "g1")
@@ -197,7 +195,7 @@ class Conduct:
         self.fault = conduct.fault
 
 
-def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_conduct_of_neurons(caplog: pytest.LogCaptureFixture) -> None:
     conduct = Conduct()
     with caplog.at_level(logging.ERROR):
         for _ in range(20_000):
@@ -210,9 +208,7 @@ def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> 
     conduct.fault("odd", "junk")
     assert f"and {MAX_FAULTS - 1} more" in caplog.text
     assert [name for name, _ in conduct.cut_off] == ["evil", "odd"]
-
-
-def test_faults_of_long_ago_do_not_count_and_a_grave_one_is_enough() -> None:
+    # Faults of long ago do not count and a grave one is enough.
     conduct = Conduct()
     for _ in range(10):
         for _ in range(MAX_FAULTS):

@@ -20,6 +20,8 @@ from tests.cases import each_case
 from tests.inference.gateway.redis.conftest import GENEROUS_S
 
 LONG_MS = int(GENEROUS_S * 500)
+LIMIT_S = 30.0
+scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 
 
 @pytest_asyncio.fixture
@@ -29,7 +31,7 @@ async def link(redis_url: str) -> AsyncIterator[RedisLink]:
     await made.aclose()
 
 
-async def test_streams_as_in_redis_py(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
+async def test_streams_and_scripts(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     for number in range(3):
         await redis_client.xadd("one", {b"b": b"\x00\r\n%d" % number, b"c": b""})
     await redis_client.xadd("two", {b"b": b"x" * 300_000})
@@ -43,9 +45,19 @@ async def test_streams_as_in_redis_py(link: RedisLink, redis_client: redis.async
     await redis_client.ping()
     entry_id = await redis_client.xadd("later", {b"b": b"there"})
     assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])], "written while it waits"
+    # Each is reported once.
+    script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
+    for _ in range(2):
+        assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
+    await redis_client.script_flush()
+    assert await link.run(script, keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
+    with pytest.raises(redis.ResponseError):
+        await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
 
 
-async def test_commands_under_way_together_get_their_own_replies(link: RedisLink) -> None:
+async def test_commands_and_a_lost_connection(
+    link: RedisLink, redis_client: redis.asyncio.Redis
+) -> None:
     """A refusal, or a caller that stops waiting, is no matter of the others."""
     lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
     assert lengths == list(range(1, 51))
@@ -63,20 +75,7 @@ async def test_commands_under_way_together_get_their_own_replies(link: RedisLink
     assert (number, two) == (8, [b"1", b"0"])
     with pytest.raises(asyncio.CancelledError):
         await given_up
-
-
-async def test_scripts(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
-    """Each is reported once."""
-    script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
-    for _ in range(2):
-        assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
-    await redis_client.script_flush()
-    assert await link.run(script, keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
-    with pytest.raises(redis.ResponseError):
-        await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
-
-
-async def test_a_lost_connection(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
+    # A lost connection.
     number = await link.command("CLIENT", "ID")
     waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=LONG_MS))
 
@@ -151,9 +150,6 @@ async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
         await link.aclose()
 
 
-LIMIT_S = 30.0
-
-
 class Loop:
     """Timers and a clock by hand."""
 
@@ -201,7 +197,6 @@ async def test_a_stall_ends_at_its_limit(
     assert given_up == [paused_s + LIMIT_S]
 
 
-scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 replies = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
 
 

@@ -49,6 +49,8 @@ from tests.inference.gateway.fake_neuron import (
     saying,
 )
 
+USED = Usage(prompt_tokens=7, completion_tokens=40)
+
 
 async def test_a_finished_request_is_one_entry(rig: Rig, neuron: FakeNeuron) -> None:
     prices = {"input_price_micro_usd": 100, "output_price_micro_usd": 200}
@@ -97,9 +99,6 @@ async def test_a_key_uses_its_models_alone(rig: Rig, neuron: FakeNeuron) -> None
     assert (answer.status, answer.error["code"]) == (403, "model_not_allowed")
     assert (await rig.client.get("/v1/models", headers=BEARER)).json["data"] == []
     assert rig.catalogue.loads == []
-
-
-USED = Usage(prompt_tokens=7, completion_tokens=40)
 
 
 @each_case(

@@ -35,6 +35,7 @@ CPU = DeviceInfo(
 
 
 READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
+DOCUMENT = "words of a long document " * 100
 
 
 def fleet(**statuses: ReplicaStatus | None) -> FleetSnapshot:
@@ -206,9 +207,6 @@ def test_all_turns_of_a_conversation_share_the_first_hint(longer: str) -> None:
     for shorter, longer_one in itertools.pairwise(of_turns):
         assert longer_one[: len(shorter)] == shorter
     assert len(of_turns[-1]) == MAX_HINTS
-
-
-DOCUMENT = "words of a long document " * 100
 
 
 @each_case(

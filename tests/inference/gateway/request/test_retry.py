@@ -24,6 +24,8 @@ from tests.inference.gateway.fake_neuron import (
     silent,
 )
 
+MARKS = preparing_key("beast")
+
 
 @pytest.fixture(autouse=True)
 def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +96,6 @@ async def test_attempts(
     assert answer.status == (503 if code else 200)
     assert code is None or answer.error["code"] == code
     assert len(attempts) == len(set(attempts)) == num_attempts
-
-
-MARKS = preparing_key("beast")
 
 
 async def submitted(rig: Rig, neuron: FakeNeuron) -> tuple[Exchange, Submit]:

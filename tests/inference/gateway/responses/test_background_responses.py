@@ -19,7 +19,6 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.responses import background
 from inference.gateway.responses import consumer as stored_responses
 from inference.gateway.responses import store as response_store
-from inference.gateway.responses.background import FrameLog
 from inference.protocol.keys import gateway_alive_key
 from inference.wire.openai.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -131,28 +130,6 @@ async def test_a_run_cancelled_before_it_begins_lets_its_watcher_go(
     runs.cancel("resp_r")
     assert await asyncio.wait_for(log.take(len(log)), 60) == (b"", True)
     assert len(runs) == 0
-
-
-def frames(*numbers: int) -> bytes:
-    return b"".join(b"data: %d\n\n" % number for number in numbers)
-
-
-async def test_a_log_gives_everything_from_any_event_on_and_reports_the_end() -> None:
-    log = FrameLog()
-    for numbers in ([0], [], [1, 2], [3]):
-        log.put(frames(*numbers))
-    assert len(log) == 4
-    for number in range(4):
-        assert await log.take(number) == (frames(*range(number, 4)), False)
-    waiting = asyncio.create_task(log.take(6))
-    for numbers in ([4, 5], [6]):
-        await asyncio.sleep(0)
-        assert not waiting.done(), "none of them is after the fifth"
-        log.put(frames(*numbers))
-    assert await waiting == (frames(6), False)
-    log.close()
-    assert await log.take(6) == (frames(6), True)
-    assert await log.take(10) == (b"", True)
 
 
 async def test_what_another_gateway_works_on_is_waited_for_and_what_it_ends_stops_here(

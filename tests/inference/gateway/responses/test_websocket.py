@@ -53,21 +53,6 @@ def code(events: list[dict[str, Any]]) -> str:
     return found
 
 
-async def test_turns_wait_for_one_another(client: AsgiClient, neuron: FakeNeuron) -> None:
-    async with connect(client) as socket:
-        for number in range(3):
-            socket.send_json(create(metadata={"number": str(number)}))
-        turns = [await socket.rest() for _ in range(3)]
-    assert [turn[-1]["response"]["metadata"]["number"] for turn in turns] == ["0", "1", "2"]
-    events = turns[0]
-    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    answer = events[-1]["response"]["output"][0]["content"][0]["text"]
-    assert answer == "The capital is Paris."
-    for event in events:
-        EVENT_TYPES.validate_python(event)
-
-
 async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeuron) -> None:
     entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
     said = Delta(request_id="", text="Paris", logprobs=[entry])
@@ -110,7 +95,7 @@ async def test_sockets_share_what_is_stored(client: AsgiClient, neuron: FakeNeur
     assert failed.json["status"] == "failed"
 
 
-async def test_a_failed_turn_forgets_its_chain(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_failed_turns_and_too_many(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         first = (await socket.turn(create()))[-1]["response"]["id"]
         # A turn of another chain that fails costs this one nothing.
@@ -121,9 +106,17 @@ async def test_a_failed_turn_forgets_its_chain(client: AsgiClient, neuron: FakeN
         assert refused[0]["param"] == "input[0].call_id"
         stale = await socket.turn(create(previous_response_id=first))
         assert code(stale) == "previous_response_not_found"
+    # Who does not wait at all is closed.
+    neuron.script = endless
+    async with connect(client) as socket:
+        for _ in range(MAX_WAITING + 3):
+            socket.send_json(create())
+        while (message := await socket.message())["type"] == "websocket.send":
+            pass
+        assert message == {"type": "websocket.close", "code": 1008}
 
 
-async def test_a_prompt_is_only_prepared(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_prompts_and_turns(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         neuron.script = prepared
         turn = await socket.turn(create(generate=False, instructions="Be brief."))
@@ -134,16 +127,19 @@ async def test_a_prompt_is_only_prepared(client: AsgiClient, neuron: FakeNeuron)
     assert isinstance(submitted, GenerationRequest) and submitted.sampling.max_tokens == 0
     assert response["status"] == "completed"
     assert [message.content for message in chat(neuron.frames[-1]).messages][-1] == "Go on."
-
-
-async def test_who_does_not_wait_at_all_is_closed(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = endless
+    # Turns wait for one another.
     async with connect(client) as socket:
-        for _ in range(MAX_WAITING + 3):
-            socket.send_json(create())
-        while (message := await socket.message())["type"] == "websocket.send":
-            pass
-        assert message == {"type": "websocket.close", "code": 1008}
+        for number in range(3):
+            socket.send_json(create(metadata={"number": str(number)}))
+        turns = [await socket.rest() for _ in range(3)]
+    assert [turn[-1]["response"]["metadata"]["number"] for turn in turns] == ["0", "1", "2"]
+    events = turns[0]
+    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    answer = events[-1]["response"]["output"][0]["content"][0]["text"]
+    assert answer == "The capital is Paris."
+    for event in events:
+        EVENT_TYPES.validate_python(event)
 
 
 @each_case(

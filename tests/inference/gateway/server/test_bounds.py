@@ -9,7 +9,6 @@ import ipaddress
 import logging
 import math
 import struct
-import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ import pytest
 from inference.descriptors import DescriptorMarks
 from inference.gateway.gateway import LifespanConsumer
 from inference.gateway.request import event_stream as streams
-from inference.gateway.server import bodies
 from inference.gateway.server.bodies import PIECE_BYTES
 from inference.gateway.server.clients import ENDLESS, OpenClients
 from inference.gateway.server.run import drain
@@ -32,13 +30,10 @@ from inference.protocol.events import (
     Embedded,
     Event,
     Finished,
-    TextLogprob,
     Tokenized,
     Usage,
 )
 from inference.protocol.generation import Submit
-from inference.wire.common import fields
-from inference.wire.common.fields import read_json_object
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import chat_body, responses_body
@@ -47,6 +42,11 @@ from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, Script, en
 from tests.inference.gateway.fake_neuron import embeds as embeds_whole
 
 LONG = chat_body(messages=[{"role": "user", "content": "x" * 4000}])
+MANY = "too_many_connections"
+NUM_INPUTS = 256
+WIDTH = 1024
+ASK = {"model": "tiny", "input": ["x"] * NUM_INPUTS, "encoding_format": "base64"}
+USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
 
 
 @each_case(
@@ -121,9 +121,6 @@ class Connections:
     def codes(self, *hosts: str) -> list[str | None]:
         errors = [self.clients.admit(host, 20) for host in hosts]
         return [None if error is None else error.code for error in errors]
-
-
-MANY = "too_many_connections"
 
 
 @each_case(
@@ -212,11 +209,7 @@ async def test_the_setting_is_how_long_it_waits_for_open_requests(under_daphne: 
     assert graces_s == [517.0]
 
 
-NUM_INPUTS = 256
-WIDTH = 1024
 VECTORS = [struct.pack(f"<{WIDTH}f", *(n + i / 7 for i in range(WIDTH))) for n in range(NUM_INPUTS)]
-ASK = {"model": "tiny", "input": ["x"] * NUM_INPUTS, "encoding_format": "base64"}
-USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
 
 
 ANSWERED = Embedded(request_id="", vectors=VECTORS, usage=USAGE)
@@ -254,7 +247,9 @@ async def test_embeddings_come_in_bounded_pieces(client: AsgiClient, neuron: Fak
     assert small.piece_sizes == [int(small.headers["content-length"])] == [len(small.body)]
 
 
-async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_events_in_fragments_and_bursts(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token_ids = list(range(100_000, 250_000))
 
     async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
@@ -266,42 +261,7 @@ async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: Fa
     answer = await client.post("/tokenize", {"model": "tiny", "prompt": "x"})
     assert answer.json["tokens"] == token_ids
     assert max(answer.piece_sizes) <= PIECE_BYTES
-
-
-def choosing(num_choices: int, *steps: list[Event]) -> Script:
-    """Answers with these events of as many choices."""
-    ends = [
-        ChoiceFinished(request_id="", index=index, reason="length") for index in range(num_choices)
-    ]
-    return saying([ACCEPTED], *steps, [*ends, Finished(request_id="", usage=USAGE)])
-
-
-async def test_logprobs_come_in_bounded_pieces(client: AsgiClient, neuron: FakeNeuron) -> None:
-    top = [("a", b"a", -2.0)] * 20
-    entry = TextLogprob(token="é", token_bytes="é".encode(), logprob=-0.5, top=top)
-    steps: list[list[Event]] = [
-        [Delta(request_id="", index=index, text="é", logprobs=[entry])] * 50
-        for index in range(4)
-        for _ in range(10)
-    ]
-    neuron.script = choosing(4, *steps)
-    ask = chat_body() | {"n": 4, "logprobs": True, "top_logprobs": 20}
-    answer = await client.post(CHAT, ask)
-    assert int(answer.headers["content-length"]) == len(answer.body)
-    assert max(answer.piece_sizes) <= PIECE_BYTES
-    for choice in answer.json["choices"]:
-        assert choice["message"]["content"] == "é" * 500
-        assert len(choice["logprobs"]["content"]) == 500
-        assert len(choice["logprobs"]["content"][-1]["top_logprobs"]) == 20
-
-
-bursts = choosing(128, *[[Delta(request_id="", index=i % 128, text="x") for i in range(1024)]] * 20)
-"""Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be read."""
-
-
-async def test_many_choices_in_bursts(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Many choices in bursts.
     neuron.script = bursts
     ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160}
     for stream in (False, True):
@@ -314,19 +274,13 @@ async def test_many_choices_in_bursts(
     assert (behind.status, behind.error["code"]) == (503, "client_too_slow")
 
 
-@each_case("is_large", [False, True])
-async def test_large_bodies_are_parsed_beside_the_loop(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, is_large: bool
-) -> None:
-    threads: list[threading.Thread] = []
+def choosing(num_choices: int, *steps: list[Event]) -> Script:
+    """Answers with these events of as many choices."""
+    ends = [
+        ChoiceFinished(request_id="", index=index, reason="length") for index in range(num_choices)
+    ]
+    return saying([ACCEPTED], *steps, [*ends, Finished(request_id="", usage=USAGE)])
 
-    def read(body: bytes) -> Any:
-        threads.append(threading.current_thread())
-        return read_json_object(body)
 
-    monkeypatch.setattr(fields, "read_json_object", read)
-    monkeypatch.setattr(bodies, "LARGE_BODY_BYTES", 1000)
-    text = "x" * (2000 if is_large else 20)
-    ask = chat_body() | {"messages": [{"role": "user", "content": text}]}
-    assert (await client.post(CHAT, ask)).status == 200
-    assert [thread is threading.main_thread() for thread in threads] == [not is_large]
+bursts = choosing(128, *[[Delta(request_id="", index=i % 128, text="x") for i in range(1024)]] * 20)
+"""Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be read."""

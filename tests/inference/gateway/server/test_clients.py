@@ -31,13 +31,17 @@ from inference.wire.openai import errors as openai_errors
 from tests.cases import each_case
 
 EVERY_ERROR = [ApiError]
+LIMIT = StreamChannel.totalHeadersSize
+REQUEST_ID = "0123456789abcdef"
+CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
+ONE_LINE = b"Content-Length: 5"
+CHUNKED = b"Transfer-Encoding: chunked"
+REACTOR = SimpleNamespace(addWriter=lambda _: None, removeWriter=lambda _: None)
+TIMEOUTS = ReadTimeouts(head_s=10, body_s=20, idle_s=75)
 for one in EVERY_ERROR:
     EVERY_ERROR += one.__subclasses__()
 STATUSES = {200, 204, 206, *(one.status for one in EVERY_ERROR)}
 STATUSES |= {kind.status for kind in FAILURES.values()}
-LIMIT = StreamChannel.totalHeadersSize
-REQUEST_ID = "0123456789abcdef"
-CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
 
 
 @each_case("status", sorted(STATUSES))
@@ -128,8 +132,6 @@ class Connection:
         return status, json.loads(body)["error"]
 
 
-ONE_LINE = b"Content-Length: 5"
-CHUNKED = b"Transfer-Encoding: chunked"
 HEADS = [
     (b"GET %s?q=" + b"x" * LIMIT + b" HTTP/1.1\r\n", 414, "uri_too_long"),
     (b"GET %s HTTP/1.1\r\nA: " + b"x" * LIMIT + b"\r\n", 431, "headers_too_large"),
@@ -168,9 +170,6 @@ def test_a_body_that_is_refused_is_not_asked_for() -> None:
     head = b"POST %s HTTP/1.1\r\nContent-Length: 11\r\nExpect: 100-continue\r\n\r\n"
     connection.send(head % CHAT, 1000)
     assert connection.answer()[0] == 413
-
-
-REACTOR = SimpleNamespace(addWriter=lambda _: None, removeWriter=lambda _: None)
 
 
 class Socket(TcpConnection):  # type: ignore[misc]
@@ -303,10 +302,7 @@ async def test_a_refused_body_is_recorded_with_its_headers(length: bytes, body: 
     assert recorded == [(CHAT, 413, b"k")]
 
 
-TIMEOUTS = ReadTimeouts(head_s=10, body_s=20, idle_s=75)
-
-
-def test_a_head_has_one_deadline_and_an_answer_none() -> None:
+def test_deadlines_of_heads_and_bodies() -> None:
     deadline = ReadDeadline(TIMEOUTS, 0)
     assert not deadline.is_overdue(74.9) and deadline.is_overdue(75)
     deadline.begin_head(100)
@@ -317,10 +313,7 @@ def test_a_head_has_one_deadline_and_an_answer_none() -> None:
     assert not deadline.is_overdue(1e9)
     deadline.wait(1000)
     assert not deadline.is_overdue(1074) and deadline.is_overdue(1075)
-
-
-def test_a_body_must_continue_and_has_an_hour() -> None:
-    """A body of 4 KiB each 20 s took without end."""
+    # A body of 4 KiB each 20 s took without end.
     deadline = ReadDeadline(TIMEOUTS, 0)
     deadline.begin_body(0)
     num_periods = round(MAX_BODY_S / TIMEOUTS.body_s)

@@ -26,6 +26,8 @@ from tests.inference.gateway.fake_neuron import FakeNeuron
 
 PATHS = ["/chat/completions", "/completions/", "/embeddings", "/messages", "/models"]
 DEEPER = ["/messages/count_tokens", "/models/org/name", "/responses", "/responses/resp_1/cancel"]
+TURNS: Any = [{"role": "user", "content": "Hi"}]
+PAGE = "https://chat.example.org"
 
 
 @each_case(
@@ -72,9 +74,6 @@ def test_a_wrong_path_is_told_the_right_one(path: str, near: str | None, words: 
     assert all(word in answer for word in words), answer
 
 
-TURNS: Any = [{"role": "user", "content": "Hi"}]
-
-
 async def test_azures_deployments_and_keys(make_client: MakeClient, neuron: FakeNeuron) -> None:
     client, key = make_client(api_key="shared-secret"), {"api-key": "shared-secret"}
     path = "/openai/deployments/tiny/chat/completions"
@@ -112,9 +111,6 @@ def test_paths_of_azure(path: str, api_path: str | None, model: str | None) -> N
         assert with_model(other, "b") == other
 
 
-PAGE = "https://chat.example.org"
-
-
 @each_case(
     ("origin", "wanted"),
     [
@@ -138,7 +134,7 @@ def test_pages_of_this_machine_may(config: Config, origin: str, wanted: bool) ->
     assert is_allowed(named, PAGE) and not is_allowed(named, PAGE + ":8443")
 
 
-async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:
+async def test_pages_that_may(client: AsgiClient) -> None:
     question = {
         "Origin": "http://localhost:3000",
         "Access-Control-Request-Method": "POST",
@@ -160,11 +156,8 @@ async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:
     assert "access-control-allow-origin" not in refused.headers
     assert refused.error["code"] == "origin_not_allowed"
     assert "HELEXA_ALLOWED_ORIGINS" in refused.error["message"]
-
-
-async def test_answers_and_refusals_can_be_read_by_pages_that_may(client: AsgiClient) -> None:
-    """Django answers the bench's results; the rest of what it answers is no page's of another
-    origin."""
+    # Django answers the bench's results; the rest of what it answers is no page's of another
+    # origin.
     near, allowed = {"Origin": "http://localhost:3000"}, "access-control-allow-origin"
     for path in ("/health", "/v1/models", "/v1/models/unknown", "/api/bench/summary"):
         answer = await client.get(path, headers=near)

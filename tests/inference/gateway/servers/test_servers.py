@@ -40,6 +40,10 @@ from tests.inference.gateway.servers.conftest import (
 )
 
 pytestmark = pytest.mark.slow
+LONG = "x" * 100_000
+KEY = f"hx-0123456789-{32 * 'x'}"
+UNKNOWN = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked"
+LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
 
 
 def websocket(server: RunningServer, path: str = "/v1/responses", **more: Any) -> Any:
@@ -48,7 +52,7 @@ def websocket(server: RunningServer, path: str = "/v1/responses", **more: Any) -
     return websockets.connect(url, proxy=None, compression=None, **more)
 
 
-async def test_leaving_cancels(server: RunningServer, ready: FakeNeuron) -> None:
+async def test_leaving_and_stalling(server: RunningServer, ready: FakeNeuron) -> None:
     ready.script = endless
     await served_by(ready, server)
     async with server.client() as client:
@@ -61,6 +65,23 @@ async def test_leaving_cancels(server: RunningServer, ready: FakeNeuron) -> None
         while "delta" not in (event := json.loads(await connection.recv())):
             assert event["type"] not in ("error", "response.failed"), event
     assert await asyncio.wait_for(ready.cancelled.get(), 60)
+    # What a client does not take is bounded: the request fails once that is full.
+    ready.script = flood
+    await served_by(ready, server)
+    body = json.dumps(ASKED | {"stream": True})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write((head + body).encode())
+    await reader.readline()
+    await asyncio.wait_for(ready.cancelled.get(), 60)
+    writer.close()
+    async with websocket(server) as connection:
+        await connection.send(json.dumps(CREATE))
+        connection.transport.pause_reading()
+        assert await asyncio.wait_for(ready.cancelled.get(), 60)
+        connection.transport.abort()
+    async with server.client() as client:
+        assert (await client.get("/health")).status_code == 200
 
 
 async def recorded(
@@ -75,12 +96,6 @@ async def recorded(
                 await asyncio.sleep(0.1)
     (row,) = found
     return tuple(row)
-
-
-LONG = "x" * 100_000
-KEY = f"hx-0123456789-{32 * 'x'}"
-UNKNOWN = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked"
-LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
 
 
 @each_case(
@@ -114,7 +129,7 @@ async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
     assert found == (status, code, endpoint)
 
 
-async def test_what_is_none_of_the_applications_answers_is_recorded(server: RunningServer) -> None:
+async def test_what_is_not_the_apis(server: RunningServer, ready: FakeNeuron) -> None:
     """A handshake that is none, and refusals of Django's."""
     upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
     large = b"x" * 2 * MAX_BODY_BYTES
@@ -130,10 +145,7 @@ async def test_what_is_none_of_the_applications_answers_is_recorded(server: Runn
             request_id = uuid.UUID(answer.headers["x-request-id"]).hex
             found = await recorded(server, "status, outcome", "request_id = ?", request_id)
             assert (answer.status_code, found) == (status, (status, "refused")), path
-
-
-async def test_forms_upgrades_and_pages(server: RunningServer, ready: FakeNeuron) -> None:
-    """The server would read a form whole and answer in no dialect."""
+    # The server would read a form whole and answer in no dialect.
     await served_by(ready, server)
     async with server.client() as client:
         kind = {"content-type": "multipart/form-data"}
@@ -151,26 +163,6 @@ async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
     while True:
         yield [Delta(request_id=submit.request_id, text="x" * 2000) for _ in range(50)]
         await asyncio.sleep(0.005)
-
-
-async def test_a_reader_that_stalls_is_cut_off(server: RunningServer, ready: FakeNeuron) -> None:
-    """What a client does not take is bounded: the request fails once that is full."""
-    ready.script = flood
-    await served_by(ready, server)
-    body = json.dumps(ASKED | {"stream": True})
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-    writer.write((head + body).encode())
-    await reader.readline()
-    await asyncio.wait_for(ready.cancelled.get(), 60)
-    writer.close()
-    async with websocket(server) as connection:
-        await connection.send(json.dumps(CREATE))
-        connection.transport.pause_reading()
-        assert await asyncio.wait_for(ready.cancelled.get(), 60)
-        connection.transport.abort()
-    async with server.client() as client:
-        assert (await client.get("/health")).status_code == 200
 
 
 @each_case("path", [CHAT, "/v1/responses"])

@@ -10,6 +10,7 @@ from tests.inference.gateway.upstreams.forwarding import HELLO, SECRET, Upstream
 from tests.servers.fake_upstream import Wire, block, message_end, message_start
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "full"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,6 @@ def line(content: str = "", **fields: Any) -> dict[str, Any]:
 
 DONE = line(done=True, done_reason="stop", prompt_eval_count=7, eval_count=2)
 DELTAS = [{"type": "text_delta", "text": text} for text in ("Hel", "lo")]
-OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "full"}}
 SPOKEN_BY = {
     "openai": Spoken(
         dialect="openai",

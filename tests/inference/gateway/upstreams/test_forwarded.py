@@ -31,6 +31,8 @@ from tests.inference.gateway.upstreams.forwarding import (
 from tests.inference.gateway.upstreams.spoken import SPOKEN_BY, Spoken
 from tests.servers.fake_upstream import Asked, Wire, chunk, usage
 
+TURNS: Any = CHAT["messages"]
+
 
 async def test_a_stream_is_forwarded_as_it_comes(rig: UpstreamRig) -> None:
     """Later requests reserve what such prompts have, not the most that they can have."""
@@ -164,9 +166,6 @@ async def test_the_model_is_listed_as_ready(rig: UpstreamRig) -> None:
     rig.offer("speech")
     (card,) = (await get("/v1/models")).json["data"]
     assert (card["id"], card["status"], card["capabilities"]) == ("far", "ready", ["speech"])
-
-
-TURNS: Any = CHAT["messages"]
 
 
 @pytest.fixture(params=SPOKEN_BY)

@@ -46,6 +46,9 @@ ERRORS: list[tuple[str, int, Any, dict[str, str], int, str]] = [
     ("ollama", 500, f"boom {SECRET}", {}, 502, "upstream_failed"),
     ("ollama", 503, "server busy, please try again", {}, 503, "upstream_unavailable"),
 ]
+Fault = Callable[[Spoken, Wire], None]
+EMBEDDINGS, COUNT = "/v1/embeddings", "/v1/messages/count_tokens"
+ASKED = {"model": "far", "input": ["a", "b"]}
 
 
 @each_case("case", ERRORS, ids=[f"{one[0]} {one[1]} {one[-1]}" for one in ERRORS])
@@ -62,9 +65,6 @@ async def test_an_error_keeps_its_meaning(rig: UpstreamRig, case: Any) -> None:
     assert len(rig.upstream.asked) == 1
     settled = rig.settled
     assert (settled.outcome, settled.prompt_tokens, settled.cost_micro_usd) == (code, 0, 0)
-
-
-Fault = Callable[[Spoken, Wire], None]
 
 
 def cut_late(spoken: Spoken, wire: Wire) -> None:
@@ -233,10 +233,6 @@ async def test_a_sick_upstream_is_probed(rig: UpstreamRig, monkeypatch: pytest.M
     assert (await rig.chat()).status == 200, "it is well from its first token on"
     goes_on.set()
     assert (await trial.finish()).status == 200
-
-
-EMBEDDINGS, COUNT = "/v1/embeddings", "/v1/messages/count_tokens"
-ASKED = {"model": "far", "input": ["a", "b"]}
 
 
 def embeds(asked: Asked, wire: Wire) -> None:

@@ -32,6 +32,10 @@ from tests.servers.fake_upstream import Answer, Asked, Wire
 
 WAV = part("file", wav(1), filename="a.wav")
 MODEL = part("model", b"far")
+NO = {"error": {"message": f"no {SECRET}"}}
+DELTA = b'data: {"type": "speech.audio.delta"}\n\n'
+IMAGE = part("image", b"x", filename="a")
+ENCODED = part("file", b"x", filename="a", type_="a\r\nContent-Transfer-Encoding: base64")
 
 
 def with_json(status: int, body: Any, **headers: str) -> Answer:
@@ -47,7 +51,6 @@ def stalls(asked: Asked, wire: Wire) -> None:
     wire.wait_for_hang_up()
 
 
-NO = {"error": {"message": f"no {SECRET}"}}
 ERRORS: dict[str, tuple[Answer, int, str]] = {
     "cut": (lambda asked, wire: wire.cut(), 503, "upstream_unavailable"),
     "stalls": (stalls, 503, "upstream_unavailable"),
@@ -77,9 +80,6 @@ async def test_an_error_keeps_its_meaning_and_is_free(
         assert refused.headers["retry-after"] == "7"
     settled = rig.settled
     assert (settled.outcome, settled.cost_micro_usd, settled.metered.unit) == (code, 0, "")
-
-
-DELTA = b'data: {"type": "speech.audio.delta"}\n\n'
 
 
 async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None:
@@ -132,10 +132,6 @@ async def test_caps_loops_and_large_bodies(rig: UpstreamRig, make_client: MakeCl
     assert shape(refused)[:2] == (502, "upstream_failed")
     rig.offer("speech", upstream=replace(rig.row, url="http://127.0.0.1:1/v1"))
     assert shape(await rig.speak())[:2] == (503, "upstream_unavailable")
-
-
-IMAGE = part("image", b"x", filename="a")
-ENCODED = part("file", b"x", filename="a", type_="a\r\nContent-Transfer-Encoding: base64")
 
 
 @each_case(
@@ -196,7 +192,7 @@ async def test_fields_that_are_metered_are_read(
     assert not rig.upstream.asked
 
 
-async def test_a_model_does_its_task_alone(rig: UpstreamRig) -> None:
+async def test_tasks_keys_and_networks(rig: UpstreamRig) -> None:
     rig.offer("speech")
     rig.catalogue.listed.append(ENTRY)
     wrong = (400, "invalid_value", "model")
@@ -210,8 +206,7 @@ async def test_a_model_does_its_task_alone(rig: UpstreamRig) -> None:
     assert shape(await rig.speak(model="none"))[:2] == (404, "model_not_found")
     assert not rig.upstream.asked
 
-
-async def test_keys_and_networks(rig: UpstreamRig) -> None:
+    # Keys and networks.
     async def refusal(key: str | None) -> tuple[int, str]:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return shape(await rig.client.post(SPEECH, SPOKEN, headers=headers))[:2]

@@ -17,6 +17,13 @@ from tests.inference.gateway.upstreams.forwarding import PATH
 from tests.inference.gateway.upstreams.passing import SPEECH, SPOKEN
 from tests.servers.fake_upstream import Asked, FakeUpstream, Wire, chunk, usage
 
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+OWN, FAR = "The capital is Paris.", "Hello"
+PARTS = [chunk({"content": FAR}), chunk(finish="stop"), usage(7, 2)]
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+BOX: dict[str, Any] = {"source": "upstream:box/m"}
+SPEAKS: dict[str, Any] = {**BOX, "task": "speech"}
+
 
 @pytest.fixture
 def rig(rig: Rig) -> Iterator[TargetsRig]:
@@ -24,14 +31,6 @@ def rig(rig: Rig) -> Iterator[TargetsRig]:
         box.answer = cloud.answer = answers
         rig.catalogue.listed = [ENTRY]
         yield TargetsRig(**parts_of(rig), box=box, cloud=cloud)
-
-
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-OWN, FAR = "The capital is Paris.", "Hello"
-PARTS = [chunk({"content": FAR}), chunk(finish="stop"), usage(7, 2)]
-AUTHORIZED = {"authorization": f"Bearer {KEY}"}
-BOX: dict[str, Any] = {"source": "upstream:box/m"}
-SPEAKS: dict[str, Any] = {**BOX, "task": "speech"}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import Exchange
-from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient, MakeGateway, client_of
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, silent
 from tests.inference.gateway.records.conftest import Records
@@ -28,6 +25,8 @@ from tests.inference.gateway.upstreams.targets.conftest import (
 )
 from tests.servers.fake_upstream import Answer, Asked, Wire, chunk
 
+Ask = Callable[[TargetsRig], Coroutine[Any, Any, Exchange]]
+
 
 async def chats(rig: TargetsRig) -> Exchange:
     return await rig.chat(stream=True)
@@ -37,7 +36,6 @@ async def speaks(rig: TargetsRig) -> Exchange:
     return await rig.speak()
 
 
-Ask = Callable[[TargetsRig], Coroutine[Any, Any, Exchange]]
 KINDS: list[tuple[Ask, dict[str, Any]]] = [(chats, BOX), (speaks, SPEAKS)]
 """A request that is forwarded, and one that passes through. Both are offered to ``box`` first."""
 
@@ -163,26 +161,6 @@ async def test_the_time_is_over(
     answer = await make_client(request_timeout_s=1).post(PATH, CHAT)
     assert (answer.status, answer.error["code"]) == (503, "model_loading")
     assert not rig.box.asked
-
-
-async def test_a_client_that_leaves_before_the_next_target_ends_it(rig: TargetsRig) -> None:
-    gone = threading.Event()
-
-    def waits(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        wire.event(chunk({"role": "assistant"}))
-        if wire.wait_for_hang_up():
-            gone.set()
-
-    rig.box.answer = waits
-    rig.offer("box/m", "cloud/m", **BOX)
-    exchange = rig.open_chat(stream=True)
-    await until(lambda: rig.box.asked)
-    exchange.leave()
-    await exchange.finish()
-    assert await asyncio.to_thread(gone.wait, 60)
-    assert not rig.cloud.asked
-    assert (rig.settled.outcome, rig.settled.completion_tokens) == ("cancelled", 0)
 
 
 async def test_a_lost_neuron_fails_over(rig: TargetsRig, neuron: FakeNeuron) -> None:

@@ -17,6 +17,10 @@ from tests.inference.gateway.upstreams.targets.conftest import (
     refuses,
 )
 
+PRICED = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 2_000_000}
+CLOUD = "cloud/m input_price 10 output_price 1"
+CHEAP = "box/m input_price 3 cached_input_price 1 output_price 20.5"
+
 
 async def test_caps_hold_for_all_targets(rig: TargetsRig, neuron: FakeNeuron) -> None:
     rig.directory.budgets = (1,)
@@ -52,11 +56,6 @@ async def test_caps_hold_for_all_targets(rig: TargetsRig, neuron: FakeNeuron) ->
     assert not rig.ledger.held
     settled = rig.settled
     assert (settled.prompt_tokens, settled.completion_tokens) == (7, 2)
-
-
-PRICED = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 2_000_000}
-CLOUD = "cloud/m input_price 10 output_price 1"
-CHEAP = "box/m input_price 3 cached_input_price 1 output_price 20.5"
 
 
 def most(reserved: Reserve) -> int:
@@ -99,7 +98,7 @@ async def test_each_target_has_its_price(rig: TargetsRig, neuron: FakeNeuron) ->
     assert not rig.ledger.held
 
 
-async def test_nothing_is_narrowed_too_early(rig: TargetsRig, neuron: FakeNeuron) -> None:
+async def test_prices_of_upstreams(rig: TargetsRig, neuron: FakeNeuron) -> None:
     """An engine that has counted the prompt may still give it back."""
     rig.directory.budgets = (1,)
     neuron.script = breaking("queue_timeout", accepts=True)
@@ -107,9 +106,7 @@ async def test_nothing_is_narrowed_too_early(rig: TargetsRig, neuron: FakeNeuron
     assert text_of(await rig.chat()) == FAR
     assert not rig.ledger.narrowed
     assert len(rig.ledger.reserved) == 2
-
-
-async def test_an_upstreams_own_prices_hold_where_it_has_named_them(rig: TargetsRig) -> None:
+    # An upstreams own prices hold where it has named them.
     targets = ("box/m upstream_prices", "cloud/m")
     named = Prices(input_micro_usd=4_000_000, output_micro_usd=5_000_000)
     changes: dict[str, Any] = {**BOX, **PRICED}

@@ -30,6 +30,8 @@ from tests.inference.gateway.upstreams.targets.conftest import (
 )
 from tests.servers.fake_upstream import Asked, Wire
 
+COUNT = "/v1/messages/count_tokens"
+
 
 async def test_the_response_names_who_served(rig: TargetsRig, neuron: FakeNeuron) -> None:
     """Own replicas come first; a long queue spills over. Defaults hold where they have words."""
@@ -137,9 +139,6 @@ async def test_requests_that_must_stay(rig: TargetsRig, neuron: FakeNeuron) -> N
     rig.offer("cloud/m", may_leave_network=False, **{**SPEAKS, "source": "upstream:cloud/m"})
     assert (await rig.speak()).error["code"] == "network_not_allowed"
     assert not rig.cloud.asked
-
-
-COUNT = "/v1/messages/count_tokens"
 
 
 async def test_who_waits_for_a_load_goes_elsewhere(rig: TargetsRig, neuron: FakeNeuron) -> None:
