@@ -26,7 +26,7 @@ from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.bodies import counts, tokenizes
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.consumers.test_vectors import ASKED, scores, settings
+from tests.inference.gateway.consumers.test_generate import ASKED, scores, settings
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, embeds, paris
 

@@ -116,7 +116,9 @@ async def test_a_read_that_takes_long_is_as_old_as_its_beginning(
         await DatabaseThreads("test").query(lambda: 1)
 
 
-async def test_a_burst_looks_up_once(rows: Rows, catalogue: DatabaseCatalogue) -> None:
+async def test_bursts_and_refused_loads(
+    rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows.may_answer.clear()
     finding = [asyncio.create_task(catalogue.find(name)) for name in ["tiny", "huge"] * 10]
     await asyncio.sleep(0)
@@ -128,6 +130,13 @@ async def test_a_burst_looks_up_once(rows: Rows, catalogue: DatabaseCatalogue) -
     assert all(isinstance(entry, CatalogueEntry) for entry in found[2::2])
     assert all(isinstance(error, ModelNotFoundError) for error in found[1::2])
     assert rows.num_reads == 1
+    # A load that the fleet refuses.
+    monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
+    with pytest.raises(ApiError) as refused:
+        await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
+    await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))  # it is waited for
 
 
 async def test_the_database_is_away(
@@ -195,17 +204,6 @@ async def _is_found(catalogue: DatabaseCatalogue) -> bool:
         return bool(await catalogue.find("tiny"))
     except ServiceUnavailableError:
         return False
-
-
-async def test_a_load_that_the_fleet_refuses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
-    with pytest.raises(ApiError) as refused:
-        await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))
-    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-    monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
-    await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))  # it is waited for
 
 
 class PanicError(BaseException):

@@ -180,7 +180,9 @@ async def test_an_answer_that_fails(
     assert ("retry-after" in answer.headers) == (status == 503 and not has_begun)
 
 
-async def test_batches_lost_repeated_or_late(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_batches_and_neurons_that_are_lost(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
     async def gap(submit: Submit) -> AsyncIterator[list[Event]]:
         async for events in saying([ACCEPTED], *deltas("after the hole"))(submit):
             yield events
@@ -204,11 +206,7 @@ async def test_batches_lost_repeated_or_late(client: AsgiClient, neuron: FakeNeu
         neuron.script = script
         answer = await client.post(CHAT, chat_body())
         assert answer.json["choices"][0]["message"]["content"] == text
-
-
-async def test_a_neuron_that_falls_silent_fails_its_requests_once(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
+    # A neuron that falls silent fails its requests once.
     neuron.script = endless
     streamed, whole = (
         client.open("POST", CHAT, chat_body(stream=stream)) for stream in (True, False)

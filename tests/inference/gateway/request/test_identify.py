@@ -132,20 +132,18 @@ async def test_who_sends_no_key_is_asked_for_one(
     assert (messages.status, messages.error["type"]) == (403, "permission_error")
 
 
-async def test_without_the_database_no_key_is_invalid(rig: Rig, neuron: FakeNeuron) -> None:
-    rig.directory.is_away = True
-    answer = await rig.ask()
-    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
-    assert answer.headers["retry-after"]
-
-
-async def test_the_sender_of_a_large_body_is_identified_before_the_body_is_read(rig: Rig) -> None:
+async def test_large_bodies_and_without_the_database(rig: Rig, neuron: FakeNeuron) -> None:
     headers = [(name.encode(), value.encode()) for name, value in BEARER.items()]
     await rig.gateway.check_headers(CHAT.encode(), headers)
     rig.directory.restrict(KEY, scopes=frozenset({Scope.USAGE_READ}))
     with pytest.raises(InsufficientScopeError):
         await rig.gateway.check_headers(CHAT.encode(), headers)
     await rig.gateway.check_headers(b"/admin/", headers)
+    # Without the database no key is invalid.
+    rig.directory.is_away = True
+    answer = await rig.ask()
+    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+    assert answer.headers["retry-after"]
 
 
 async def test_a_name_that_is_rebound_to_this_machine_is_refused(

@@ -23,12 +23,13 @@ from tests.inference.gateway.upstreams.forwarding import (
     CHAT,
     HELLO,
     PATH,
+    SPOKEN_BY,
+    Spoken,
     UpstreamRig,
     cut_early,
     paused,
     text_of,
 )
-from tests.inference.gateway.upstreams.spoken import SPOKEN_BY, Spoken
 from tests.servers.fake_upstream import Asked, Wire, chunk, usage
 
 TURNS: Any = CHAT["messages"]

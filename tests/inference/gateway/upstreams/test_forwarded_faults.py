@@ -18,11 +18,12 @@ from tests.inference.gateway.upstreams.forwarding import (
     CHAT,
     HELLO,
     SECRET,
+    SPOKEN_BY,
+    Spoken,
     UpstreamRig,
     cut_early,
     paused,
 )
-from tests.inference.gateway.upstreams.spoken import SPOKEN_BY, Spoken
 from tests.servers.fake_upstream import Asked, Wire, chunk
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
