@@ -153,7 +153,6 @@ def client(make_client: MakeClient, directory: FakeDirectory) -> AsgiClient:
 
 @each_case("row", [*ROWS, *NOWHERE], ids=lambda row: f"{row.method} {row.path}")
 async def test_access(client: AsgiClient, neuron: FakeNeuron, row: Row) -> None:
-    """Each role asks for an object of its own: one may be deleted."""
     found = []
     for key in ROLES.values():
         neuron.script = paris

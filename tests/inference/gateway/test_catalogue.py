@@ -73,8 +73,6 @@ def catalogue(rows: Rows) -> DatabaseCatalogue:
 
 @each_case("age_s", [0.0, 0.3, 0.999])
 async def test_entries_are_kept_for_a_second(monkeypatch: pytest.MonkeyPatch, age_s: float) -> None:
-    """A change is seen everywhere within one, however old the cached rows were when another process
-    made it."""
     rows = Rows()
     monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(rows.read, clock=rows.clock))
     catalogue = DatabaseCatalogue(clock=rows.clock)
@@ -142,7 +140,6 @@ async def test_bursts_and_refused_loads(
 async def test_the_database_is_away(
     rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there is served meanwhile."""
     rows.is_away = True
     monkeypatch.setattr(services, "placed_load_start", raising(OperationalError("gone")))
     for call in (
@@ -173,8 +170,6 @@ async def test_the_database_is_away(
 async def test_a_database_that_stands_still_is_waited_for_briefly(
     rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the query and answers nothing: the cached rows are served, and only callers who come
-    while the read is young wait for it."""
     monkeypatch.setattr(database, "FIRST_WAIT_S", 0.05)
     monkeypatch.setattr(database, "READ_WAIT_S", 0.05)
     rows.may_answer.clear()
@@ -216,7 +211,6 @@ class PanicError(BaseException):
     ids=["a panic", "an exit", "an error", "something else was cancelled"],
 )
 async def test_a_loop_that_breaks_is_named_and_begins_again(error: BaseException) -> None:
-    """It ends when the gateway does, or when it returns."""
     loops, num_calls, runs = BackgroundLoops(), 0, asyncio.Event()
 
     async def loop() -> None:

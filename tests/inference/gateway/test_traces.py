@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -83,13 +82,13 @@ async def in_stages(submit: Submit) -> AsyncIterator[list[Event]]:
         yield events
 
 
-async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+async def test_a_chat_is_one_trace_and_none_of_its_text(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
     neuron.script = in_stages
     trace_id, headers = new_trace()
-    answer = await traced.post(CHAT, {**BODY, "stream": True}, headers=headers)
-    assert answer.status == 200
+    with caplog.at_level("INFO", logger="helexa.requests"):
+        answer = await traced.post(CHAT, {**BODY, "stream": True}, headers=headers)
     spans = await collector.of_trace(trace_id, 7)
     assert tree(spans) == {
         "chat tiny": "client",
@@ -100,13 +99,7 @@ async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
         "engine prefill": "neuron beast",
         "engine decode": "neuron beast",
     }
-    durations = {span.name: round(span.duration_ms, 3) for span in spans[3:]}
-    assert durations == {
-        "neuron prepare": 10.0,
-        "engine queue": 5.0,
-        "engine prefill": 20.0,
-        "engine decode": 25.0,
-    }
+    assert [round(span.duration_ms, 3) for span in spans[3:]] == [10.0, 5.0, 20.0, 25.0]
     request, attempt = spans[0], named(spans, "neuron beast")
     for before, after in itertools.pairwise(spans[3:]):
         assert abs(before.end_ns - after.start_ns) <= 1
@@ -117,15 +110,6 @@ async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
     assert named(spans, "placement").attributes == place
     submit = neuron.submitted.get_nowait()
     assert submit.traceparent == f"00-{trace_id}-{attempt.span_id}-01"
-
-
-async def test_it_names_the_request_and_none_of_its_text(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    trace_id, headers = new_trace()
-    answer = await traced.post(CHAT, BODY, headers=headers)
-    (request, *_) = await collector.of_trace(trace_id, 3)
     first_token_ms = request.attributes.pop("helexa.time_to_first_token_ms")
     assert first_token_ms <= request.duration_ms + 1
     assert request.attributes == {
@@ -180,7 +164,6 @@ async def test_refusals_have_a_span_with_their_code(
 async def test_without_a_collector_or_a_client_that_samples_there_are_no_spans(
     client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
-    """Nor is its neuron asked for times. A trace that cannot be read is none."""
     trace_id, headers = new_trace(flags="00")
     for sender, asked in ((client, new_trace()[1]), (traced, headers)):
         assert (await sender.post(CHAT, BODY, headers=asked)).status == 200
@@ -201,7 +184,6 @@ async def test_a_collector_in_trouble_delays_nobody(
     monkeypatch: pytest.MonkeyPatch,
     trouble: str,
 ) -> None:
-    """The log has it once; spans beyond the queue are dropped."""
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     if trouble == "refuses":
@@ -270,7 +252,6 @@ async def test_an_upstream_continues_the_trace(
     box: FakeUpstream,
     entry: UpstreamEntry,
 ) -> None:
-    """The request continues after a target that failed, whose span stays."""
     targets = ("own", "box/org/m")
     catalogue.listed = [replace(ENTRY, targets=targets, target_upstreams=(entry,))]
     neuron.script = breaking("queue_full")

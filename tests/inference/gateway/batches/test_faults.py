@@ -182,7 +182,6 @@ async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]
 async def test_batches_of_another_gateway(
     make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
-    """One request of the batch is answered, and another one half written down."""
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "abc"]
     files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])

@@ -140,8 +140,6 @@ async def test_a_quiet_stream_is_kept_alive(
     script: Script,
     frames: bytes,
 ) -> None:
-    """Before the first event, which clients want first, by what no client takes for an event; in a
-    stream of lines, whose clients know no comments, by empty answers."""
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
     neuron.script = script
@@ -167,8 +165,6 @@ async def test_a_quiet_stream_is_kept_alive(
 async def test_an_answer_that_fails(
     client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str, stream: bool
 ) -> None:
-    """Before the first byte the failure has its status, and within a stream it is the last
-    event."""
     neuron.script = script
     answer = await client.post(CHAT, chat_body(stream=stream))
     has_begun = stream and script in (breaks, cancelled_by_neuron)
@@ -284,7 +280,6 @@ async def test_what_a_grammar_leaves_out_of_schemas_is_named(
     ],
 )
 def test_known_clients_get_advice_on_a_full_context(agent: str, name: str | None) -> None:
-    """By the name of their own setting, in one ASCII line."""
     client = client_family(agent)
     advice = [text.decode("ascii") for _, text in advice_headers(client, FULL)]
     assert [text.partition(":")[0] for text in advice] == ([] if name is None else [name])

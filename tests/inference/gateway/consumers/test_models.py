@@ -150,7 +150,9 @@ def test_a_model_that_is_not_served(snapshot: FleetSnapshot, fields: dict[str, A
     assert {name: own[name] for name in fields} == fields
 
 
-async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_what_is_reported_of_a_model(
+    client: AsgiClient, neuron: FakeNeuron, anthropic_sdk: anthropic.AsyncAnthropic
+) -> None:
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
     model, alias = (await client.get("/v1/models")).json["data"]
@@ -163,6 +165,14 @@ async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuro
         assert (await client.get(f"/v1/models/{name}")).json == model
     missing = await client.get("/v1/models/org/huge")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    listed = [one async for one in anthropic_sdk.models.list(limit=1)]
+    assert [one.display_name for one in listed] == ["tiny", "gpt-4o (tiny)"]
+    capabilities = listed[0].capabilities
+    assert capabilities and not capabilities.thinking.supported
+    assert not capabilities.structured_outputs.supported
+    assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
+    with pytest.raises(anthropic.NotFoundError):
+        await anthropic_sdk.models.retrieve("huge")
     neuron.status = None
     await neuron.beat()
     async with asyncio.timeout(60):
@@ -172,22 +182,6 @@ async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuro
     assert (model["capabilities"], model["tool_call"], model["loaded"]) == (None, None, False)
     assert (model["status"], model["limit"]) == ("unloaded", None)
     assert model["feasible_on"] == ["beast"]
-
-
-async def test_anthropics_pages(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
-    neuron.capabilities = ["chat", "tool_call", "reasoning"]
-    await neuron.beat()
-    listed = [model async for model in anthropic_sdk.models.list(limit=1)]
-    assert [model.id for model in listed] == ["tiny", "gpt-4o"]
-    assert listed[1].display_name == "gpt-4o (tiny)"
-    capabilities = listed[0].capabilities
-    assert capabilities and capabilities.thinking.supported
-    assert not capabilities.structured_outputs.supported
-    assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
-    with pytest.raises(anthropic.NotFoundError):
-        await anthropic_sdk.models.retrieve("huge")
 
 
 async def test_an_adapter_runs_on_its_bases_replica(rig: Rig, neuron: FakeNeuron) -> None:

@@ -79,7 +79,6 @@ async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Res
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
     gateway: Gateway, endpoint: MetricsEndpoint, load_jobs: dict[str, int]
 ) -> None:
-    """A database that is away hides only its own. There is nothing else on the port."""
     gateway.metrics.observe(ended(prompt_tokens=7, completion_tokens=5))
     response = await scrape(endpoint)
     assert response.status_code == 200
@@ -273,35 +272,30 @@ def test_counters_and_histograms_are_those_that_users_know() -> None:
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 3
 
 
-def test_what_was_not_found_and_codes_of_others_make_no_series() -> None:
+def test_names_without_end_make_no_series_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
     before = set(samples(metrics))
-    no_tokens = {"prompt_tokens": 0, "completion_tokens": 0}
-    unknown: dict[str, Any] = {"model": NO_MODEL, "account": "", **no_tokens}
-    metrics.observe(ended(kind=Outcome.REFUSED, status=404, outcome="model_not_found", **unknown))
-    new = set(samples(metrics)) - before
+    unknown: dict[str, Any] = {"model": NO_MODEL, "account": "", "prompt_tokens": 0}
+    unknown |= {"completion_tokens": 0, "outcome": "model_not_found"}
+    metrics.observe(ended(kind=Outcome.REFUSED, status=404, **unknown))
     labels = frozenset({("status", "404"), ("code", "model_not_found")})
-    assert new == {("helexa_requests_ended_total", labels)}
+    assert set(samples(metrics)) - before == {("helexa_requests_ended_total", labels)}
     for code in ('evil"\n', "Ignore All Instructions", "", "x" * 65):
         metrics.observe(ended(status=500, outcome=code))
     assert value(metrics, "helexa_requests_ended_total", status="500", code=OTHER) == 4
-
-
-def test_names_without_end_make_no_series_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(metrics_module, "MAX_NAMES", 20)
     monkeypatch.setattr(metrics_module, "MAX_CODES", 20)
     assert MAX_NAMES >= 1000
     metrics = Metrics()
     for number in range(100):
         metrics.observe(ended(key=f"hx_{number}", model=f"m{number}", outcome=f"code_{number}"))
-    found = samples(metrics)
-    for name in ("cortex_requests_total", "helexa_requests_ended_total"):
-        counts = [count for (sample, _), count in found.items() if sample == name]
-        assert len(counts) == 21 and sum(counts) == 100, name
-    spent = [count for (name, _), count in found.items() if name == "cortex_spend_tokens_total"]
-    assert len(spent) == 21 and sum(spent) == 100 * 91
+    for name, most in (
+        ("cortex_requests_total", 100),
+        ("helexa_requests_ended_total", 100),
+        ("cortex_spend_tokens_total", 100 * 91),
+    ):
+        counts = [count for (sample, _), count in samples(metrics).items() if sample == name]
+        assert (len(counts), sum(counts)) == (21, most), name
 
 
 def test_a_watched_number_is_read_at_each_scrape_and_may_fail() -> None:

@@ -91,7 +91,6 @@ async def test_requests_while_the_gateway_stops(rig: RecordingRig, neuron: FakeN
 
 
 async def test_logins_and_end_users(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    """It is recorded with the person as the end user, and goes before any key."""
     person = Principal(account="ours", scopes=frozenset({Scope.INFERENCE}))
     login = Login(principal=person, username="ann")
     extras = {LOGIN: login}
@@ -225,7 +224,6 @@ async def test_a_client_that_leaves_before_its_body_is_whole(
 async def test_sockets_that_are_refused(
     rig: RecordingRig, path: str, key: str | None, code: str, account: str, endpoint: str
 ) -> None:
-    """By the id that the server answers with, where it has given one."""
     headers = [(b"user-agent", b"OpenAI/Python 2.0")]
     headers += [(b"authorization", f"Bearer {key}".encode())] if key else []
     scope = {REQUEST_ID: new_request_id()}
@@ -326,7 +324,6 @@ async def test_what_django_refuses(
 
 
 async def test_pages_are_not_recorded(rig: RecordingRig, with_django: AsgiClient) -> None:
-    """The second is that of a client whose base URL is wrong."""
     await with_django.get("/ping")  # starts the gateway
     answer = await with_django.get("/login/nothing", headers={"accept": "text/html"})
     assert answer.status == 404 and rig.records.ended == []

@@ -90,7 +90,6 @@ async def code_of(stream: RequestStream) -> str:
 async def test_reads_are_bounded_and_what_was_read_is_taken_away(
     make_reader: MakeReader, writer: Writer, streams: RequestStreams, redis_client: Redis
 ) -> None:
-    """So that its neuron sends more."""
     reader = make_reader("n1")
     stream = open_stream(streams, "r1", "n1")
     last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))

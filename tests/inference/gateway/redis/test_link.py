@@ -58,7 +58,6 @@ async def test_streams_and_scripts(link: RedisLink, redis_client: redis.asyncio.
 async def test_commands_and_a_lost_connection(
     link: RedisLink, redis_client: redis.asyncio.Redis
 ) -> None:
-    """A refusal, or a caller that stops waiting, is no matter of the others."""
     lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
     assert lengths == list(range(1, 51))
     await link.command("SET", "number", 7)

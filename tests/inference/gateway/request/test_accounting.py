@@ -189,7 +189,6 @@ async def test_failures_of_the_server_are_logged_with_their_cause(
 async def test_the_self_test_of_serve_is_neither_billed_nor_counted(
     rig: Rig, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the shared and the anonymous account may."""
     caplog.set_level("INFO", logger="helexa.requests")
     rig.directory.budgets = (1,)
     rig.ledger.cap_tokens = 0

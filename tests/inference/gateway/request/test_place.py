@@ -113,7 +113,6 @@ async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
 async def test_those_who_wait_ask_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once each when they come, once a round, and once each when there is a place."""
     monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
     num_waiting, num_rounds, num_looks = 100, 20, 0
     status: ReplicaStatus | None = None

@@ -149,7 +149,6 @@ HEADS = [
 @each_case("piece_bytes", [997, LIMIT * 4])
 @each_case(("head", "status", "code"), HEADS)
 def test_a_refused_head(head: bytes, status: int, code: str, piece_bytes: int) -> None:
-    """However it comes in, and whatever comes after it."""
     following = b"\r\nGET /next HTTP/1.1\r\n\r\n"
     for path in (CHAT, MESSAGES):
         connection = Connection()
@@ -201,8 +200,6 @@ def channel_on(socket: Socket) -> StreamChannel:
 
 @each_case(("takes", "sent"), [(100, b"abcdef"), (4, b"abcd"), (0, b""), (None, b"")])
 def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: bytes) -> None:
-    """Unsent bytes stay in the write buffer. On a lost connection all of them do: Twisted sees the
-    loss when it sends the buffer, and closes the connection."""
     socket = Socket(takes)
     channel_on(socket).writeSequence([b"abc", b"def"])
     assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
@@ -287,7 +284,6 @@ async def test_headers_are_checked_before_a_large_body_alone() -> None:
     [(b"Content-Length: 5", b"xxxxx"), (b"Transfer-Encoding: chunked", b"5\r\nxxxxx\r\n0\r\n\r\n")],
 )
 async def test_a_refused_body_is_recorded_with_its_headers(length: bytes, body: bytes) -> None:
-    """The server refuses a declared length, and a body without one once too much has come."""
     recorded: list[tuple[bytes, int, bytes]] = []
 
     def record(target: bytes, _error: ApiError, status: int, *, headers: Any) -> str:

@@ -54,7 +54,6 @@ PAGE = "https://chat.example.org"
     ],
 )
 def test_the_path_in_the_api(path: str, found: str | None) -> None:
-    """Its own are as they are, and a base URL may lack the version."""
     assert api_path(path) == found
     if found:
         assert api_path_of(f"{path}?beta=true".encode()) == found
@@ -278,7 +277,6 @@ async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuro
 async def test_healthy_and_without_a_neuron(
     rig: Rig, neuron: FakeNeuron, make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Probes do not bury the log. Balancers and monitors ask for the head alone."""
     client = rig.client
     with caplog.at_level("INFO", logger="helexa.requests"):
         answer = await client.get("/health", headers=OPERATOR)
@@ -311,7 +309,6 @@ async def test_healthy_and_without_a_neuron(
 
 
 async def test_what_can_still_be_served_is_healthy(rig: Rig, neuron: FakeNeuron) -> None:
-    """Without its database it serves what is loaded; a model can be loaded on demand."""
     rig.catalogue.failure = ServiceUnavailableError("database_unavailable", "gone")
     assert await health(rig.client) == (200, "degraded", ["database_unavailable"])
     rig.catalogue.failure = None

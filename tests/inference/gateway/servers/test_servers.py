@@ -112,7 +112,6 @@ async def recorded(
 async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
     server: RunningServer, head: str, status: int, code: str, endpoint: str
 ) -> None:
-    """Of a body in chunks one has come when the refusal does."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     chunk = f"3e8\r\n{1000 * 'x'}\r\n" if "chunked" in head else ""
     writer.write(f"{head}\r\n\r\n{chunk}".encode())
@@ -130,7 +129,6 @@ async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
 
 
 async def test_what_is_not_the_apis(server: RunningServer, ready: FakeNeuron) -> None:
-    """A handshake that is none, and refusals of Django's."""
     upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
     large = b"x" * 2 * MAX_BODY_BYTES
     async with server.client() as client:
@@ -198,8 +196,6 @@ async def draining(
 async def test_daphne_drains(
     environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
 ) -> None:
-    """SIGTERM: open requests finish, new ones are refused, and the process ends with 0. Until then
-    its metrics are scraped at their own port."""
     may_end, port = asyncio.Event(), free_port()
 
     async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
@@ -227,7 +223,6 @@ async def test_daphne_drains(
 async def test_a_second_signal_ends_a_drain_at_once(
     environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
 ) -> None:
-    """The drain alone would last for an hour."""
     ready.script = accepts
     patient = environment | {"HELEXA_DRAIN_SECONDS": "3600"}
     async with draining(patient, ready, tmp_path / "log") as (running, response):

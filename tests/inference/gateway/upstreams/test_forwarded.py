@@ -36,7 +36,6 @@ TURNS: Any = CHAT["messages"]
 
 
 async def test_a_stream_is_forwarded_as_it_comes(rig: UpstreamRig) -> None:
-    """Later requests reserve what such prompts have, not the most that they can have."""
     goes_on = threading.Event()
     rig.upstream.answer = paused(goes_on)
     exchange = rig.open_chat(stream=True, stream_options={"include_usage": True})
@@ -100,7 +99,6 @@ async def test_requests_that_must_stay_never_leave_and_none_goes_round(rig: Upst
 
 
 async def test_keys_and_what_is_not_translated(rig: UpstreamRig) -> None:
-    """Another key is used at once, and one that cannot be read is no answer."""
     fields = {"prompt_logprobs": 1, "return_token_ids": True, "guided_regex": "a+"}
     for name, value in fields.items():
         answer = await rig.chat(**{name: value})
@@ -211,7 +209,6 @@ async def test_every_client_gets_the_same_answer(
 
 
 async def test_an_answer_may_be_whole_cut_or_left(rig: UpstreamRig, spoken: Spoken) -> None:
-    """A cut before the first token is free, and a client that leaves ends the upstream's work."""
     noticed = threading.Event()
 
     def continues(asked: Asked, wire: Wire) -> None:

@@ -185,7 +185,6 @@ async def test_an_upstream_that_is_silent_is_given_up(rig: UpstreamRig) -> None:
 
 
 async def test_a_sick_upstream_is_probed(rig: UpstreamRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out until it answers."""
     monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 0.02)
     upstream = rig.upstream
 
@@ -303,7 +302,6 @@ async def test_embeddings_have_caps_and_errors_and_go_to_no_other_dialect(rig: U
 async def test_prompts_are_counted(
     rig: UpstreamRig, sdk: openai.AsyncOpenAI, anthropic_sdk: anthropic.AsyncAnthropic
 ) -> None:
-    """By Claude's upstream, and as vLLM does it."""
     turns: Any = CHAT["messages"]
     SPOKEN_BY["anthropic"].serve(rig)
     rig.answer(200, {"input_tokens": 23})

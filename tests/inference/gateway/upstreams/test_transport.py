@@ -149,7 +149,6 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_a_private_authority_and_a_proxy(tmp_path: Path) -> None:
-    """The one is trusted where it is named, the other sees no TLS."""
     authority = Authority("private")
     chain, key = authority.vouch("127.0.0.1", tmp_path / "server")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -182,7 +181,6 @@ async def test_a_private_authority_and_a_proxy(tmp_path: Path) -> None:
 
 
 async def test_a_hosts_addresses_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And asked for again."""
     addresses = ["127.0.0.2", "127.0.0.1"]
     asked: list[str] = []
 
@@ -310,7 +308,6 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
 
 
 async def test_the_end_of_a_left_answer_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a moment."""
     connections: list[bool] = []
     ends = True
 

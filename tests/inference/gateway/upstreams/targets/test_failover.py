@@ -135,7 +135,6 @@ async def test_a_callers_mistake_and_an_answer_that_began_are_not_tried_elsewher
 
 
 async def test_each_is_tried_once(rig: TargetsRig, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the targets that were left."""
     rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
     tried = "own:no_neuron,box/m:upstream_failed"
     for ask, kind, targets, log in (
@@ -260,7 +259,6 @@ async def test_each_target_has_its_price(rig: TargetsRig, neuron: FakeNeuron) ->
 
 
 async def test_prices_of_upstreams(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    """An engine that has counted the prompt may still give it back."""
     rig.directory.budgets = (1,)
     neuron.script = breaking("queue_timeout", accepts=True)
     rig.offer("own", CLOUD, **PRICED)

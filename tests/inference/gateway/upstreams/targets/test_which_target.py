@@ -34,7 +34,6 @@ COUNT = "/v1/messages/count_tokens"
 
 
 async def test_the_response_names_who_served(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    """Own replicas come first; a long queue spills over. Defaults hold where they have words."""
     defaults = {"repetition_window": 256, "min_p": 0.1, "temperature": 0.5}
     rig.offer("own", "box/m", **defaults)
     assert text_of(await rig.chat()) == OWN
@@ -208,7 +207,6 @@ async def test_full_upstreams_are_passed_over(rig: TargetsRig) -> None:
 
 
 async def test_one_that_waits_for_a_place_spills_over_and_may_come_back(rig: TargetsRig) -> None:
-    """A target that it left because another was due is no target that failed."""
     rig.directory.budgets = (1,)
     goes_on = threading.Event()
 
