@@ -135,9 +135,19 @@ async def test_a_chat_is_one_trace_and_none_of_its_text(
     assert all(text.encode() not in sent for text in (QUESTION, "Pari", KEY))
 
 
-async def test_refusals_have_a_span_with_their_code(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+async def test_refusals_and_who_does_not_sample(
+    client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
+    trace_id, headers = new_trace(flags="00")
+    for sender, asked in ((client, new_trace()[1]), (traced, headers)):
+        assert (await sender.post(CHAT, BODY, headers=asked)).status == 200
+        assert (await neuron.submitted.get()).traceparent == ""
+    _, others = new_trace()
+    await traced.post(CHAT, BODY, headers=others | {"traceparent": "00-nonsense-01"})
+    await until(lambda: any(span.name == "chat tiny" for span in collector.spans))
+    (request,) = (span for span in collector.spans if span.name == "chat tiny")
+    assert (request.trace_id != trace_id, request.parent_id) == (True, "")
+    # Refusals have a span with their code.
     secret = "sk-sent-as-a-model-by-mistake-0123456789"
     neuron.script = breaking("context_length_exceeded")
     for change, code, name in (
@@ -159,20 +169,6 @@ async def test_refusals_have_a_span_with_their_code(
     await traced.post(CHAT, BODY, headers=headers | {"authorization": "Bearer no-key"})
     (request,) = await collector.of_trace(trace_id, 1)
     assert (request.error, request.parent_id) == ("invalid_api_key", CLIENTS_SPAN)
-
-
-async def test_without_a_collector_or_a_client_that_samples_there_are_no_spans(
-    client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
-) -> None:
-    trace_id, headers = new_trace(flags="00")
-    for sender, asked in ((client, new_trace()[1]), (traced, headers)):
-        assert (await sender.post(CHAT, BODY, headers=asked)).status == 200
-        assert (await neuron.submitted.get()).traceparent == ""
-    _, others = new_trace()
-    await traced.post(CHAT, BODY, headers=others | {"traceparent": "00-nonsense-01"})
-    await until(lambda: any(span.name == "chat tiny" for span in collector.spans))
-    (request,) = (span for span in collector.spans if span.name == "chat tiny")
-    assert (request.trace_id != trace_id, request.parent_id) == (True, "")
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])

@@ -124,22 +124,19 @@ async def test_leaving_cancels(
 
 
 @each_case(
-    ("path", "script", "frames"),
+    "case",
     [
         (CHAT, silent, b": waiting\n\n" * 2),
         (MESSAGES, silent, b": waiting\n\n" * 2),
         (MESSAGES, accepts, b'event: ping\ndata: {"type":"ping"}\n\n' * 2),
         (OLLAMA, silent, EMPTY_LINE),
     ],
+    ids=str,
 )
 async def test_a_quiet_stream_is_kept_alive(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    script: Script,
-    frames: bytes,
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
+    path, script, frames = case
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
     neuron.script = script

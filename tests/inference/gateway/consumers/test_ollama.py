@@ -262,7 +262,7 @@ OURS = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
 
 
 @each_case(
-    ("pulls", "name", "more", "words"),
+    "case",
     [
         (OURS, "hf.co/org/name", {}, "cancelled"),
         ([FAILED], "tiny", {}, "4 GB more"),
@@ -270,15 +270,12 @@ OURS = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
         ([], "llama3", {}, "does not exist"),
         ([], "tiny", {"insecure": True}, "insecure"),
     ],
+    ids=str,
 )
 async def test_a_pull_that_fails_names_the_reason(
-    operator: ollama.AsyncClient,
-    catalogue: FakeCatalogue,
-    pulls: list[PullState],
-    name: str,
-    more: dict[str, Any],
-    words: str,
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue, case: Any
 ) -> None:
+    pulls, name, more, words = case
     catalogue.pulls = [*pulls]
     with pytest.raises(ollama.ResponseError, match=words) as refused:
         answer: Any = await operator.pull(name, **more)

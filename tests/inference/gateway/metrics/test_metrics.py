@@ -272,7 +272,7 @@ def test_counters_and_histograms_are_those_that_users_know() -> None:
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 3
 
 
-def test_names_without_end_make_no_series_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
     before = set(samples(metrics))
     unknown: dict[str, Any] = {"model": NO_MODEL, "account": "", "prompt_tokens": 0}
@@ -296,9 +296,7 @@ def test_names_without_end_make_no_series_without_end(monkeypatch: pytest.Monkey
     ):
         counts = [count for (sample, _), count in samples(metrics).items() if sample == name]
         assert (len(counts), sum(counts)) == (21, most), name
-
-
-def test_a_watched_number_is_read_at_each_scrape_and_may_fail() -> None:
+    # A watched number is read at each scrape and may fail.
     metrics = Metrics()
     metrics.watch_total("helexa_request_records_dropped", "Dropped.", lambda: 7)
     assert value(metrics, "helexa_request_records_dropped_total") == 7

@@ -122,7 +122,7 @@ async def test_logins_and_end_users(rig: RecordingRig, neuron: FakeNeuron) -> No
         assert "example.org" not in str(neuron.submitted.get_nowait())
 
 
-async def test_bodies_of_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
+async def test_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
     for until_unix_s, is_captured in ((None, False), (time.time() - 1, False), (1e12, True)):
         rig.directory.restrict(KEY, capture_until_unix_s=until_unix_s)
         answer = await rig.ask(stream=True)
@@ -136,11 +136,9 @@ async def test_bodies_of_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -
     refusal = await rig.ask(n=0)
     captured = rig.record().captured
     assert captured is not None and bytes(captured.answer) == refusal.body
+    rig.directory.restrict(KEY, capture_until_unix_s=None)
 
-
-async def test_the_trace_of_a_captured_request(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    """It reaches the record, never the client; a neuron that was not asked for one is at fault."""
-
+    # It reaches the record, never the client; a neuron that was not asked for one is at fault.
     async def traced(submit: Submit) -> AsyncIterator[list[Event]]:
         *events, last = [one async for batch in paris(submit) for one in batch]
         yield [*events, Traced(request_id=submit.request_id, text="the prompt"), last]
@@ -156,7 +154,7 @@ async def test_the_trace_of_a_captured_request(rig: RecordingRig, neuron: FakeNe
 
 
 @each_case(
-    ("method", "path", "headers", "body", "status", "code", "endpoint"),
+    "case",
     [
         ("GET", "/v1/nothing", {}, b"", 404, "unknown_url", "unknown"),
         ("HEAD", "/v1/messages/nothing", {}, b"", 404, "unknown_url", "unknown"),
@@ -172,17 +170,10 @@ async def test_the_trace_of_a_captured_request(rig: RecordingRig, neuron: FakeNe
         ("OPTIONS", CHAT, PREFLIGHT, b"", 400, "origin_not_allowed", CHAT),
         ("OPTIONS", CHAT, PATCHED, b"", 400, "invalid_value", CHAT),
     ],
+    ids=str,
 )
-async def test_unhandled(
-    rig: RecordingRig,
-    method: str,
-    path: str,
-    headers: dict[str, str],
-    body: bytes,
-    status: int,
-    code: str,
-    endpoint: str,
-) -> None:
+async def test_unhandled(rig: RecordingRig, case: Any) -> None:
+    method, path, headers, body, status, code, endpoint = case
     answer = await rig.client.open(method, path, parts=[body], headers=headers).finish()
     one = rig.record()
     assert answer.status == one.status == status
@@ -288,7 +279,7 @@ def with_django(rig: RecordingRig, settings: Any) -> AsgiClient:
 
 
 @each_case(
-    ("path", "headers", "wanted"),
+    "case",
     [
         ("/api/overview", {}, (401, "invalid_api_key", "", "/api/overview")),
         ("/version", {}, (401, "invalid_api_key", "", "/version")),
@@ -300,15 +291,12 @@ def with_django(rig: RecordingRig, settings: Any) -> AsgiClient:
         ("/docs", {}, (403, "forbidden", "", "unknown")),  # posted without a token
         ("/api/nothing", BEARER, (404, "unknown_url", "lab", "/api/")),
     ],
+    ids=str,
 )
 async def test_what_django_refuses(
-    rig: RecordingRig,
-    with_django: AsgiClient,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    headers: dict[str, str],
-    wanted: tuple[int, str, str, str],
+    rig: RecordingRig, with_django: AsgiClient, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
+    path, headers, wanted = case
     known = {
         KEY[:13]: _key_record(KEY),
         OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True),

@@ -102,7 +102,7 @@ def watch(
 
 
 @each_case(
-    ("held", "more", "is_lost"),
+    "case",
     [
         ({GATEWAY: ["another"]}, {}, True),
         ({}, {}, True),
@@ -118,11 +118,9 @@ def watch(
     ],
 )
 async def test_a_request_that_its_neuron_does_not_know_is_failed(
-    redis_client: redis.asyncio.Redis,
-    held: dict[str, list[str]],
-    more: dict[str, Any],
-    is_lost: bool,
+    redis_client: redis.asyncio.Redis, case: Any
 ) -> None:
+    held, more, is_lost = case
     streams, around = RequestStreams(), Surroundings()
     stream = open_stream(streams, "r", "beast")
     stream.is_submitted = more.get("is_submitted", True)

@@ -115,9 +115,7 @@ async def answering(reply: bytes | None) -> AsyncIterator[tuple[str, list[int]]]
         await asyncio.wait(serving)
 
 
-async def test_errors_are_those_of_redis_py(
-    redis_url: str, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_errors(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
     async def ping(url: str, error: type[Exception], words: str | None, timeout_s: float) -> None:
         link = RedisLink(url, timeout_s=timeout_s)
         with pytest.raises(error, match=words):
@@ -135,9 +133,7 @@ async def test_errors_are_those_of_redis_py(
         await link.command("GET", "large")
     assert await link.command("GET", "none") is None, "by another connection"
     await link.aclose()
-
-
-async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
+    # Commands share an attempt to connect and its failure.
     async with answering(None) as (url, came):
         link = RedisLink(url, timeout_s=GENEROUS_S)
         for attempt in (1, 2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -102,7 +103,7 @@ async def test_a_key_uses_its_models_alone(rig: Rig, neuron: FakeNeuron) -> None
 
 
 @each_case(
-    ("ends", "usage", "outcome", "paid"),
+    "case",
     [
         ("leaves", USED, "cancelled", (7, 40)),
         ("leaves", None, "cancelled", (0, 0)),
@@ -111,18 +112,14 @@ async def test_a_key_uses_its_models_alone(rig: Rig, neuron: FakeNeuron) -> None
         ("fails", USED, "device_fault", (7, 40)),
         ("is cancelled elsewhere", USED, "cancelled", (7, 40)),
     ],
+    ids=str,
 )
 async def test_what_breaks_off_is_paid_for_as_far_as_it_is_known(
-    rig: Rig,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    ends: str,
-    usage: Usage | None,
-    outcome: str,
-    paid: tuple[int, int] | None,
+    rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
     """Where nobody reports what was used, it is the tokens that arrived. No client waits then. A
     gateway that dies meanwhile has left word of what is to be billed."""
+    ends, usage, outcome, paid = case
     for entries in (rig.ledger.settled, rig.ledger.begun, neuron.sequence_numbers):
         entries.clear()
     monkeypatch.setattr("inference.gateway.request.attempt.FINAL_USAGE_TIMEOUT_S", 0.2)

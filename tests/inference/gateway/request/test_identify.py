@@ -61,7 +61,7 @@ def test_anonymous_use_follows_from_address_and_word(
 
 
 @each_case(
-    ("settings", "headers", "found"),
+    "case",
     [
         # On loopback nobody needs a key, and placeholders are ignored.
         *(({}, headers, SERVED) for headers in ({}, bearer("none"), {"x-api-key": "x"}, BASIC)),
@@ -107,14 +107,10 @@ def test_anonymous_use_follows_from_address_and_word(
         (EVERYBODY, {"origin": PAGE}, FOREIGN),
         ({**EVERYBODY, "allowed_origins": (PAGE,)}, {"origin": PAGE}, SERVED),
     ],
+    ids=str,
 )
-async def test_who_is_served(
-    make_client: MakeClient,
-    neuron: FakeNeuron,
-    settings: dict[str, Any],
-    headers: dict[str, str],
-    found: tuple[int, str | None],
-) -> None:
+async def test_who_is_served(make_client: MakeClient, neuron: FakeNeuron, case: Any) -> None:
+    settings, headers, found = case
     answer = await make_client(**settings).post(CHAT, SHORT_CHAT, headers=headers)
     code = None if answer.status == 200 else answer.error["code"]
     assert (answer.status, code) == found

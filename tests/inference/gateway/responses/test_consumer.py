@@ -78,7 +78,7 @@ async def test_the_sdk_creates_counts_and_deletes(
     assert refused.value.code == "previous_response_not_found"
 
 
-async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_what_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
     first = (await client.post(RESPONSES, responses_body())).json
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
     body = responses_body(input=[reference, {"role": "user", "content": "Why?"}])
@@ -91,9 +91,7 @@ async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) 
     wrong = responses_body(input=[{"type": "item_reference", "id": "msg_of_nobody"}])
     refused = await client.post(RESPONSES, wrong)
     assert (refused.status, refused.error["param"]) == (400, "input[0]")
-
-
-async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron) -> None:
+    # What is not stored is gone.
     made = await client.post(RESPONSES, responses_body(store=False))
     assert made.json["store"] is False
     assert (await client.get(f"{RESPONSES}/{made.json['id']}")).status == 404
@@ -101,7 +99,7 @@ async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron
         refused = await client.post(RESPONSES, responses_body(previous_response_id=previous))
         assert (refused.status, refused.error["code"]) == (400, "previous_response_not_found")
         assert refused.error["param"] == "previous_response_id"
-    assert len(neuron.frames) == 1
+    assert len(neuron.frames) == 3
 
 
 async def test_a_stream_that_breaks_is_reported_and_kept(
@@ -204,7 +202,7 @@ def code(events: list[dict[str, Any]]) -> str:
     return found
 
 
-async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_chains_and_sockets(client: AsgiClient, neuron: FakeNeuron) -> None:
     entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
     said = Delta(request_id="", text="Paris", logprobs=[entry])
     neuron.script = calls_a_tool
@@ -223,9 +221,7 @@ async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeur
     assert [message.role for message in messages] == roles
     assert messages[1].tool_calls[0].name == "get_weather"
     assert (messages[2].content, messages[3].content) == ("Sunny.", "Paris")
-
-
-async def test_sockets_share_what_is_stored(client: AsgiClient, neuron: FakeNeuron) -> None:
+    # Sockets share what is stored.
     async with connect(client) as socket:
         forgotten = (await socket.turn(create()))[-1]["response"]["id"]
         sent = (await socket.turn(create(store=True)))[-1]["response"]

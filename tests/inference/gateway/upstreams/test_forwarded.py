@@ -35,7 +35,7 @@ from tests.servers.fake_upstream import Asked, Wire, chunk, usage
 TURNS: Any = CHAT["messages"]
 
 
-async def test_a_stream_is_forwarded_as_it_comes(rig: UpstreamRig) -> None:
+async def test_streams_and_usage(rig: UpstreamRig, caplog: pytest.LogCaptureFixture) -> None:
     goes_on = threading.Event()
     rig.upstream.answer = paused(goes_on)
     exchange = rig.open_chat(stream=True, stream_options={"include_usage": True})
@@ -54,6 +54,20 @@ async def test_a_stream_is_forwarded_as_it_comes(rig: UpstreamRig) -> None:
     for _ in range(3):
         assert (await rig.chat()).status == 200
     assert rig.upstream.num_connections <= 2
+    rig.forget()
+    # Impossible usage.
+    caplog.set_level(logging.INFO, "helexa.requests")
+    for end in ([], [usage(10**9, 10**9)], [{"usage": {"prompt_tokens": -1}}], HELLO[4:]):
+        rig.upstream.answer = lambda asked, wire, end=end: wire.stream([*HELLO[:4], *end])
+        await rig.chat(max_tokens=50)
+    assert [settled.completion_tokens for settled in rig.ledger.settled] == [2, 2, 2, 2]
+    asked_bytes = len(json.dumps(CHAT["messages"]))
+    for settled in rig.ledger.settled[:3]:  # four bytes a token, whatever a template may add
+        assert asked_bytes / 6 < settled.prompt_tokens <= asked_bytes / 3
+    rig.upstream.answer = cut_early
+    await rig.chat()
+    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
+    assert [" estimated" in line for line in lines] == [True, True, True, False, False]
 
 
 async def test_no_more_than_its_places_are_used(rig: UpstreamRig, make_client: MakeClient) -> None:
@@ -78,26 +92,6 @@ async def test_no_more_than_its_places_are_used(rig: UpstreamRig, make_client: M
     assert sorted(one.status for one in answers) == [200] * 5 + [503]
 
 
-async def test_requests_that_must_stay_never_leave_and_none_goes_round(rig: UpstreamRig) -> None:
-    rig.serve(leaves_network=True)
-    for path in (PATH, "/v1/messages", "/api/chat", "/v1/embeddings"):
-        body = {"model": "far", "input": "a"} if path == "/v1/embeddings" else CHAT
-        more = {"max_tokens": 5} if path == "/v1/messages" else {}
-        assert (await rig.client.post(path, {**body, **more})).status == 403, path
-    assert not rig.upstream.asked
-    (entry,) = rig.catalogue.listed
-    rig.list(upstream=entry.upstream, may_leave_network=True)
-    assert (await rig.client.post(PATH, CHAT, headers={"via": "1.1 proxy"})).status == 200
-    (asked,) = rig.upstream.asked
-    via = asked.headers["via"]
-    assert via.startswith("1.1 proxy, 1.1 helexa-")
-    for came in (via, f"{via}, 1.1 another"):
-        answer = await rig.client.post(PATH, CHAT, headers={"via": came})
-        assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
-        assert "sent it back" in answer.error["message"]
-    assert rig.upstream.asked == [asked]
-
-
 async def test_keys_and_what_is_not_translated(rig: UpstreamRig) -> None:
     fields = {"prompt_logprobs": 1, "return_token_ids": True, "guided_regex": "a+"}
     for name, value in fields.items():
@@ -120,21 +114,6 @@ async def test_keys_and_what_is_not_translated(rig: UpstreamRig) -> None:
     assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
     rig.list(upstream=None)
     assert (await rig.chat()).error["code"] == "upstream_failed"
-
-
-async def test_impossible_usage(rig: UpstreamRig, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "helexa.requests")
-    for end in ([], [usage(10**9, 10**9)], [{"usage": {"prompt_tokens": -1}}], HELLO[4:]):
-        rig.upstream.answer = lambda asked, wire, end=end: wire.stream([*HELLO[:4], *end])
-        await rig.chat(max_tokens=50)
-    assert [settled.completion_tokens for settled in rig.ledger.settled] == [2, 2, 2, 2]
-    asked_bytes = len(json.dumps(CHAT["messages"]))
-    for settled in rig.ledger.settled[:3]:  # four bytes a token, whatever a template may add
-        assert asked_bytes / 6 < settled.prompt_tokens <= asked_bytes / 3
-    rig.upstream.answer = cut_early
-    await rig.chat()
-    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
-    assert [" estimated" in line for line in lines] == [True, True, True, False, False]
 
 
 async def test_a_cap_holds_without_a_tokenizer(rig: UpstreamRig) -> None:
@@ -235,7 +214,7 @@ async def test_an_answer_may_be_whole_cut_or_left(rig: UpstreamRig, spoken: Spok
     ]
 
 
-async def test_text_completions_are_forwarded(rig: UpstreamRig) -> None:
+async def test_completions_and_requests_that_must_stay(rig: UpstreamRig) -> None:
     choices = [{"index": i, "text": f"{i}!", "finish_reason": "length"} for i in range(2)]
     answered = [{"choices": [one]} for one in choices] + [usage(4, 2)]
     rig.upstream.answer = lambda asked, wire: wire.stream(answered)
@@ -254,3 +233,23 @@ async def test_text_completions_are_forwarded(rig: UpstreamRig) -> None:
     SPOKEN_BY["anthropic"].serve(rig)
     refused = await rig.client.post("/v1/completions", body | {"prompt": "a"})
     assert (refused.status, refused.error["param"]) == (400, "prompt")
+    rig.forget()
+    # Requests that must stay never leave and none goes round.
+    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
+    rig.serve(leaves_network=True)
+    for path in (PATH, "/v1/messages", "/api/chat", "/v1/embeddings"):
+        body = {"model": "far", "input": "a"} if path == "/v1/embeddings" else CHAT
+        more = {"max_tokens": 5} if path == "/v1/messages" else {}
+        assert (await rig.client.post(path, {**body, **more})).status == 403, path
+    assert not rig.upstream.asked
+    (entry,) = rig.catalogue.listed
+    rig.list(upstream=entry.upstream, may_leave_network=True)
+    assert (await rig.client.post(PATH, CHAT, headers={"via": "1.1 proxy"})).status == 200
+    (asked,) = rig.upstream.asked
+    via = asked.headers["via"]
+    assert via.startswith("1.1 proxy, 1.1 helexa-")
+    for came in (via, f"{via}, 1.1 another"):
+        answer = await rig.client.post(PATH, CHAT, headers={"via": came})
+        assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
+        assert "sent it back" in answer.error["message"]
+    assert rig.upstream.asked == [asked]

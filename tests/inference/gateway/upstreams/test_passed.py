@@ -57,7 +57,7 @@ def lasting(seconds: float) -> dict[str, Any]:
     return {"usage": {"type": "duration", "seconds": seconds}}
 
 
-async def test_a_transcription_is_sent_on_and_charged_by_the_second(rig: UpstreamRig) -> None:
+async def test_transcriptions_and_moderations(rig: UpstreamRig) -> None:
     rig.offer("transcription")
     rig.upstream.answer = found(**lasting(3))
     audio = wav(2.5)
@@ -80,6 +80,18 @@ async def test_a_transcription_is_sent_on_and_charged_by_the_second(rig: Upstrea
     assert (settled.cost_micro_usd, settled.neuron) == (1 + 3 * 2, "upstream:box")
     assert (settled.prompt_tokens, settled.completion_tokens) == (0, 0)
     assert settled.endpoint == TRANSCRIPTIONS
+    rig.forget()
+    # A moderation costs a request.
+    rig.directory.restrict(KEY, names_end_user=True)
+    rig.offer("moderation", unit_price_micro_usd=None)
+    verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
+    rig.answer(200, verdict)
+    body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = await rig.client.post(MODERATIONS, body, headers=headers)
+    assert answer.json == verdict
+    assert "ann" not in rig.upstream.asked[0].body.decode()
+    assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
 
 
 SECONDS: dict[str, tuple[bytes, Answer, int, int, bool]] = {
@@ -106,7 +118,7 @@ async def test_seconds_are_the_upstreams_within_what_the_file_may_have(
     assert (" estimated" in caplog.text) == is_estimated
 
 
-async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamRig) -> None:
+async def test_speech_and_events(rig: UpstreamRig) -> None:
     goes_on = threading.Event()
 
     def speak(asked: Asked, wire: Wire) -> None:
@@ -128,9 +140,8 @@ async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamR
     metered = rig.settled.metered
     assert (metered.unit, metered.num_units, rig.settled.cost_micro_usd) == ("character", 5, 11)
     assert rig.settled.time_to_first_token_ms is not None
-
-
-async def test_events_pass_frame_by_frame(rig: UpstreamRig) -> None:
+    rig.forget()
+    # Events pass frame by frame.
     rig.offer("speech")
     done = {"type": "speech.audio.done", "usage": {"total_tokens": 9}}
     rig.upstream.answer = streaming({"type": "speech.audio.delta", "audio": "AAAA"}, done)
@@ -187,21 +198,6 @@ async def test_images_are_reserved_as_asked_and_charged_as_given(rig: UpstreamRi
     assert rig.upstream.asked[0].path.endswith("/images/variations")
     assert rig.settled.metered.num_units == 2
     assert not rig.ledger.held
-
-
-async def test_a_moderation_costs_a_request(
-    rig: UpstreamRig,
-) -> None:
-    rig.directory.restrict(KEY, names_end_user=True)
-    rig.offer("moderation", unit_price_micro_usd=None)
-    verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
-    rig.answer(200, verdict)
-    body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
-    headers = {"authorization": f"Bearer {KEY}"}
-    answer = await rig.client.post(MODERATIONS, body, headers=headers)
-    assert answer.json == verdict
-    assert "ann" not in rig.upstream.asked[0].body.decode()
-    assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
 
 
 @each_case("has_begun", [True, False])

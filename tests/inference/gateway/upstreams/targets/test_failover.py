@@ -134,7 +134,9 @@ async def test_a_callers_mistake_and_an_answer_that_began_are_not_tried_elsewher
     assert not rig.cloud.asked
 
 
-async def test_each_is_tried_once(rig: TargetsRig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_once_and_by_its_price(
+    rig: TargetsRig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
     tried = "own:no_neuron,box/m:upstream_failed"
     for ask, kind, targets, log in (
@@ -152,6 +154,18 @@ async def test_each_is_tried_once(rig: TargetsRig, caplog: pytest.LogCaptureFixt
         assert not rig.ledger.held
         (line,) = (one.message for one in caplog.records if one.name == "helexa.requests")
         assert line.endswith(log)
+    # What passes through has the price of its target.
+    rig.directory.budgets = (1,)
+    rig.cloud.answer = lambda asked, wire: wire.whole(200, b"sound", "audio/mpeg")
+    rig.box.answer = refuses(500)
+    targets = ("box/m unit_price 2", "cloud/m request_price 1 unit_price 5")
+    rig.offer(*targets, **SPEAKS, unit_price_micro_usd=9)
+    assert (await rig.speak()).status == 200
+    assert [one.metered.micro_usd for one in rig.ledger.reserved] == [1 + 6 * 5]
+    assert rig.ledger.settled[-1].cost_micro_usd == 1 + 6 * 5
+    rig.box.answer = rig.cloud.answer
+    assert (await rig.speak()).status == 200
+    assert rig.ledger.settled[-1].cost_micro_usd == 6 * 2
 
 
 async def test_the_time_is_over(
@@ -279,17 +293,3 @@ async def test_prices_of_upstreams(rig: TargetsRig, neuron: FakeNeuron) -> None:
     refused = await rig.chat()
     assert (refused.status, refused.error["code"]) == (502, "upstream_failed")
     assert len(rig.box.asked) == 1
-
-
-async def test_what_passes_through_has_the_price_of_its_target(rig: TargetsRig) -> None:
-    rig.directory.budgets = (1,)
-    rig.cloud.answer = lambda asked, wire: wire.whole(200, b"sound", "audio/mpeg")
-    rig.box.answer = refuses(500)
-    targets = ("box/m unit_price 2", "cloud/m request_price 1 unit_price 5")
-    rig.offer(*targets, **SPEAKS, unit_price_micro_usd=9)
-    assert (await rig.speak()).status == 200
-    assert [one.metered.micro_usd for one in rig.ledger.reserved] == [1 + 6 * 5]
-    assert rig.ledger.settled[-1].cost_micro_usd == 1 + 6 * 5
-    rig.box.answer = rig.cloud.answer
-    assert (await rig.speak()).status == 200
-    assert rig.ledger.settled[-1].cost_micro_usd == 6 * 2

@@ -33,7 +33,7 @@ from tests.servers.fake_upstream import Asked, Wire
 COUNT = "/v1/messages/count_tokens"
 
 
-async def test_the_response_names_who_served(rig: TargetsRig, neuron: FakeNeuron) -> None:
+async def test_own_replicas_and_who_served(rig: TargetsRig, neuron: FakeNeuron) -> None:
     defaults = {"repetition_window": 256, "min_p": 0.1, "temperature": 0.5}
     rig.offer("own", "box/m", **defaults)
     assert text_of(await rig.chat()) == OWN
@@ -58,9 +58,7 @@ async def test_the_response_names_who_served(rig: TargetsRig, neuron: FakeNeuron
     ):
         rig.offer("own", *targets)
         assert await rig.served_by() == server, targets
-
-
-async def test_own_replicas_when_ready(rig: TargetsRig, neuron: FakeNeuron) -> None:
+    # Own replicas when ready.
     rig.offer("own when ready", "box/m")
     assert text_of(await rig.chat()) == OWN
     neuron.status = None
