@@ -1,4 +1,5 @@
-"""Driving an ASGI application by hand: what HTTP clients hide (streams, leaving) is the point."""
+"""Driving an ASGI application by hand, by HTTP and by WebSocket: what clients hide (streams,
+leaving) is the point."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The bodies that tests of the gateway send where their words do not matter. ``more`` are further
-fields, or others in place of these."""
+"""The bodies that tests of the gateway send where their words do not matter, scripts of a neuron,
+and reading and waiting for what comes. ``more`` are further fields, or others in their place."""
 
 from __future__ import annotations
 

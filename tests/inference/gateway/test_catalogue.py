@@ -1,4 +1,5 @@
-"""The gateway's reads and writes of the real database, and its errors when that is unreachable."""
+"""The gateway's reads and writes of the real database, its errors when that is unreachable, and its
+loops, which begin again when they break."""
 
 from __future__ import annotations
 

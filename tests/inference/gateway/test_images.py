@@ -1,5 +1,5 @@
 """Images through the gateway: beside the inbox to the neuron, kept with conversations, refused by
-what the model can do."""
+what the model can do, and fetched from the hosts that are named and no others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from inference.gateway.images import (
 from inference.gateway.request.tokens import TokenBounds, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
-from inference.protocol.images import ImageRef, VisionInput, image_layout
+from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
 from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.dialect import NO_CONTEXT
@@ -180,32 +180,6 @@ def test_what_images_may_cost() -> None:
     assert bounds_of(one, None).prompt_tokens >= seen.prompt_tokens
     assert 64 <= seen.exact_tokens <= 64 + 8
     assert seen.exact_tokens + seen.text_bound == seen.prompt_tokens
-    # The text between the parts of an image is bounded by its bytes.
-    tiles = VisionInput(
-        pad_token_id=1,
-        patch_px=16,
-        merge=4,
-        min_pixels=0,
-        max_pixels=512**2,
-        image_px=128,
-        placeholder="<image>",
-        written="<global-img><image>",
-        division="tiles",
-        part="<row_{row}_col_{column}><image>",
-        row_break="\n",
-        parts_end="\n\n<global-img><image>",
-    )
-    bare, _ = without_files(request_with(), ImageRules())
-    one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
-    (image,) = one.input.images  # type: ignore[union-attr]
-    layout = image_layout(image.width_px, image.height_px, tiles)
-    assert layout.num_runs > 2
-    seen, unseen = bounds_of(one, tiles), bounds_of(bare, tiles)
-    pads = layout.num_tokens(tiles.merge)
-    assert pads <= seen.exact_tokens <= pads + 8
-    text = len(tiles.text_of(layout).encode())
-    assert text <= seen.text_bound - unseen.text_bound <= 2 * text
-    assert seen.text_bytes == unseen.text_bytes, "its client sent none of it"
 
 
 def bounds_of(request: GenerationRequest, vision: VisionInput | None) -> TokenBounds:

@@ -1,4 +1,4 @@
-"""A fleet that is idle, so that batches run."""
+"""A fleet that is idle, so that batches run; what their tests send and how long they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Batches of OpenAI's and Anthropic's through the whole gateway, by their SDKs."""
+"""Batches of OpenAI's and Anthropic's through the whole gateway, by their SDKs, and their files: an
+account's share, uploads, expiry."""
 
 from __future__ import annotations
 
@@ -78,9 +79,7 @@ async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
     assert [batch.id for batch in (await sdk.batches.list()).data] == [made.id]
 
 
-async def test_it_waits_while_others_do_and_is_cancelled(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_a_batch_waits_and_is_cancelled(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     neuron.queue_depth = 2
     await neuron.beat()
     made = await begin(sdk, line("a"))
@@ -196,9 +195,7 @@ PURPOSE = ('name="purpose"', b"batch")
 HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 
 
-async def test_an_account_keeps_so_much_and_no_more(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_what_an_account_keeps(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client(max_stored_file_bytes=100, max_open_batches=0)
     large = {"custom_id": "a", "params": {"text": "x" * 100}}
     full = await client.post("/v1/messages/batches", {"requests": [large]}, headers=KEYED)
@@ -252,9 +249,7 @@ async def test_forms(
     assert (answer.json["filename"] if status == 200 else answer.error["param"]) == found
 
 
-async def test_an_expired_file_is_gone(
-    kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway
-) -> None:
+async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway) -> None:
     for expiry, field in (
         ({"anchor": "last_active_at", "seconds": 3600}, "anchor"),
         ({"anchor": "created_at", "seconds": 60}, "seconds"),

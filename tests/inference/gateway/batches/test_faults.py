@@ -86,9 +86,7 @@ def name_of(submit: Submit, *names: str) -> str:
     return next(name for name in names if name in text)
 
 
-async def test_a_row_that_ends_engines_is_run_twice(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_a_row_that_ends_engines(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     """It used to be run until its batch expired."""
     names = ("poison", "first", "second", "third")
     num_runs: Counter[str] = Counter()
@@ -211,7 +209,7 @@ async def test_batches_of_another_gateway(
     strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
     for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
         assert (await client.get(stranger, headers=strangers)).status == 404
-    # It returns the answers so far, and is open no longer.
+    # One whose input was deleted returns the answers so far, and is open no longer.
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "123"]
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}

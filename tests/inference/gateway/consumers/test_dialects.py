@@ -173,9 +173,7 @@ async def test_an_answer_that_fails(
     assert ("retry-after" in answer.headers) == (status == 503 and not has_begun)
 
 
-async def test_batches_and_neurons_that_are_lost(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
+async def test_lost(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:
     async def gap(submit: Submit) -> AsyncIterator[list[Event]]:
         async for events in saying([ACCEPTED], *deltas("after the hole"))(submit):
             yield events
@@ -220,9 +218,7 @@ async def test_batches_and_neurons_that_are_lost(
     assert (refused.status, refused.error["code"]) == (503, "database_unavailable")
 
 
-async def test_unknown_fields_and_advice(
-    make_client: MakeClient, neuron: FakeNeuron, client: AsgiClient
-) -> None:
+async def test_own_headers(make_client: MakeClient, neuron: FakeNeuron, client: AsgiClient) -> None:
     lenient = make_client(ignores_unknown_fields=True)
     for stream in (False, True):
         answer = await lenient.post(CHAT, UNKNOWN | {"stream": stream})

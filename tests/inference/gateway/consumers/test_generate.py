@@ -1,4 +1,5 @@
-"""Answers through the whole gateway: a real Redis between it and a fake neuron."""
+"""Answers, vectors, scores and tokens through the whole gateway: a real Redis between it and a fake
+neuron."""
 
 from __future__ import annotations
 
@@ -314,9 +315,7 @@ async def test_rerank(
     assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
 
 
-async def test_the_only_model_needs_no_name(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
+async def test_no_name(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:
     neuron.script = tokenizes
     catalogue.listed = [ENTRY, dataclasses.replace(ENTRY, name="second", aliases=())]
     for path, fields in (("/tokenize", {"prompt": "Hi!"}), ("/detokenize", {"tokens": [5, 6]})):

@@ -93,9 +93,7 @@ def packed(*numbers: float) -> bytes:
     return np.array(numbers, dtype="<f4").tobytes()
 
 
-async def test_lists_and_loads(
-    sdk: ollama.AsyncClient, neuron: FakeNeuron, client: AsgiClient
-) -> None:
+async def test_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron, client: AsgiClient) -> None:
     assert [model.model for model in (await sdk.list()).models] == ["tiny", "gpt-4o"]
     assert [model.name for model in (await sdk.ps()).models] == ["tiny"]
     assert (await sdk.show("gpt-4o")).capabilities == ["completion"]

@@ -44,9 +44,7 @@ PATCHED = LOCAL | {"access-control-request-method": "PATCH"}
 AUTHORIZED = [(b"authorization", BEARER["authorization"].encode())]
 
 
-async def test_refusals_answers_and_clients_that_leave(
-    rig: RecordingRig, neuron: FakeNeuron
-) -> None:
+async def test_refusals_and_answers(rig: RecordingRig, neuron: FakeNeuron) -> None:
     narrow = {"authorization": f"Bearer {NARROW_KEY}"}
     for headers, more, status, code, account in (
         ({}, {}, 401, "invalid_api_key", ""),
@@ -138,7 +136,7 @@ async def test_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
     assert captured is not None and bytes(captured.answer) == refusal.body
     rig.directory.restrict(KEY, capture_until_unix_s=None)
 
-    # It reaches the record, never the client; a neuron that was not asked for one is at fault.
+    # A trace never reaches the client; a neuron that was not asked for one is at fault.
     async def traced(submit: Submit) -> AsyncIterator[list[Event]]:
         *events, last = [one async for batch in paris(submit) for one in batch]
         yield [*events, Traced(request_id=submit.request_id, text="the prompt"), last]
@@ -188,9 +186,7 @@ async def test_unhandled(rig: RecordingRig, case: Any) -> None:
 
 
 @each_case("num_parts", [0, 1])
-async def test_a_client_that_leaves_before_its_body_is_whole(
-    rig: RecordingRig, num_parts: int
-) -> None:
+async def test_who_leaves_before_its_body_is_whole(rig: RecordingRig, num_parts: int) -> None:
     parts = [b'{"model":', b""][: num_parts + 1]
     exchange = rig.client.open("POST", CHAT, parts=parts, headers=BEARER)
     messages: Any = exchange._messages

@@ -1,5 +1,6 @@
 """A request unknown to its neuron fails, and a neuron's request without a waiting client is
-cancelled."""
+cancelled; what a gateway writes to Redis: frames and the ring with them, who waits, refusals of all
+gateways by hour, account and code, and neurons' faults."""
 
 from __future__ import annotations
 
@@ -117,9 +118,7 @@ def watch(
         *("of another epoch", "its last events may still be read", "not sent yet"),
     ],
 )
-async def test_a_request_that_its_neuron_does_not_know_is_failed(
-    redis_client: redis.asyncio.Redis, case: Any
-) -> None:
+async def test_what_its_neuron_does_not_know(redis_client: redis.asyncio.Redis, case: Any) -> None:
     held, more, is_lost = case
     streams, around = RequestStreams(), Surroundings()
     stream = open_stream(streams, "r", "beast")
@@ -227,9 +226,7 @@ def _submit(request_id: str, num_characters: int) -> Submit:
     )
 
 
-async def test_a_large_frame_is_in_pieces(
-    redis_url: str, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_frames_are_in_pieces(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
     """A connection that carried it whole made Redis hold all of it, twice."""
     link = RedisLink(redis_url, timeout_s=60.0)
     dispatcher = Dispatcher(link, stall_limit_s=60.0)

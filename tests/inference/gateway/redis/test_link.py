@@ -45,7 +45,7 @@ async def test_streams_and_scripts(link: RedisLink, redis_client: redis.asyncio.
     await redis_client.ping()
     entry_id = await redis_client.xadd("later", {b"b": b"there"})
     assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])], "written while it waits"
-    # Each is reported once.
+    # A script is reported once.
     script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
     for _ in range(2):
         assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
@@ -55,9 +55,7 @@ async def test_streams_and_scripts(link: RedisLink, redis_client: redis.asyncio.
         await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
 
 
-async def test_commands_and_a_lost_connection(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_commands_under_way(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
     assert lengths == list(range(1, 51))
     await link.command("SET", "number", 7)
@@ -170,9 +168,7 @@ class Loop:
 
 
 @each_case("stands_still", ["before Redis fails", "while Redis is away", "never"])
-async def test_a_stall_ends_at_its_limit(
-    monkeypatch: pytest.MonkeyPatch, stands_still: str
-) -> None:
+async def test_stalls_have_a_limit(monkeypatch: pytest.MonkeyPatch, stands_still: str) -> None:
     given_up: list[float] = []
     loop: Any = Loop()
     with monkeypatch.context() as patch:

@@ -1,7 +1,8 @@
 """Gateways that die or stand still: what has run is billed once, as it was told, and recorded so.
+Nothing of it needs Redis or a neuron: both may be gone as well.
 
-Nothing here needs Redis or a neuron: both may be gone as well.
-"""
+A request that has ended is freed without the garbage collector, whose full collections stop every
+stream. So is one that failed, though the frames of its traceback refer to its error."""
 
 from __future__ import annotations
 

@@ -117,9 +117,7 @@ async def test_who_is_served(make_client: MakeClient, neuron: FakeNeuron, case: 
     assert answer.headers["x-request-id"]
 
 
-async def test_who_sends_no_key_is_asked_for_one(
-    make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_who_sends_no_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
     client = make_client(**CLOSED)
     for headers in (BASIC, *({"authorization": word} for word in ("", "Bearer", "Bearer "))):
         answer = await client.post(CHAT, SHORT_CHAT, headers=headers)
@@ -142,9 +140,7 @@ async def test_large_bodies_and_without_the_database(rig: Rig, neuron: FakeNeuro
     assert answer.headers["retry-after"]
 
 
-async def test_a_name_that_is_rebound_to_this_machine_is_refused(
-    client: AsgiClient, make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_rebound(client: AsgiClient, make_client: MakeClient, neuron: FakeNeuron) -> None:
     local = make_client(allowed_hosts=())
     for method, path in (("GET", "/v1/models"), ("POST", CHAT)):
         for host, status in (

@@ -22,7 +22,6 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
-from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from tests.cases import each_case
 from tests.inference.gateway.bodies import open_stream
@@ -110,9 +109,7 @@ async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
 
 
 @pytest.mark.usefixtures("quick_rounds")
-async def test_those_who_wait_ask_once_a_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_those_who_wait_ask_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
     num_waiting, num_rounds, num_looks = 100, 20, 0
     status: ReplicaStatus | None = None
@@ -152,24 +149,6 @@ async def test_no_more_may_wait_than_are_allowed() -> None:
         task.cancel()
     await asyncio.wait(waiting)
     assert placer.num_waiting == 0
-
-
-@pytest.mark.usefixtures("quick_rounds")
-async def test_what_breaks_while_they_wait_is_reported_to_all() -> None:
-    num_reads = 0
-
-    async def read() -> FleetSnapshot:
-        nonlocal num_reads
-        num_reads += 1
-        if num_reads > 5:
-            raise redis_unavailable()
-        return fleet(ant=LOADING)
-
-    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=9)
-    ends = await asyncio.gather(
-        *(placer.find_place(ENTRY, deadline_s=soon_s()) for _ in range(3)), return_exceptions=True
-    )
-    assert [end.code for end in ends if isinstance(end, ApiError)] == ["redis_unavailable"] * 3
 
 
 @pytest.mark.usefixtures("quick_rounds")
@@ -222,9 +201,7 @@ def test_all_turns_of_a_conversation_share_the_first_hint(longer: str) -> None:
         (hints("s", DOCUMENT + "a?"), hints("s", DOCUMENT + "a?", "a text", "And who?"), 2),
     ],
 )
-def test_the_hints_that_prompts_share(
-    one: tuple[bytes, ...], other: tuple[bytes, ...], num_shared: int
-) -> None:
+def test_shared_hints(one: tuple[bytes, ...], other: tuple[bytes, ...], num_shared: int) -> None:
     same = [mine == others for mine, others in zip(one, other, strict=False)]
     assert same[: num_shared + 1] == ([True] * num_shared + [False])[: len(same)]
 

@@ -1,4 +1,5 @@
-"""Limits per minute and at once, as a client meets them."""
+"""Limits per minute and at once, as a client meets them; a request that no engine has accepted is
+retried on another replica, within bounds, and an accepted one never."""
 
 from __future__ import annotations
 

@@ -305,9 +305,7 @@ async def test_a_ledger_that_fails_ends_all_waiting(num_waiting: int, failure: E
     st.lists(st.tuples(st.integers(0, 100_000), st.integers(-5, 100_000)), max_size=20),
     st.integers(0, 200_000),
 )
-def test_a_text_is_reserved_near_what_the_model_makes_of_it_within_the_sure_bound(
-    seen: list[tuple[int, int]], bound: int
-) -> None:
+def test_what_is_reserved_of_a_text(seen: list[tuple[int, int]], bound: int) -> None:
     ratios = PromptRatios()
     for text_bound, num_tokens in seen:
         ratios.observe("tiny", text_bound, num_tokens)

@@ -62,9 +62,7 @@ async def test_the_sdk_works_in_the_background(
         await sdk.responses.cancel(again.id)
 
 
-async def test_a_stream_survives_its_client_and_is_watched_again(
-    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
+async def test_watched_again(client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads) -> None:
     gate = asyncio.Event()
     neuron.script = gated(gate)
     first = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
@@ -115,9 +113,7 @@ async def test_cancel_and_delete(client: AsgiClient, neuron: FakeNeuron, gateway
     await until(lambda: not len(gateway.streams))
 
 
-async def test_a_run_cancelled_before_it_begins_lets_its_watcher_go(
-    gateway: Gateway,
-) -> None:
+async def test_a_run_cancelled_before_it_begins_lets_its_watcher_go(gateway: Gateway) -> None:
     gateway.ensure_started()
     runs = background.BackgroundRuns(
         gateway, response_store.ResponseStore(gateway, max_responses=9, max_bytes=9)

@@ -1,4 +1,5 @@
-"""OpenAI's Responses through the whole gateway, by its own SDK and by hand, kept in a database."""
+"""OpenAI's Responses through the whole gateway, by its own SDK and by hand, kept in a database, and
+over a WebSocket: turns in order, what they continue, and what ends them."""
 
 from __future__ import annotations
 
@@ -45,9 +46,7 @@ ANSWER = "The capital is Paris."
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
 
-async def test_the_sdk_creates_counts_and_deletes(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_creates_counts_and_deletes(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     made = await sdk.responses.create(**responses_body(metadata={"topic": "capitals"}))
     assert made.output_text == ANSWER
     assert (made.status, made.model, made.metadata) == ("completed", "tiny", {"topic": "capitals"})
@@ -102,9 +101,7 @@ async def test_what_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -
     assert len(neuron.frames) == 3
 
 
-async def test_a_stream_that_breaks_is_reported_and_kept(
-    client: AsgiClient, sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_broken(client: AsgiClient, sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     neuron.script = breaks
     with pytest.raises(openai.APIError, match="The engine crashed") as raised:
         async for _ in await sdk.responses.create(**responses_body(stream=True)):
@@ -158,9 +155,7 @@ async def test_the_database_is_away(
     assert (await client.post(RESPONSES, responses_body(store=False))).status == 200
 
 
-async def test_the_sdk_compacts(
-    sdk: openai.AsyncOpenAI, client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_compacts(sdk: openai.AsyncOpenAI, client: AsgiClient, neuron: FakeNeuron) -> None:
     first = await sdk.responses.create(**responses_body())
     compacted = await sdk.responses.compact(model="tiny", previous_response_id=first.id)
     assert [item.type for item in compacted.output] == ["message", "compaction"]
@@ -313,9 +308,7 @@ async def test_what_is_refused(
     EVENT_TYPES.validate_python(events[0])
 
 
-async def test_leaving_and_stopping(
-    client: AsgiClient, gateway: Gateway, neuron: FakeNeuron
-) -> None:
+async def test_ends(client: AsgiClient, gateway: Gateway, neuron: FakeNeuron) -> None:
     neuron.script = endless
     async with connect(client) as socket:
         socket.send_json(create())

@@ -1,5 +1,5 @@
 """What one gateway takes on at once, how many connections and for how long, and what each refusal
-names."""
+names; answers of many megabytes: in bounded pieces, at the pace of their own client."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ async def test_more_than_is_taken_on_at_once_is_refused_by_name(
     assert (await client.post(CHAT, parts=[b"x" * 4000])).status == 400, "there is room again"
 
 
-async def test_what_waits_on_a_socket_is_bounded(
-    make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_what_waits_on_a_socket(make_client: MakeClient, neuron: FakeNeuron) -> None:
     client = make_client(max_body_bytes=10_000)
     neuron.script = endless
     body = responses_body(type="response.create", store=False, input="y" * 4000)
@@ -146,9 +144,7 @@ def test_one_address_has_its_own_bound(hosts: list[str], codes: list[str | None]
     assert connections.codes(hosts[0]) == [None]
 
 
-def test_a_connection_in_the_reserve_is_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_connection_in_the_reserve_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     for limit, *kept_back in ((128, 80, 96), (1024, 832, 896), (20_000, 19_808, 19_872)):
         marks = DescriptorMarks.of_limit(limit)
         assert [marks.refuse_from, marks.stop_from] == kept_back

@@ -1,5 +1,5 @@
-"""Which paths are the API's, what a wrong one is answered with, and which web pages may use the API
-from a browser."""
+"""Which paths are the API's, what a wrong one is answered with, and which web pages may use it;
+refusals before a neuron gets the request, health and drains."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The application under Daphne, as a process: what its server answers, cuts off and has recorded,
-with real clients."""
+with real clients, and how it ends: its drain, a second signal, a port in use."""
 
 from __future__ import annotations
 
@@ -193,9 +193,7 @@ async def draining(
         running.process.kill()
 
 
-async def test_daphne_drains(
-    environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
-) -> None:
+async def test_drain(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
     may_end, port = asyncio.Event(), free_port()
 
     async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
@@ -220,9 +218,7 @@ async def test_daphne_drains(
     assert answer.endswith(b"data: [DONE]\n\n") and b" Pari" in answer
 
 
-async def test_a_second_signal_ends_a_drain_at_once(
-    environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
-) -> None:
+async def test_signals(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
     ready.script = accepts
     patient = environment | {"HELEXA_DRAIN_SECONDS": "3600"}
     async with draining(patient, ready, tmp_path / "log") as (running, response):

@@ -75,9 +75,7 @@ async def answered(server: RunningServer, beginning: bytes, drop: bytes) -> byte
     return received
 
 
-async def test_clients_that_drip_get_a_408(
-    server: RunningServer,
-) -> None:
+async def test_clients_that_drip_get_a_408(server: RunningServer) -> None:
     dripping = [(HEAD, b"a: b\r\n"), (UPLOAD % 1_000_000, b"x"), (UPLOAD % 1000, b"x")]
     twice = HEAD + b"\r\n" + HEAD + b"\r\n"  # the second is in the buffer already
     silent, used, *answers = await asyncio.gather(
@@ -101,9 +99,7 @@ async def quiet(submit: Submit) -> AsyncIterator[list[Event]]:
             yield events
 
 
-async def test_uploads_answers_and_websockets_may_take_their_time(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
+async def test_what_may_take_its_time(server: RunningServer, ready: FakeNeuron) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield json.dumps(ASKED).encode()
         for _ in range(12):

@@ -1,4 +1,4 @@
-"""A gateway whose only model an upstream serves, and parts of the upstream's answers."""
+"""A gateway whose only model an upstream serves, and its answer, "Hello", in each dialect."""
 
 from __future__ import annotations
 

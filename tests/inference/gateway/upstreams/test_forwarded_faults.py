@@ -1,4 +1,5 @@
-"""An upstream's errors and faults: each ends its request once, by its meaning."""
+"""An upstream's errors and faults: each ends its request once, by its meaning. Embeddings and
+counts of a prompt's tokens that an upstream answers."""
 
 from __future__ import annotations
 
@@ -251,9 +252,7 @@ def embeds(asked: Asked, wire: Wire) -> None:
         ("ollama", "/api/embed", {"truncate": False, "dimensions": 2}),
     ],
 )
-async def test_embeddings_are_forwarded_and_billed(
-    rig: UpstreamRig, dialect: str, path: str, body: dict[str, Any]
-) -> None:
+async def test_embeddings(rig: UpstreamRig, dialect: str, path: str, body: dict[str, Any]) -> None:
     rig.forget()
     SPOKEN_BY[dialect].serve(rig)
     rig.upstream.answer = embeds

@@ -104,9 +104,7 @@ SECONDS: dict[str, tuple[bytes, Answer, int, int, bool]] = {
 
 
 @each_case("case", SECONDS.values(), ids=SECONDS)
-async def test_seconds_are_the_upstreams_within_what_the_file_may_have(
-    rig: UpstreamRig, caplog: pytest.LogCaptureFixture, case: Any
-) -> None:
+async def test_seconds(rig: UpstreamRig, caplog: pytest.LogCaptureFixture, case: Any) -> None:
     audio, rig.upstream.answer, reserved, charged, is_estimated = case
     rig.forget()
     rig.directory.budgets = (1,)
@@ -258,9 +256,7 @@ def draw(rig: UpstreamRig) -> Draw:
     return ask
 
 
-async def test_images_cost_the_tokens_that_are_reported(
-    rig: UpstreamRig, draw: Draw, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_token_prices(rig: UpstreamRig, draw: Draw, caplog: pytest.LogCaptureFixture) -> None:
     image = {"b64_json": "A" * 100_000, "revised_prompt": 'a "input_tokens": 7, hat'}
     await draw(image, n=2, usage=USAGE)
     (reserved,) = rig.ledger.reserved

@@ -1,4 +1,5 @@
-"""Two upstreams, of which one is outside, and a model with targets."""
+"""A gateway whose only model has several targets: own replicas, and two upstreams, of which one is
+outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests that fail over to their next target before their answer begins, each target once."""
+"""Requests that fail over to their next target before their answer begins, each target once; their
+reservations, and what they are charged."""
 
 from __future__ import annotations
 
@@ -134,9 +135,7 @@ async def test_a_callers_mistake_and_an_answer_that_began_are_not_tried_elsewher
     assert not rig.cloud.asked
 
 
-async def test_each_once_and_by_its_price(
-    rig: TargetsRig, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_each_is_tried_once(rig: TargetsRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
     tried = "own:no_neuron,box/m:upstream_failed"
     for ask, kind, targets, log in (
@@ -168,9 +167,7 @@ async def test_each_once_and_by_its_price(
     assert rig.ledger.settled[-1].cost_micro_usd == 6 * 2
 
 
-async def test_the_time_is_over(
-    rig: TargetsRig, make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_time_is_over(rig: TargetsRig, make_client: MakeClient, neuron: FakeNeuron) -> None:
     neuron.status = None
     await neuron.beat()
     rig.offer("own", "box/m", vram_mb=1)
