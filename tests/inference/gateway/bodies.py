@@ -71,14 +71,9 @@ async def until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def any_answer() -> AnswerCheck:
-    """Returns the check of an answer of one choice, of any length."""
-    request = GenerationRequest(model="tiny", input=TextInput(texts=["Hi"]))
-    return AnswerCheck(request, Usage(prompt_tokens=10**6, completion_tokens=10**6))
-
-
 def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> RequestStream:
-    """A request that ``neuron`` was sent, in its epoch ``e``."""
+    """A request that ``neuron`` was sent, in its epoch ``e``; its answer may have any length."""
+    request = GenerationRequest(model="tiny", input=TextInput(texts=["Hi"]))
     stream = RequestStream(
         request_id=request_id,
         neuron=neuron,
@@ -87,7 +82,7 @@ def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> Reques
         first_token_timeout_s=60.0,
         abort=lambda: None,
         usage_counter=UsageCounter(),
-        check=any_answer(),
+        check=AnswerCheck(request, Usage(prompt_tokens=10**6, completion_tokens=10**6)),
     )
     streams.add(stream)
     return stream
@@ -143,11 +138,10 @@ def chat(frame: Any) -> ChatInput:
 
 
 async def until_status(kept: DatabaseThreads, response_id: str, status: str) -> None:
+    def found() -> str | None:
+        record = selectors.response_find(response_id, account="anonymous")
+        return record and record.status
+
     async with asyncio.timeout(60):
-        while await kept.query(lambda: stored_status(response_id)) != status:
+        while await kept.query(found) != status:
             await asyncio.sleep(0.02)
-
-
-def stored_status(response_id: str) -> str | None:
-    record = selectors.response_find(response_id, account="anonymous")
-    return None if record is None else record.status

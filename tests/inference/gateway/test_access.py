@@ -156,7 +156,8 @@ async def test_access(client: AsgiClient, neuron: FakeNeuron, row: Row) -> None:
     found = []
     for key in ROLES.values():
         neuron.script = paris
-        response_id = await _a_response_of_the_owner(client) if _needs_one(row) else ""
+        needs_one = "{id}" in row.path or "{id}" in (row.body or {}).values()
+        response_id = await _a_response_of_the_owner(client) if needs_one else ""
         neuron.script = row.script
         body = row.body and {
             name: response_id if value == "{id}" else value for name, value in row.body.items()
@@ -164,10 +165,6 @@ async def test_access(client: AsgiClient, neuron: FakeNeuron, row: Row) -> None:
         answer = await exchange_with(client, row.method, row.path.format(id=response_id), body, key)
         found.append(answer.status)
     assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, row.expected, strict=True))
-
-
-def _needs_one(row: Row) -> bool:
-    return "{id}" in row.path or "{id}" in (row.body or {}).values()
 
 
 async def _a_response_of_the_owner(client: AsgiClient) -> str:

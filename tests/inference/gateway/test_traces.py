@@ -17,6 +17,7 @@ from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.tracing.spans import (
     DECODE,
     ENGINE,
+    OPERATION_OF,
     PREFILL,
     PREPARE,
     QUEUE,
@@ -25,6 +26,7 @@ from inference.gateway.tracing.spans import (
 )
 from inference.protocol.events import Event, Finished, StageTimes
 from inference.protocol.generation import Submit
+from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import QUESTION, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
@@ -228,36 +230,22 @@ def test_no_report_leaves_the_attempt(found: StageTimes) -> None:
     assert all(one.end_s == after.start_s for one, after in itertools.pairwise(stages))
 
 
-@pytest.fixture
-def box() -> Iterator[FakeUpstream]:
-    with FakeUpstream() as fake:
-        fake.answer = lambda asked, wire: wire.stream(HELLO)
-        yield fake
-
-
-@pytest.fixture
-def entry(box: FakeUpstream) -> UpstreamEntry:
-    return UpstreamEntry(name="box", url=box.url)
-
-
 async def test_an_upstream_continues_the_trace(
-    traced: AsgiClient,
-    collector: Collector,
-    neuron: FakeNeuron,
-    catalogue: FakeCatalogue,
-    box: FakeUpstream,
-    entry: UpstreamEntry,
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, catalogue: FakeCatalogue
 ) -> None:
-    targets = ("own", "box/org/m")
-    catalogue.listed = [replace(ENTRY, targets=targets, target_upstreams=(entry,))]
+    """The request continues after a target that failed, whose span stays."""
     neuron.script = breaking("queue_full")
     trace_id, headers = new_trace()
-    answer = await traced.post(CHAT, BODY, headers=headers)
+    with FakeUpstream() as box:
+        box.answer = lambda asked, wire: wire.stream(HELLO)
+        entry = UpstreamEntry(name="box", url=box.url)
+        targets = ("own", "box/org/m")
+        catalogue.listed = [replace(ENTRY, targets=targets, target_upstreams=(entry,))]
+        answer = await traced.post(CHAT, BODY, headers=headers)
     assert answer.status == 200, answer.body
     spans = await collector.of_trace(trace_id, 5)
-    assert [span.name for span in spans] == [
-        *("chat tiny", "placement", "neuron beast", "placement", "chat org/m"),
-    ]
+    names = ["chat tiny", "placement", "neuron beast", "placement", "chat org/m"]
+    assert [span.name for span in spans] == names
     request, _, failed, _, attempt = spans
     assert (request.error, failed.error, attempt.error) == ("", "queue_full", "")
     assert attempt.kind == "CLIENT"
@@ -271,3 +259,5 @@ async def test_an_upstream_continues_the_trace(
     }
     (asked,) = box.asked
     assert asked.headers["traceparent"] == f"00-{trace_id}-{attempt.span_id}-01"
+    operations = {OPERATION_OF[one.path] for one in ENDPOINTS}
+    assert len(operations) == len(ENDPOINTS) and "chat" not in operations

@@ -162,21 +162,17 @@ async def test_sizes_are_numbers_whatever_the_models_state(
     )
 
 
-def _write_gguf(path: Path) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(4096)
-    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        write()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 async def test_a_model_that_was_never_loaded_is_shown_by_its_file(
     sdk: ollama.AsyncClient, catalogue: FakeCatalogue, tmp_path: Path
 ) -> None:
     path = tmp_path / "blob"
-    _write_gguf(path)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(4096)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     directory = tmp_path / "hub"
     directory.mkdir()
     config = {"model_type": "qwen3", "max_position_embeddings": 512}

@@ -251,33 +251,22 @@ VOLATILE = {"id", "root_id", "expires", "origin", "correlation_id", "reply_to", 
 """Values that differ from message to message; their types must not."""
 
 
-def celery_sends(url: str) -> dict[str, Any]:
-    app = Celery(broker=celery_broker_url(url), set_as_current=False)
-    app.conf.task_ignore_result = True
-    app.send_task(
-        keys.TASK_DRAIN_INBOX,
-        queue=keys.neuron_queue("beast"),
-        expires=keys.DRAIN_INBOX_EXPIRES_S,
-        ignore_result=True,
-    )
-    app.close()
-    with redis.Redis.from_url(url) as client:
-        raw = client.rpop(keys.neuron_queue("beast"))
-    message: dict[str, Any] = json.loads(raw)  # type: ignore[arg-type]
-    return message
-
-
 def shape(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: shape(item, key) for key, item in sorted(value.items())}
     return type(value).__name__ if name in VOLATILE else value
 
 
-def test_the_ring_is_what_celery_sends_and_expires(redis_url: str) -> None:
+def test_the_ring_is_what_celery_sends_and_expires(redis_url: str, redis_db: redis.Redis) -> None:
     ours = json.loads(ring_message("beast", task_id=TASK_ID, now=NOW))
     expires = datetime.datetime.fromisoformat(ours["headers"]["expires"])
     assert expires - NOW == datetime.timedelta(seconds=keys.DRAIN_INBOX_EXPIRES_S)
-    theirs = celery_sends(redis_url)
+    app = Celery(broker=celery_broker_url(redis_url), set_as_current=False)
+    app.conf.task_ignore_result = True
+    options = {"expires": keys.DRAIN_INBOX_EXPIRES_S, "ignore_result": True}
+    app.send_task(keys.TASK_DRAIN_INBOX, queue=keys.neuron_queue("beast"), **options)
+    app.close()
+    theirs: Any = json.loads(redis_db.rpop(keys.neuron_queue("beast")))  # type: ignore[arg-type]
     bodies = [json.loads(base64.b64decode(message.pop("body"))) for message in (ours, theirs)]
     assert bodies[0] == bodies[1]
     assert shape(ours) == shape(theirs)

@@ -38,7 +38,7 @@ from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import chat_body, responses_body
 from tests.inference.gateway.conftest import CHAT, MakeClient
-from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, Script, endless, saying
+from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, endless, saying
 from tests.inference.gateway.fake_neuron import embeds as embeds_whole
 
 LONG = chat_body(messages=[{"role": "user", "content": "x" * 4000}])
@@ -270,13 +270,7 @@ async def test_events_in_fragments_and_bursts(
     assert (behind.status, behind.error["code"]) == (503, "client_too_slow")
 
 
-def choosing(num_choices: int, *steps: list[Event]) -> Script:
-    """Answers with these events of as many choices."""
-    ends = [
-        ChoiceFinished(request_id="", index=index, reason="length") for index in range(num_choices)
-    ]
-    return saying([ACCEPTED], *steps, [*ends, Finished(request_id="", usage=USAGE)])
-
-
-bursts = choosing(128, *[[Delta(request_id="", index=i % 128, text="x") for i in range(1024)]] * 20)
+ENDS = [ChoiceFinished(request_id="", index=index, reason="length") for index in range(128)]
+BURST = [Delta(request_id="", index=index % 128, text="x") for index in range(1024)]
+bursts = saying([ACCEPTED], *[[*BURST]] * 20, [*ENDS, Finished(request_id="", usage=USAGE)])
 """Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be read."""

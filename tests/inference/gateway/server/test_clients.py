@@ -26,7 +26,7 @@ from inference.gateway.server.clients import (
 from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.common.failures import FAILURES
-from inference.wire.errors import ApiError, RequestTooLargeError
+from inference.wire.errors import ApiError
 from inference.wire.openai import errors as openai_errors
 from tests.cases import each_case
 
@@ -158,19 +158,6 @@ def test_a_refused_head(head: bytes, status: int, code: str, piece_bytes: int) -
         assert (answered, found) == (status, code)
 
 
-def test_a_body_that_is_refused_is_not_asked_for() -> None:
-    class TooLarge(Asked):
-        def gotLength(self, length: int | None) -> None:  # noqa: N802
-            super().gotLength(length)
-            self.channel.refuse(RequestTooLargeError(10), CHAT)
-
-    connection = Connection()
-    connection.channel.requestFactory = TooLarge
-    head = b"POST %s HTTP/1.1\r\nContent-Length: 11\r\nExpect: 100-continue\r\n\r\n"
-    connection.send(head % CHAT, 1000)
-    assert connection.answer()[0] == 413
-
-
 class Socket(TcpConnection):  # type: ignore[misc]
     """Twisted's TCP transport over a fake socket, which accepts ``takes`` bytes of each send.
     ``None``: the connection is lost."""
@@ -205,7 +192,7 @@ def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: by
     assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
 
 
-def test_what_waits_goes_first_and_frames_of_websockets_behind_it() -> None:
+def test_what_waits_goes_first_and_nothing_past_a_goodbye() -> None:
     from inference.gateway.server.daphne_server import StreamSocket  # installs Daphne's reactor
 
     protocol = StreamSocket()
@@ -220,15 +207,11 @@ def test_what_waits_goes_first_and_frames_of_websockets_behind_it() -> None:
     written.doWrite()  # the socket is free
     channel_on(written).write(b"kl")
     assert written.sent == b"abcdefghijkl"
-
-
-@each_case("state", ["disconnecting", "disconnected"])
-def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
-    socket = Socket(takes=100)
-    socket.disconnecting = state == "disconnecting"
-    socket.connected = int(state != "disconnected")
-    channel_on(socket).write(b"abc")
-    assert socket.sent == b""
+    for disconnecting, connected in ((True, 1), (False, 0)):
+        socket = Socket(takes=100)
+        socket.disconnecting, socket.connected = disconnecting, connected
+        channel_on(socket).write(b"abc")
+        assert socket.sent == b""
 
 
 class Served:
@@ -281,9 +264,14 @@ async def test_headers_are_checked_before_a_large_body_alone() -> None:
 
 @each_case(
     ("length", "body"),
-    [(b"Content-Length: 5", b"xxxxx"), (b"Transfer-Encoding: chunked", b"5\r\nxxxxx\r\n0\r\n\r\n")],
+    [
+        (b"Content-Length: 5\r\nExpect: 100-continue", b"xxxxx"),
+        (b"Transfer-Encoding: chunked", b"5\r\nxxxxx\r\n0\r\n\r\n"),
+    ],
 )
 async def test_a_refused_body_is_recorded_with_its_headers(length: bytes, body: bytes) -> None:
+    """The server refuses a declared length, which it does not ask for, and a body without one once
+    too much has come."""
     recorded: list[tuple[bytes, int, bytes]] = []
 
     def record(target: bytes, _error: ApiError, status: int, *, headers: Any) -> str:

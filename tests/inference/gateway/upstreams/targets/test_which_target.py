@@ -73,42 +73,33 @@ async def test_own_replicas_and_who_served(rig: TargetsRig, neuron: FakeNeuron) 
     assert (refused.status, refused.error["code"]) == (503, "no_target_ready")
 
 
-async def test_only_text_of_whole_models_leaves(rig: TargetsRig, neuron: FakeNeuron) -> None:
+async def test_what_a_target_takes(rig: TargetsRig, neuron: FakeNeuron) -> None:
     adapter = CatalogueEntry(name="tuned", source="path:/a", base="tiny")
     rig.catalogue.listed = [rig.offer("box/m", "own"), adapter]
     assert text_of(await rig.chat(model="tuned")) == OWN, "an adapter is beside its base alone"
-    neuron.script = breaking("queue_full")
-    for path, body in (("/v1/embeddings", {"model": "tiny", "input": "a"}), (COUNT, CHAT)):
-        assert (await rig.client.post(path, body)).status == 503
-    assert not rig.box.asked
-    headers = {"via": (await came_through(rig)).headers["via"]}
-    neuron.script = paris
-    assert text_of(await rig.client.post(PATH, CHAT, headers=headers)) == OWN, "it came back"
-    assert len(rig.box.asked) == 1
-
-
-async def came_through(rig: TargetsRig) -> Asked:
-    assert text_of(await rig.chat()) == FAR
-    return rig.box.asked[0]
-
-
-async def test_images_and_fields_need_a_word_there(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    rig.offer("own", "box/m")
-    image = {"type": "image_url", "image_url": {"url": RED_PIXELS}}
-    parts = [{"type": "text", "text": "look"}, image]
-    assert text_of(await rig.chat(messages=[{"role": "user", "content": parts}])) == FAR
-    assert rig.box.asked[0].json["messages"][0]["content"] == parts
-    assert not neuron.frames
-    rig.forget()
-    rig.offer("box/m", "own")
     assert text_of(await rig.chat(guided_regex="a+")) == OWN
     neuron.script = breaking("queue_full")
     busy = await rig.chat(guided_regex="a+")
     assert (busy.status, busy.error["code"]) == (503, "queue_full")
+    for path, body in (("/v1/embeddings", {"model": "tiny", "input": "a"}), (COUNT, CHAT)):
+        assert (await rig.client.post(path, body)).status == 503
+    assert not rig.box.asked
+    image = {"type": "image_url", "image_url": {"url": RED_PIXELS}}
+    parts = [{"type": "text", "text": "look"}, image]
+    rig.offer("own", "box/m")
+    frames = len(neuron.frames)
+    assert text_of(await rig.chat(messages=[{"role": "user", "content": parts}])) == FAR
+    assert len(neuron.frames) == frames
+    (asked,) = rig.box.asked
+    assert asked.json["messages"][0]["content"] == parts
     rig.offer("box/m", "cloud/m", **BOX)
     refused = await rig.chat(guided_regex="a+")
     assert (refused.status, refused.error["code"]) == (400, "unsupported_parameter")
-    assert not rig.box.asked
+    rig.offer("box/m", "own")
+    neuron.script = paris
+    headers = {"via": asked.headers["via"]}
+    assert text_of(await rig.client.post(PATH, CHAT, headers=headers)) == OWN, "it came back"
+    assert rig.box.asked == [asked]
 
 
 async def test_requests_that_must_stay(rig: TargetsRig, neuron: FakeNeuron) -> None:
