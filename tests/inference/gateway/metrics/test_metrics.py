@@ -178,39 +178,6 @@ def gauges(replica: ReplicaView, card: DeviceInfo) -> dict[tuple[str, tuple[str,
     }
 
 
-def test_every_number_of_a_replica_and_a_device_has_its_gauge() -> None:
-    of_replica, of_card = ("tiny", "beast"), ("beast", "1")
-    missing = {
-        ("cortex_model_max_in_flight", of_replica): 256,
-        ("helexa_engine_last_forward_age_seconds", of_replica): 0.5,
-        ("cortex_device_utilization_pct", of_card): 80,
-        ("cortex_device_temp_c", of_card): 61,
-    }
-    always = {
-        ("helexa_neuron_info", ("beast", "1.2")): 1,
-        ("helexa_replica_status", (*of_replica, "ready")): 1,
-        ("cortex_model_in_flight", of_replica): 3,
-        ("cortex_model_queue_depth", of_replica): 4,
-        ("cortex_model_max_queue_depth", of_replica): 512,
-        ("cortex_model_tok_s_prefill", of_replica): 500,
-        ("cortex_model_tok_s_decode", of_replica): 50,
-        ("helexa_kv_blocks_used", of_replica): 5,
-        ("helexa_kv_blocks", of_replica): 400,
-        ("helexa_replica_host_memory_bytes", of_replica): 7,
-        ("helexa_engine_restarts_total", of_replica): 2,
-        ("helexa_engine_preemptions_total", of_replica): 6,
-        ("helexa_engine_prefix_hit_tokens_total", of_replica): 700,
-        ("helexa_engine_drafted_tokens_total", of_replica): 90,
-        ("helexa_engine_accepted_draft_tokens_total", of_replica): 60,
-        ("cortex_device_vram_used_mb", of_card): 20 * 1024,
-        ("cortex_device_vram_free_mb", of_card): 4 * 1024,
-    }
-    assert gauges(REPLICA, CARD) == always | missing
-    replica = replace(REPLICA, max_in_flight=None, last_forward_age_s=None)
-    card = msgspec.structs.replace(CARD, utilization_percent=None, temperature_c=None)
-    assert gauges(replica, card) == always, "what nobody reported has none"
-
-
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     text = generate_latest(metrics.registry).decode()
     return {
@@ -224,7 +191,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return samples(metrics).get((name, frozenset(labels.items())))
 
 
-def test_counters_and_histograms_are_those_that_users_know() -> None:
+def test_names_labels_and_buckets_are_those_that_users_know() -> None:
     metrics = Metrics()
     metrics.observe(ended())
     found = samples(metrics)
@@ -270,6 +237,37 @@ def test_counters_and_histograms_are_those_that_users_know() -> None:
         name = "cortex_model_rejections_total"
         assert value(metrics, name, **MODEL_LABELS, reason=reason) == 1
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 3
+    # Every number of a replica and a device has its gauge.
+    of_replica, of_card = ("tiny", "beast"), ("beast", "1")
+    missing = {
+        ("cortex_model_max_in_flight", of_replica): 256,
+        ("helexa_engine_last_forward_age_seconds", of_replica): 0.5,
+        ("cortex_device_utilization_pct", of_card): 80,
+        ("cortex_device_temp_c", of_card): 61,
+    }
+    always = {
+        ("helexa_neuron_info", ("beast", "1.2")): 1,
+        ("helexa_replica_status", (*of_replica, "ready")): 1,
+        ("cortex_model_in_flight", of_replica): 3,
+        ("cortex_model_queue_depth", of_replica): 4,
+        ("cortex_model_max_queue_depth", of_replica): 512,
+        ("cortex_model_tok_s_prefill", of_replica): 500,
+        ("cortex_model_tok_s_decode", of_replica): 50,
+        ("helexa_kv_blocks_used", of_replica): 5,
+        ("helexa_kv_blocks", of_replica): 400,
+        ("helexa_replica_host_memory_bytes", of_replica): 7,
+        ("helexa_engine_restarts_total", of_replica): 2,
+        ("helexa_engine_preemptions_total", of_replica): 6,
+        ("helexa_engine_prefix_hit_tokens_total", of_replica): 700,
+        ("helexa_engine_drafted_tokens_total", of_replica): 90,
+        ("helexa_engine_accepted_draft_tokens_total", of_replica): 60,
+        ("cortex_device_vram_used_mb", of_card): 20 * 1024,
+        ("cortex_device_vram_free_mb", of_card): 4 * 1024,
+    }
+    assert gauges(REPLICA, CARD) == always | missing
+    replica = replace(REPLICA, max_in_flight=None, last_forward_age_s=None)
+    card = msgspec.structs.replace(CARD, utilization_percent=None, temperature_c=None)
+    assert gauges(replica, card) == always, "what nobody reported has none"
 
 
 def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,42 @@ from inference.protocol.events import (
 from inference.redis_link import RedisLink, RedisOutage
 from inference.wire.errors import ApiError
 from tests.inference.gateway.bodies import open_stream, until
-from tests.inference.gateway.redis.conftest import GATEWAY, GENEROUS_S, Faults, Writer
+from tests.inference.gateway.conftest import GATEWAY, GENEROUS_S
 
 MAX_REPLY_BYTES = 400_000
 MakeReader = Callable[[str], EventReader]
+
+
+class Writer:
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._numbers: dict[str, int] = {}
+
+    async def write(self, neuron: str, *events: Event) -> str:
+        number = self._numbers.get(neuron, 0)
+        self._numbers[neuron] = number + 1
+        batch = EventBatch(epoch="e", sequence_number=number, events=list(events))
+        entry_id = await self._client.xadd(
+            keys.events_key(neuron, GATEWAY), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+        )
+        return bytes(entry_id).decode()
+
+
+class Faults(list[tuple[str, str]]):
+    """What readers have found that no honest neuron writes."""
+
+    def add(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        self.append((neuron, what))
+
+
+@pytest.fixture
+def writer(redis_client: Redis) -> Writer:
+    return Writer(redis_client)
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
 
 
 @pytest.fixture(autouse=True)

@@ -56,8 +56,8 @@ from metering.ledger.entries import outcome_of
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body, open_stream
+from tests.inference.gateway.conftest import GATEWAY
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts
-from tests.inference.gateway.redis.conftest import GATEWAY
 from tests.metering.operations import settle
 
 FAR_S = 1e9

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from inference.redis_link import LuaScript, RedisLink, RedisOutage, ReplyBuffer, ReplyTooLargeError
 from tests.cases import each_case
-from tests.inference.gateway.redis.conftest import GENEROUS_S
+from tests.inference.gateway.conftest import GENEROUS_S
 
 LONG_MS = int(GENEROUS_S * 500)
 LIMIT_S = 30.0

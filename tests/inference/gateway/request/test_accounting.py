@@ -200,20 +200,6 @@ async def test_the_self_test_of_serve_is_neither_billed_nor_counted(
     assert [entry.account for entry in rig.ledger.settled] == ["shared", "lab"]
 
 
-def test_of_captured_bodies_the_beginning_is_kept_or_their_sizes() -> None:
-    capture = Capture()
-    capture.ask(b"q" * (MAX_REQUEST_BYTES + 3))
-    for part in (b"a" * (MAX_ANSWER_BYTES - 1), b"bcd", b"e"):
-        capture.send(part)
-    assert capture.request == b"q" * MAX_REQUEST_BYTES
-    assert capture.answer == b"a" * (MAX_ANSWER_BYTES - 1) + b"b"
-    assert capture.num_bytes == MAX_REQUEST_BYTES + MAX_ANSWER_BYTES
-    capture.drop()
-    assert capture.num_bytes == 0
-    assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
-    assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
-
-
 @each_case(
     ("num_tokens", "error", "completion", "reasoning"),
     [(3, events_lost(), 3, 3), (3, None, 8, 6), (0, events_lost(), 0, 0)],
@@ -251,7 +237,7 @@ async def message_of(stream: RequestStream, error: ApiError) -> str:
     return raised.value.message
 
 
-async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
+async def test_standstills_and_captured_bodies() -> None:
     now_s = 1000.0
     streams = RequestStreams(clock=lambda: now_s)
     errors = (request_lost("beast"), events_lost(), redis_unavailable(), neuron_lost("beast"))
@@ -266,6 +252,18 @@ async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
     assert words[3] == neuron_lost("beast").message, "its neuron did go away"
     later = open_stream(streams, "later", "beast")
     assert await message_of(later, request_lost("beast")) == request_lost("beast").message
+    # Of captured bodies the beginning is kept or their sizes.
+    capture = Capture()
+    capture.ask(b"q" * (MAX_REQUEST_BYTES + 3))
+    for part in (b"a" * (MAX_ANSWER_BYTES - 1), b"bcd", b"e"):
+        capture.send(part)
+    assert capture.request == b"q" * MAX_REQUEST_BYTES
+    assert capture.answer == b"a" * (MAX_ANSWER_BYTES - 1) + b"b"
+    assert capture.num_bytes == MAX_REQUEST_BYTES + MAX_ANSWER_BYTES
+    capture.drop()
+    assert capture.num_bytes == 0
+    assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
+    assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
 
 
 async def test_tool_calls_begin_in_their_order() -> None:

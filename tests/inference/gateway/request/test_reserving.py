@@ -233,7 +233,7 @@ async def test_a_request_waits_until_a_reservation_settles(
     assert queue.num_waiting == 0
 
 
-async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_never_over() -> None:
+async def test_many_under_one_cap_and_no_more_than_may_wait() -> None:
     """Two hundred at once that reserve three times what they use: all are served, in the order
     in which they came, and only the first of the line asks."""
     queue, ledger = queue_of(cap=10_000)
@@ -252,6 +252,18 @@ async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_ne
     assert served == names
     assert (budget.spent, budget.reserved, queue.num_waiting) == (9000, 0, 0)
     assert ledger.num_asked < 5 * len(names)
+    # No more wait than may and who leaves lets the next one try.
+    queue, ledger = queue_of(max_waiting=2)
+    await queue.reserve(asked("r1"))
+    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
+    with pytest.raises(QuotaExceededError) as refused:
+        await queue.reserve(asked("r3"))
+    assert refused.value.is_reserved
+    assert not large.done(), "the other one is refused at once"
+    ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
+    large.cancel()
+    assert await small == Granted(output_tokens=10)
+    assert queue.num_waiting == 0
 
 
 @each_case("num_waiting", [1, 3])
@@ -266,20 +278,6 @@ async def test_waiting_has_an_end(num_waiting: int) -> None:
     assert all(outcome.is_reserved for outcome in outcomes)  # type: ignore[union-attr]
     assert queue.num_waiting == 0
     assert ledger.book.held == {"r1": {1: 300}}
-
-
-async def test_no_more_wait_than_may_and_who_leaves_lets_the_next_one_try() -> None:
-    queue, ledger = queue_of(max_waiting=2)
-    await queue.reserve(asked("r1"))
-    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
-    with pytest.raises(QuotaExceededError) as refused:
-        await queue.reserve(asked("r3"))
-    assert refused.value.is_reserved
-    assert not large.done(), "the other one is refused at once"
-    ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
-    large.cancel()
-    assert await small == Granted(output_tokens=10)
-    assert queue.num_waiting == 0
 
 
 @each_case(

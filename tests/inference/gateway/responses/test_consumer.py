@@ -101,25 +101,6 @@ async def test_what_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -
     assert len(neuron.frames) == 3
 
 
-async def test_broken(client: AsgiClient, sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    neuron.script = breaks
-    with pytest.raises(openai.APIError, match="The engine crashed") as raised:
-        async for _ in await sdk.responses.create(**responses_body(stream=True)):
-            pass
-    assert raised.value.code == "engine_crashed"
-    whole = await client.post(RESPONSES, responses_body())
-    assert (whole.status, whole.error["code"]) == (503, "engine_crashed")
-    seen = events(await client.post(RESPONSES, responses_body(stream=True)))
-    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
-    error, failed = seen[-2:]
-    assert (error["type"], error["code"]) == ("error", "engine_crashed")
-    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
-    stored = (await client.get(f"{RESPONSES}/{failed['response']['id']}")).json
-    assert stored == failed["response"]
-    refused = await client.post(RESPONSES, responses_body(previous_response_id=stored["id"]))
-    assert (refused.status, refused.error["code"]) == (400, "invalid_value")
-
-
 def raising(*_args: Any, **_named: Any) -> Any:
     raise OperationalError("gone")
 
@@ -155,7 +136,9 @@ async def test_the_database_is_away(
     assert (await client.post(RESPONSES, responses_body(store=False))).status == 200
 
 
-async def test_compacts(sdk: openai.AsyncOpenAI, client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_compacted_and_broken(
+    sdk: openai.AsyncOpenAI, client: AsgiClient, neuron: FakeNeuron
+) -> None:
     first = await sdk.responses.create(**responses_body())
     compacted = await sdk.responses.compact(model="tiny", previous_response_id=first.id)
     assert [item.type for item in compacted.output] == ["message", "compaction"]
@@ -177,6 +160,23 @@ async def test_compacts(sdk: openai.AsyncOpenAI, client: AsgiClient, neuron: Fak
         answer = await client.post(f"{RESPONSES}/compact", responses_body())
         assert (answer.status, answer.json["summary"]["status"]) == (200, status)
         assert answer.json["output"][-1]["type"] == "compaction"
+    # Broken.
+    neuron.script = breaks
+    with pytest.raises(openai.APIError, match="The engine crashed") as raised:
+        async for _ in await sdk.responses.create(**responses_body(stream=True)):
+            pass
+    assert raised.value.code == "engine_crashed"
+    whole = await client.post(RESPONSES, responses_body())
+    assert (whole.status, whole.error["code"]) == (503, "engine_crashed")
+    seen = events(await client.post(RESPONSES, responses_body(stream=True)))
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    error, failed = seen[-2:]
+    assert (error["type"], error["code"]) == ("error", "engine_crashed")
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    stored = (await client.get(f"{RESPONSES}/{failed['response']['id']}")).json
+    assert stored == failed["response"]
+    refused = await client.post(RESPONSES, responses_body(previous_response_id=stored["id"]))
+    assert (refused.status, refused.error["code"]) == (400, "invalid_value")
 
 
 EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
@@ -308,7 +308,7 @@ async def test_what_is_refused(
     EVENT_TYPES.validate_python(events[0])
 
 
-async def test_ends(client: AsgiClient, gateway: Gateway, neuron: FakeNeuron) -> None:
+async def test_leaving_and_stops(client: AsgiClient, gateway: Gateway, neuron: FakeNeuron) -> None:
     neuron.script = endless
     async with connect(client) as socket:
         socket.send_json(create())

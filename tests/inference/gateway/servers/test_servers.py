@@ -218,7 +218,7 @@ async def test_drain(environment: dict[str, str], ready: FakeNeuron, tmp_path: P
     assert answer.endswith(b"data: [DONE]\n\n") and b" Pari" in answer
 
 
-async def test_signals(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
+async def test_two_signals(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
     ready.script = accepts
     patient = environment | {"HELEXA_DRAIN_SECONDS": "3600"}
     async with draining(patient, ready, tmp_path / "log") as (running, response):

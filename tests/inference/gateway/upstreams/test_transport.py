@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
@@ -178,28 +177,6 @@ async def test_a_private_authority_and_a_proxy(tmp_path: Path) -> None:
         async with transport_of(proxy="http://127.0.0.1:9") as transport:
             with pytest.raises(httpx2.ConnectError):
                 await ask(transport, "http://nowhere.test/")
-
-
-async def test_a_hosts_addresses_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = ["127.0.0.2", "127.0.0.1"]
-    asked: list[str] = []
-
-    async def rotating(host: str, port: int, **more: object) -> list[tuple[object, ...]]:
-        asked.append(host)
-        addresses.reverse()
-        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
-        return [(*kind, (address, port)) for address in addresses]
-
-    async with serving(sending(EMPTY)) as port, transport_of() as transport:
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", rotating)
-        url = f"http://gpu-box.test:{port}/"
-        for _ in range(4):
-            assert (await ask(transport, url)).status == 200
-            await asyncio.sleep(0)
-        addresses[:] = ["127.0.0.2"]
-        with pytest.raises(httpx2.ConnectError):
-            await ask(transport, url)
-    assert asked == ["gpu-box.test"] * 5
 
 
 async def test_a_large_body_is_sent_whole_or_refused_and_its_answer_may_stay_unread() -> None:
