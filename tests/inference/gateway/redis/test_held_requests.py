@@ -257,7 +257,7 @@ def shape(value: Any, name: str = "") -> Any:
     return type(value).__name__ if name in VOLATILE else value
 
 
-def test_the_ring_is_what_celery_sends_and_expires(redis_url: str, redis_db: redis.Redis) -> None:
+def test_the_ring_and_hours(redis_url: str, redis_db: redis.Redis) -> None:
     ours = json.loads(ring_message("beast", task_id=TASK_ID, now=NOW))
     expires = datetime.datetime.fromisoformat(ours["headers"]["expires"])
     assert expires - NOW == datetime.timedelta(seconds=keys.DRAIN_INBOX_EXPIRES_S)
@@ -270,6 +270,12 @@ def test_the_ring_is_what_celery_sends_and_expires(redis_url: str, redis_db: red
     bodies = [json.loads(base64.b64decode(message.pop("body"))) for message in (ours, theirs)]
     assert bodies[0] == bodies[1]
     assert shape(ours) == shape(theirs)
+    # Hours and what does not read like a count.
+    now = time.time()
+    assert newest_keys(now, 3) == [refusals_key(now - ago * 3600) for ago in (0, 1, 2)]
+    assert len(newest_keys(now, 1000)) == 25
+    odd = {b"code": b"1", b"code account": b"many", b"other \xff": b"2"}
+    assert list(sum_of([odd]).values()) == [2]
 
 
 def ended(
@@ -332,14 +338,6 @@ async def test_refusals_and_who_waits(redis_url: str, redis_db: redis.Redis) -> 
     counts.observe(ended("insufficient_quota", 429))
     await counts.flush(away)
     await away.aclose()
-
-
-def test_hours_and_what_does_not_read_like_a_count() -> None:
-    now = time.time()
-    assert newest_keys(now, 3) == [refusals_key(now - ago * 3600) for ago in (0, 1, 2)]
-    assert len(newest_keys(now, 1000)) == 25
-    odd = {b"code": b"1", b"code account": b"many", b"other \xff": b"2"}
-    assert list(sum_of([odd]).values()) == [2]
 
 
 class Conduct:
