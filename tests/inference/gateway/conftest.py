@@ -23,6 +23,7 @@ from inference.gateway import database
 from inference.gateway.batches import store as batch_store
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.responses import store as response_store
 from inference.settings.gateway import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
@@ -36,6 +37,8 @@ from tests.inference.gateway.fake_neuron import FakeNeuron
 OPERATOR = {"authorization": "Bearer of-serve"}
 """Headers of an operator, who may read everything."""
 CHAT = "/v1/chat/completions"
+GATEWAY = "g1"
+GENEROUS_S = 60.0
 SHORT_CHAT: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
 BEARER = {"authorization": f"Bearer {KEY}", "user-agent": "OpenAI/Python 3.1"}
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny", aliases=("gpt-4o",), pinned=True)
@@ -284,3 +287,8 @@ async def sdk(server_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
 async def anthropic_sdk(server_url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(base_url=server_url, api_key="x", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def streams() -> RequestStreams:
+    return RequestStreams()

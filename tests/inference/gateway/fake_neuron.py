@@ -51,6 +51,8 @@ from tests.fleet.ordered import ordered
 from tests.inference.reports import engine_stats
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
+ACCEPTED = Accepted(request_id="", prompt_tokens=7)
+FINISHED = ChoiceFinished(request_id="", reason="stop")
 
 
 def saying(*steps: list[Event]) -> Script:
@@ -75,10 +77,6 @@ def then(steps: Script, more: Script) -> Script:
                 yield events
 
     return answer
-
-
-ACCEPTED = Accepted(request_id="", prompt_tokens=7)
-FINISHED = ChoiceFinished(request_id="", reason="stop")
 
 
 def ended(reason: FinishReason = "stop", **usage: int) -> list[Event]:

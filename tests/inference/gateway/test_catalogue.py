@@ -1,10 +1,11 @@
-"""The gateway's reads and writes of the real database, and its errors when that is unreachable."""
+"""The gateway's reads and writes of the real database, its errors when that is unreachable, and its
+loops, which begin again when they break."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from fleet.errors import ModelDisabledError, UnknownNeuronError
 from fleet.live.catalogue_cache import CatalogueCache
 from fleet.placement import Load
 from inference.gateway import database
+from inference.gateway.background_loops import BackgroundLoops
 from inference.gateway.database import DatabaseCatalogue, DatabaseThreads
+from inference.supervised_threads import thread_problems
 from inference.wire.errors import ApiError, ModelNotFoundError, ServiceUnavailableError
 from tests.cases import each_case
 
@@ -69,17 +72,13 @@ def catalogue(rows: Rows) -> DatabaseCatalogue:
     return DatabaseCatalogue(clock=rows.clock)
 
 
-@each_case("age_s", [0.0, 0.3, 0.999])
-async def test_what_was_found_is_kept_for_less_than_a_second(
-    monkeypatch: pytest.MonkeyPatch, age_s: float
+async def test_how_long_entries_are_kept(
+    rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change is seen everywhere within one, however old the cached rows were when another process
     made it."""
-    rows = Rows()
-    monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(rows.read, clock=rows.clock))
-    catalogue = DatabaseCatalogue(clock=rows.clock)
     await catalogue.entries()
-    rows.now_s += age_s
+    rows.now_s += 0.999
     for name in ("tiny", "tiny-alias", "tiny"):
         assert (await catalogue.find(name)).name == "tiny"
     with pytest.raises(ModelNotFoundError):
@@ -94,21 +93,30 @@ async def test_what_was_found_is_kept_for_less_than_a_second(
     assert selectors.catalogue_find("huge-alias") is not None
     assert rows.num_reads == 2
 
-
-async def test_a_read_that_takes_long_is_as_old_as_its_beginning(
-    rows: Rows, catalogue: DatabaseCatalogue
-) -> None:
+    # A read that takes long is as old as its beginning.
     def committed() -> None:
         rows.names = ["huge"]
         rows.now_s += 0.8
 
-    rows.reading = committed
+    rows.names, rows.reading = ["tiny"], committed
+    rows.now_s += 5.0
     await catalogue.find("tiny")
+    assert rows.names == ["huge"]
     rows.now_s += 0.2
     await catalogue.find("huge")
 
+    async def never() -> int:
+        return await asyncio.get_running_loop().create_future()
 
-async def test_a_burst_looks_up_once(rows: Rows, catalogue: DatabaseCatalogue) -> None:
+    monkeypatch.setattr(database, "DatabaseSyncToAsync", lambda query, **options: never)
+    monkeypatch.setattr(database, "QUERY_TIMEOUT_S", 0.01)
+    with pytest.raises(ServiceUnavailableError):
+        await DatabaseThreads("test").query(lambda: 1)
+
+
+async def test_bursts_and_refused_loads(
+    rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows.may_answer.clear()
     finding = [asyncio.create_task(catalogue.find(name)) for name in ["tiny", "huge"] * 10]
     await asyncio.sleep(0)
@@ -120,12 +128,18 @@ async def test_a_burst_looks_up_once(rows: Rows, catalogue: DatabaseCatalogue) -
     assert all(isinstance(entry, CatalogueEntry) for entry in found[2::2])
     assert all(isinstance(error, ModelNotFoundError) for error in found[1::2])
     assert rows.num_reads == 1
+    # A load that the fleet refuses.
+    monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
+    with pytest.raises(ApiError) as refused:
+        await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
+    await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))  # it is waited for
 
 
 async def test_the_database_is_away(
     rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there is served meanwhile."""
     rows.is_away = True
     monkeypatch.setattr(services, "placed_load_start", raising(OperationalError("gone")))
     for call in (
@@ -156,8 +170,6 @@ async def test_the_database_is_away(
 async def test_a_database_that_stands_still_is_waited_for_briefly(
     rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the query and answers nothing: the cached rows are served, and only callers who come
-    while the read is young wait for it."""
     monkeypatch.setattr(database, "FIRST_WAIT_S", 0.05)
     monkeypatch.setattr(database, "READ_WAIT_S", 0.05)
     rows.may_answer.clear()
@@ -189,49 +201,34 @@ async def _is_found(catalogue: DatabaseCatalogue) -> bool:
         return False
 
 
-async def test_a_load_that_the_fleet_refuses_and_one_for_a_neuron_that_is_not_recorded_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
-    with pytest.raises(ApiError) as refused:
-        await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))
-    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-    monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
-    await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))  # it is waited for
+class PanicError(BaseException):
+    """Stands for PyO3's ``PanicException``."""
 
 
-@each_case("num_turns", range(6))
-async def test_a_cancellation_that_comes_with_the_result(
-    monkeypatch: pytest.MonkeyPatch, num_turns: int
-) -> None:
-    """``num_turns`` of the event loop between the two; after some the waiter has ended."""
-    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+@each_case(
+    "error",
+    [PanicError("oh"), SystemExit(1), ValueError("no"), asyncio.CancelledError()],
+    ids=["a panic", "an exit", "an error", "something else was cancelled"],
+)
+async def test_a_loop_that_breaks_is_named_and_begins_again(error: BaseException) -> None:
+    loops, num_calls, runs = BackgroundLoops(), 0, asyncio.Event()
 
-    async def wait() -> int:
-        return await found
+    async def loop() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            raise error
+        runs.set()
+        await asyncio.Event().wait()
 
-    def stand_in(query: object, **options: object) -> Callable[[], Awaitable[int]]:
-        return wait
+    async def once() -> None:
+        return
 
-    monkeypatch.setattr(database, "DatabaseSyncToAsync", stand_in)
-    waiter = asyncio.create_task(DatabaseThreads("test").query(lambda: 1))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    found.set_result(1)
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
-    if waiter.cancel():
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-    else:
-        assert await waiter == 1
-
-
-async def test_a_query_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never() -> int:
-        return await asyncio.get_running_loop().create_future()
-
-    monkeypatch.setattr(database, "DatabaseSyncToAsync", lambda query, **options: never)
-    monkeypatch.setattr(database, "QUERY_TIMEOUT_S", 0.01)
-    with pytest.raises(ServiceUnavailableError):
-        await DatabaseThreads("test").query(lambda: 1)
+    task = loops.begin("watch", loop)
+    await asyncio.wait_for(loops.begin("once", once), 60)
+    await asyncio.wait_for(runs.wait(), 60)
+    (problem,) = thread_problems()
+    assert problem.startswith("the gateway's loop watch broke once lately")
+    await asyncio.wait_for(loops.stop(), 60)
+    assert task.cancelled()
+    assert (num_calls, thread_problems()) == (2, [])

@@ -1,36 +1,55 @@
 """Images through the gateway: beside the inbox to the neuron, kept with conversations, refused by
-what the model can do."""
+what the model can do, and fetched from the hosts that are named and no others."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
+import orjson
 import pytest
 import pytest_asyncio
 
-from inference.gateway.images import image_rules, without_files
+from inference.gateway import images as image_fetch
+from inference.gateway.images import (
+    ImageFetchError,
+    ImageParser,
+    check_resolved,
+    fetch_image,
+    image_address,
+    image_rules,
+    without_files,
+)
 from inference.gateway.request.tokens import TokenBounds, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
-from inference.protocol.images import ImageRef, VisionInput, image_layout
+from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
 from inference.wire.common.parts import ImageFile, ImageRules
+from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import InvalidImageError
 from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.chat.request import ChatRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
-from tests.inference.gateway.responses_support import counts
 from tests.inference.image_files import base64_of, data_uri, png
 
 CHAT = "/v1/chat/completions"
 CAT, DOG = png(30, 20), png(64, 64)
 QWEN = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216)
+CAT_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64_of(CAT)}
+OLLAMA = {"role": "user", "content": "What?", "images": [base64_of(CAT)]}
 
 
 def request_with(*images: str) -> GenerationRequest:
@@ -75,13 +94,11 @@ def turn_of(*content: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": list(content)}
 
 
-CAT_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64_of(CAT)}
 ANTHROPIC = {
     "model": "tiny",
     "max_tokens": 9,
     "messages": [turn_of({"type": "image", "source": CAT_SOURCE})],
 }
-OLLAMA = {"role": "user", "content": "What?", "images": [base64_of(CAT)]}
 OPENAI = turn_of({"type": "input_image", "image_url": data_uri(CAT)})
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: chat_body(data_uri(CAT)),
@@ -92,9 +109,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @each_case("path", ASKED)
-async def test_images_go_beside_the_inbox_and_are_deleted(
-    client: AsgiClient, found: Found, path: str
-) -> None:
+async def test_images_go_beside_the_inbox(client: AsgiClient, found: Found, path: str) -> None:
     found.files.clear()
     found.expiries_s.clear()
     answer = await client.post(path, ASKED[path])
@@ -112,9 +127,7 @@ async def test_images_go_beside_the_inbox_and_are_deleted(
 
 
 @each_case("path", ASKED)
-async def test_a_model_that_reads_text_is_not_sent_images(
-    client: AsgiClient, neuron: FakeNeuron, path: str
-) -> None:
+async def test_a_model_of_text_gets_none(client: AsgiClient, neuron: FakeNeuron, path: str) -> None:
     answer = await client.post(path, ASKED[path])
     assert answer.status == 400
     assert b"vision_unsupported" in answer.body
@@ -122,35 +135,17 @@ async def test_a_model_that_reads_text_is_not_sent_images(
     assert neuron.frames == []
 
 
-async def test_several_images_one_twice_and_low_detail(client: AsgiClient, found: Found) -> None:
+async def test_several_images_and_their_bounds(make_client: MakeClient, found: Found) -> None:
+    client = make_client()
     body = chat_body(data_uri(CAT), data_uri(DOG), data_uri(CAT))
-    body["messages"][0]["content"][-1]["image_url"]["detail"] = "low"
+    last = body["messages"][0]["content"][-1]["image_url"]
+    last["detail"] = "low"
     assert (await client.post(CHAT, body)).status == 200
     assert found.files == [{CAT, DOG}]
     assert [one.is_low_detail for one in found.images] == [False, False, True]
-    body["messages"][0]["content"][-1]["image_url"]["detail"] = "lowest"
+    last["detail"] = "lowest"
     refused = await client.post(CHAT, body)
     assert refused.status == 400 and refused.error["param"].endswith(".image_url.detail")
-
-
-async def test_counting_sends_no_bytes(client: AsgiClient, neuron: FakeNeuron) -> None:
-    there: list[int] = []
-
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        there.append(await neuron.client.exists(images_key("beast", submit.request_id)))
-        assert isinstance(submit.request.input, ChatInput)
-        assert [one.width_px for one in submit.request.input.messages[0].images] == [30]
-        async for events in counts(submit):
-            yield events
-
-    neuron.capabilities, neuron.script = ["chat", "vision"], script
-    await neuron.beat()
-    asked = {name: ANTHROPIC[name] for name in ("model", "messages")}
-    answer = await client.post("/v1/messages/count_tokens", asked)
-    assert (answer.json, there) == ({"input_tokens": 42}, [0])
-
-
-async def test_the_operators_bounds_are_shown(make_client: MakeClient, found: Found) -> None:
     client = make_client(max_images=1, max_images_bytes=len(CAT) + 1, max_image_pixels=4096)
     many = await client.post(CHAT, chat_body(data_uri(CAT), data_uri(CAT)))
     assert (many.status, many.error["code"]) == (400, "invalid_image")
@@ -158,7 +153,7 @@ async def test_the_operators_bounds_are_shown(make_client: MakeClient, found: Fo
     assert "2 images; at most 1" in many.error["message"]
     large = await client.post(CHAT, chat_body(data_uri(png(64, 65))))
     assert "4,160 pixels" in large.error["message"]
-    assert found.submits == []
+    assert len(found.submits) == 1
 
 
 def test_what_travels_holds_no_bytes_and_images_together_are_bounded(config: Any) -> None:
@@ -174,7 +169,7 @@ def test_what_travels_holds_no_bytes_and_images_together_are_bounded(config: Any
     assert refused.value.param == "messages[0].content[2].image_url.url"
 
 
-def test_what_an_image_may_cost_is_known_from_its_size() -> None:
+def test_what_images_may_cost() -> None:
     bare, _ = without_files(request_with(), ImageRules())
     one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
     seen, unseen = bounds_of(one, QWEN), bounds_of(bare, QWEN)
@@ -187,34 +182,6 @@ def test_what_an_image_may_cost_is_known_from_its_size() -> None:
     assert seen.exact_tokens + seen.text_bound == seen.prompt_tokens
 
 
-def test_the_text_between_the_parts_of_an_image_is_bounded_by_its_bytes() -> None:
-    tiles = VisionInput(
-        pad_token_id=1,
-        patch_px=16,
-        merge=4,
-        min_pixels=0,
-        max_pixels=512**2,
-        image_px=128,
-        placeholder="<image>",
-        written="<global-img><image>",
-        division="tiles",
-        part="<row_{row}_col_{column}><image>",
-        row_break="\n",
-        parts_end="\n\n<global-img><image>",
-    )
-    bare, _ = without_files(request_with(), ImageRules())
-    one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
-    (image,) = one.input.images  # type: ignore[union-attr]
-    layout = image_layout(image.width_px, image.height_px, tiles)
-    assert layout.num_runs > 2
-    seen, unseen = bounds_of(one, tiles), bounds_of(bare, tiles)
-    pads = layout.num_tokens(tiles.merge)
-    assert pads <= seen.exact_tokens <= pads + 8
-    text = len(tiles.text_of(layout).encode())
-    assert text <= seen.text_bound - unseen.text_bound <= 2 * text
-    assert seen.text_bytes == unseen.text_bytes, "its client sent none of it"
-
-
 def bounds_of(request: GenerationRequest, vision: VisionInput | None) -> TokenBounds:
     return token_bounds(request, context_tokens=None, max_output_tokens=None, vision=vision)
 
@@ -223,23 +190,189 @@ def bounds_of(request: GenerationRequest, vision: VisionInput | None) -> TokenBo
 @pytest.mark.usefixtures("kept")
 async def test_conversations_keep_their_images(client: AsgiClient, found: Found) -> None:
     image = {"type": "input_image", "image_url": data_uri(CAT), "detail": "low"}
-    asked = {"model": "tiny", "input": [{"role": "user", "content": [image]}], "store": True}
-    first = await client.post("/v1/responses", asked)
-    assert first.status == 200, first.body
-    second = await client.post(
-        "/v1/responses",
-        {"model": "tiny", "input": "And now?", "previous_response_id": first.json["id"]},
-    )
-    assert second.status == 200, second.body
+
+    async def ask(content: Any, **more: Any) -> Any:
+        return await client.post("/v1/responses", {"model": "tiny", "input": content, **more})
+
+    first = (await ask([{"role": "user", "content": [image]}])).json["id"]
+    second = (await ask("And now?", previous_response_id=first)).json["id"]
     assert found.files == [{CAT}, {CAT}]
     assert [one.is_low_detail for one in found.images] == [True]
-    listed = await client.get(f"/v1/responses/{first.json['id']}/input_items")
+    listed = await client.get(f"/v1/responses/{first}/input_items")
     (item,) = listed.json["data"]
-    assert item["content"] == [{"type": "input_image", "image_url": data_uri(CAT), "detail": "low"}]
-    deleted = await client.open("DELETE", f"/v1/responses/{first.json['id']}").finish()
-    assert deleted.status == 200
-    third = await client.post(
-        "/v1/responses",
-        {"model": "tiny", "input": "x", "previous_response_id": second.json["id"]},
-    )
-    assert third.status == 400
+    assert item["content"] == [image]
+    assert (await client.open("DELETE", f"/v1/responses/{first}").finish()).status == 200
+    assert (await ask("x", previous_response_id=second)).status == 400
+
+
+INSIDE = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1
+255.255.255.255 ::1 :: fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 64:ff9b::7f00:1 2002:7f00:1::"""
+RESOLVERS = ThreadPoolExecutor(4)
+DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
+
+
+@each_case(
+    ("url", "hosts"),
+    [
+        ("https://images.example.org/a.png?b=1", ("images.example.org",)),
+        ("https://IMAGES.example.org/a.png", ("images.example.org",)),
+        ("http://images.example.org:80/a.png", ("images.example.org",)),
+        ("https://a.cdn.example.org/", ("*.cdn.example.org",)),
+        ("https://anywhere.example/", ("*",)),
+        ("http://10.0.0.5:8080/a.png", ("10.0.0.5:8080",)),
+        ("http://[::1]:8080/a.png", ("[::1]:8080",)),
+    ],
+)
+def test_hosts_that_are_named(url: str, hosts: tuple[str, ...]) -> None:
+    assert image_address(url, hosts).target.startswith("/")
+
+
+@each_case(
+    "url",
+    [
+        "https://example.org/",
+        "https://evil-cdn.example.org/",
+        "https://cdn.example.org.evil.example/",
+        "https://images.example.org:8443/",
+        "https://images.example.org@evil.example/",
+        "https://user:word@images.example.org/",
+        "https://images.example.org\\@evil.example/",
+        "ftp://images.example.org/",
+        "file:///etc/passwd",
+        "https:///a.png",
+        "https://[::1/",
+        "https://images.example.org:99999/",
+        "https://images.example.org/a\r\nHost: evil",
+    ],
+)
+def test_hosts_that_are_not(url: str) -> None:
+    with pytest.raises(ImageFetchError):
+        image_address(url, ("images.example.org", "*.cdn.example.org"))
+
+
+@each_case("resolved", INSIDE.split())
+def test_a_name_may_not_lead_inside(resolved: str) -> None:
+    anywhere = image_address("https://rebound.example/", ("*",))
+    check_resolved(anywhere, ["93.184.216.34", "2606:4700::1"])
+    check_resolved(image_address("http://nas.lan/", ("nas.lan",)), [resolved])
+    for addresses in ([resolved], ["93.184.216.34", resolved]):
+        with pytest.raises(ImageFetchError):
+            check_resolved(anywhere, addresses)
+
+
+async def fetched(url: str, hosts: tuple[str, ...], *, max_bytes: int) -> bytes:
+    return await fetch_image(url, hosts, max_bytes=max_bytes, resolvers=RESOLVERS)
+
+
+class _Images(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        match self.path:
+            case "/cat.png":
+                self._answer(200, CAT)
+            case "/moved":
+                self._answer(302, b"", ("Location", "/cat.png"))
+            case "/away":
+                self._answer(302, b"", ("Location", "http://127.0.0.2:1/cat.png"))
+            case "/drip":
+                self._drip()
+            case "/round":
+                self._answer(302, b"", ("Location", "/round"))
+            case _:
+                self._answer(404, b"nothing")
+
+    def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (*headers, ("Content-Length", str(len(body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _drip(self) -> None:
+        """Headers without an end, a byte now and then, until the client leaves; for a minute."""
+        self.send_response(200)
+        self.flush_headers()
+        with suppress(OSError):
+            for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
+                self.wfile.write(b"X")
+                time.sleep(DRIP_INTERVAL_S)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Images)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@each_case("path", ["/cat.png", "/moved"])
+async def test_an_image_is_fetched(host: str, path: str) -> None:
+    assert await fetched(f"http://{host}{path}", (host,), max_bytes=len(CAT)) == CAT
+
+
+@each_case(
+    ("url", "hosts", "max_bytes", "problem"),
+    [
+        ("http://{host}/none.png", ["{host}"], 1000, "status 404"),
+        ("http://{host}/away", ["{host}"], 1000, "not fetched from this host"),
+        ("http://{host}/away", ["{host}", "127.0.0.2:1"], 1000, "leads to another host"),
+        ("http://{host}/round", ["{host}"], 1000, "leads on too often"),
+        ("http://{host}/cat.png", ["{host}"], 10, "more than 10 bytes"),
+        ("http://localhost:{port}/cat.png", ["*"], 1000, "not fetched from this host"),
+        ("http://localhost/cat.png", ["*"], 1000, "not fetched from this host"),
+    ],
+)
+async def test_why_it_is_not(
+    host: str, url: str, hosts: list[str], max_bytes: int, problem: str
+) -> None:
+    named = {"host": host, "port": host.split(":")[1]}
+    with pytest.raises(ImageFetchError, match=problem):
+        allowed = tuple(each.format(**named) for each in hosts)
+        await fetched(url.format(**named), allowed, max_bytes=max_bytes)
+
+
+@each_case(
+    ("slow", "limit_s"),
+    [("the host", 0.0), ("the host's headers", 0.5), ("the resolver", 0.2)],
+)
+async def test_time_is_bounded(
+    host: str, monkeypatch: pytest.MonkeyPatch, slow: str, limit_s: float
+) -> None:
+    monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", limit_s)
+    answers, url = threading.Event(), f"http://{host}/cat.png"
+    if slow == "the resolver":
+        monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: answers.wait(60))
+        url, host = "https://images.example.org/a.png", "*"
+    elif slow == "the host's headers":
+        url = f"http://{host}/drip"
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(ImageFetchError, match="could not be fetched"):
+            await fetched(url, (host,), max_bytes=1000)
+    finally:
+        answers.set()
+    assert time.monotonic() - began_s < DRIP_S, "long before the host would have ended"
+
+
+def _asking(url: str) -> Callable[[], ChatRequest]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}]}
+    return partial(openai_chat.parse, orjson.dumps(body), NO_CONTEXT)
+
+
+async def test_a_body_is_read_with_what_was_fetched_or_its_image_refused(host: str) -> None:
+    reader = ImageParser(ImageRules(fetches=True), (host,))
+    parsed = await reader.parsed(_asking(f"http://{host}/cat.png"), num_bytes=100)
+    assert isinstance(parsed.generation.input, ChatInput)
+    (image,) = parsed.generation.input.messages[0].images
+    assert isinstance(image, ImageFile)
+    assert image.data == CAT
+    with pytest.raises(InvalidImageError, match="status 404") as refused:
+        await reader.parsed(_asking(f"http://{host}/none.png"), num_bytes=100)
+    assert refused.value.param == "messages[0].content[0].image_url.url"

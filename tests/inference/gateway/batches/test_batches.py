@@ -1,22 +1,30 @@
-"""Batches of OpenAI's and Anthropic's through the whole gateway, by their SDKs."""
+"""Batches of OpenAI's and Anthropic's through the whole gateway, by their SDKs, and their files: an
+account's share, uploads, expiry."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from anthropic.types.messages import MessageBatch
+from django.utils import timezone
 
 from inference.batches import services
-from inference.batches.files import ResultFiles
-from inference.protocol.generation import ChatInput, Submit
-from tests.inference.gateway.batches.running import (
+from inference.batches.files import FileStore, ResultFiles
+from inference.batches.models import StoredFile
+from inference.gateway.database import DatabaseThreads
+from inference.gateway.gateway import Gateway
+from inference.protocol.generation import Submit
+from tests.cases import each_case
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.batches.conftest import (
     CHAT,
     KEYED,
     begin,
@@ -28,10 +36,10 @@ from tests.inference.gateway.batches.running import (
     until_ended,
     until_messages_ended,
 )
+from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
-from tests.inference.gateway.waiting import PATIENCE_S, until
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [
@@ -42,29 +50,36 @@ pytestmark = [
 
 async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     neuron.script = picky
-    made = await begin(sdk, line("a"), line("refuse me"), "", line("b"), line("s", stream=True))
+    neuron.capabilities = ["chat", "vision"]
+    await neuron.beat()
+    urls = (data_uri(png(30, 20)), "data:image/png;base64,aGk=")
+    seen, bad = (chat_body(url)["messages"] for url in urls)
+    lines = [line("a"), line("refuse me"), "", line("b"), line("s", stream=True)]
+    lines += [line("seen", messages=seen), line("bad", messages=bad)]
+    made = await begin(sdk, *lines)
     assert made.status in ("validating", "in_progress")
     assert (made.endpoint, made.metadata) == (CHAT, {"night": "1"})
     ended = await until_ended(sdk, made.id)
-    assert ended.status == "completed"
-    assert counts(ended) == (4, 2, 2)
+    assert (ended.status, counts(ended)) == ("completed", (6, 3, 3))
     answers = await results(sdk, ended.output_file_id)
-    assert answers.keys() == {"a", "b"}
+    assert answers.keys() == {"a", "b", "seen"}
     response = answers["a"]["response"]
     assert response["status_code"] == 200
     assert response["body"]["choices"][0]["message"]["content"] == "The capital is Paris."
     errors = await results(sdk, ended.error_file_id)
-    assert errors["refuse me"]["response"]["body"]["error"]["code"] == "invalid_schema"
-    assert errors["s"]["response"]["body"]["error"]["param"] == "stream"
+    refusals = {name: one["response"]["body"]["error"] for name, one in errors.items()}
+    assert refusals["refuse me"]["code"] == "invalid_schema"
+    assert refusals["bad"]["code"] == "invalid_image"
+    assert refusals["s"]["param"] == "stream"
     submits = [frame for frame in neuron.frames if isinstance(frame, Submit)]
     assert all(submit.yields for submit in submits)
+    (image,) = (one for submit in submits for one in chat(submit).messages[0].images)
+    assert image.width_px == 30
     assert {file.purpose for file in (await sdk.files.list()).data} == {"batch", "batch_output"}
     assert [batch.id for batch in (await sdk.batches.list()).data] == [made.id]
 
 
-async def test_a_request_waits_while_others_do_and_a_batch_is_cancelled(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_a_batch_waits_and_is_cancelled(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     neuron.queue_depth = 2
     await neuron.beat()
     made = await begin(sdk, line("a"))
@@ -121,28 +136,7 @@ async def test_refusals(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     assert not neuron.frames
 
 
-async def test_lines_may_hold_images(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    neuron.capabilities = ["chat", "vision"]
-    await neuron.beat()
-    seen = [{"type": "image_url", "image_url": {"url": data_uri(png(30, 20))}}]
-    bad = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
-    batch = await begin(
-        sdk,
-        line("seen", messages=[{"role": "user", "content": seen}]),
-        line("bad", messages=[{"role": "user", "content": bad}]),
-    )
-    batch = await until_ended(sdk, batch.id)
-    assert set(await results(sdk, batch.output_file_id)) == {"seen"}
-    (refused,) = (await results(sdk, batch.error_file_id)).values()
-    assert "invalid_image" in json.dumps(refused)
-    (submit,) = [frame for frame in neuron.frames if isinstance(frame, Submit)]
-    assert isinstance(submit.request.input, ChatInput)
-    assert [image.width_px for image in submit.request.input.messages[0].images] == [30]
-
-
-async def test_anthropics_batch_runs(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
+async def test_anthropics_runs(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
     neuron.script = picky
     batches = anthropic_sdk.messages.batches
     made: MessageBatch = await batches.create(requests=[message("a"), message("refuse me")])
@@ -193,3 +187,101 @@ async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reporte
         (one.custom_id, one.result.type) async for one in await batches.results(made.id)
     ]
     assert results_by_id == [("a", "succeeded")]
+
+
+BOUNDARY = "a-boundary"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+PURPOSE = ('name="purpose"', b"batch")
+HOUR: Any = {"anchor": "created_at", "seconds": 3600}
+
+
+async def test_what_an_account_keeps(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client(max_stored_file_bytes=100, max_open_batches=0)
+    large = {"custom_id": "a", "params": {"text": "x" * 100}}
+    full = await client.post("/v1/messages/batches", {"requests": [large]}, headers=KEYED)
+    assert (full.status, full.json["error"]["details"]["error_code"]) == (429, "insufficient_quota")
+    small = {"custom_id": "a", "params": {}}
+    many = await client.post("/v1/messages/batches", {"requests": [small]}, headers=KEYED)
+    assert (many.status, "open batches" in many.json["error"]["message"]) == (429, True)
+    for name in ("../secret", "file-../x", "file-" + "g" * 32, "/etc/passwd"):
+        with pytest.raises(AssertionError):
+            FileStore(tmp_path).path(name)
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    """Each is a disposition's words and a content."""
+    written = b"".join(
+        f"--{BOUNDARY}\r\nContent-Disposition: form-data; {words}\r\n\r\n".encode()
+        + content
+        + b"\r\n"
+        for words, content in parts
+    )
+    return written + f"--{BOUNDARY}--\r\n".encode()
+
+
+@each_case(
+    ("content_type", "body", "status", "found"),
+    [
+        (FORM, form(PURPOSE, ('name="file"; filename="a.jsonl"', b"{}\n")), 200, "a.jsonl"),
+        # As aiohttp sends it.
+        (FORM, form(PURPOSE, ("name=\"file\"; filename*=utf-8''%C3%A4", b"")), 200, "ä"),
+        (
+            FORM,
+            form(PURPOSE, ('name="mood"', b""), ('name="file"; filename="a"', b"")),
+            400,
+            "mood",
+        ),
+        ("application/json", b"{}", 400, None),
+        ("multipart/form-data", b"no boundary", 400, None),
+        (FORM, b"nothing of the kind", 400, None),
+        (FORM, form(PURPOSE), 400, "file"),
+        (FORM, form(('name="file"', b"no name")), 400, "file"),
+        (FORM, form(*((f'name="field-{number}"', b"") for number in range(1001))), 400, None),
+        (FORM, form(*(('name="file"; filename="a"', b"") for _ in range(101))), 400, "file"),
+    ],
+)
+async def test_forms(
+    client: AsgiClient, content_type: str, body: bytes, status: int, found: str | None
+) -> None:
+    headers = KEYED | {"content-type": content_type}
+    answer = await client.post("/v1/files", parts=[body], headers=headers)
+    assert answer.status == status
+    assert (answer.json["filename"] if status == 200 else answer.error["param"]) == found
+
+
+async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway) -> None:
+    for expiry, field in (
+        ({"anchor": "last_active_at", "seconds": 3600}, "anchor"),
+        ({"anchor": "created_at", "seconds": 60}, "seconds"),
+        ({"anchor": "created_at", "seconds": 2_592_001}, "seconds"),
+        ({"anchor": "created_at"}, "seconds"),
+        ({"seconds": 3600}, "anchor"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await upload(sdk, expires_after=expiry)
+        assert refused.value.param == f"expires_after[{field}]"
+    first, second = await upload(sdk, expires_after=HOUR), await upload(sdk)
+    assert (first.expires_at, second.expires_at) == (first.created_at + 3600, None)
+    config = gateway.config
+    files = FileStore(config.files_dir or config.data_dir / "files")
+    assert files.has(first.id)
+
+    def expire() -> None:
+        past = timezone.now() - timedelta(seconds=1)
+        StoredFile.objects.filter(pk=first.id).update(expires_at=past)
+
+    await kept.query(expire)
+    for ask in (sdk.files.retrieve, sdk.files.content):
+        with pytest.raises(openai.NotFoundError):
+            await ask(first.id)
+    assert [file.id async for file in sdk.files.list()] == [second.id]
+    # Another upload that will expire has the gateway look at once.
+    last = await upload(sdk, expires_after=HOUR)
+    await until(lambda: not files.has(first.id))
+    assert files.has(second.id) and files.has(last.id)
+    rows = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
+    assert second.id in rows and last.id in rows
+
+
+async def upload(sdk: openai.AsyncOpenAI, **more: Any) -> Any:
+    return await sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch", **more)

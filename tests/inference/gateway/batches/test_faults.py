@@ -29,7 +29,7 @@ from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.running import (
+from tests.inference.gateway.batches.conftest import (
     CHAT,
     KEYED,
     begin,
@@ -86,9 +86,7 @@ def name_of(submit: Submit, *names: str) -> str:
     return next(name for name in names if name in text)
 
 
-async def test_a_row_that_ends_engines_is_run_twice_and_its_neighbours_are_answered(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+async def test_a_row_that_ends_engines(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     """It used to be run until its batch expired."""
     names = ("poison", "first", "second", "third")
     num_runs: Counter[str] = Counter()
@@ -179,10 +177,9 @@ async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]
     return await polled(ask, holds)
 
 
-async def test_a_batch_continues_where_another_gateway_left_it(
+async def test_batches_of_another_gateway(
     make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
-    """One request of the batch is answered, and another one half written down."""
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "abc"]
     files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])
@@ -212,12 +209,7 @@ async def test_a_batch_continues_where_another_gateway_left_it(
     strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
     for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
         assert (await client.get(stranger, headers=strangers)).status == 404
-
-
-async def test_a_batch_whose_input_was_deleted_has_failed(
-    make_client: MakeClient, tmp_path: Path, kept: DatabaseThreads
-) -> None:
-    """It returns the answers so far, and is open no longer."""
+    # One whose input was deleted returns the answers so far, and is open no longer.
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "123"]
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
@@ -236,9 +228,7 @@ async def test_a_batch_whose_input_was_deleted_has_failed(
     assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
 
 
-async def test_gateways_that_share_a_directory_serve_each_others_files(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_gateways_may_share_a_directory(make_client: MakeClient, tmp_path: Path) -> None:
     shared = {"files_dir": tmp_path / "shared"}
     one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
     alone = make_client(data_dir=tmp_path / "c")

@@ -13,7 +13,6 @@ import pytest
 
 from inference.gateway.consumers import generate as generation
 from inference.gateway.consumers.own_headers import (
-    ADVICE,
     HEADER,
     advice_headers,
     ignored_headers,
@@ -29,7 +28,7 @@ from inference.wire.errors import (
 )
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body, embeddings_body
+from tests.inference.gateway.bodies import breaks, chat_body, embeddings_body, until
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
@@ -45,14 +44,18 @@ from tests.inference.gateway.fake_neuron import (
     says,
     silent,
 )
-from tests.inference.gateway.responses_support import breaks
-from tests.inference.gateway.waiting import until
 
 CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 RESPONSES = "/v1/responses"
 PROMPT = {"model": "tiny", "prompt": "Hi"}
 INPUT = {"model": "tiny", "input": "Hi", "store": False}
 LINE_ENDS = "\N{NEXT LINE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\v\f\x1c\x1d\x1e\r\n"
+EMPTY_LINE = b'"message":{"role":"assistant","content":""},"done":false'
+cancelled_by_neuron = saying([ACCEPTED], [Cancelled(request_id="")])
+without_acceptance = saying(*deltas("tail"))
+UNKNOWN = chat_body(messages=[{"role": "user", "content": "Hi", "mood": "calm"}], min_keep=1)
+IGNORED = "x-helexa-ignored"
+FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
 
 
 @each_case(
@@ -95,24 +98,16 @@ def _strings(value: Any) -> list[str]:
 @each_case(
     ("path", "body", "script"),
     [
-        (CHAT, chat_body(stream=True), endless),
-        (CHAT, chat_body(), endless),
-        (CHAT, chat_body(stream=True), silent),
-        (CHAT, chat_body(), silent),
-        (MESSAGES, chat_body(max_tokens=9, stream=True), endless),
-        (MESSAGES, chat_body(max_tokens=9), endless),
+        *[(CHAT, chat_body(stream=streams), endless) for streams in (True, False)],
+        *[(CHAT, chat_body(stream=streams), silent) for streams in (True, False)],
+        *[(MESSAGES, chat_body(max_tokens=9, stream=stream), endless) for stream in (True, False)],
         (f"{MESSAGES}/count_tokens", chat_body(), silent),
         (OLLAMA, chat_body(), endless),
         ("/v1/embeddings", embeddings_body(), accepts),
     ],
 )
 async def test_leaving_cancels(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    gateway: Gateway,
-    path: str,
-    body: dict[str, Any],
-    script: Script,
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, path: str, body: Any, script: Script
 ) -> None:
     neuron.script = script
     is_streamed = body.get("stream", path == OLLAMA)
@@ -128,28 +123,20 @@ async def test_leaving_cancels(
     assert is_streamed or exchange.body == b""
 
 
-EMPTY_LINE = b'"message":{"role":"assistant","content":""},"done":false'
-
-
 @each_case(
-    ("path", "script", "frames"),
+    "case",
     [
         (CHAT, silent, b": waiting\n\n" * 2),
         (MESSAGES, silent, b": waiting\n\n" * 2),
         (MESSAGES, accepts, b'event: ping\ndata: {"type":"ping"}\n\n' * 2),
         (OLLAMA, silent, EMPTY_LINE),
     ],
+    ids=str,
 )
 async def test_a_quiet_stream_is_kept_alive(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    script: Script,
-    frames: bytes,
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
-    """Before the first event, which clients want first, by what no client takes for an event; in a
-    stream of lines, whose clients know no comments, by empty answers."""
+    path, script, frames = case
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
     neuron.script = script
@@ -160,10 +147,6 @@ async def test_a_quiet_stream_is_kept_alive(
     assert (b"ping" in exchange.body) == (script is accepts)
     exchange.leave()
     await exchange.finish()
-
-
-cancelled_by_neuron = saying([ACCEPTED], [Cancelled(request_id="")])
-without_acceptance = saying(*deltas("tail"))
 
 
 @each_case(
@@ -179,8 +162,6 @@ without_acceptance = saying(*deltas("tail"))
 async def test_an_answer_that_fails(
     client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str, stream: bool
 ) -> None:
-    """Before the first byte the failure has its status, and within a stream it is the last
-    event."""
     neuron.script = script
     answer = await client.post(CHAT, chat_body(stream=stream))
     has_begun = stream and script in (breaks, cancelled_by_neuron)
@@ -192,9 +173,7 @@ async def test_an_answer_that_fails(
     assert ("retry-after" in answer.headers) == (status == 503 and not has_begun)
 
 
-async def test_batches_that_are_lost_repeated_or_late(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_lost(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:
     async def gap(submit: Submit) -> AsyncIterator[list[Event]]:
         async for events in saying([ACCEPTED], *deltas("after the hole"))(submit):
             yield events
@@ -218,11 +197,7 @@ async def test_batches_that_are_lost_repeated_or_late(
         neuron.script = script
         answer = await client.post(CHAT, chat_body())
         assert answer.json["choices"][0]["message"]["content"] == text
-
-
-async def test_a_neuron_that_falls_silent_fails_its_requests_once(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
+    # A neuron that falls silent fails its requests once.
     neuron.script = endless
     streamed, whole = (
         client.open("POST", CHAT, chat_body(stream=stream)) for stream in (True, False)
@@ -243,13 +218,7 @@ async def test_a_neuron_that_falls_silent_fails_its_requests_once(
     assert (refused.status, refused.error["code"]) == (503, "database_unavailable")
 
 
-UNKNOWN = chat_body(messages=[{"role": "user", "content": "Hi", "mood": "calm"}], min_keep=1)
-IGNORED = "x-helexa-ignored"
-
-
-async def test_unknown_fields_are_refused_by_default_or_ignored_and_named(
-    make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_own_headers(make_client: MakeClient, neuron: FakeNeuron, client: AsgiClient) -> None:
     lenient = make_client(ignores_unknown_fields=True)
     for stream in (False, True):
         answer = await lenient.post(CHAT, UNKNOWN | {"stream": stream})
@@ -266,16 +235,19 @@ async def test_unknown_fields_are_refused_by_default_or_ignored_and_named(
     ((_, value),) = ignored_headers([f"f{number}" for number in range(40)])
     assert value.endswith(b"f31, and 8 more")
     assert ignored_headers(["\ud800"]), "what is no text in UTF-8 either"
+    # The advice is in the refusal alone.
+    neuron.script = failing
+    agent = {"user-agent": "claude-cli/2.1.76 (external, cli)"}
+    for more, is_advised in (({}, True), ({"temperature": 9}, False)):
+        body = chat_body(max_tokens=9, **more)
+        refused = await client.post(MESSAGES, body, headers=agent)
+        advice = refused.headers.get(HEADER.decode(), "")
+        assert (refused.status, "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in advice) == (400, is_advised)
 
 
 @each_case(
     ("path", "body"),
-    [
-        (CHAT, chat_body()),
-        (MESSAGES, chat_body(max_tokens=5, stream=True)),
-        (OLLAMA, chat_body(stream=True)),
-        (RESPONSES, INPUT),
-    ],
+    [(CHAT, chat_body()), (MESSAGES, chat_body(max_tokens=5, stream=True)), (RESPONSES, INPUT)],
 )
 async def test_what_a_grammar_leaves_out_of_schemas_is_named(
     client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
@@ -286,9 +258,6 @@ async def test_what_a_grammar_leaves_out_of_schemas_is_named(
     assert (answer.status, answer.headers[IGNORED]) == (200, "tools[0].a.pattern")
 
 
-FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
-
-
 @each_case(
     ("agent", "name"),
     [
@@ -297,30 +266,14 @@ FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too l
         ("opencode/1.18.0 ai-sdk/openai-compatible/3.0.41", "opencode"),
         ("Zed/0.210.1 (linux; x86_64)", "Zed"),
         ("Open WebUI (https://github.com/open-webui/open-webui)", "Open WebUI"),
-        ("open-webui/0.6", "Open WebUI"),
-        ("Agent-Zero", "Agent Zero"),
         ("agent-zero/1.2 litellm/1.80.0", "Agent Zero"),
         ("litellm/1.80.0", "LiteLLM"),
         ("ai/6.0.1 ai-sdk/anthropic/3.0.1", "AI SDK"),
-        ("ai-sdk/openai-compatible/2.0.62 ai-sdk/provider-utils/4.0.40", "AI SDK"),
         *[(agent, None) for agent in ("", "OpenAI/Python 3.52.0", "organized/1", "chai/4")],
     ],
 )
 def test_known_clients_get_advice_on_a_full_context(agent: str, name: str | None) -> None:
-    """By the name of their own setting, in one ASCII line."""
     client = client_family(agent)
     advice = [text.decode("ascii") for _, text in advice_headers(client, FULL)]
     assert [text.partition(":")[0] for text in advice] == ([] if name is None else [name])
     assert advice_headers(client, ModelNotFoundError("m")) == []
-
-
-async def test_the_advice_is_in_the_refusal_alone(client: AsgiClient, neuron: FakeNeuron) -> None:
-    for advice in ADVICE.values():
-        assert advice.isascii() and advice.isprintable()
-    neuron.script = failing
-    agent = {"user-agent": "claude-cli/2.1.76 (external, cli)"}
-    refused = await client.post(MESSAGES, chat_body(max_tokens=9), headers=agent)
-    assert refused.status == 400
-    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in refused.headers[HEADER.decode()]
-    plain = await client.post(MESSAGES, chat_body(max_tokens=9, temperature=9), headers=agent)
-    assert plain.status == 400 and HEADER.decode() not in plain.headers

@@ -1,42 +1,63 @@
-"""Answers through the whole gateway: a real Redis between it and a fake neuron."""
+"""Answers, vectors, scores and tokens through the whole gateway: a real Redis between it and a fake
+neuron."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import dataclasses
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
+import anthropic
 import pytest
 
 from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.request import place
-from inference.protocol.events import Event
-from inference.protocol.generation import ChatInput, Submit, TokensInput
+from inference.protocol.events import Event, Tokenized
+from inference.protocol.generation import (
+    ChatInput,
+    EmbeddingRequest,
+    PairsInput,
+    ScoreRequest,
+    Submit,
+    TextInput,
+    TokenCountRequest,
+    TokenizeRequest,
+    TokensInput,
+)
 from inference.protocol.heartbeat import ReplicaStatus
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body
-from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, says, silent
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.bodies import (
+    breaks,
+    calls_a_tool,
+    chat_body,
+    counts,
+    embeddings_body,
+    tokenizes,
+    until,
+)
+from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
+from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, endless, failing, silent
 
 CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 
 
-async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, chat_body(temperature=0))
-    assert answer.status == 200
+async def test_whole_and_streamed(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
+    answer = await client.post(CHAT, chat_body(temperature=0, model="gpt-4o"))
     choice = answer.json["choices"][0]
     assert choice["message"]["content"] == "The capital is Paris."
-    assert choice["finish_reason"] == "stop"
+    assert (choice["finish_reason"], answer.json["model"]) == ("stop", "gpt-4o")
     assert answer.json["usage"]["total_tokens"] == 12
     assert answer.json["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
     (submit,) = neuron.frames
     assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
-    assert submit.request.sampling.temperature == 0
-    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
-    assert answer.json["model"] == "gpt-4o"
-    assert submit.model == neuron.frames[-1].model == "tiny"  # type: ignore[union-attr]
+    assert (submit.model, submit.request.sampling.temperature) == ("tiny", 0)  # type: ignore[union-attr]
     answer = await client.post(CHAT, chat_body(model="huge"))
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
     assert answer.error["param"] == "model"
@@ -46,19 +67,13 @@ async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> No
     assert "".join(texts) == "The capital is Paris."
     submit = neuron.frames[-1]
     assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
-
-
-async def test_streams(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
-    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
     answer = await client.post(CHAT, chat_body(stream=True, stream_options={"include_usage": True}))
     *chunks, usage, done = answer.chunks
-    assert done == "[DONE]"
-    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 5
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 5, "[DONE]")
     assert all(chunk["usage"] is None for chunk in chunks)
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    assert "".join(texts) == "The capital is Paris."
-    assert len(chunks) == 6
+    assert ("".join(texts), len(chunks)) == ("The capital is Paris.", 6)
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
     assert "usage" not in last
@@ -101,27 +116,15 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     assert catalogue.loads == [("tiny", "beast")]
 
 
-async def test_leaving_while_it_loads_stops_the_wait(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    gateway: Gateway,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 60.0)
-    gateway.ensure_started()
-    neuron.status = ReplicaStatus.LOADING
-    await neuron.beat()
+async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
+    neuron.script = endless
     exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await until(lambda: gateway.placer.num_waiting)
+    await exchange.until(b"on and")
+    (stream,) = gateway.streams
+    assert stream._deadline is None
     exchange.leave()
     await exchange.finish()
-    assert exchange.status == 0 and not neuron.frames
-    assert gateway.placer.num_waiting == 0
-
-
-async def test_a_load_or_a_first_token_past_the_deadline(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
     neuron.script = silent
     gateway.config = replace(gateway.config, request_timeout_s=1)
     answer = await client.post(CHAT, chat_body())
@@ -136,27 +139,189 @@ async def test_a_load_or_a_first_token_past_the_deadline(
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_the_deadline_is_for_the_first_token_only(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+TOOLS: Any = [
+    {
+        "name": "get_weather",
+        "description": "The weather of a place.",
+        "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+]
+
+
+async def test_anthropics_sdk(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
+    create, body = anthropic_sdk.messages.create, chat_body(max_tokens=50)
+    message = await create(**body)
+    (block,) = message.content
+    assert isinstance(block, anthropic.types.TextBlock) and block.text == "The capital is Paris."
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (5, 2, 5)
+    assert message._request_id and message.id == f"msg_{message._request_id}"
+    neuron.script = counts
+    turns: Any = body["messages"]
+    counted = await anthropic_sdk.messages.count_tokens(model="gpt-4o", messages=turns, tools=TOOLS)
+    assert counted.input_tokens == 42
+    request = asked(neuron)
+    assert isinstance(request, TokenCountRequest)
+    assert request.input.tools[0].name == "get_weather"
+    neuron.script = calls_a_tool
+    thinking: Any = {"type": "adaptive"}
+    async with anthropic_sdk.messages.stream(**body, tools=TOOLS, thinking=thinking) as stream:
+        message = await stream.get_final_message()
+    thought, call = message.content
+    assert isinstance(thought, anthropic.types.ThinkingBlock) and thought.signature
+    assert thought.thinking == "It is Paris."
+    assert isinstance(call, anthropic.types.ToolUseBlock)
+    assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
+    assert message.stop_reason == "tool_use"
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens) == (4, 16)
+    assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 3
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        await create(**body | {"model": "huge"})
+    assert unknown.value.type == "not_found_error"
+    assert unknown.value.error_code == "model_not_found" and unknown.value.request_id
+    neuron.script = failing
+    for streams in (False, True):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 8192") as full:
+            await create(**body, stream=streams)
+        assert full.value.error_code == "context_length_exceeded"
+    neuron.script = breaks
+    events = await create(**body, stream=True)
+    with pytest.raises(anthropic.APIStatusError, match="The engine crashed") as broken:
+        _ = [event async for event in events]
+    assert broken.value.type == "overloaded_error"
+
+
+@each_case(
+    ("method", "path", "body", "status", "type_"),
+    [
+        ("GET", MESSAGES, b"{}", 405, "invalid_request_error"),
+        ("GET", f"{MESSAGES}/count_tokens", b"{}", 405, "invalid_request_error"),
+        ("POST", f"{MESSAGES}/nothing", b"{}", 404, "not_found_error"),
+        ("GET", f"{MESSAGES}/batches/x", b"{}", 404, "not_found_error"),
+        ("POST", MESSAGES, b"x" * 100_001, 413, "request_too_large"),
+    ],
+)
+async def test_refusals_before_the_body_is_read_are_in_this_dialect(
+    client: AsgiClient, method: str, path: str, body: bytes, status: int, type_: str
 ) -> None:
-    gates = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
+    answer = await client.open(method, path, parts=[body]).finish()
+    assert (answer.status, answer.json["type"], answer.error["type"]) == (status, "error", type_)
 
-    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
-        async for events in says("slow", reason="length")(submit):
-            yield events
-            await gates.pop(0).wait()
 
-    has_begun, goes_on, _ = gates
-    neuron.script = slow
-    exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-    (stream,) = gateway.streams
-    await until(lambda: stream.accepted)
-    deadline = stream._deadline
-    assert deadline is not None and not deadline.cancelled()
-    has_begun.set()
-    await exchange.until(b"slow")
-    assert deadline.cancelled()
-    goes_on.set()
-    await exchange.finish()
-    assert b'"finish_reason":"length"' in exchange.body
+EMBEDDINGS = "/v1/embeddings"
+VECTOR = struct.pack("<3f", 0.6, -0.8, 0.0)
+ASKED = {"model": "tiny", "query": "red?", "documents": ["grass", "blood"]}
+TURNS = [{"role": "user", "content": "Hi"}]
+PAIRS = PairsInput(firsts=["red?"], seconds=["grass", "blood"])
+scores = embeds(struct.pack("<f", 0.25), struct.pack("<f", 0.75))
+
+
+async def settings(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [
+        Tokenized(
+            request_id=submit.request_id,
+            token_ids=[],
+            context_tokens=9,
+            settings={"tokenizer_class": "T", "chat_template": "{{ messages }}"},
+        )
+    ]
+
+
+def asked(neuron: FakeNeuron) -> Any:
+    submit = neuron.frames[-1]
+    assert isinstance(submit, Submit)
+    return submit.request
+
+
+async def test_embeddings_and_tokens(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = embeds(VECTOR, VECTOR)
+    answer = await client.post(EMBEDDINGS, embeddings_body())
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    second = {"object": "embedding", "index": 1, "embedding": [0.6, -0.8, 0.0]}
+    assert answer.json["data"][1] == second
+    texts = TextInput(texts=["one", "two"])
+    assert asked(neuron) == EmbeddingRequest(model="tiny", input=texts)
+    body = embeddings_body(model="gpt-4o", encoding_format="base64")
+    answer = await client.post(f"{EMBEDDINGS}/", body)
+    assert answer.json["model"] == "gpt-4o"
+    assert base64.b64decode(answer.json["data"][0]["embedding"]) == VECTOR
+    neuron.script = failing
+    answer = await client.post(EMBEDDINGS, embeddings_body())
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert answer.error["param"] == "messages", "the neuron's"
+    # Tokens of texts and chats.
+    neuron.script = tokenizes
+    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
+    counted = {"count": 2, "max_model_len": 100, "tokens": [5, 6], "token_strs": ["Hi", "!"]}
+    assert answer.json == counted
+    assert asked(neuron).adds_special_tokens
+    back = await client.post("/detokenize", {"model": "tiny", "tokens": [5, 6]})
+    assert back.json == {"prompt": "Hi!"}
+    assert asked(neuron).input == TokensInput(prompts=[[5, 6]])
+    body = {"model": "tiny", "messages": TURNS, "add_generation_prompt": False}
+    assert (await client.post("/tokenize", body)).status == 200
+    assert isinstance(asked(neuron).input, ChatInput)
+    assert not asked(neuron).adds_special_tokens
+    assert not asked(neuron).input.adds_generation_prompt
+    neuron.script = settings
+    answer = await client.get("/tokenizer_info", query="model=tiny")
+    assert answer.json == {"tokenizer_class": "T", "chat_template": "{{ messages }}"}
+    assert isinstance(asked(neuron), TokenizeRequest) and asked(neuron).shows_settings
+
+
+@each_case(
+    ("path", "body", "status", "param"),
+    [
+        (EMBEDDINGS, embeddings_body(input=""), 400, "input"),
+        (EMBEDDINGS, embeddings_body(model="unknown"), 404, "model"),
+        ("/v1/rerank", {**ASKED, "documents": []}, 400, "documents"),
+        ("/tokenize", {"model": "tiny"}, 400, "prompt"),
+        ("/tokenize", {"model": "tiny", "prompt": "Hi", "messages": TURNS}, 400, "prompt"),
+        ("/tokenize", {"model": "tiny", "prompt": "Hi", "tools": []}, 400, "tools"),
+        ("/tokenize", {"model": "tiny", "prompt": "Hi", "stream": True}, 400, "stream"),
+        ("/detokenize", {"model": "tiny", "tokens": []}, 400, "tokens"),
+        ("/detokenize", {"model": "tiny", "tokens": [-1]}, 400, "tokens[0]"),
+    ],
+)
+async def test_refusals_of_ours(
+    client: AsgiClient, neuron: FakeNeuron, path: str, body: Any, status: int, param: str
+) -> None:
+    answer = await client.post(path, body)
+    assert (answer.status, answer.error["param"]) == (status, param)
+    assert not neuron.frames
+
+
+@each_case(
+    ("path", "version", "returns_documents"),
+    [("/v1/rerank", "1", True), ("/rerank", "1", True), ("/v2/rerank", "2", False)],
+)
+async def test_rerank(
+    client: AsgiClient, neuron: FakeNeuron, path: str, version: str, returns_documents: bool
+) -> None:
+    neuron.script = scores
+    answer = await client.post(path, ASKED)
+    assert answer.status == 200
+    assert [result["index"] for result in answer.json["results"]] == [1, 0]
+    assert ("document" in answer.json["results"][0]) is returns_documents
+    assert answer.json["meta"]["api_version"] == {"version": version}
+    assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert asked(neuron) == ScoreRequest(model="tiny", input=PAIRS)
+    body = {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]}
+    answer = await client.post(path.replace("rerank", "score").replace("v2", "v1"), body)
+    assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
+
+
+async def test_no_name(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:
+    neuron.script = tokenizes
+    catalogue.listed = [ENTRY, dataclasses.replace(ENTRY, name="second", aliases=())]
+    for path, fields in (("/tokenize", {"prompt": "Hi!"}), ("/detokenize", {"tokens": [5, 6]})):
+        assert (await client.post(path, fields)).status == 200
+        assert asked(neuron).model == "tiny"
+    assert (await client.get("/tokenizer_info")).status == 200
+    catalogue.listed = [dataclasses.replace(ENTRY, name=name, aliases=()) for name in "ab"]
+    refused = await client.post("/tokenize", {"prompt": "Hi!"})
+    assert (refused.status, refused.error["param"]) == (400, "model")

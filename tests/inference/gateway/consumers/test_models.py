@@ -24,6 +24,14 @@ from tests.inference.gateway.conftest import Rig
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
+PRICED = ("input", "cached_input", "output")
+BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
+WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
+PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
+PROGRESS = {"stage": "weights", "done": 1, "total": 3, "unit": "tensors", "eta_s": 20.0}
+ADAPTER = CatalogueEntry(
+    name="tiny-sql", source="path:/adapters/sql", base="tiny", aliases=("tiny:tiny-sql",)
+)
 
 
 def shown(card: ModelCard) -> dict[str, Any]:
@@ -83,28 +91,9 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
     assert (fields["status"], fields["loaded"]) == ("unloaded", False)
 
 
-def test_the_catalogues_sampling_defaults_and_prices_are_shown() -> None:
-    nowhere = FleetSnapshot(neurons=())
-    assert model_card(ENTRY, nowhere).prices is None
-    entry = replace(
-        ENTRY,
-        temperature=0.25,
-        repetition_window=64,
-        input_price_micro_usd=3,
-        cached_input_price_micro_usd=1,
-        output_price_micro_usd=5,
-    )
-    card = model_card(entry, nowhere)
-    assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
-    assert card.prices == ModelPrices(
-        input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
-    )
-
-
 @each_case(
     ("digests", "status"),
     [
-        (["old"], "outdated"),
         (["old", "older"], "outdated"),
         (["old", ENTRY.spec_digest()], "ready"),
         ([""], "ready"),
@@ -113,6 +102,14 @@ def test_the_catalogues_sampling_defaults_and_prices_are_shown() -> None:
 def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], status: str) -> None:
     names = "abc"[: len(digests)]
     neurons = tuple(neuron(name, digest=one) for name, one in zip(names, digests, strict=True))
+    priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    entry = replace(ENTRY, temperature=0.25, repetition_window=64)
+    assert model_card(entry, FleetSnapshot(neurons=neurons)).prices is None
+    card = model_card(replace(entry, **priced), FleetSnapshot(neurons=neurons))
+    assert card.prices == ModelPrices(
+        **{f"{kind}_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    )
+    assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
     card = model_card(ENTRY, FleetSnapshot(neurons=neurons))
     assert (card.status, [place.node for place in card.locations]) == (status, list(names))
 
@@ -124,12 +121,8 @@ def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
 
 
 BLINKED = FleetSnapshot(neurons=(), absent=(neuron("a"),))
-BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
-WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
-PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
 
 
-PROGRESS = {"stage": "weights", "done": 1, "total": 3, "unit": "tensors", "eta_s": 20.0}
 UNUSABLE = {
     "status": "failed",
     "status_reason": "a: no such thing as a walrus",
@@ -157,7 +150,9 @@ def test_a_model_that_is_not_served(snapshot: FleetSnapshot, fields: dict[str, A
     assert {name: own[name] for name in fields} == fields
 
 
-async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_what_is_reported_of_a_model(
+    client: AsgiClient, neuron: FakeNeuron, anthropic_sdk: anthropic.AsyncAnthropic
+) -> None:
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
     model, alias = (await client.get("/v1/models")).json["data"]
@@ -170,6 +165,14 @@ async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuro
         assert (await client.get(f"/v1/models/{name}")).json == model
     missing = await client.get("/v1/models/org/huge")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    listed = [one async for one in anthropic_sdk.models.list(limit=1)]
+    assert [one.display_name for one in listed] == ["tiny", "gpt-4o (tiny)"]
+    capabilities = listed[0].capabilities
+    assert capabilities and not capabilities.thinking.supported
+    assert not capabilities.structured_outputs.supported
+    assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
+    with pytest.raises(anthropic.NotFoundError):
+        await anthropic_sdk.models.retrieve("huge")
     neuron.status = None
     await neuron.beat()
     async with asyncio.timeout(60):
@@ -179,27 +182,6 @@ async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuro
     assert (model["capabilities"], model["tool_call"], model["loaded"]) == (None, None, False)
     assert (model["status"], model["limit"]) == ("unloaded", None)
     assert model["feasible_on"] == ["beast"]
-
-
-async def test_the_sdk_lists_models_in_pages(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
-    neuron.capabilities = ["chat", "tool_call", "reasoning"]
-    await neuron.beat()
-    listed = [model async for model in anthropic_sdk.models.list(limit=1)]
-    assert [model.id for model in listed] == ["tiny", "gpt-4o"]
-    assert listed[1].display_name == "gpt-4o (tiny)"
-    capabilities = listed[0].capabilities
-    assert capabilities and capabilities.thinking.supported
-    assert not capabilities.structured_outputs.supported
-    assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
-    with pytest.raises(anthropic.NotFoundError):
-        await anthropic_sdk.models.retrieve("huge")
-
-
-ADAPTER = CatalogueEntry(
-    name="tiny-sql", source="path:/adapters/sql", base="tiny", aliases=("tiny:tiny-sql",)
-)
 
 
 async def test_an_adapter_runs_on_its_bases_replica(rig: Rig, neuron: FakeNeuron) -> None:
@@ -212,10 +194,6 @@ async def test_an_adapter_runs_on_its_bases_replica(rig: Rig, neuron: FakeNeuron
         assert submit.adapter == AdapterSpec(name="tiny-sql", source="path:/adapters/sql")
     await rig.ask(model="tiny")
     assert (await neuron.submitted.get()).adapter is None
-
-
-async def test_an_adapter_is_listed_with_its_parent(rig: Rig, neuron: FakeNeuron) -> None:
-    rig.catalogue.listed.append(ADAPTER)
     base, base_alias, adapter, alias = (await rig.client.get("/v1/models")).json["data"]
     assert (base_alias["id"], alias["id"]) == ("gpt-4o", "tiny:tiny-sql")
     assert "parent" not in base

@@ -25,9 +25,9 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.ollama.models import UNKNOWN_ARCHITECTURE, PullState
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import breaks, counts
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
-from tests.inference.gateway.responses_support import breaks, counts
 from tests.inference.reports import load_report
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -45,12 +45,17 @@ def asked(neuron: FakeNeuron) -> GenerationRequest:
     return submit.request
 
 
-async def test_the_sdk_chats_and_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+async def test_ollamas_sdk(
+    sdk: ollama.AsyncClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"temperature": 0.5, "num_predict": 9, "num_ctx": 2048, "stop": ["\n"]}
-    whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
+    now_s = itertools.count(1000, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(ollama_pull, "time", SimpleNamespace(time=lambda: next(now_s)))
+        whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
     assert (whole.message.content, whole.done_reason) == ("The capital is Paris.", "stop")
     assert (whole.prompt_eval_count, whole.eval_count) == (7, 5)
-    assert whole.total_duration is not None and whole.total_duration > 0
+    assert (whole.total_duration or 0) > (whole.load_duration or 0) >= 10 * 10**9
     request = asked(neuron)
     assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, 9)
     assert (request.stop, request.ends_at_context) == (["\n"], True)
@@ -63,23 +68,14 @@ async def test_the_sdk_chats_and_generates(sdk: ollama.AsyncClient, neuron: Fake
     assert demanded is not None and demanded.schema == schema
     stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
     assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
-
-
-async def test_durations_count_from_the_request_on(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = itertools.count(1000, 10)
-    monkeypatch.setattr(ollama_pull, "time", SimpleNamespace(time=lambda: next(now_s)))
-    body = {"model": "tiny", "messages": QUESTION, "stream": False}
-    answer = await client.post("/api/chat", body)
-    assert answer.json["total_duration"] > answer.json["load_duration"] >= 10 * 10**9
-
-
-def packed(*numbers: float) -> bytes:
-    return np.array(numbers, dtype="<f4").tobytes()
-
-
-async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    neuron.script = failing
+    with pytest.raises(ollama.ResponseError, match="8192") as refused:
+        await sdk.chat("tiny", QUESTION)
+    assert refused.value.status_code == 400
+    neuron.script = breaks
+    with pytest.raises(ollama.ResponseError, match="crashed"):
+        _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
+    # The sdk embeds.
     neuron.script = embeds(*2 * [packed(0.5, -1.0)])
     made = await sdk.embed("tiny", ["one", "two"])
     (one, other) = made.embeddings
@@ -93,7 +89,11 @@ async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> No
         assert np.hypot(first, second) == pytest.approx(float(any(n > 1e-12 for n in numbers)))
 
 
-async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+def packed(*numbers: float) -> bytes:
+    return np.array(numbers, dtype="<f4").tobytes()
+
+
+async def test_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron, client: AsgiClient) -> None:
     assert [model.model for model in (await sdk.list()).models] == ["tiny", "gpt-4o"]
     assert [model.name for model in (await sdk.ps()).models] == ["tiny"]
     assert (await sdk.show("gpt-4o")).capabilities == ["completion"]
@@ -108,6 +108,17 @@ async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> Non
         with pytest.raises(ollama.ResponseError, match=words) as refused:
             await ask
         assert refused.value.status_code == status
+    # Asking nothing loads the model.
+    neuron.script = counts
+    for path in ("/api/chat", "/api/generate"):
+        answer = await client.post(path, {"model": "tiny"})
+        assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
+        (*_, submit) = neuron.frames
+        assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
+    for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
+        assert (await client.get(path)).status == 418
+    for path in OLLAMA_PATHS:
+        assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405
 
 
 REPORT = load_report(
@@ -151,21 +162,17 @@ async def test_sizes_are_numbers_whatever_the_models_state(
     )
 
 
-def _write_gguf(path: Path) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(4096)
-    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        write()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 async def test_a_model_that_was_never_loaded_is_shown_by_its_file(
     sdk: ollama.AsyncClient, catalogue: FakeCatalogue, tmp_path: Path
 ) -> None:
     path = tmp_path / "blob"
-    _write_gguf(path)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(4096)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     directory = tmp_path / "hub"
     directory.mkdir()
     config = {"model_type": "qwen3", "max_position_embeddings": 512}
@@ -206,8 +213,8 @@ def operator(server_url: str) -> ollama.AsyncClient:
     return ollama.AsyncClient(host=server_url, headers=OPERATOR)
 
 
-async def test_the_sdk_pulls_with_progress(
-    operator: ollama.AsyncClient, catalogue: FakeCatalogue
+async def test_pulls_and_hang_ups(
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue, client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     running = [pull("running", bytes_done=done, bytes_total=4) for done in (1, 4)]
     catalogue.pulls = [pull("pending"), *running, pull("succeeded", bytes_total=4)]
@@ -225,11 +232,11 @@ async def test_the_sdk_pulls_with_progress(
     assert (first.source, first.file, second.model) == ("huggingface:org/name", "Q4_K_M", "gpt-4o")
     assert str(actor) == "key:shared"
     assert catalogue.pulls_offered == ["hf.co/org/name:Q4_K_M"], "what has a name is offered"
-
-
-async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
+    # One that another client gave up is begun anew.
+    catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
+    assert (await operator.pull("hf.co/org/name")).status == "success"
+    assert len(catalogue.pulled) == 4
+    # A hang up ends the download that it began and no other.
     for number, is_ours in (("joined", False), ("begun", True)):
         state = pull("running", id=number, bytes_total=4, is_ours=is_ours)
         catalogue.pulls = [state, state]
@@ -239,15 +246,7 @@ async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
         await exchange.finish()
     assert await asyncio.wait_for(catalogue.pulls_cancelled.get(), 60) == "begun"
     assert catalogue.pulls_cancelled.empty()
-    assert catalogue.pulls_offered == []
-
-
-async def test_a_download_that_another_client_gave_up_is_begun_anew(
-    operator: ollama.AsyncClient, catalogue: FakeCatalogue
-) -> None:
-    catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
-    assert (await operator.pull("hf.co/org/name")).status == "success"
-    assert len(catalogue.pulled) == 2
+    assert len(catalogue.pulls_offered) == 2
 
 
 FAILED = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")
@@ -255,7 +254,7 @@ OURS = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
 
 
 @each_case(
-    ("pulls", "name", "more", "words"),
+    "case",
     [
         (OURS, "hf.co/org/name", {}, "cancelled"),
         ([FAILED], "tiny", {}, "4 GB more"),
@@ -263,42 +262,14 @@ OURS = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
         ([], "llama3", {}, "does not exist"),
         ([], "tiny", {"insecure": True}, "insecure"),
     ],
+    ids=str,
 )
 async def test_a_pull_that_fails_names_the_reason(
-    operator: ollama.AsyncClient,
-    catalogue: FakeCatalogue,
-    pulls: list[PullState],
-    name: str,
-    more: dict[str, Any],
-    words: str,
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue, case: Any
 ) -> None:
+    pulls, name, more, words = case
     catalogue.pulls = [*pulls]
     with pytest.raises(ollama.ResponseError, match=words) as refused:
         answer: Any = await operator.pull(name, **more)
         _ = [line async for line in answer]
     assert pulls != [FAILED] or refused.value.status_code == 503
-
-
-async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
-    neuron.script = failing
-    with pytest.raises(ollama.ResponseError, match="8192") as refused:
-        await sdk.chat("tiny", QUESTION)
-    assert refused.value.status_code == 400
-    neuron.script = breaks
-    with pytest.raises(ollama.ResponseError, match="crashed"):
-        _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
-
-
-async def test_asking_nothing_loads_the_model_and_other_paths_are_djangos(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    neuron.script = counts
-    for path in ("/api/chat", "/api/generate"):
-        answer = await client.post(path, {"model": "tiny"})
-        assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
-        (*_, submit) = neuron.frames
-        assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
-    for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
-        assert (await client.get(path)).status == 418
-    for path in OLLAMA_PATHS:
-        assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405

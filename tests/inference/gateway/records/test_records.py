@@ -1,41 +1,50 @@
-"""Every request that reached the gateway is recorded, however it ended."""
+"""Every request that reached the gateway is recorded, however it ended, and also where no endpoint
+answers it."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
+import pytest
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+
 from helexa_site.config import Config
-from inference.gateway.request.identify import LOGIN, Login
+from helexa_site.routing import build_application
+from inference.gateway.request.identify import LOGIN, REQUEST_ID, Login
+from inference.gateway.server.unhandled import UnhandledRequests
 from inference.protocol.events import Event, Traced
 from inference.protocol.generation import Submit
-from inference.wire.errors import InvalidApiKeyError
+from inference.request_ids import new_request_id
+from inference.wire.errors import InvalidApiKeyError, RequestTooLargeError
+from metering.errors import RevokedKeyError
+from metering.keys.api_key import digest_of, digest_secret
+from metering.keys.records import KeyRecord
+from metering.keys.store import DatabaseKeyStore
 from metering.ledger.entries import Outcome
 from metering.principal import Principal, Scope
-from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.cases import each_case
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
+from tests.inference.gateway.bodies import RESPONSES, until
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT
-from tests.inference.gateway.fake_metering import KEY, NARROW_KEY
+from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
-from tests.inference.gateway.records.recorded import RecordingRig
-from tests.inference.gateway.responses_support import RESPONSES
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.records.conftest import RecordingRig
+
+REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
+LARGE = {"content-length": "100001"}
+PREFLIGHT = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
+LOCAL = PREFLIGHT | {"origin": "http://localhost:3000"}
+PATCHED = LOCAL | {"access-control-request-method": "PATCH"}
+AUTHORIZED = [(b"authorization", BEARER["authorization"].encode())]
 
 
-async def test_an_answer(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    answer = await rig.ask()
-    one = rig.record()
-    assert one.settle.request_id == answer.headers["x-request-id"]
-    assert UUID(hex=one.settle.request_id).version == 7, "it sorts by time"
-    assert (one.kind, one.status, one.settle.outcome) == (Outcome.ANSWERED, 200, "finished")
-    assert (one.model_asked, one.settle.model, one.settle.neuron) == ("gpt-4o", "tiny", "beast")
-    assert (one.settle.account, one.settle.key) == ("lab", KEY[:13])
-    assert one.queue_ms is not None
-    assert 0 <= one.queue_ms <= one.settle.duration_ms
-
-
-async def test_refusals(rig: RecordingRig, neuron: FakeNeuron) -> None:
+async def test_refusals_and_answers(rig: RecordingRig, neuron: FakeNeuron) -> None:
     narrow = {"authorization": f"Bearer {NARROW_KEY}"}
     for headers, more, status, code, account in (
         ({}, {}, 401, "invalid_api_key", ""),
@@ -49,11 +58,27 @@ async def test_refusals(rig: RecordingRig, neuron: FakeNeuron) -> None:
         assert one.settle.request_id == answer.headers["x-request-id"]
         assert one.error_message == answer.error["message"]
         assert one.queue_ms is None
+    # An answer and a client that leaves.
+    answer = await rig.ask()
+    one = rig.record()
+    assert one.settle.request_id == answer.headers["x-request-id"]
+    assert UUID(hex=one.settle.request_id).version == 7, "it sorts by time"
+    assert (one.kind, one.status, one.settle.outcome) == (Outcome.ANSWERED, 200, "finished")
+    assert (one.model_asked, one.settle.model, one.settle.neuron) == ("gpt-4o", "tiny", "beast")
+    assert (one.settle.account, one.settle.key) == ("lab", KEY[:13])
+    assert one.queue_ms is not None
+    assert 0 <= one.queue_ms <= one.settle.duration_ms
+    neuron.script = endless
+    exchange = rig.open(stream=True)
+    await exchange.until(b"data: ")
+    exchange.leave()
+    await exchange.finish()
+    await until(lambda: rig.records.ended)
+    one = rig.record()
+    assert (one.kind, one.status, one.settle.outcome) == (Outcome.CANCELLED, 200, "cancelled")
 
 
-async def test_what_a_kept_connection_asks_while_the_gateway_stops(
-    rig: RecordingRig, neuron: FakeNeuron
-) -> None:
+async def test_requests_while_the_gateway_stops(rig: RecordingRig, neuron: FakeNeuron) -> None:
     assert (await rig.ask()).status == 200
     await rig.gateway.drain(0)
     rig.records.ended.clear()
@@ -63,30 +88,7 @@ async def test_what_a_kept_connection_asks_while_the_gateway_stops(
         assert (one.settle.outcome, one.settle.account) == ("shutting_down", "lab")
 
 
-async def test_refused_handshakes_of_sockets(rig: RecordingRig) -> None:
-    for key, code, account in (
-        ("hx-wrong", "invalid_api_key", ""),
-        (NARROW_KEY, "insufficient_scope", "lab"),
-    ):
-        headers = [(b"authorization", f"Bearer {key}".encode())]
-        socket = AsgiSocket(rig.client.application, RESPONSES, headers=headers)
-        assert await socket.message() == {"type": "websocket.close"}
-        await socket.leave()
-        one = rig.refused(403, code, account=account)
-        assert one.settle.endpoint == f"{RESPONSES} (socket)"
-
-
-async def test_messages_that_no_turn_takes(rig: RecordingRig, config: Config) -> None:
-    headers = [(b"authorization", BEARER["authorization"].encode())]
-    async with AsgiSocket(rig.client.application, RESPONSES, headers=headers) as socket:
-        socket.send_json({"input": "x" * config.max_body_bytes})
-        assert (await socket.event())["code"] == "request_too_large"
-        assert (await socket.message())["type"] == "websocket.close"
-    rig.refused(413, "request_too_large")
-
-
-async def test_a_login_instead_of_a_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    """It is recorded with the person as the end user, and goes before any key."""
+async def test_logins_and_end_users(rig: RecordingRig, neuron: FakeNeuron) -> None:
     person = Principal(account="ours", scopes=frozenset({Scope.INFERENCE}))
     login = Login(principal=person, username="ann")
     extras = {LOGIN: login}
@@ -99,20 +101,7 @@ async def test_a_login_instead_of_a_key(rig: RecordingRig, neuron: FakeNeuron) -
     assert answer.status == 401
     one = rig.refused(401, "invalid_api_key", account="")
     assert one.error_message == "You are not logged in any more."
-
-
-async def test_a_client_that_leaves(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    neuron.script = endless
-    exchange = rig.open(stream=True)
-    await exchange.until(b"data: ")
-    exchange.leave()
-    await exchange.finish()
-    await until(lambda: rig.records.ended)
-    one = rig.record()
-    assert (one.kind, one.status, one.settle.outcome) == (Outcome.CANCELLED, 200, "cancelled")
-
-
-async def test_a_trusted_key_names_its_end_user(rig: RecordingRig, neuron: FakeNeuron) -> None:
+    # A trusted key names its end user.
     named = {"user": " ann\n@example.org\u202e"}
     by_proxy = {**BEARER, "x-openwebui-user-email": "bo@example.org"}
     for is_trusted, headers, more, end_user in (
@@ -131,7 +120,7 @@ async def test_a_trusted_key_names_its_end_user(rig: RecordingRig, neuron: FakeN
         assert "example.org" not in str(neuron.submitted.get_nowait())
 
 
-async def test_bodies_of_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
+async def test_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
     for until_unix_s, is_captured in ((None, False), (time.time() - 1, False), (1e12, True)):
         rig.directory.restrict(KEY, capture_until_unix_s=until_unix_s)
         answer = await rig.ask(stream=True)
@@ -145,11 +134,9 @@ async def test_bodies_of_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -
     refusal = await rig.ask(n=0)
     captured = rig.record().captured
     assert captured is not None and bytes(captured.answer) == refusal.body
+    rig.directory.restrict(KEY, capture_until_unix_s=None)
 
-
-async def test_the_trace_of_a_captured_request(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    """It reaches the record, never the client; a neuron that was not asked for one is at fault."""
-
+    # A trace never reaches the client; a neuron that was not asked for one is at fault.
     async def traced(submit: Submit) -> AsyncIterator[list[Event]]:
         *events, last = [one async for batch in paris(submit) for one in batch]
         yield [*events, Traced(request_id=submit.request_id, text="the prompt"), last]
@@ -164,7 +151,169 @@ async def test_the_trace_of_a_captured_request(rig: RecordingRig, neuron: FakeNe
     assert captured is not None and captured.trace == "the prompt"
 
 
-async def test_probes_are_left_out(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    await rig.client.get("/health")
-    await rig.client.get("/ping")
-    assert rig.records.ended == []
+@each_case(
+    "case",
+    [
+        ("GET", "/v1/nothing", {}, b"", 404, "unknown_url", "unknown"),
+        ("HEAD", "/v1/messages/nothing", {}, b"", 404, "unknown_url", "unknown"),
+        ("GET", CHAT, BEARER, b"", 405, "method_not_allowed", CHAT),
+        ("HEAD", CHAT, BEARER, b"", 405, "method_not_allowed", CHAT),
+        ("OPTIONS", CHAT, BEARER, b"", 405, "method_not_allowed", CHAT),
+        ("PATCH", "/v1/models", BEARER, b"", 405, "method_not_allowed", "/v1/models"),
+        ("POST", CHAT, BEARER, b"{", 400, "invalid_json", CHAT),
+        ("POST", CHAT, BEARER, b"\xff", 400, "invalid_json", CHAT),
+        ("POST", CHAT, BEARER, b"", 400, "invalid_json", CHAT),
+        ("POST", CHAT, BEARER, b"x" * 100_001, 413, "request_too_large", CHAT),
+        ("POST", CHAT, BEARER | LARGE, b"", 413, "request_too_large", CHAT),
+        ("OPTIONS", CHAT, PREFLIGHT, b"", 400, "origin_not_allowed", CHAT),
+        ("OPTIONS", CHAT, PATCHED, b"", 400, "invalid_value", CHAT),
+    ],
+    ids=str,
+)
+async def test_unhandled(rig: RecordingRig, case: Any) -> None:
+    method, path, headers, body, status, code, endpoint = case
+    answer = await rig.client.open(method, path, parts=[body], headers=headers).finish()
+    one = rig.record()
+    assert answer.status == one.status == status
+    assert answer.headers["x-request-id"] == one.settle.request_id
+    assert (one.kind, one.settle.outcome) == (Outcome.REFUSED, code)
+    assert one.settle.endpoint == endpoint
+    assert one.error_message
+    for ignored in ("/health", "/ping"):
+        await rig.client.get(ignored)
+    assert (await rig.client.open("OPTIONS", CHAT, headers=LOCAL).finish()).status == 200
+    assert rig.records.ended == [], "probes, and a preflight that is allowed"
+
+
+@each_case("num_parts", [0, 1])
+async def test_who_leaves_before_its_body_is_whole(rig: RecordingRig, num_parts: int) -> None:
+    parts = [b'{"model":', b""][: num_parts + 1]
+    exchange = rig.client.open("POST", CHAT, parts=parts, headers=BEARER)
+    messages: Any = exchange._messages
+    while messages.qsize() > num_parts:
+        messages.get_nowait()
+    exchange.leave()
+    await exchange.finish()
+    one = rig.record()
+    assert (one.kind, one.status, one.settle.endpoint) == (Outcome.CANCELLED, 0, CHAT)
+    assert one.settle.account == ("lab" if num_parts else "")
+
+
+@each_case(
+    ("path", "key", "code", "account", "endpoint"),
+    [
+        *[(CHAT, None, "unknown_url", "", CHAT), ("/nothing", None, "unknown_url", "", "unknown")],
+        ("/ä€", None, "unknown_url", "", "unknown"),
+        (RESPONSES, "hx-wrong", "invalid_api_key", "", f"{RESPONSES} (socket)"),
+        (RESPONSES, NARROW_KEY, "insufficient_scope", "lab", f"{RESPONSES} (socket)"),
+    ],
+)
+async def test_sockets_that_are_refused(
+    rig: RecordingRig, path: str, key: str | None, code: str, account: str, endpoint: str
+) -> None:
+    headers = [(b"user-agent", b"OpenAI/Python 2.0")]
+    headers += [(b"authorization", f"Bearer {key}".encode())] if key else []
+    scope = {REQUEST_ID: new_request_id()}
+    for more in ({}, scope):
+        socket = AsgiSocket(rig.client.application, path, headers=headers, **more)
+        assert await socket.message() == {"type": "websocket.close"}
+        await socket.leave()
+        one = rig.refused(403, code, account=account)
+        assert one.settle.endpoint == endpoint and one.settle.client
+    assert one.settle.request_id == scope[REQUEST_ID]
+
+
+async def test_messages_that_no_turn_takes(rig: RecordingRig, config: Config) -> None:
+    async with AsgiSocket(rig.client.application, RESPONSES, headers=AUTHORIZED) as socket:
+        socket.send_json({"input": "x" * config.max_body_bytes})
+        assert (await socket.event())["code"] == "request_too_large"
+        assert (await socket.message())["type"] == "websocket.close"
+    rig.refused(413, "request_too_large")
+
+
+async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: RecordingRig) -> None:
+    await rig.client.get("/ping")  # starts the gateway
+    rig.directory.refused[OTHERS_KEY] = RevokedKeyError("It was.", account="them", key="hx-b")
+    revoked = [(b"authorization", REVOKED["authorization"].encode())]
+    for target, headers, account in (
+        (CHAT, AUTHORIZED, "lab"),
+        (CHAT, revoked, "them"),
+        (CHAT, [], ""),
+        ("/admin/", [], ""),
+    ):
+        error = RequestTooLargeError(10)
+        refused = UnhandledRequests(rig.gateway).refused
+        request_id = refused(target.encode(), error, error.status, headers=headers)
+        await until(lambda: bool(rig.records.ended))
+        one = rig.refused(413, "request_too_large", account=account)
+        assert one.settle.request_id == request_id
+
+
+@each_case("num_bytes", [2, 100_000])
+async def test_a_key_that_was_good_once(rig: RecordingRig, num_bytes: int) -> None:
+    rig.directory.refused[KEY] = RevokedKeyError("It was revoked.", account="lab", key=KEY[:13])
+    answer = await rig.client.post(CHAT, parts=[b"x" * num_bytes], headers=BEARER)
+    assert answer.status == 401
+    rig.refused(401, "invalid_api_key")
+    socket = AsgiSocket(rig.client.application, RESPONSES, headers=AUTHORIZED)
+    assert await socket.message() == {"type": "websocket.close"}
+    await socket.leave()
+    rig.refused(403, "invalid_api_key")
+
+
+def _key_record(key: str, **changes: Any) -> KeyRecord:
+    principal = Principal(account="lab", key=key[:13], scopes=frozenset({Scope.INFERENCE}))
+    digest = digest_of(key, digest_secret(settings.SECRET_KEY))
+    return KeyRecord(digest=digest, principal=principal, **changes)
+
+
+@pytest.fixture
+def with_django(rig: RecordingRig, settings: Any) -> AsgiClient:
+    """Pages and Django's APIs are behind the gateway, and ask for a key."""
+    settings.CONFIG = replace(settings.CONFIG, allow_anonymous=False)
+    return AsgiClient(build_application(rig.gateway, django_app=get_asgi_application()))
+
+
+@each_case(
+    "case",
+    [
+        ("/api/overview", {}, (401, "invalid_api_key", "", "/api/overview")),
+        ("/version", {}, (401, "invalid_api_key", "", "/version")),
+        ("/api/bench/runs", {}, (401, "invalid_api_key", "", "/api/bench/runs")),
+        ("/api/keys/hx-x", {}, (401, "invalid_api_key", "", "/api/keys/{prefix}")),
+        ("/api/keys", BEARER, (403, "insufficient_scope", "lab", "/api/keys")),
+        ("/version", BEARER, (403, "insufficient_scope", "lab", "/version")),
+        ("/api/keys", REVOKED, (401, "invalid_api_key", "lab", "/api/keys")),
+        ("/docs", {}, (403, "forbidden", "", "unknown")),  # posted without a token
+        ("/api/nothing", BEARER, (404, "unknown_url", "lab", "/api/")),
+    ],
+    ids=str,
+)
+async def test_what_django_refuses(
+    rig: RecordingRig, with_django: AsgiClient, monkeypatch: pytest.MonkeyPatch, case: Any
+) -> None:
+    path, headers, wanted = case
+    known = {
+        KEY[:13]: _key_record(KEY),
+        OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True),
+    }
+    monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefix: known)
+    method = "POST" if path == "/docs" else "GET"
+    answer = await with_django.open(method, path, headers=headers).finish()
+    status, code, account, endpoint = wanted
+    one = rig.refused(status, code, account=account)
+    assert answer.status == status
+    assert answer.headers["x-request-id"] == answer.headers["request-id"] == one.settle.request_id
+    assert one.settle.endpoint == endpoint
+
+
+async def test_pages_are_not_recorded(rig: RecordingRig, with_django: AsgiClient) -> None:
+    await with_django.get("/ping")  # starts the gateway
+    answer = await with_django.get("/login/nothing", headers={"accept": "text/html"})
+    assert answer.status == 404 and rig.records.ended == []
+    assert "x-request-id" not in answer.headers
+    answer = await with_django.post("/v3/chat/completions", {"model": "gpt-4o"})
+    assert answer.status == 404
+    one = rig.refused(404, "unknown_url", account="")
+    assert answer.headers["x-request-id"] == one.settle.request_id
+    assert one.error_message == answer.error["message"]

@@ -4,13 +4,13 @@ within bounds, whatever a neuron has written."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
-import redis.asyncio
+import redis
+from redis.asyncio import Redis
 
 from inference.gateway.redis import event_reader
 from inference.gateway.redis.event_reader import (
@@ -32,20 +32,49 @@ from inference.protocol.events import (
 )
 from inference.redis_link import RedisLink, RedisOutage
 from inference.wire.errors import ApiError
-from tests.inference.gateway.answers import open_stream
-from tests.inference.gateway.redis.conftest import GATEWAY, GENEROUS_S, Faults, Writer
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.bodies import open_stream, until
+from tests.inference.gateway.conftest import GATEWAY, GENEROUS_S
 
 MAX_REPLY_BYTES = 400_000
+MakeReader = Callable[[str], EventReader]
+
+
+class Writer:
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._numbers: dict[str, int] = {}
+
+    async def write(self, neuron: str, *events: Event) -> str:
+        number = self._numbers.get(neuron, 0)
+        self._numbers[neuron] = number + 1
+        batch = EventBatch(epoch="e", sequence_number=number, events=list(events))
+        entry_id = await self._client.xadd(
+            keys.events_key(neuron, GATEWAY), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+        )
+        return bytes(entry_id).decode()
+
+
+class Faults(list[tuple[str, str]]):
+    """What readers have found that no honest neuron writes."""
+
+    def add(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        self.append((neuron, what))
+
+
+@pytest.fixture
+def writer(redis_client: Redis) -> Writer:
+    return Writer(redis_client)
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
 
 
 @pytest.fixture(autouse=True)
 def _small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the honest entries of these tests fit into a reply."""
     monkeypatch.setattr(event_reader, "MAX_ENTRIES_A_READ", 3)
-
-
-MakeReader = Callable[[str], EventReader]
 
 
 @pytest_asyncio.fixture
@@ -55,10 +84,9 @@ async def make_reader(
     links: list[RedisLink] = []
 
     def make(neuron: str) -> EventReader:
-        link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=MAX_REPLY_BYTES)
-        links.append(link)
+        links.append(RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=MAX_REPLY_BYTES))
         return EventReader(
-            link,
+            links[-1],
             neuron=neuron,
             gateway_id=GATEWAY,
             streams=streams,
@@ -71,68 +99,58 @@ async def make_reader(
         await link.aclose()
 
 
-@pytest_asyncio.fixture
-async def reader(make_reader: MakeReader) -> EventReader:
-    return make_reader("n1")
+@asynccontextmanager
+async def reading(reader: EventReader) -> AsyncIterator[None]:
+    running = asyncio.create_task(reader.run())
+    yield
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
-async def _stop(reading: asyncio.Task[None]) -> None:
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-
-
-async def _read_until(reader: EventReader, entry_id: str) -> None:
+async def read_until(reader: EventReader, entry_id: str) -> None:
     """Waits until that has been delivered as well: between two entries others may run."""
-    reading = asyncio.create_task(reader.run())
-    try:
+    async with reading(reader):
         await until(lambda: reader.last_entry_id == entry_id and reader.caught_up_s)
-    finally:
-        await _stop(reading)
 
 
-def _deltas(stream: RequestStream, number: int, num_chars: int) -> list[Delta]:
-    text = "x" * num_chars
-    return [Delta(request_id=stream.request_id, text=f"{n}:{text}") for n in range(number)]
+async def code_of(stream: RequestStream) -> str:
+    with pytest.raises(ApiError) as raised:
+        await stream.next_events()
+    return raised.value.code
 
 
-async def test_what_is_more_than_one_reads_bound_is_read_in_several(
-    reader: EventReader, writer: Writer, streams: RequestStreams
+async def test_reads_are_bounded_and_what_was_read_is_taken_away(
+    make_reader: MakeReader, writer: Writer, streams: RequestStreams, redis_client: Redis
 ) -> None:
+    reader = make_reader("n1")
     stream = open_stream(streams, "r1", "n1")
     last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
-    deltas = _deltas(stream, 40, 60_000)
+    deltas = [Delta(request_id="r1", text=f"{number}:" + "x" * 60_000) for number in range(40)]
     for delta in deltas:
         last = await writer.write("n1", delta)
-    await _read_until(reader, last)
+    await read_until(reader, last)
     read: list[Event] = []
     while len(read) <= len(deltas):
         taken = await stream.next_events()
         assert sum(len(event.text) for event in taken if isinstance(event, Delta)) < 350_000
         read += taken
     assert read[1:] == deltas
-
-
-async def test_what_was_read_is_taken_away_so_that_its_neuron_sends_more(
-    reader: EventReader, writer: Writer, redis_client: redis.asyncio.Redis
-) -> None:
-    written = [
-        await writer.write("n1", Delta(request_id="gone", text="x" * 100_000)) for _ in range(40)
-    ]
-    reading = asyncio.create_task(reader.run())
-    async with asyncio.timeout(GENEROUS_S):
+    for _ in range(40):
+        last = await writer.write("n1", Delta(request_id="gone", text="x" * 100_000))
+    async with reading(reader), asyncio.timeout(GENEROUS_S):
         while await redis_client.xlen(reader.key) > TRIM_AFTER_BYTES // 100_000 + 1:
             await asyncio.sleep(0.01)
-    await until(lambda: reader.last_entry_id == written[-1])
-    await _stop(reading)
+        await until(lambda: reader.last_entry_id == last)
 
 
 async def test_too_much_for_requests_that_are_not_here_is_a_fault(
-    reader: EventReader,
+    make_reader: MakeReader,
     faults: Faults,
     monkeypatch: pytest.MonkeyPatch,
     streams: RequestStreams,
 ) -> None:
     monkeypatch.setattr(event_reader, "MAX_UNKNOWN_BYTES", 3 * 1024 * 1024)
+    reader = make_reader("n1")
     open_stream(streams, "r1", "n1")
     events: list[Event] = [Accepted(request_id="r1", prompt_tokens=1)]
     reader.deliver(EventBatch(epoch="e", sequence_number=0, events=events), 4 * 1024 * 1024)
@@ -143,99 +161,44 @@ async def test_too_much_for_requests_that_are_not_here_is_a_fault(
     assert faults == [("n1", "it wrote 3 MiB of events for requests that are not here")]
 
 
-async def test_an_entry_over_the_bound_fails_its_own_neurons_requests_alone(
+async def test_a_neurons_faults_are_its_own(
     make_reader: MakeReader,
-    redis_client: redis.asyncio.Redis,
+    redis_client: Redis,
     writer: Writer,
     faults: Faults,
     streams: RequestStreams,
 ) -> None:
     honest, greedy = open_stream(streams, "r1", "n1"), open_stream(streams, "r2", "n2")
+    usage = Usage(prompt_tokens=1, completion_tokens=123_456)
+    await writer.write("n2", Accepted(request_id="r1", prompt_tokens=1))
+    stolen = Finished(request_id="r1", usage=usage)
+    last = await writer.write("n2", Delta(request_id="r1", text="mine"), stolen)
+    second = make_reader("n2")
+    await read_until(second, last)
+    assert not honest.accepted and not honest.ended and not honest.usage_counter.is_settled
+    assert honest.epoch == "e"
+    assert faults == [("n2", "it answered a request that another neuron serves")] * 3
+    faults.clear()
+    for junk in ({b"b": b"\xc1"}, {b"x": b"y"}, {b"b": b""}):
+        await redis_client.xadd(keys.events_key("n1", GATEWAY), junk)
     await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
     await writer.write("n2", Accepted(request_id="r2", prompt_tokens=1))
     await writer.write("n2", Delta(request_id="r2", text="x" * 2 * MAX_REPLY_BYTES))
     last = await writer.write("n1", Delta(request_id="r1", text="fine"))
-    reading = asyncio.create_task(make_reader("n2").run())
-    await until(lambda: greedy.ended)
-    await _stop(reading)
+    async with reading(second):
+        await until(lambda: greedy.ended)
     assert not await redis_client.exists(keys.events_key("n2", GATEWAY))
-    await _read_until(make_reader("n1"), last)
-    assert [type(event) for event in await honest.next_events()] == [Accepted, Delta]
-    with pytest.raises(ApiError) as raised:
-        await greedy.next_events()
-    assert raised.value.code == "events_lost"
-    assert not honest.ended
     assert faults == [("n2", "its events are too large to be read at once")]
-
-
-async def test_events_reach_the_requests_of_their_own_neuron_alone(
-    make_reader: MakeReader,
-    writer: Writer,
-    faults: Faults,
-    streams: RequestStreams,
-) -> None:
-    stream = open_stream(streams, "r1", "n1")
-    usage = Usage(prompt_tokens=1, completion_tokens=123_456)
-    await writer.write("n2", Accepted(request_id="r1", prompt_tokens=1))
-    last = await writer.write(
-        "n2", Delta(request_id="r1", text="mine"), Finished(request_id="r1", usage=usage)
-    )
-    await _read_until(make_reader("n2"), last)
-    assert not stream.accepted and not stream.ended and not stream.usage_counter.is_settled
-    assert stream.epoch == "e"
-    assert faults == [("n2", "it answered a request that another neuron serves")] * 3
-
-
-@pytest.mark.parametrize("fields", [{b"b": b"\xc1"}, {b"x": b"y"}, {b"b": b""}])
-async def test_what_does_not_decode_is_skipped_and_counted(
-    reader: EventReader,
-    writer: Writer,
-    faults: Faults,
-    redis_client: redis.asyncio.Redis,
-    streams: RequestStreams,
-    fields: Any,
-) -> None:
-    stream = open_stream(streams, "r1", "n1")
-    await redis_client.xadd(reader.key, fields)
-    last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
-    await _read_until(reader, last)
-    assert stream.accepted
-    assert [neuron for neuron, _ in faults] == ["n1"]
-
-
-async def test_other_tasks_run_between_large_batches(
-    reader: EventReader,
-    writer: Writer,
-    streams: RequestStreams,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The bytes that were decoded since the loop last ran something else stay within a turn's."""
-    monkeypatch.setattr(event_reader, "BYTES_A_TURN", 50_000)
-    stream = open_stream(streams, "r1", "n1")
-    last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
-    for delta in _deltas(stream, 6, 30_000):
-        last = await writer.write("n1", delta)
-    seen: list[int] = []
-
-    async def count_queued() -> None:
-        while True:
-            seen.append(len(stream._events))
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_queued())
-    await _read_until(reader, last)
-    counting.cancel()
-    steps = [after - before for before, after in itertools.pairwise(seen)]
-    assert sum(steps) == 7
-    assert max(steps) <= 3
+    await read_until(make_reader("n1"), last)
+    assert [type(event) for event in await honest.next_events()] == [Accepted, Delta]
+    assert await code_of(greedy) == "events_lost"
+    assert not honest.ended
+    assert [neuron for neuron, _ in faults[1:]] == ["n1"] * 3, "what does not decode is skipped"
 
 
 @pytest_asyncio.fixture
 async def readers(
-    redis_url: str,
-    redis_client: redis.asyncio.Redis,
-    streams: RequestStreams,
-    faults: Faults,
+    redis_url: str, redis_client: Redis, streams: RequestStreams, faults: Faults
 ) -> AsyncIterator[EventReaders]:
     made = EventReaders(
         redis_client,
@@ -249,37 +212,26 @@ async def readers(
     await made.close()
 
 
-async def accept(client: redis.asyncio.Redis, neuron: str, request_id: str) -> None:
+async def accept(client: Redis, neuron: str, request_id: str, number: int = 0) -> None:
     accepted = [Accepted(request_id=request_id, prompt_tokens=1)]
-    batch = encode_event_batch(EventBatch(epoch="e", sequence_number=0, events=[*accepted]))
+    batch = encode_event_batch(EventBatch(epoch="e", sequence_number=number, events=[*accepted]))
     key = keys.events_key(neuron, GATEWAY)
     await client.xadd(key, {EVENT_BATCH_FIELD: batch}, nomkstream=True)
 
 
 async def is_read(
-    client: redis.asyncio.Redis, streams: RequestStreams, neuron: str, request_id: str
+    client: Redis, streams: RequestStreams, neuron: str, request_id: str, number: int = 0
 ) -> None:
     """Waits until a new request of the neuron is accepted through its stream."""
     stream = open_stream(streams, request_id, neuron)
-    await accept(client, neuron, request_id)
+    await accept(client, neuron, request_id, number)
     await until(lambda: stream.accepted)
 
 
-async def test_each_neuron_has_a_stream_that_expires(
-    readers: EventReaders, redis_client: redis.asyncio.Redis, streams: RequestStreams
-) -> None:
-    await asyncio.gather(*(readers.ensure("n1") for _ in range(5)), readers.ensure("n2"))
-    for neuron in ("n1", "n2"):
-        assert 0 < await redis_client.ttl(keys.events_key(neuron, GATEWAY)) <= keys.EVENTS_EXPIRY_S
-        await is_read(redis_client, streams, neuron, f"r-{neuron}")
-    await readers.close()
-    assert not await redis_client.exists(*(keys.events_key(n, GATEWAY) for n in ("n1", "n2")))
-
-
-@pytest.mark.parametrize("command", [("DEL",), ("SET", "x"), ("EXPIRE", "0"), ("PEXPIRE", "-1")])
+@pytest.mark.parametrize("command", [("DEL",), ("SET", "x"), ("PEXPIRE", "-1")])
 async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     readers: EventReaders,
-    redis_client: redis.asyncio.Redis,
+    redis_client: Redis,
     streams: RequestStreams,
     faults: Faults,
     command: tuple[str, ...],
@@ -290,9 +242,7 @@ async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     verb, *arguments = command
     await redis_client.execute_command(verb, keys.events_key("n1", GATEWAY), *arguments)
     await readers.upkeep(["n1", "n2"])
-    with pytest.raises(ApiError) as raised:
-        await own.next_events()
-    assert raised.value.code == "events_lost"
+    assert await code_of(own) == "events_lost"
     assert not other.ended
     assert ("n1", "its stream of events is gone") in faults
     assert {neuron for neuron, _ in faults} == {"n1"}
@@ -300,51 +250,37 @@ async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     assert 0 < await redis_client.ttl(keys.events_key("n1", GATEWAY)) <= keys.EVENTS_EXPIRY_S
     await accept(redis_client, "n2", "r2")
     await until(lambda: other.accepted)
-
-
-async def test_the_largest_id_stops_its_neuron_alone(
-    readers: EventReaders, redis_client: redis.asyncio.Redis, streams: RequestStreams
-) -> None:
-    await readers.ensure("n1")
-    await readers.ensure("n2")
     largest = f"{2**64 - 1}-{2**64 - 1}"
     await redis_client.xadd(keys.events_key("n1", GATEWAY), {b"x": b"y"}, id=largest)
     with pytest.raises(redis.ResponseError):
-        await accept(redis_client, "n1", "r1")
+        await accept(redis_client, "n1", "r4")
     await readers.upkeep(["n1", "n2"])
-    await is_read(redis_client, streams, "n2", "r2")
+    await is_read(redis_client, streams, "n2", "r5", number=1)
 
 
-async def test_a_redis_that_lost_everything_fails_all_that_is_open(
-    readers: EventReaders, redis_client: redis.asyncio.Redis, streams: RequestStreams
-) -> None:
-    await readers.ensure("n1")
-    stream = open_stream(streams, "r1", "n1")
-    await redis_client.flushdb()
-    readers.redis_lost_everything()
-    with pytest.raises(ApiError) as raised:
-        await stream.next_events()
-    assert raised.value.code == "redis_unavailable"
-    await readers.upkeep(["n1"])
-    await is_read(redis_client, streams, "n1", "r2")
-
-
-async def test_a_reader_of_a_neuron_that_left_is_closed(
+async def test_a_redis_that_lost_everything_and_a_neuron_that_left(
     readers: EventReaders,
-    redis_client: redis.asyncio.Redis,
+    redis_client: Redis,
     streams: RequestStreams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_reader, "IDLE_LIMIT_S", 0.0)
-    await readers.ensure("n1")
-    await readers.upkeep(["n1"])
-    assert readers.neurons == {"n1"}
+    await asyncio.gather(*(readers.ensure("n1") for _ in range(5)))
     stream = open_stream(streams, "r1", "n1")
+    await redis_client.flushdb()
+    readers.redis_lost_everything()
+    assert await code_of(stream) == "redis_unavailable"
+    await readers.upkeep(["n1"])
+    await is_read(redis_client, streams, "n1", "r2")
+    monkeypatch.setattr(event_reader, "IDLE_LIMIT_S", 0.0)
+    await readers.upkeep(["n1"])
     await readers.upkeep([])
     assert readers.neurons == {"n1"}, "a request is open there"
-    streams.remove(stream)
+    for one in [*streams]:
+        streams.remove(one)
     await asyncio.sleep(0.01)
     await readers.upkeep([])
     assert not readers.neurons
     await readers.ensure("n1")
-    await is_read(redis_client, streams, "n1", "r2")
+    await is_read(redis_client, streams, "n1", "r3")
+    await readers.close()
+    assert not await redis_client.exists(keys.events_key("n1", GATEWAY))

@@ -1,31 +1,64 @@
 """A request unknown to its neuron fails, and a neuron's request without a waiting client is
-cancelled."""
+cancelled; what a gateway writes to Redis: frames and the ring with them, who waits, refusals of all
+gateways by hour, account and code, and neurons' faults."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import datetime
+import json
 import logging
+import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
+from celery import Celery
 
+from fleet.live.refusals import read_counts, read_refusals
 from inference.gateway.gateway import Gateway
+from inference.gateway.redis.inbox import BYTES_A_PUSH, Dispatcher, ring_message
 from inference.gateway.redis.neurons import (
     MISSES_UNTIL_LOST,
     SIGHTINGS_UNTIL_CANCELLED,
     HeldRequestsWatch,
 )
+from inference.gateway.redis.reports import (
+    LOG_INTERVAL_S,
+    MAX_FAULTS,
+    WINDOW_S,
+    NeuronConduct,
+    QueueDemandReporter,
+    RefusalCounts,
+)
 from inference.gateway.request.event_stream import RequestStreams
+from inference.gateway.request.outcome import RequestOutcome
 from inference.protocol import keys
+from inference.protocol.generation import (
+    Cancel,
+    GenerationRequest,
+    InboxFrame,
+    Submit,
+    TextInput,
+    decode_inbox_frame,
+)
+from inference.protocol.heartbeat import WaitingModel, decode_waiting_report
+from inference.protocol.inbox_parts import PART_BYTES, FrameAssembler
+from inference.protocol.joining import celery_broker_url
+from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
+from inference.redis_link import RedisLink
 from inference.wire.errors import ApiError
+from metering.ledger.entries import outcome_of
 from tests.cases import each_case
-from tests.inference.gateway.answers import open_stream
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body
+from tests.inference.gateway.bodies import chat_body, open_stream
+from tests.inference.gateway.conftest import GATEWAY
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts
-from tests.inference.gateway.redis.conftest import GATEWAY
+from tests.metering.operations import settle
 
 FAR_S = 1e9
 
@@ -45,11 +78,6 @@ class Surroundings:
 
 
 @pytest.fixture
-def around() -> Surroundings:
-    return Surroundings()
-
-
-@pytest.fixture
 def beast(redis_client: redis.asyncio.Redis) -> FakeNeuron:
     made = FakeNeuron(redis_client)
     made.epoch = "e"
@@ -63,6 +91,11 @@ def watch_of(
 
 
 @pytest.fixture
+def around() -> Surroundings:
+    return Surroundings()
+
+
+@pytest.fixture
 def watch(
     redis_client: redis.asyncio.Redis, streams: RequestStreams, around: Surroundings
 ) -> HeldRequestsWatch:
@@ -70,7 +103,7 @@ def watch(
 
 
 @each_case(
-    ("held", "more", "is_lost"),
+    "case",
     [
         ({GATEWAY: ["another"]}, {}, True),
         ({}, {}, True),
@@ -85,12 +118,8 @@ def watch(
         *("of another epoch", "its last events may still be read", "not sent yet"),
     ],
 )
-async def test_a_request_that_its_neuron_does_not_know_is_failed(
-    redis_client: redis.asyncio.Redis,
-    held: dict[str, list[str]],
-    more: dict[str, Any],
-    is_lost: bool,
-) -> None:
+async def test_what_its_neuron_does_not_know(redis_client: redis.asyncio.Redis, case: Any) -> None:
+    held, more, is_lost = case
     streams, around = RequestStreams(), Surroundings()
     stream = open_stream(streams, "r", "beast")
     stream.is_submitted = more.get("is_submitted", True)
@@ -110,20 +139,6 @@ async def test_a_request_that_its_neuron_does_not_know_is_failed(
     await redis_client.delete(keys.held_key("beast"))
 
 
-async def test_a_list_counts_once_and_one_that_has_the_request_begins_anew(
-    watch: HeldRequestsWatch, beast: FakeNeuron, streams: RequestStreams
-) -> None:
-    stream = open_stream(streams, "r", "beast")
-    stream.is_submitted = True
-    await watch.look(["beast"])  # there is none yet
-    for held in ([], ["r"], []):
-        for _ in range(MISSES_UNTIL_LOST - 1):
-            await beast.hold({GATEWAY: held})
-            for _ in range(3):
-                await watch.look(["beast"])
-    assert not stream.ended
-
-
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     watch: HeldRequestsWatch,
     around: Surroundings,
@@ -131,7 +146,7 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     streams: RequestStreams,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    open_stream(streams, "open", "beast")
+    stream = open_stream(streams, "open", "beast")
     for number in range(1, 5):
         await beast.hold({GATEWAY: ["open", "forgotten"]})
         await watch.look(["beast"])
@@ -140,6 +155,13 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     await beast.hold({GATEWAY: ["open"]})
     await watch.look(["beast"])
     assert len(around.cancelled) == repeated
+    stream.is_submitted = True
+    for held in ([], ["open"], []):
+        for _ in range(MISSES_UNTIL_LOST - 1):
+            await beast.hold({GATEWAY: held})
+            for _ in range(3):
+                await watch.look(["beast"])
+    assert not stream.ended, "a list counts once, and one that has the request begins anew"
     for number in range(5):
         await beast.client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
         await watch.look(["beast"])
@@ -172,28 +194,6 @@ async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
     assert len(caplog.messages) < 20
 
 
-async def test_a_gateway_without_requests_looks_seldom(
-    watch: HeldRequestsWatch,
-    around: Surroundings,
-    beast: FakeNeuron,
-    streams: RequestStreams,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inference.gateway.redis.neurons.IDLE_LOOK_INTERVAL_S", 1e6)
-    await watch.look(["beast"])
-
-    async def looks() -> list[str]:
-        for _ in range(SIGHTINGS_UNTIL_CANCELLED):
-            await beast.hold({GATEWAY: ["nobody's"]})
-            await watch.look_if_due()
-        return around.cancelled
-
-    assert await looks() == []
-    stream = open_stream(streams, "r", "beast")
-    assert await looks() == ["nobody's"]
-    streams.remove(stream)
-
-
 async def test_a_gateway_looks_by_itself(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,3 +213,162 @@ async def test_a_gateway_looks_by_itself(
     await exchange.finish()
     reporting.cancel()
     assert (exchange.status, exchange.error["code"]) == (503, "request_lost")
+
+
+TASK_ID = uuid.UUID("6ad19bd1-4d9c-4a25-9c2b-15b2ab1bb8b5")
+NOW = datetime.datetime(2030, 5, 1, 12, 0, tzinfo=datetime.UTC)
+
+
+def _submit(request_id: str, num_characters: int) -> Submit:
+    request = GenerationRequest(model="m", input=TextInput(texts=["x" * num_characters]))
+    return Submit(
+        request_id=request_id, gateway_id="g", model="m", request=request, deadline_unix_s=0.0
+    )
+
+
+async def test_frames_are_in_pieces(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
+    """A connection that carried it whole made Redis hold all of it, twice."""
+    link = RedisLink(redis_url, timeout_s=60.0)
+    dispatcher = Dispatcher(link, stall_limit_s=60.0)
+    frames: list[InboxFrame] = [
+        _submit("small", 1),
+        _submit("large", 2 * BYTES_A_PUSH),
+        Cancel(request_id="small"),
+        _submit("last", PART_BYTES),
+    ]
+    await asyncio.gather(*(dispatcher.push("beast", frame) for frame in frames))
+    entries: Any = await redis_client.xrange(keys.inbox_key("beast"))
+    assert max(len(fields[keys.INBOX_FRAME_FIELD]) for _, fields in entries) == PART_BYTES
+    assembler = FrameAssembler()
+    whole = [assembler.add(fields, 0.0) for _, fields in entries]
+    assert [decode_inbox_frame(frame) for frame in whole if frame is not None] == frames
+    assert await redis_client.llen(keys.neuron_queue("beast")) == 1, "rung once: it was empty once"
+    await dispatcher.close(1.0)
+    await link.aclose()
+
+
+VOLATILE = {"id", "root_id", "expires", "origin", "correlation_id", "reply_to", "delivery_tag"}
+"""Values that differ from message to message; their types must not."""
+
+
+def shape(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: shape(item, key) for key, item in sorted(value.items())}
+    return type(value).__name__ if name in VOLATILE else value
+
+
+def test_the_ring_and_hours(redis_url: str, redis_db: redis.Redis) -> None:
+    ours = json.loads(ring_message("beast", task_id=TASK_ID, now=NOW))
+    expires = datetime.datetime.fromisoformat(ours["headers"]["expires"])
+    assert expires - NOW == datetime.timedelta(seconds=keys.DRAIN_INBOX_EXPIRES_S)
+    app = Celery(broker=celery_broker_url(redis_url), set_as_current=False)
+    app.conf.task_ignore_result = True
+    options = {"expires": keys.DRAIN_INBOX_EXPIRES_S, "ignore_result": True}
+    app.send_task(keys.TASK_DRAIN_INBOX, queue=keys.neuron_queue("beast"), **options)
+    app.close()
+    theirs: Any = json.loads(redis_db.rpop(keys.neuron_queue("beast")))  # type: ignore[arg-type]
+    bodies = [json.loads(base64.b64decode(message.pop("body"))) for message in (ours, theirs)]
+    assert bodies[0] == bodies[1]
+    assert shape(ours) == shape(theirs)
+    # Hours and what does not read like a count.
+    now = time.time()
+    assert newest_keys(now, 3) == [refusals_key(now - ago * 3600) for ago in (0, 1, 2)]
+    assert len(newest_keys(now, 1000)) == 25
+    odd = {b"code": b"1", b"code account": b"many", b"other \xff": b"2"}
+    assert list(sum_of([odd]).values()) == [2]
+
+
+def ended(
+    outcome: str, status: int, account: str = "research", key: str = "hx-1", cause: str = ""
+) -> RequestOutcome:
+    return RequestOutcome(
+        settle=settle(account=account, key=key, model="-", neuron="", outcome=outcome),
+        kind=outcome_of(code=outcome, error_status=status, is_placed=False),
+        is_billed=False,
+        status=status,
+        was_cold=False,
+        error_cause=cause,
+    )
+
+
+async def test_refusals_and_who_waits(redis_url: str, redis_db: redis.Redis) -> None:
+    client = redis.asyncio.Redis.from_url(redis_url)
+    for _ in range(2):
+        counts = RefusalCounts()
+        counts.observe(ended("insufficient_quota", 429))
+        counts.observe(ended("insufficient_quota", 429, cause=Cause.KEY_BUDGET))
+        counts.observe(ended("invalid_api_key", 401, account=""))
+        counts.observe(ended("request_broke_worker", 500, "lab 2"))
+        counts.observe(ended("request_broke_worker", 500, "anonymous", key=""))
+        counts.observe(ended("finished", 200))
+        counts.observe(ended("cancelled", 0))
+        counts.observe(ended("internal_error", 500))  # a failure is no refusal
+        counts.observe(ended("A client's text", 400))
+        await counts.flush(client)
+        await counts.flush(client)  # nothing is left to count
+    await client.aclose()
+    refused = {
+        Refused("insufficient_quota", "research"): 4,
+        Refused("invalid_api_key", ""): 2,
+        Refused("other", "research"): 2,
+    }
+    assert read_refusals(redis_db, hours=24) == refused
+    assert read_counts(redis_db, hours=24) == refused | {
+        Refused("insufficient_quota", "research"): 2,
+        Refused("insufficient_quota", "research", cause="key_budget"): 2,
+        Refused("request_broke_worker", "lab 2", "hx-1"): 2,
+        Refused("request_broke_worker", "anonymous"): 2,
+    }
+    (key,) = redis_db.keys("helexa:refusals:*")
+    assert 0 < redis_db.ttl(key) <= 25 * 3600
+    # Who waits is published.
+    waiting = {"tiny": WaitingModel(num_requests=2, oldest_s=1.5)}
+    client = redis.asyncio.Redis.from_url(redis_url)
+    reporter = QueueDemandReporter(client, "g1")
+    await reporter.publish(waiting)
+    report = redis_db.hget(keys.WAITING, "g1")
+    assert isinstance(report, bytes)
+    assert decode_waiting_report(report).models == waiting
+    await reporter.publish({})
+    assert redis_db.hget(keys.WAITING, "g1") is None
+    await client.aclose()
+    away = redis.asyncio.Redis.from_url("unix:///nonexistent/redis.sock")
+    await QueueDemandReporter(away, "g1").publish({})  # nothing is sent, so nothing fails
+    counts = RefusalCounts()
+    counts.observe(ended("insufficient_quota", 429))
+    await counts.flush(away)
+    await away.aclose()
+
+
+class Conduct:
+    """The neurons that were cut off, and why, by a clock that is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cut_off: list[tuple[str, str]] = []
+        conduct = NeuronConduct(lambda *one: self.cut_off.append(one), clock=lambda: self.now_s)
+        self.fault = conduct.fault
+
+
+def test_the_conduct_of_neurons(caplog: pytest.LogCaptureFixture) -> None:
+    conduct = Conduct()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(20_000):
+            conduct.fault("evil", "junk")
+        for _ in range(MAX_FAULTS):
+            conduct.fault("odd", "junk")
+    assert conduct.cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
+    assert len(caplog.records) == 2
+    conduct.now_s = LOG_INTERVAL_S
+    conduct.fault("odd", "junk")
+    assert f"and {MAX_FAULTS - 1} more" in caplog.text
+    assert [name for name, _ in conduct.cut_off] == ["evil", "odd"]
+    # Faults of long ago do not count and a grave one is enough.
+    conduct = Conduct()
+    for _ in range(10):
+        for _ in range(MAX_FAULTS):
+            conduct.fault("beast", "junk")
+        conduct.now_s += WINDOW_S + 1
+    assert conduct.cut_off == []
+    conduct.fault("evil", "an entry is too large", is_grave=True)
+    assert conduct.cut_off == [("evil", "an entry is too large")]

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from inference.redis_link import LuaScript, RedisLink, RedisOutage, ReplyBuffer, ReplyTooLargeError
 from tests.cases import each_case
-from tests.inference.gateway.redis.conftest import GENEROUS_S
+from tests.inference.gateway.conftest import GENEROUS_S
 
 LONG_MS = int(GENEROUS_S * 500)
+LIMIT_S = 30.0
+scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 
 
 @pytest_asyncio.fixture
@@ -29,9 +31,7 @@ async def link(redis_url: str) -> AsyncIterator[RedisLink]:
     await made.aclose()
 
 
-async def test_streams_are_read_as_redis_py_reads_them(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
+async def test_streams_and_scripts(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     for number in range(3):
         await redis_client.xadd("one", {b"b": b"\x00\r\n%d" % number, b"c": b""})
     await redis_client.xadd("two", {b"b": b"x" * 300_000})
@@ -45,10 +45,17 @@ async def test_streams_are_read_as_redis_py_reads_them(
     await redis_client.ping()
     entry_id = await redis_client.xadd("later", {b"b": b"there"})
     assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])], "written while it waits"
+    # A script is reported once.
+    script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
+    for _ in range(2):
+        assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
+    await redis_client.script_flush()
+    assert await link.run(script, keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
+    with pytest.raises(redis.ResponseError):
+        await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
 
 
-async def test_commands_under_way_together_get_their_own_replies(link: RedisLink) -> None:
-    """A refusal, or a caller that stops waiting, is no matter of the others."""
+async def test_commands_under_way(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
     lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
     assert lengths == list(range(1, 51))
     await link.command("SET", "number", 7)
@@ -65,23 +72,7 @@ async def test_commands_under_way_together_get_their_own_replies(link: RedisLink
     assert (number, two) == (8, [b"1", b"0"])
     with pytest.raises(asyncio.CancelledError):
         await given_up
-
-
-async def test_a_script_is_reported_once(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
-    script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
-    for _ in range(2):
-        assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
-    await redis_client.script_flush()
-    assert await link.run(script, keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
-    with pytest.raises(redis.ResponseError):
-        await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
-
-
-async def test_a_lost_connection_fails_what_is_under_way_and_is_made_again(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
+    # A lost connection.
     number = await link.command("CLIENT", "ID")
     waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=LONG_MS))
 
@@ -122,28 +113,25 @@ async def answering(reply: bytes | None) -> AsyncIterator[tuple[str, list[int]]]
         await asyncio.wait(serving)
 
 
-@each_case(
-    ("reply", "timeout_s", "error", "words"),
-    [
-        (b"", 0.2, redis.TimeoutError, None),
-        (b"HTTP/1.1 400 Bad Request\r\n", GENEROUS_S, redis.ConnectionError, "no Redis"),
-    ],
-)
-async def test_silence_and_what_is_no_redis_are_errors_of_redis_py(
-    reply: bytes, timeout_s: float, error: type[Exception], words: str | None
-) -> None:
-    async with answering(reply) as (url, _):
+async def test_errors(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
+    async def ping(url: str, error: type[Exception], words: str | None, timeout_s: float) -> None:
         link = RedisLink(url, timeout_s=timeout_s)
         with pytest.raises(error, match=words):
             await link.command("PING")
         await link.aclose()
-    away = RedisLink("redis://127.0.0.1:1/0", timeout_s=GENEROUS_S)
-    with pytest.raises(redis.ConnectionError):
-        await away.command("PING")
-    await away.aclose()
 
-
-async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
+    async with answering(b"") as (url, _):
+        await ping(url, redis.TimeoutError, None, 0.2)
+    async with answering(b"HTTP/1.1 400 Bad Request\r\n") as (url, _):
+        await ping(url, redis.ConnectionError, "no Redis", GENEROUS_S)
+    await ping("redis://127.0.0.1:1/0", redis.ConnectionError, None, GENEROUS_S)
+    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
+    await redis_client.set("large", b"x" * 4_000_000)
+    with pytest.raises(ReplyTooLargeError):
+        await link.command("GET", "large")
+    assert await link.command("GET", "none") is None, "by another connection"
+    await link.aclose()
+    # Commands share an attempt to connect and its failure.
     async with answering(None) as (url, came):
         link = RedisLink(url, timeout_s=GENEROUS_S)
         for attempt in (1, 2):
@@ -153,20 +141,6 @@ async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
             assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
             assert len(came) == attempt
         await link.aclose()
-
-
-async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(
-    redis_url: str, redis_client: redis.asyncio.Redis
-) -> None:
-    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
-    await redis_client.set("large", b"x" * 4_000_000)
-    with pytest.raises(ReplyTooLargeError):
-        await link.command("GET", "large")
-    assert await link.command("GET", "none") is None
-    await link.aclose()
-
-
-LIMIT_S = 30.0
 
 
 class Loop:
@@ -194,9 +168,7 @@ class Loop:
 
 
 @each_case("stands_still", ["before Redis fails", "while Redis is away", "never"])
-async def test_redis_is_waited_for_by_a_gateway_that_runs(
-    monkeypatch: pytest.MonkeyPatch, stands_still: str
-) -> None:
+async def test_stalls_have_a_limit(monkeypatch: pytest.MonkeyPatch, stands_still: str) -> None:
     given_up: list[float] = []
     loop: Any = Loop()
     with monkeypatch.context() as patch:
@@ -216,7 +188,6 @@ async def test_redis_is_waited_for_by_a_gateway_that_runs(
     assert given_up == [paused_s + LIMIT_S]
 
 
-scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 replies = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
 
 
@@ -243,17 +214,13 @@ def test_any_split_gives_the_same(values: list[Any], data: st.DataObject) -> Non
     assert read == values
 
 
-def test_statuses_errors_and_nothing() -> None:
+def test_statuses_errors_nothing_and_an_unfinished_reply() -> None:
     buffer = ReplyBuffer()
     ok, error, nothing = buffer.feed(b"+OK\r\n-ERR no such thing\r\n*-1\r\n")
     assert ok == b"OK" and nothing is None
     assert isinstance(error, redis.ResponseError) and str(error) == "ERR no such thing"
     with pytest.raises(redis.InvalidResponse):
         list(ReplyBuffer().feed(b"HTTP/1.1 400 Bad Request\r\n"))
-
-
-def test_the_bytes_of_an_unfinished_reply_are_counted() -> None:
-    buffer = ReplyBuffer()
     assert list(buffer.feed(b"*2\r\n$3\r\none\r\n$400\r\nx")) == []
     assert buffer.num_bytes == 20
     rest = b"x" * 399 + b"\r\n:1\r\n:2"

@@ -21,10 +21,9 @@ from inference.protocol import keys, stalls
 from inference.protocol.events import Event
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.bodies import chat_body
+from tests.inference.gateway.bodies import chat_body, until
 from tests.inference.gateway.conftest import CHAT
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says, silent
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]
@@ -181,9 +180,7 @@ async def test_more_than_may_wait_is_refused(
     assert text_of(await first.finish()) == TEXT
 
 
-async def test_who_waits_for_a_redis_that_is_given_up_ends_once_in_its_dialect(
-    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis
-) -> None:
+async def test_given_up(client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis) -> None:
     neuron.script = endless
     running = {
         (path, stream): client.open("POST", path, chat_body(stream=stream, max_tokens=1000))
@@ -211,19 +208,6 @@ async def test_who_waits_for_a_redis_that_is_given_up_ends_once_in_its_dialect(
     async with asyncio.timeout(60):
         while ids:
             ids.discard(await neuron.cancelled.get())
-
-
-async def test_shutting_down_does_not_wait_for_redis(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, mortal: MortalRedis
-) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, chat_body())
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-    mortal.suspend()
-    await gateway.drain(0)
-    mortal.resume()
-    await exchange.finish()
-    assert exchange.error["code"] in ("shutting_down", "redis_unavailable")
 
 
 @pytest.mark.parametrize("returns", ["it is given_up", "it comes back"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -38,11 +39,18 @@ from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from metering.prices import Prices
 from tests.cases import each_case
-from tests.inference.gateway.answers import open_stream
+from tests.inference.gateway.bodies import open_stream, until
 from tests.inference.gateway.conftest import BEARER, CHAT, ENTRY, OPERATOR, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, breaking, endless, saying
-from tests.inference.gateway.waiting import until
+from tests.inference.gateway.fake_neuron import (
+    FakeNeuron,
+    breaking,
+    endless,
+    paris,
+    saying,
+)
+
+USED = Usage(prompt_tokens=7, completion_tokens=40)
 
 
 async def test_a_finished_request_is_one_entry(rig: Rig, neuron: FakeNeuron) -> None:
@@ -59,39 +67,23 @@ async def test_a_finished_request_is_one_entry(rig: Rig, neuron: FakeNeuron) -> 
     assert entry.duration_ms >= entry.time_to_first_token_ms >= 0
     assert entry.prices == Prices(input_micro_usd=100, output_micro_usd=200)
     assert not rig.ledger.reserved, "no cap, so nothing to hold"
-
-
-async def test_what_is_billed_if_the_gateway_dies_now(rig: Rig, neuron: FakeNeuron) -> None:
-    neuron.script = endless
-    running = rig.open(stream=True)
-    await running.until(b"on and")
-    (begun,) = rig.ledger.begun
-    assert begun.record is not None
-    assert begun.request_id == (await neuron.submitted.get()).request_id
-    assert (begun.outcome, begun.neuron, begun.account) == ("gateway_lost", "beast", "lab")
-    assert (begun.record.model_asked, begun.record.kind) == ("gpt-4o", "failed")
-    _, cached, completion, _ = rig.ledger.counted[begun.request_id]
-    assert completion > 0 == cached
-    running.leave()
-    await running.finish()
-    await until(lambda: rig.ledger.settled)
-    assert rig.ledger.counted[begun.request_id] == tuple(rig.settled.tokens.values())
-
-
-async def test_the_neuron_gets_who_asks_and_what_is_paid_for(rig: Rig, neuron: FakeNeuron) -> None:
+    await rig.client.post(CHAT, {**SHORT_CHAT, "model": "none"}, headers=BEARER)
     rig.cap(2000)
+    neuron.script = saying([TokensCounted(request_id="", prompt_tokens=11)])
+    counted = await rig.client.post("/v1/messages/count_tokens", SHORT_CHAT, headers=BEARER)
+    assert (counted.json["input_tokens"], rig.ledger.reserved) == (11, [])
+    assert len(rig.ledger.settled) == 1, "a refusal and a count cost nothing"
+    neuron.script = paris
     assert (await rig.ask(n=2)).status == 200
-    submit = neuron.submitted.get_nowait()
+    submit = [neuron.submitted.get_nowait() for _ in range(3)][-1]
     assert (submit.account, submit.key, submit.is_anonymous) == ("lab", KEY[:13], False)
     assert submit.endpoint == CHAT
     assert submit.max_prompt_tokens == rig.ledger.reserved[0].prompt_tokens
     assert submit.cap_output_tokens is not None
-    assert 2 * submit.cap_output_tokens <= 2000 - submit.max_prompt_tokens
+    assert 2 * submit.cap_output_tokens <= 2000 - 12 - submit.max_prompt_tokens
 
 
-async def test_a_key_uses_its_models_alone_and_what_their_aliases_point_to(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_a_key_uses_its_models_alone(rig: Rig, neuron: FakeNeuron) -> None:
     assert "gpt-4o" in ENTRY.aliases
     rig.directory.restrict(KEY, models=frozenset({"gpt-4o"}))
     assert (await rig.ask()).status == 200
@@ -111,119 +103,89 @@ async def test_a_key_uses_its_models_alone_and_what_their_aliases_point_to(
 
 
 @each_case(
-    ("ends", "usage", "outcome", "paid"),
+    "case",
     [
-        ("leaves", Usage(prompt_tokens=7, completion_tokens=40), "cancelled", (7, 40)),
+        ("leaves", USED, "cancelled", (7, 40)),
         ("leaves", None, "cancelled", (0, 0)),
         ("is not answered", None, "cancelled", None),
         ("neuron dies", None, "neuron_lost", None),
+        ("fails", USED, "device_fault", (7, 40)),
+        ("is cancelled elsewhere", USED, "cancelled", (7, 40)),
     ],
+    ids=str,
 )
-async def test_what_breaks_off_in_the_middle_is_paid_for_as_far_as_it_is_known(
-    rig: Rig,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    ends: str,
-    usage: Usage | None,
-    outcome: str,
-    paid: tuple[int, int] | None,
+async def test_what_breaks_off_is_paid_for_as_far_as_it_is_known(
+    rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
-    """Where nobody reports what was used, it is the tokens that arrived. No client waits then."""
-    rig.ledger.settled.clear()
+    """Where nobody reports what was used, it is the tokens that arrived. No client waits then. A
+    gateway that dies meanwhile has left word of what is to be billed."""
+    ends, usage, outcome, paid = case
+    for entries in (rig.ledger.settled, rig.ledger.begun, neuron.sequence_numbers):
+        entries.clear()
+    monkeypatch.setattr("inference.gateway.request.attempt.FINAL_USAGE_TIMEOUT_S", 0.2)
+    neuron.epoch += "+"
+    await neuron.beat()
     neuron.usage_of_cancelled, neuron.ignores_cancels = usage, ends == "is not answered"
-    if neuron.ignores_cancels:
-        monkeypatch.setattr("inference.gateway.request.attempt.FINAL_USAGE_TIMEOUT_S", 0.2)
     neuron.script = endless
     exchange = rig.open(stream=True)
     await exchange.until(b"on and")
+    submit = await neuron.submitted.get()
+    (begun,) = rig.ledger.begun
+    assert begun.record is not None
+    assert (begun.record.model_asked, begun.record.kind) == ("gpt-4o", "failed")
+    assert (begun.outcome, begun.neuron, begun.account) == ("gateway_lost", "beast", "lab")
+    _, cached, completion, _ = rig.ledger.counted[begun.request_id]
+    assert completion > 0 == cached
+    failure = Failure(code="device_fault", message="gone")
+    events: dict[str, Event] = {
+        "fails": Failed(request_id=submit.request_id, failure=failure, usage=usage),
+        "is cancelled elsewhere": Cancelled(request_id=submit.request_id, usage=usage),
+    }
     if ends == "neuron dies":
         await neuron.die()
+    elif ends in events:
+        await neuron.send(submit.gateway_id, [events[ends]])
     else:
         exchange.leave()
     await exchange.finish()
     await until(lambda: rig.ledger.settled)
     entry = rig.settled
-    assert entry.outcome == outcome
+    assert (entry.outcome, entry.request_id) == (outcome, begun.request_id)
     if paid is None:
         assert entry.prompt_tokens == 7 and entry.completion_tokens >= 1
     else:
         assert (entry.prompt_tokens, entry.completion_tokens) == paid
+    assert rig.ledger.counted[begun.request_id] == tuple(entry.tokens.values())
     await until(lambda: not len(rig.gateway.streams))
-
-
-DELTA = Delta(request_id="", text="a")
-CANCELLED = Cancelled(request_id="", usage=Usage(prompt_tokens=7, completion_tokens=0))
-FAULT = Failed(
-    request_id="",
-    failure=Failure(code="device_fault", message="gone"),
-    usage=Usage(prompt_tokens=7, completion_tokens=1),
-)
-
-
-@each_case(
-    ("last", "paid"),
-    [(FAULT, ("device_fault", 7, 1)), (CANCELLED, ("cancelled", 7, 0))],
-    ids=["a failure", "a cancel from elsewhere"],
-)
-async def test_what_breaks_off_is_paid_for_as_far_as_it_was_computed(
-    rig: Rig, neuron: FakeNeuron, last: Event, paid: tuple[str, int, int]
-) -> None:
-    rig.ledger.settled.clear()
-    neuron.script = saying([ACCEPTED], [DELTA] if last is FAULT else [], [last])
-    assert (await rig.ask()).status == 503
-    entry = rig.settled
-    assert (entry.outcome, entry.prompt_tokens, entry.completion_tokens) == paid
 
 
 @each_case(
     ("code", "level"),
     [
         ("engine_crashed", logging.WARNING),
-        ("out_of_memory", logging.WARNING),
         ("not_known_to_anybody", logging.ERROR),
         ("queue_full", logging.INFO),
-        ("context_length_exceeded", logging.INFO),
     ],
 )
 async def test_failures_of_the_server_are_logged_with_their_cause(
     rig: Rig, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture, code: str, level: int
 ) -> None:
     neuron.script = breaking(code, accepts=True, message="The engine\nis gone" + "!" * 1000)
-    caplog.set_level("INFO", logger="helexa.requests")
-    await rig.ask(stream=True)
-    (record,) = (record for record in caplog.records if record.name == "helexa.requests")
+    with caplog.at_level("INFO", logger="helexa.requests"):
+        await rig.ask(stream=True)
+        await rig.ask(model="no\nsuch")
+    record, refusal = (one for one in caplog.records if one.name == "helexa.requests")
     line = TextFormatter("gateway", Redactor()).format(record)
     assert record.levelno == level
     assert all(word in line for word in ("model=tiny", "neuron=beast", f" {code} "))
     assert ("cause=The engine\\nis gone!" in line) is (level > logging.INFO)
     assert len(line) < 700
-
-
-async def test_refusals_are_reported_and_cost_nothing(
-    rig: Rig, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="helexa.requests")
-    await rig.client.post(
-        CHAT, {"model": "no\nsuch", "messages": SHORT_CHAT["messages"]}, headers=BEARER
-    )
-    await rig.client.post(CHAT, parts=[b"{"], headers=BEARER)
-    await rig.client.post(
-        CHAT, SHORT_CHAT, headers={"authorization": "Bearer hx-0123456789-" + 32 * "x"}
-    )
-    await rig.client.get("/v1/nowhere")
-    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
-    codes = ["model_not_found", "invalid_json", "invalid_api_key", "unknown_url"]
-    assert len(lines) == len(codes)
-    for line, code in zip(lines, codes, strict=True):
-        assert f" {code} " in line
-        assert "such" not in line and "\n" not in line
-    assert rig.ledger.settled == []
+    assert " model_not_found " in refusal.getMessage() and "such" not in refusal.getMessage()
 
 
 async def test_the_self_test_of_serve_is_neither_billed_nor_counted(
     rig: Rig, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the shared and the anonymous account may."""
     caplog.set_level("INFO", logger="helexa.requests")
     rig.directory.budgets = (1,)
     rig.ledger.cap_tokens = 0
@@ -236,28 +198,6 @@ async def test_the_self_test_of_serve_is_neither_billed_nor_counted(
     for headers in (OPERATOR, {**BEARER, SELF_TEST_HEADER.lower(): "1"}):
         assert (await rig.client.post(CHAT, SHORT_CHAT, headers=headers)).status == 200
     assert [entry.account for entry in rig.ledger.settled] == ["shared", "lab"]
-
-
-async def test_counting_tokens_is_free(rig: Rig, neuron: FakeNeuron) -> None:
-    rig.cap()
-    neuron.script = saying([TokensCounted(request_id="", prompt_tokens=11)])
-    answer = await rig.client.post("/v1/messages/count_tokens", SHORT_CHAT, headers=BEARER)
-    assert (answer.status, answer.json["input_tokens"]) == (200, 11)
-    assert not rig.ledger.settled and not rig.ledger.reserved
-
-
-def test_of_captured_bodies_the_beginning_is_kept_or_their_sizes() -> None:
-    capture = Capture()
-    capture.ask(b"q" * (MAX_REQUEST_BYTES + 3))
-    for part in (b"a" * (MAX_ANSWER_BYTES - 1), b"bcd", b"e"):
-        capture.send(part)
-    assert capture.request == b"q" * MAX_REQUEST_BYTES
-    assert capture.answer == b"a" * (MAX_ANSWER_BYTES - 1) + b"b"
-    assert capture.num_bytes == MAX_REQUEST_BYTES + MAX_ANSWER_BYTES
-    capture.drop()
-    assert capture.num_bytes == 0
-    assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
-    assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
 
 
 @each_case(
@@ -290,19 +230,6 @@ async def test_what_is_billed_of_an_attempt_whose_client_is_told_its_end_first(
     )
 
 
-@each_case("numbers", [(1,), (0, 0), (0, 2)])
-async def test_tool_calls_begin_in_their_order(numbers: tuple[int, ...]) -> None:
-    stream = open_stream(RequestStreams(), "r", "beast")
-    *sound, wrong = (
-        ToolCallStarted(request_id="r", call_id=f"c{number}", name="f", call_index=number)
-        for number in numbers
-    )
-    for event in sound:
-        stream.put(event)
-    with pytest.raises(AnswerFaultError, match="out of order"):
-        stream.put(wrong)
-
-
 async def message_of(stream: RequestStream, error: ApiError) -> str:
     stream.fail(error)
     with pytest.raises(ApiError) as raised:
@@ -310,7 +237,7 @@ async def message_of(stream: RequestStream, error: ApiError) -> str:
     return raised.value.message
 
 
-async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
+async def test_standstills_and_captured_bodies() -> None:
     now_s = 1000.0
     streams = RequestStreams(clock=lambda: now_s)
     errors = (request_lost("beast"), events_lost(), redis_unavailable(), neuron_lost("beast"))
@@ -325,3 +252,25 @@ async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
     assert words[3] == neuron_lost("beast").message, "its neuron did go away"
     later = open_stream(streams, "later", "beast")
     assert await message_of(later, request_lost("beast")) == request_lost("beast").message
+    # Of captured bodies the beginning is kept or their sizes.
+    capture = Capture()
+    capture.ask(b"q" * (MAX_REQUEST_BYTES + 3))
+    for part in (b"a" * (MAX_ANSWER_BYTES - 1), b"bcd", b"e"):
+        capture.send(part)
+    assert capture.request == b"q" * MAX_REQUEST_BYTES
+    assert capture.answer == b"a" * (MAX_ANSWER_BYTES - 1) + b"b"
+    assert capture.num_bytes == MAX_REQUEST_BYTES + MAX_ANSWER_BYTES
+    capture.drop()
+    assert capture.num_bytes == 0
+    assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
+    assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
+
+
+async def test_tool_calls_begin_in_their_order() -> None:
+    for numbers in ((1,), (0, 0), (0, 2)):
+        stream = open_stream(RequestStreams(), "r", "beast")
+        with pytest.raises(AnswerFaultError, match="out of order"):
+            for number in numbers:
+                stream.put(
+                    ToolCallStarted(request_id="r", call_id="c", name="f", call_index=number)
+                )

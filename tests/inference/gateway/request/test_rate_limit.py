@@ -1,4 +1,5 @@
-"""Limits per minute and at once, as a client meets them."""
+"""Limits per minute and at once, as a client meets them; a request that no engine has accepted is
+retried on another replica, within bounds, and an accepted one never."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from fleet.placement.targets import MAX_ATTEMPTS, may_place_again
+from inference.gateway.request import place as placing
 from inference.gateway.request.admission import with_sampling_defaults
 from inference.neuron.text.output_rules import resolve_sampling
-from inference.protocol.events import Delta, Event
+from inference.protocol.events import Event
 from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,
@@ -18,20 +21,26 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
+from inference.protocol.keys import heartbeat_key, preparing_key
 from inference.protocol.sampling import SamplingOptions
 from metering.principal import RateLimits
+from tests.cases import each_case
 from tests.fleet.conftest import report
+from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeClient, Rig
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
     FakeNeuron,
+    Script,
+    breaking,
     counting,
     deltas,
     ended,
     endless,
     paris,
     saying,
+    silent,
     then,
 )
 
@@ -72,9 +81,7 @@ async def test_what_is_left_is_reported(rig: Rig, neuron: FakeNeuron) -> None:
     assert not [name for name in messages.headers if name.startswith("x-ratelimit")]
 
 
-async def test_a_request_too_many_is_refused_before_anything_is_loaded(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_a_request_too_many_loads_nothing(rig: Rig, neuron: FakeNeuron) -> None:
     limit(rig, requests_per_minute=1)
     assert (await rig.ask()).status == 200
     neuron.status = None
@@ -92,18 +99,6 @@ async def test_a_request_too_many_is_refused_before_anything_is_loaded(
     assert (refused.status, refused.error["type"]) == (429, "tokens")
     assert "retry-after" not in refused.headers, "the prompt never fits"
     assert refused.headers["x-should-retry"] == "false"
-
-
-async def test_the_actual_use_counts_in_the_end(rig: Rig, neuron: FakeNeuron) -> None:
-    limit(rig, tokens_per_minute=5000)
-    long = Delta(request_id="", text="so", num_tokens=4000)
-    neuron.script = saying([ACCEPTED], [long], ended(completion_tokens=4000))
-    first = await rig.ask(max_tokens=4500)
-    assert int(first.headers["x-ratelimit-remaining-tokens"]) < 500, "the most that it may use"
-    neuron.script = paris
-    second = await rig.ask(max_tokens=500)
-    assert second.status == 200
-    assert 200 < int(second.headers["x-ratelimit-remaining-tokens"]) < 3500
 
 
 async def test_running_answers_count_before_they_have_ended(rig: Rig, neuron: FakeNeuron) -> None:
@@ -126,9 +121,7 @@ async def test_running_answers_count_before_they_have_ended(rig: Rig, neuron: Fa
     await until_room(rig, max_tokens=4800)
 
 
-async def test_an_answer_of_no_named_length_leaves_half_of_the_minute_to_others(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_an_answer_of_any_length_leaves_half_to_others(rig: Rig, neuron: FakeNeuron) -> None:
     limit(rig, tokens_per_minute=10_000)
     neuron.script = endless
     running = [rig.open(stream=True) for _ in range(2)]
@@ -142,9 +135,7 @@ async def test_an_answer_of_no_named_length_leaves_half_of_the_minute_to_others(
         await exchange.finish()
 
 
-async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_a_prompt_longer_than_charged(rig: Rig, neuron: FakeNeuron) -> None:
     limit(rig, tokens_per_minute=300)
     neuron.script = counting(250)
     answer = await rig.ask(max_tokens=80)
@@ -158,25 +149,23 @@ async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
     assert (await neuron.submitted.get()).max_prompt_tokens == 200
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron, leaves: bool) -> None:
-    gate = Gate()
+async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron) -> None:
     limit(rig, max_concurrent=1)
-    neuron.script = gate.script
-    first = rig.open(stream=True)
-    await first.until(b"on and")
-    refused = await rig.ask()
-    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
-    if leaves:
-        first.leave()
-    gate.is_open.set()
-    await first.finish()
-    await until_room(rig)
+    for leaves in (True, False):
+        gate = Gate()
+        neuron.script = gate.script
+        first = rig.open(stream=True)
+        await first.until(b"on and")
+        refused = await rig.ask()
+        assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+        if leaves:
+            first.leave()
+        gate.is_open.set()
+        await first.finish()
+        await until_room(rig)
 
 
-async def test_without_redis_the_refusals_are_unknown(
-    make_client: MakeClient, directory: FakeDirectory
-) -> None:
+async def test_without_redis(make_client: MakeClient, directory: FakeDirectory) -> None:
     directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))
     client = make_client(redis_url="unix:///nowhere.sock")
     refused = await client.post(CHAT, SHORT_CHAT, headers=BEARER)
@@ -195,3 +184,135 @@ def test_the_request_then_the_operator_then_the_files() -> None:
     assert params.presence_penalty == 0.5
     vectors = EmbeddingRequest(model="m", input=TextInput(texts=["a"]))
     assert with_sampling_defaults(vectors, defaults) is vectors
+
+
+MARKS = preparing_key("beast")
+
+
+@pytest.fixture(autouse=True)
+def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "REFUSED_S", 0.01)
+
+
+@each_case(
+    ("code", "is_accepted", "num_attempts", "again"),
+    [
+        ("neuron_lost", False, 1, True),
+        ("neuron_lost", True, 1, False),
+        ("neuron_stopping", False, 2, True),
+        ("model_not_loaded", False, 1, True),
+        ("draining", False, 1, True),
+        ("recovering", False, MAX_ATTEMPTS, False),
+        ("request_lost", False, 1, False),
+        ("events_lost", False, 1, False),
+        ("context_length_exceeded", False, 1, False),
+        ("queue_full", False, 1, False),
+        ("engine_crashed", False, 1, False),
+    ],
+)
+def test_what_is_retried(code: str, is_accepted: bool, num_attempts: int, again: bool) -> None:
+    decision = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
+    assert decision == again
+
+
+async def test_a_neuron_in_its_next_life_gets_it_again(rig: Rig, neuron: FakeNeuron) -> None:
+    exchange, first = await submitted(rig, neuron)
+    neuron.script = paris
+    await restart(neuron)
+    answer = await exchange.finish()
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
+    assert first.request_id == answer.headers["x-request-id"]
+    assert second.request_id == f"{first.request_id}.2"
+    assert rig.settled.request_id == first.request_id
+    assert [begun.request_id for begun in rig.ledger.begun] == 2 * [first.request_id]
+    assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 60)
+
+
+def refusing(script: Script, times: int, attempts: list[str]) -> Script:
+    """That script at first, then an answer."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        attempts.append(submit.request_id)
+        async for events in (script if len(attempts) <= times else paris)(submit):
+            yield events
+
+    return answer
+
+
+@each_case(
+    ("script", "times", "num_attempts", "code"),
+    [
+        (breaking("model_not_loaded"), 2, 3, None),
+        (breaking("draining"), 99, MAX_ATTEMPTS, "draining"),
+        (breaking("recovering", accepts=True), 99, 1, "recovering"),
+    ],
+    ids=["a replica that is gone", "bounded", "an engine took it"],
+)
+async def test_attempts(
+    rig: Rig, neuron: FakeNeuron, script: Script, times: int, num_attempts: int, code: str | None
+) -> None:
+    attempts: list[str] = []
+    neuron.script = refusing(script, times, attempts)
+    answer = await rig.ask()
+    assert answer.status == (503 if code else 200)
+    assert code is None or answer.error["code"] == code
+    assert len(attempts) == len(set(attempts)) == num_attempts
+
+
+async def submitted(rig: Rig, neuron: FakeNeuron) -> tuple[Exchange, Submit]:
+    """A request that its neuron has, and does not answer."""
+    neuron.script = silent
+    exchange = rig.open()
+    return exchange, await asyncio.wait_for(neuron.submitted.get(), 60)
+
+
+async def restart(neuron: FakeNeuron, *prepared: str) -> None:
+    """It died while it prepared those requests, and comes back."""
+    if prepared:
+        await neuron.client.hset(MARKS, mapping=dict.fromkeys(prepared, neuron.epoch))
+    neuron.epoch = f"after {neuron.epoch}"
+    neuron.sequence_numbers.clear()
+    await neuron.beat()
+
+
+async def broke_its_worker(exchange: Exchange, neuron: FakeNeuron) -> None:
+    await exchange.finish()
+    assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
+    assert exchange.headers["x-should-retry"] == "false"
+    assert "retry-after" not in exchange.headers
+    assert neuron.submitted.empty()
+
+
+@each_case("returns", [True, False])
+async def test_what_killed_alone_goes_nowhere(rig: Rig, neuron: FakeNeuron, returns: bool) -> None:
+    exchange, submit = await submitted(rig, neuron)
+    if returns:
+        await restart(neuron, submit.request_id)
+    else:
+        await neuron.client.hset(MARKS, submit.request_id, neuron.epoch)
+        await neuron.client.delete(heartbeat_key("beast"))
+    await broke_its_worker(exchange, neuron)
+
+
+async def test_one_of_several_is_delivered_once_more(rig: Rig, neuron: FakeNeuron) -> None:
+    exchange, first = await submitted(rig, neuron)
+    await restart(neuron, first.request_id, "somebody else's")
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
+    assert (first.num_worker_deaths, second.num_worker_deaths) == (0, 1)
+    await restart(neuron, second.request_id, "another's")
+    await broke_its_worker(exchange, neuron)
+
+
+@each_case("marks_without_bound", [False, True])
+async def test_what_only_waited(rig: Rig, neuron: FakeNeuron, marks_without_bound: bool) -> None:
+    """A neuron that marks without bound is not believed."""
+    exchange, submit = await submitted(rig, neuron)
+    neuron.script = paris
+    if marks_without_bound:
+        await neuron.client.hset(MARKS, "huge", "x" * 2_000_000)
+    await restart(neuron, submit.request_id if marks_without_bound else "somebody else's")
+    assert (await exchange.finish()).status == 200
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
+    assert second.num_worker_deaths == 0
+    await neuron.client.delete(MARKS)

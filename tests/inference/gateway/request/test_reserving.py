@@ -16,15 +16,13 @@ from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.book import Book
 from metering.ledger.entries import Granted, Reserve
 from tests.cases import each_case
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
-from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 
 
-async def test_the_worst_case_is_held_near_what_was_counted_and_narrowed(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_the_worst_case_is_held_and_narrowed(rig: Rig, neuron: FakeNeuron) -> None:
     rig.cap()
     neuron.script = counting(81)
     for _ in range(2):
@@ -37,9 +35,7 @@ async def test_the_worst_case_is_held_near_what_was_counted_and_narrowed(
     assert rig.ledger.held == {}
 
 
-async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_more_than_the_budget_buys_is_refused(rig: Rig, neuron: FakeNeuron) -> None:
     rig.cap(600)
     answer = await rig.ask(max_tokens=1000)
     assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
@@ -72,9 +68,7 @@ def test_a_refusal_has_its_cause(
     assert (refusal.code, refusal.cause) == (code, cause)
 
 
-async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
-    rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waits_in_line(rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.cap(1500)
     queue = rig.gateway.accounting.queue
     neuron.script = endless
@@ -134,9 +128,7 @@ async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length_or_refuse
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_what_a_cold_request_reserves_only_grows(
-    rig: Rig, neuron: FakeNeuron, leaves: bool
-) -> None:
+async def test_what_is_reserved_only_grows(rig: Rig, neuron: FakeNeuron, leaves: bool) -> None:
     """One token of prompt and one of answer while its model is loaded, so that a spent budget loads
     nothing and others' requests run; the worst case when it is placed. Nothing is released in
     between unless the client leaves, and nothing is left."""
@@ -159,9 +151,7 @@ async def test_what_a_cold_request_reserves_only_grows(
     assert (ledger.released, len(ledger.settled), ledger.held) == ([], 1, {})
 
 
-async def test_without_the_database_or_beyond_its_speed_nothing_is_taken(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
+async def test_without_the_database_nothing_is_taken(rig: Rig, neuron: FakeNeuron) -> None:
     rig.cap()
     rig.ledger.is_away = True
     away = await rig.ask()
@@ -243,7 +233,7 @@ async def test_a_request_waits_until_a_reservation_settles(
     assert queue.num_waiting == 0
 
 
-async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_never_over() -> None:
+async def test_many_under_one_cap_and_no_more_than_may_wait() -> None:
     """Two hundred at once that reserve three times what they use: all are served, in the order
     in which they came, and only the first of the line asks."""
     queue, ledger = queue_of(cap=10_000)
@@ -262,15 +252,18 @@ async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_ne
     assert served == names
     assert (budget.spent, budget.reserved, queue.num_waiting) == (9000, 0, 0)
     assert ledger.num_asked < 5 * len(names)
-
-
-async def test_a_spent_budget_is_refused_at_once() -> None:
-    queue, ledger = queue_of()
-    ledger.book.budgets[1].spent = 250
+    # No more wait than may and who leaves lets the next one try.
+    queue, ledger = queue_of(max_waiting=2)
+    await queue.reserve(asked("r1"))
+    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
     with pytest.raises(QuotaExceededError) as refused:
-        await queue.reserve(asked("r1"))
-    assert not refused.value.is_reserved
-    assert ledger.num_asked == 1
+        await queue.reserve(asked("r3"))
+    assert refused.value.is_reserved
+    assert not large.done(), "the other one is refused at once"
+    ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
+    large.cancel()
+    assert await small == Granted(output_tokens=10)
+    assert queue.num_waiting == 0
 
 
 @each_case("num_waiting", [1, 3])
@@ -287,35 +280,11 @@ async def test_waiting_has_an_end(num_waiting: int) -> None:
     assert ledger.book.held == {"r1": {1: 300}}
 
 
-async def test_no_more_wait_than_may() -> None:
-    queue, _ledger = queue_of(max_waiting=1)
-    await queue.reserve(asked("r1"))
-    (waiting,) = await waits(queue, asked("r2"))
-    with pytest.raises(QuotaExceededError) as refused:
-        await queue.reserve(asked("r3"))
-    assert refused.value.is_reserved
-    assert not waiting.done(), "the other one is refused at once"
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    assert queue.num_waiting == 0
-
-
-async def test_who_leaves_lets_the_next_one_try() -> None:
-    queue, ledger = queue_of(cap=300)
-    await queue.reserve(asked("r1"))
-    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
-    ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
-    large.cancel()
-    assert await small == Granted(output_tokens=10)
-
-
 @each_case(
     ("num_waiting", "failure"),
     [(5, LedgerUnavailableError("gone")), (1, ConnectionError("gone")), (0, ConnectionError("no"))],
 )
-async def test_a_ledger_that_fails_ends_the_waiting_of_all_at_once(
-    num_waiting: int, failure: Exception
-) -> None:
+async def test_a_ledger_that_fails_ends_all_waiting(num_waiting: int, failure: Exception) -> None:
     queue, ledger = queue_of()
     if num_waiting:
         await queue.reserve(asked("r1"))
@@ -330,28 +299,18 @@ async def test_a_ledger_that_fails_ends_the_waiting_of_all_at_once(
     assert queue.num_waiting == 0
 
 
-def test_a_text_is_reserved_near_what_the_model_makes_of_it() -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 100_000), st.integers(-5, 100_000)), max_size=20),
+    st.integers(0, 200_000),
+)
+def test_what_is_reserved_of_a_text(seen: list[tuple[int, int]], bound: int) -> None:
+    ratios = PromptRatios()
+    for text_bound, num_tokens in seen:
+        ratios.observe("tiny", text_bound, num_tokens)
+    assert bound / 4 <= ratios.near("tiny", bound) <= bound
     ratios = PromptRatios()
     assert ratios.near("tiny", 363) == 182
     ratios.observe("tiny", 363, 81)
     assert 81 < ratios.near("tiny", 363) < 110
     assert ratios.near("tiny", 40_000) == 20_000, "another size"
     assert ratios.near("other", 363) == 182, "another tokenizer"
-    ratios = PromptRatios()
-    for num_tokens in (8000, 2600):
-        ratios.observe("tiny", 10_000, num_tokens)
-    assert ratios.near("tiny", 10_000) > 9000, "the longest of a size counts until forgotten"
-    for _ in range(1000):
-        ratios.observe("tiny", 10_000, 2600)
-    assert 2600 < ratios.near("tiny", 10_000) < 3300
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 100_000), st.integers(-5, 100_000)), max_size=20),
-    st.integers(0, 200_000),
-)
-def test_it_is_never_more_than_the_sure_bound(seen: list[tuple[int, int]], bound: int) -> None:
-    ratios = PromptRatios()
-    for text_bound, num_tokens in seen:
-        ratios.observe("tiny", text_bound, num_tokens)
-    assert bound / 4 <= ratios.near("tiny", bound) <= bound

@@ -1,4 +1,5 @@
-"""OpenAI's Responses through the whole gateway, by its own SDK and by hand, kept in a database."""
+"""OpenAI's Responses through the whole gateway, by its own SDK and by hand, kept in a database, and
+over a WebSocket: turns in order, what they continue, and what ends them."""
 
 from __future__ import annotations
 
@@ -8,30 +9,44 @@ from typing import Any
 import openai
 import pytest
 from django.db import OperationalError
+from openai.types.responses import ResponsesServerEvent
+from pydantic import TypeAdapter
 
 from inference.conversations import selectors, services
-from inference.conversations.models import StoredResponse
-from inference.gateway.consumers import generate as generation
-from inference.gateway.database import DatabaseThreads
-from inference.protocol.events import Failed, Failure
-from inference.protocol.generation import Submit, TokenCountRequest
+from inference.gateway.gateway import Gateway
+from inference.gateway.responses.websocket import MAX_WAITING
+from inference.protocol.events import Delta, TextLogprob
+from inference.protocol.generation import GenerationRequest
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import QUESTION, responses_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, says, silent
-from tests.inference.gateway.responses_support import (
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
+from tests.inference.gateway.bodies import (
+    QUESTION,
     RESPONSES,
+    TOOLS,
     breaks,
+    calls_a_tool,
     chat,
     counts,
     events,
+    responses_body,
+)
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    FakeNeuron,
+    ended,
+    endless,
+    failing,
+    paris,
+    prepared,
+    saying,
+    says,
 )
 
 ANSWER = "The capital is Paris."
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
 
-async def test_the_sdk_creates_streams_retrieves_and_deletes(sdk: openai.AsyncOpenAI) -> None:
+async def test_creates_counts_and_deletes(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     made = await sdk.responses.create(**responses_body(metadata={"topic": "capitals"}))
     assert made.output_text == ANSWER
     assert (made.status, made.model, made.metadata) == ("completed", "tiny", {"topic": "capitals"})
@@ -47,54 +62,35 @@ async def test_the_sdk_creates_streams_retrieves_and_deletes(sdk: openai.AsyncOp
         final = await stream.get_final_response()
     assert (names[0], names[-1]) == ("response.created", "response.completed")
     assert (await sdk.responses.retrieve(final.id)).output_text == final.output_text == ANSWER
-
-
-async def test_the_sdk_counts_with_the_turns_before(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
+    # Counts with the turns before.
     first = await sdk.responses.create(**responses_body())
     neuron.script = counts
-    counted = await sdk.responses.input_tokens.count(
-        model="tiny", input="Why?", previous_response_id=first.id, instructions="Be brief."
-    )
+    asked: dict[str, Any] = {"model": "tiny", "input": "Why?", "instructions": "Be brief."}
+    count = sdk.responses.input_tokens.count
+    counted = await count(**asked, previous_response_id=first.id)
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 42)
-    *_, submit = neuron.frames
-    assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
-    assert [turn.content for turn in submit.request.input.messages] == [
-        "Be brief.",
-        QUESTION,
-        first.output_text,
-        "Why?",
-    ]
+    turns = chat(neuron.frames[-1]).messages
+    words = ["Be brief.", QUESTION, first.output_text, "Why?"]
+    assert [turn.content for turn in turns] == words
     with pytest.raises(openai.BadRequestError) as refused:
-        await sdk.responses.input_tokens.count(
-            model="tiny", input="Why?", previous_response_id="resp_unknown"
-        )
+        await count(**asked, previous_response_id="resp_unknown")
     assert refused.value.code == "previous_response_not_found"
 
 
-async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_what_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
     first = (await client.post(RESPONSES, responses_body())).json
-    item = first["output"][0]["id"]
-    answer = await client.post(
-        RESPONSES,
-        responses_body(
-            input=[{"type": "item_reference", "id": item}, {"role": "user", "content": "Why?"}]
-        ),
-    )
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    body = responses_body(input=[reference, {"role": "user", "content": "Why?"}])
+    answer = await client.post(RESPONSES, body)
     assert answer.status == 200
-    assert [turn.content for turn in chat(neuron.frames[1]).messages] == [
-        "The capital is Paris.",
-        "Why?",
-    ]
+    turns = chat(neuron.frames[1]).messages
+    assert [turn.content for turn in turns] == ["The capital is Paris.", "Why?"]
     listed = (await client.get(f"{RESPONSES}/{answer.json['id']}/input_items")).json
-    assert listed["data"][-1]["id"] == item
+    assert listed["data"][-1]["id"] == reference["id"]
     wrong = responses_body(input=[{"type": "item_reference", "id": "msg_of_nobody"}])
     refused = await client.post(RESPONSES, wrong)
     assert (refused.status, refused.error["param"]) == (400, "input[0]")
-
-
-async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron) -> None:
+    # What is not stored is gone.
     made = await client.post(RESPONSES, responses_body(store=False))
     assert made.json["store"] is False
     assert (await client.get(f"{RESPONSES}/{made.json['id']}")).status == 404
@@ -102,42 +98,7 @@ async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron
         refused = await client.post(RESPONSES, responses_body(previous_response_id=previous))
         assert (refused.status, refused.error["code"]) == (400, "previous_response_not_found")
         assert refused.error["param"] == "previous_response_id"
-    assert len(neuron.frames) == 1
-
-
-async def test_a_stream_that_breaks_is_reported_and_kept(
-    client: AsgiClient, sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
-    neuron.script = breaks
-    with pytest.raises(openai.APIError, match="The engine crashed") as raised:
-        async for _ in await sdk.responses.create(**responses_body(stream=True)):
-            pass
-    assert raised.value.code == "engine_crashed"
-    whole = await client.post(RESPONSES, responses_body())
-    assert (whole.status, whole.error["code"]) == (503, "engine_crashed")
-    seen = events(await client.post(RESPONSES, responses_body(stream=True)))
-    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
-    error, failed = seen[-2:]
-    assert (error["type"], error["code"]) == ("error", "engine_crashed")
-    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
-    stored = (await client.get(f"{RESPONSES}/{failed['response']['id']}")).json
-    assert stored == failed["response"]
-    refused = await client.post(RESPONSES, responses_body(previous_response_id=stored["id"]))
-    assert (refused.status, refused.error["code"]) == (400, "invalid_value")
-
-
-async def test_a_stream_that_was_opened_by_waiting(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
-    neuron.script = silent
-    exchange = client.open("POST", RESPONSES, responses_body(stream=True))
-    await exchange.until(b": waiting")
-    submit = await neuron.submitted.get()
-    failure = Failure(code="queue_timeout", message="It waited too long.")
-    await neuron.send(submit.gateway_id, [Failed(request_id=submit.request_id, failure=failure)])
-    (event,) = events(await exchange.finish())
-    assert (event["type"], event["code"], event["sequence_number"]) == ("error", "queue_timeout", 0)
+    assert len(neuron.frames) == 3
 
 
 def raising(*_args: Any, **_named: Any) -> Any:
@@ -175,22 +136,7 @@ async def test_the_database_is_away(
     assert (await client.post(RESPONSES, responses_body(store=False))).status == 200
 
 
-@each_case("stream", [True, False])
-async def test_leaving_cancels_and_keeps_nothing(
-    client: AsgiClient, neuron: FakeNeuron, stream: bool, kept: DatabaseThreads
-) -> None:
-    neuron.script = endless
-    exchange = client.open("POST", RESPONSES, responses_body(stream=stream))
-    submit = await neuron.submitted.get()
-    if stream:
-        await exchange.until(b"on and")
-    exchange.leave()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    await exchange.finish()
-    assert await kept.query(StoredResponse.objects.count) == 0
-
-
-async def test_the_sdk_compacts(
+async def test_compacted_and_broken(
     sdk: openai.AsyncOpenAI, client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     first = await sdk.responses.create(**responses_body())
@@ -214,3 +160,167 @@ async def test_the_sdk_compacts(
         answer = await client.post(f"{RESPONSES}/compact", responses_body())
         assert (answer.status, answer.json["summary"]["status"]) == (200, status)
         assert answer.json["output"][-1]["type"] == "compaction"
+    # Broken.
+    neuron.script = breaks
+    with pytest.raises(openai.APIError, match="The engine crashed") as raised:
+        async for _ in await sdk.responses.create(**responses_body(stream=True)):
+            pass
+    assert raised.value.code == "engine_crashed"
+    whole = await client.post(RESPONSES, responses_body())
+    assert (whole.status, whole.error["code"]) == (503, "engine_crashed")
+    seen = events(await client.post(RESPONSES, responses_body(stream=True)))
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    error, failed = seen[-2:]
+    assert (error["type"], error["code"]) == ("error", "engine_crashed")
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    stored = (await client.get(f"{RESPONSES}/{failed['response']['id']}")).json
+    assert stored == failed["response"]
+    refused = await client.post(RESPONSES, responses_body(previous_response_id=stored["id"]))
+    assert (refused.status, refused.error["code"]) == (400, "invalid_value")
+
+
+EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
+
+
+def create(**more: Any) -> dict[str, Any]:
+    return {"type": "response.create", "model": "tiny", "input": QUESTION, "store": False, **more}
+
+
+def connect(client: AsgiClient, /, **scope: Any) -> AsgiSocket:
+    return AsgiSocket(client.application, RESPONSES, **scope)
+
+
+def code(events: list[dict[str, Any]]) -> str:
+    (event,) = events
+    assert (event["type"], event["code"]) == ("error", event["error"]["code"])
+    found: str = event["code"]
+    return found
+
+
+async def test_chains_and_sockets(client: AsgiClient, neuron: FakeNeuron) -> None:
+    entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
+    said = Delta(request_id="", text="Paris", logprobs=[entry])
+    neuron.script = calls_a_tool
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
+    async with connect(client) as socket:
+        first = (await socket.turn(create(tools=TOOLS)))[-1]["response"]
+        neuron.script = saying([ACCEPTED], [said], ended(completion_tokens=1))
+        result = {"type": "function_call_output", "call_id": "call_a", "output": "Sunny."}
+        chained = create(previous_response_id=first["id"], input=[result], **shown)
+        second = (await socket.turn(chained))[-1]["response"]
+        assert [one["token"] for one in second["output"][0]["content"][0]["logprobs"]] == ["Paris"]
+        await socket.turn(create(previous_response_id=second["id"], input="And now?"))
+    assert first["status"] == second["status"] == "completed"
+    messages = chat(neuron.frames[-1]).messages
+    roles = ["user", "assistant", "tool", "assistant", "user"]
+    assert [message.role for message in messages] == roles
+    assert messages[1].tool_calls[0].name == "get_weather"
+    assert (messages[2].content, messages[3].content) == ("Sunny.", "Paris")
+    # Sockets share what is stored.
+    async with connect(client) as socket:
+        forgotten = (await socket.turn(create()))[-1]["response"]["id"]
+        sent = (await socket.turn(create(store=True)))[-1]["response"]
+        neuron.script = breaks
+        *_, item, broken = await socket.turn(create(store=True))
+        assert (item["type"], broken["type"]) == ("response.output_item.done", "response.failed")
+        neuron.script = paris
+    async with connect(client) as socket:
+        missed = await socket.turn(create(previous_response_id=forgotten))
+        assert code(missed) == "previous_response_not_found"
+        assert missed[0]["status"] == 400
+        again = await socket.turn(create(previous_response_id=sent["id"]))
+        assert again[-1]["response"]["status"] == "completed"
+    stored = (await client.get(f"{RESPONSES}/{sent['id']}")).json
+    assert stored["output"] == sent["output"] and sent["output"], "though its last events came late"
+    assert (await client.get(f"{RESPONSES}/{forgotten}")).status == 404
+    failed = await client.get(f"{RESPONSES}/{broken['response']['id']}")
+    assert failed.json["status"] == "failed"
+
+
+async def test_failed_turns_and_too_many(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async with connect(client) as socket:
+        first = (await socket.turn(create()))[-1]["response"]["id"]
+        # A turn of another chain that fails costs this one nothing.
+        assert code(await socket.turn(create(model="huge"))) == "model_not_found"
+        orphan = {"type": "function_call_output", "call_id": "call_x", "output": "?"}
+        refused = await socket.turn(create(previous_response_id=first, input=[orphan]))
+        assert code(refused) == "invalid_value"
+        assert refused[0]["param"] == "input[0].call_id"
+        stale = await socket.turn(create(previous_response_id=first))
+        assert code(stale) == "previous_response_not_found"
+    # Who does not wait at all is closed.
+    neuron.script = endless
+    async with connect(client) as socket:
+        for _ in range(MAX_WAITING + 3):
+            socket.send_json(create())
+        while (message := await socket.message())["type"] == "websocket.send":
+            pass
+        assert message == {"type": "websocket.close", "code": 1008}
+
+
+async def test_prompts_and_turns(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async with connect(client) as socket:
+        neuron.script = prepared
+        turn = await socket.turn(create(generate=False, instructions="Be brief."))
+        response = turn[-1]["response"]
+        neuron.script = paris
+        await socket.turn(create(previous_response_id=response["id"], input="Go on."))
+    submitted = neuron.frames[0].request  # type: ignore[union-attr]
+    assert isinstance(submitted, GenerationRequest) and submitted.sampling.max_tokens == 0
+    assert response["status"] == "completed"
+    assert [message.content for message in chat(neuron.frames[-1]).messages][-1] == "Go on."
+    # Turns wait for one another.
+    async with connect(client) as socket:
+        for number in range(3):
+            socket.send_json(create(metadata={"number": str(number)}))
+        turns = [await socket.rest() for _ in range(3)]
+    assert [turn[-1]["response"]["metadata"]["number"] for turn in turns] == ["0", "1", "2"]
+    events = turns[0]
+    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    answer = events[-1]["response"]["output"][0]["content"][0]["text"]
+    assert answer == "The capital is Paris."
+    for event in events:
+        EVENT_TYPES.validate_python(event)
+
+
+@each_case(
+    ("body", "expected", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[]", "invalid_type", None),
+        ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
+        ({"type": "response.steer", "input": "Hi"}, None, "type"),
+        (create(stream=False), "unsupported_parameter", "stream"),
+        (create(background=True), "unsupported_parameter", "background"),
+        (create(colour="red"), None, "colour"),
+        (create(), "context_length_exceeded", "input"),  # by the neuron
+    ],
+)
+async def test_what_is_refused(
+    client: AsgiClient, neuron: FakeNeuron, body: Any, expected: str | None, param: str | None
+) -> None:
+    neuron.script = failing
+    async with connect(client) as socket:
+        events = await socket.turn(body)
+    assert code(events) == expected or expected is None
+    assert (events[0]["param"], events[0]["status"]) == (param, 400)
+    EVENT_TYPES.validate_python(events[0])
+
+
+async def test_leaving_and_stops(client: AsgiClient, gateway: Gateway, neuron: FakeNeuron) -> None:
+    neuron.script = endless
+    async with connect(client) as socket:
+        socket.send_json(create())
+        while "delta" not in await socket.event():
+            pass
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+    async with connect(client) as socket:
+        socket.send_json(create())
+        while "delta" not in await socket.event():
+            pass
+        await gateway.drain(0)
+        assert (await socket.rest())[-1]["type"] == "response.failed"
+        socket.send_json(create())
+        assert code(await socket.rest()) == "shutting_down"
+        assert (await socket.message())["code"] == 1001

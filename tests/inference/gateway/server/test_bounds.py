@@ -1,28 +1,52 @@
 """What one gateway takes on at once, how many connections and for how long, and what each refusal
-names."""
+names; answers of many megabytes: in bounded pieces, at the pace of their own client."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
 import logging
+import math
+import struct
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from inference.descriptors import DescriptorMarks
 from inference.gateway.gateway import LifespanConsumer
+from inference.gateway.request import event_stream as streams
+from inference.gateway.server.bodies import PIECE_BYTES
 from inference.gateway.server.clients import ENDLESS, OpenClients
 from inference.gateway.server.run import drain
+from inference.neuron.requests.batches import batches_within
+from inference.protocol.events import (
+    MAX_BATCH_BYTES,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    Event,
+    Finished,
+    Tokenized,
+    Usage,
+)
+from inference.protocol.generation import Submit
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import chat_body, responses_body
 from tests.inference.gateway.conftest import CHAT, MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, endless, saying
+from tests.inference.gateway.fake_neuron import embeds as embeds_whole
 
 LONG = chat_body(messages=[{"role": "user", "content": "x" * 4000}])
+MANY = "too_many_connections"
+NUM_INPUTS = 256
+WIDTH = 1024
+ASK = {"model": "tiny", "input": ["x"] * NUM_INPUTS, "encoding_format": "base64"}
+USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
 
 
 @each_case(
@@ -49,9 +73,7 @@ async def test_more_than_is_taken_on_at_once_is_refused_by_name(
     assert (await client.post(CHAT, parts=[b"x" * 4000])).status == 400, "there is room again"
 
 
-async def test_what_waits_on_a_socket_is_bounded_in_bytes(
-    make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_what_waits_on_a_socket(make_client: MakeClient, neuron: FakeNeuron) -> None:
     client = make_client(max_body_bytes=10_000)
     neuron.script = endless
     body = responses_body(type="response.create", store=False, input="y" * 4000)
@@ -66,9 +88,7 @@ async def test_what_waits_on_a_socket_is_bounded_in_bytes(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("bound", ["max_stored_responses", "max_stored_response_bytes"])
-async def test_stored_responses_have_a_quota(
-    make_client: MakeClient, neuron: FakeNeuron, bound: str
-) -> None:
+async def test_stored_responses(make_client: MakeClient, neuron: FakeNeuron, bound: str) -> None:
     client: AsgiClient = make_client(**{bound: 1})
     made = await client.post("/v1/responses", responses_body())
     assert made.status == 200
@@ -101,9 +121,6 @@ class Connections:
         return [None if error is None else error.code for error in errors]
 
 
-MANY = "too_many_connections"
-
-
 @each_case(
     ("hosts", "codes"),
     [
@@ -119,9 +136,7 @@ MANY = "too_many_connections"
     ],
     ids=["one address", "an IPv6 client's network", "this host", "this host by IPv6", "a proxy"],
 )
-def test_one_address_has_a_bound_and_others_their_own(
-    hosts: list[str], codes: list[str | None]
-) -> None:
+def test_one_address_has_its_own_bound(hosts: list[str], codes: list[str | None]) -> None:
     connections = Connections()
     assert connections.codes(*hosts) == codes
     for _ in hosts[:3]:
@@ -129,18 +144,10 @@ def test_one_address_has_a_bound_and_others_their_own(
     assert connections.codes(hosts[0]) == [None]
 
 
-@each_case(
-    ("limit", "refuse_from", "stop_from"),
-    [(128, 80, 96), (1024, 832, 896), (20_000, 19_808, 19_872)],
-)
-def test_descriptors_are_kept_back(limit: int, refuse_from: int, stop_from: int) -> None:
-    marks = DescriptorMarks.of_limit(limit)
-    assert (marks.refuse_from, marks.stop_from) == (refuse_from, stop_from)
-
-
-def test_a_connection_in_the_reserve_is_refused_and_logged_once_a_while(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_connection_in_the_reserve_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    for limit, *kept_back in ((128, 80, 96), (1024, 832, 896), (20_000, 19_808, 19_872)):
+        marks = DescriptorMarks.of_limit(limit)
+        assert [marks.refuse_from, marks.stop_from] == kept_back
     connections = Connections()
     assert connections.clients.admit("127.0.0.1", 831) is None
     with caplog.at_level(logging.WARNING):
@@ -156,21 +163,13 @@ def test_a_connection_in_the_reserve_is_refused_and_logged_once_a_while(
     assert connections.refused == ["overloaded"] * 102
 
 
-class Transport:
-    """A connection of this host, by its descriptor."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.fileno = lambda: descriptor
-        self.getPeer: Any = lambda: SimpleNamespace(host="127.0.0.1")
-
-
 def test_no_more_are_accepted_until_one_has_left() -> None:
     clients, seen = Connections().clients, list[str]()
     port: Any = SimpleNamespace(
         stopReading=lambda: seen.append("stop"), startReading=lambda: seen.append("start")
     )
     clients._ports = [port]
-    opened = [Transport(number) for number in (895, 896, 897)]
+    opened = [Mock(**{"fileno.return_value": number}) for number in (895, 896, 897)]
     for transport in opened:
         channel: Any = SimpleNamespace(transport=transport)
         clients.opened(channel)
@@ -204,3 +203,74 @@ async def test_the_setting_is_how_long_it_waits_for_open_requests(under_daphne: 
     else:
         await lifespan({}, receive, ignored)
     assert graces_s == [517.0]
+
+
+VECTORS = [struct.pack(f"<{WIDTH}f", *(n + i / 7 for i in range(WIDTH))) for n in range(NUM_INPUTS)]
+
+
+ANSWERED = Embedded(request_id="", vectors=VECTORS, usage=USAGE)
+embeds = saying([ACCEPTED], *batches_within(MAX_BATCH_BYTES - 4096, [ANSWERED]))
+"""Embeds as a neuron sends it."""
+
+
+def _vectors(answer: Any) -> list[bytes]:
+    assert [one["index"] for one in answer["data"]] == list(range(NUM_INPUTS))
+    return [base64.b64decode(one["embedding"]) for one in answer["data"]]
+
+
+async def test_embeddings_come_in_bounded_pieces(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = embeds
+    slow = client.open("POST", "/v1/embeddings", ASK)
+    slow.reads.clear()
+    answer = await client.post("/v1/embeddings", ASK)
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert _vectors(answer.json) == VECTORS
+    assert answer.json["usage"]["total_tokens"] == NUM_INPUTS
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+    assert len(answer.piece_sizes) > 20
+    assert slow.body == b"" and slow.status == 200
+    slow.reads.set()
+    await slow.finish()
+    assert _vectors(slow.json) == VECTORS
+    answer = await client.post("/api/embed", {"model": "tiny", "input": ["x"] * NUM_INPUTS})
+    vector = struct.unpack(f"<{WIDTH}f", VECTORS[7])
+    length = math.hypot(*vector)
+    assert answer.json["embeddings"][7] == pytest.approx([each / length for each in vector])
+    assert answer.json["prompt_eval_count"] == len(answer.json["embeddings"]) == NUM_INPUTS
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+    neuron.script = embeds_whole(VECTORS[0])
+    small = await client.post("/v1/embeddings", {"model": "tiny", "input": "x"})
+    assert small.piece_sizes == [int(small.headers["content-length"])] == [len(small.body)]
+
+
+async def test_events_in_fragments_and_bursts(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids = list(range(100_000, 250_000))
+
+    async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
+        tokenized = Tokenized(request_id=submit.request_id, token_ids=token_ids, context_tokens=9)
+        for batch in batches_within(MAX_BATCH_BYTES - 4096, [tokenized]):
+            yield batch
+
+    neuron.script = tokenizes
+    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "x"})
+    assert answer.json["tokens"] == token_ids
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+    # Many choices in bursts.
+    neuron.script = bursts
+    ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160}
+    for stream in (False, True):
+        answer = await client.post("/v1/completions", ask | {"stream": stream})
+        bodies = answer.chunks[:-1] if stream else [answer.json]
+        texts = [choice["text"] for body in bodies for choice in body["choices"]]
+        assert (answer.status, len("".join(texts))) == (200, 20 * 1024)
+    monkeypatch.setattr(streams, "MAX_QUEUED_EVENTS", 100)
+    behind = await client.post("/v1/completions", ask)
+    assert (behind.status, behind.error["code"]) == (503, "client_too_slow")
+
+
+ENDS = [ChoiceFinished(request_id="", index=index, reason="length") for index in range(128)]
+BURST = [Delta(request_id="", index=index % 128, text="x") for index in range(1024)]
+bursts = saying([ACCEPTED], *[[*BURST]] * 20, [*ENDS, Finished(request_id="", usage=USAGE)])
+"""Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be read."""

@@ -1,12 +1,22 @@
-"""Which paths are the API's, what a wrong one is answered with, and which web pages may use the API
-from a browser."""
+"""Which paths are the API's, what a wrong one is answered with, and which web pages may use it;
+refusals before a neuron gets the request, health and drains."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import gzip
+import json
 from typing import Any
 
+import pytest
+import redis.asyncio
+from prometheus_client import generate_latest
+
 from helexa_site.config import Config
+from helexa_site.instance import instance_id
+from inference.gateway.consumers.health import STALLED_AFTER_S
+from inference.gateway.gateway import Gateway
 from inference.gateway.server.origins import is_allowed
 from inference.gateway.server.paths import (
     KNOWN_PATHS,
@@ -19,13 +29,19 @@ from inference.gateway.server.paths import (
     unknown_url,
     with_model,
 )
+from inference.protocol import keys
+from inference.supervised_threads import FailureRecord
+from inference.wire.errors import ServiceUnavailableError
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.conftest import CHAT, OPERATOR, MakeClient, Rig
+from tests.inference.gateway.fake_metering import NARROW_KEY
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 
 PATHS = ["/chat/completions", "/completions/", "/embeddings", "/messages", "/models"]
 DEEPER = ["/messages/count_tokens", "/models/org/name", "/responses", "/responses/resp_1/cancel"]
+TURNS: Any = [{"role": "user", "content": "Hi"}]
+PAGE = "https://chat.example.org"
 
 
 @each_case(
@@ -38,7 +54,6 @@ DEEPER = ["/messages/count_tokens", "/models/org/name", "/responses", "/response
     ],
 )
 def test_the_path_in_the_api(path: str, found: str | None) -> None:
-    """Its own are as they are, and a base URL may lack the version."""
     assert api_path(path) == found
     if found:
         assert api_path_of(f"{path}?beta=true".encode()) == found
@@ -66,21 +81,13 @@ def test_the_path_in_the_api(path: str, found: str | None) -> None:
         ],
     ],
 )
-def test_a_wrong_path_is_answered_with_what_it_may_have_meant(
-    path: str, near: str | None, words: list[str]
-) -> None:
+def test_a_wrong_path_is_told_the_right_one(path: str, near: str | None, words: list[str]) -> None:
     assert near_path(path) == near
     answer = unknown_url("POST", path)
     assert all(word in answer for word in words), answer
 
 
-TURNS: Any = [{"role": "user", "content": "Hi"}]
-VERSION = "2024-10-21"
-
-
-async def test_the_deployment_is_the_model_and_the_key_has_its_own_header(
-    make_client: MakeClient, neuron: FakeNeuron
-) -> None:
+async def test_azures_deployments_and_keys(make_client: MakeClient, neuron: FakeNeuron) -> None:
     client, key = make_client(api_key="shared-secret"), {"api-key": "shared-secret"}
     path = "/openai/deployments/tiny/chat/completions"
     for named in ({}, {"model": "another"}):
@@ -111,16 +118,10 @@ async def test_the_deployment_is_the_model_and_the_key_has_its_own_header(
 )
 def test_paths_of_azure(path: str, api_path: str | None, model: str | None) -> None:
     assert (api_path_of_azure(path), deployment_of(path)) == (api_path, model)
-
-
-def test_only_the_model_of_a_body_is_changed() -> None:
     body = b'{"seed":123456789012345678901234567890,"x":1.10,"model":"a"}'
-    assert with_model(body, "b") == body.replace(b'"a"', b'"b"')
+    assert with_model(body, "b") == body.replace(b'"a"', b'"b"'), "nothing else is changed"
     for other in (b"", b"[1]", b"{", b"\xff"):
         assert with_model(other, "b") == other
-
-
-PAGE = "https://chat.example.org"
 
 
 @each_case(
@@ -146,7 +147,7 @@ def test_pages_of_this_machine_may(config: Config, origin: str, wanted: bool) ->
     assert is_allowed(named, PAGE) and not is_allowed(named, PAGE + ":8443")
 
 
-async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:
+async def test_pages_that_may(client: AsgiClient) -> None:
     question = {
         "Origin": "http://localhost:3000",
         "Access-Control-Request-Method": "POST",
@@ -168,11 +169,8 @@ async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:
     assert "access-control-allow-origin" not in refused.headers
     assert refused.error["code"] == "origin_not_allowed"
     assert "HELEXA_ALLOWED_ORIGINS" in refused.error["message"]
-
-
-async def test_answers_and_refusals_can_be_read_by_pages_that_may(client: AsgiClient) -> None:
-    """Django answers the bench's results; the rest of what it answers is no page's of another
-    origin."""
+    # Django answers the bench's results; the rest of what it answers is no page's of another
+    # origin.
     near, allowed = {"Origin": "http://localhost:3000"}, "access-control-allow-origin"
     for path in ("/health", "/v1/models", "/v1/models/unknown", "/api/bench/summary"):
         answer = await client.get(path, headers=near)
@@ -190,3 +188,161 @@ async def test_answers_and_refusals_can_be_read_by_pages_that_may(client: AsgiCl
         assert not [name for name in answer.headers if name.startswith("access-control-allow")]
         assert status != 403 or "HELEXA_ALLOWED_ORIGINS" in answer.error["message"]
     assert (await client.open("OPTIONS", "/v1/models").finish()).status == 405
+
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_bodies_methods_and_paths(client: AsgiClient, neuron: FakeNeuron) -> None:
+    declared = client.open("POST", CHAT, parts=[b"{", b"}"], headers={"content-length": "100001"})
+    sent = client.open("POST", CHAT, parts=[b"x" * 60_000, b"x" * 60_000, b"x"])
+    for exchange in (declared, sent):
+        await exchange.finish()
+        assert (exchange.status, exchange.error["code"]) == (413, "request_too_large")
+    packed = gzip.compress(json.dumps(BODY).encode())
+    answer = await client.post(CHAT, parts=[packed], headers={"content-encoding": "gzip"})
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+    assert "Content-Encoding" in answer.error["message"]
+    as_it_is = await client.post(CHAT, BODY, headers={"content-encoding": "identity"})
+    assert as_it_is.status == 200
+    # Methods and paths that are not there.
+    for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        answer = await client.open(method, CHAT).finish()
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        assert (answer.body == b"") == (method == "HEAD")
+        assert method == "HEAD" or answer.error["code"] == "method_not_allowed"
+    for path in ("", "/", "/assistants", "/chat", "/modelsx", "/two\nlines"):
+        answer = await client.post(f"/v1{path}", {})
+        assert (answer.status, answer.error["code"]) == (404, "unknown_url"), path
+    assert (await client.get("/admin/")).status == 418, "other paths are Django's"
+    # A model's may end in a slash and has one line; a base URL may lack the version.
+    for path in ("/v1/models/tiny/", "/models/tiny"):
+        assert (await client.get(path)).json["id"] == "tiny"
+    answer = await client.get("/v1/models/ti\nny")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    answer = await client.post("/chat/completions", BODY)
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    refused = await client.post("/messages", {})
+    assert refused.json["type"] == "error", "in the dialect of that path"
+
+
+async def health(client: AsgiClient) -> tuple[int, str, list[str]]:
+    """The status, and the codes of the reasons."""
+    answer = await client.get("/health", headers=OPERATOR)
+    return answer.status, answer.json["status"], [one["code"] for one in answer.json["reasons"]]
+
+
+async def until_unhealthy(client: AsgiClient) -> None:
+    async with asyncio.timeout(60):
+        while (await client.get("/health")).status != 503:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_wrong_with_a_neuron_is_named(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.thread_problems = ["the thread intake-16k-0 is gone"]
+    neuron.last_forward_age_s = STALLED_AFTER_S + 1
+    await neuron.beat()
+    answer = await client.get("/health", headers=OPERATOR)
+    assert (answer.status, answer.json["status"]) == (200, "degraded")
+    assert answer.json["neurons"][0]["problems"] == neuron.thread_problems
+    assert {one["code"]: one["message"] for one in answer.json["reasons"]} == {
+        "thread_broke": "beast: the thread intake-16k-0 is gone.",
+        "engine_stalled": "tiny makes no progress on beast.",
+    }
+    neuron.is_ready = False
+    await neuron.beat()
+    await until_unhealthy(client)
+    assert (await client.post(CHAT, BODY)).status == 503
+    assert neuron.submitted.empty()
+
+
+async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuron) -> None:
+    async def message_of(code: str) -> str:
+        answer = await rig.client.get("/health", headers=OPERATOR)
+        assert (answer.status, answer.json["status"]) == (200, "degraded")
+        ((reason),) = answer.json["reasons"]
+        assert reason["code"] == code
+        return str(reason["message"])
+
+    record = FailureRecord("thread ledger")
+    record.broke(SystemExit(1))
+    broke = "This gateway: the thread ledger broke once lately"
+    assert (await message_of("thread_broke")).startswith(broke)
+    record.has_ended = True
+    rig.ledger.spool_problem = "bills cannot be written to /data: No space left on device"
+    message = await message_of("bills_not_spooled")
+    assert message == f"This gateway: {rig.ledger.spool_problem}."
+
+
+async def test_healthy_and_without_a_neuron(
+    rig: Rig, neuron: FakeNeuron, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = rig.client
+    with caplog.at_level("INFO", logger="helexa.requests"):
+        answer = await client.get("/health", headers=OPERATOR)
+    assert not caplog.records
+    assert (answer.status, answer.json["status"]) == (200, "ok")
+    (replica,) = answer.json["neurons"][0]["replicas"]
+    assert (replica["status"], replica["in_flight"], replica["queue_depth"]) == ("ready", 1, 2)
+    assert (replica["kv_blocks_used"], replica["kv_blocks_total"]) == (3, 400)
+    for headers in ({}, {"authorization": f"Bearer {NARROW_KEY}"}):
+        seen = await client.get("/health", headers=headers)
+        assert (seen.status, seen.json) == (200, {"status": "ok"}), "strangers see no more"
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/api/tags"):
+        whole, head = await client.get(path), await client.open("HEAD", path).finish()
+        assert (head.status, head.body) == (whole.status, b"")
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == whole.headers[name]
+    instance = instance_id(rig.gateway.config.data_dir)
+    for answer in (seen, await client.open("HEAD", "/health").finish()):
+        assert answer.headers["x-helexa-instance"] == instance
+    await neuron.die()
+    await until_unhealthy(client)
+    assert await health(client) == (503, "unhealthy", ["neuron_away"])
+    assert (await client.get("/health")).json == {"status": "unhealthy"}
+    text = generate_latest(rig.gateway.metrics.registry).decode()
+    assert 'helexa_requests_ended_total{code="unhealthy",status="503"}' in text
+    assert 'code="finished",status="503"' not in text
+    client = make_client(redis_url="unix:///nowhere.sock")
+    assert await health(client) == (503, "unhealthy", ["redis_unavailable"])
+    assert (await client.post(CHAT, BODY)).error["code"] == "redis_unavailable"
+
+
+async def test_what_can_still_be_served_is_healthy(rig: Rig, neuron: FakeNeuron) -> None:
+    rig.catalogue.failure = ServiceUnavailableError("database_unavailable", "gone")
+    assert await health(rig.client) == (200, "degraded", ["database_unavailable"])
+    rig.catalogue.failure = None
+    neuron.status = None
+    await neuron.beat()
+    async with asyncio.timeout(60):
+        while await health(rig.client) != (200, "degraded", ["model_away"]):
+            await asyncio.sleep(0.01)
+    rig.catalogue.unpin()
+    assert await health(rig.client) == (200, "ok", [])
+
+
+async def test_draining_lets_finish_then_cuts_and_refuses(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    redis_client: redis.asyncio.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference.gateway.gateway.FLUSH_S", 60.0)
+    neuron.script = endless
+    streaming = client.open("POST", CHAT, {**BODY, "stream": True})
+    waiting = client.open("POST", CHAT, BODY)
+    await streaming.until(b"on and")
+    assert await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
+    draining = asyncio.create_task(gateway.drain(0.2))
+    await asyncio.sleep(0.05)
+    refused = await client.post(CHAT, BODY)
+    assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+    await draining
+    await streaming.finish()
+    await waiting.finish()
+    assert streaming.chunks[-1]["error"]["code"] == "shutting_down"
+    assert (waiting.status, waiting.error["code"]) == (503, "shutting_down")
+    assert not await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
+    async with asyncio.timeout(60):
+        assert {await neuron.cancelled.get(), await neuron.cancelled.get()}

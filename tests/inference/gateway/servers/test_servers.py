@@ -1,34 +1,49 @@
 """The application under Daphne, as a process: what its server answers, cuts off and has recorded,
-with real clients."""
+with real clients, and how it ends: its drain, a second signal, a port in use."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import signal
+import socket
 import sqlite3
+import subprocess
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import websockets
 
+from benchmarks.ports import free_port
+from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
 from tests.cases import each_case
 from tests.inference.gateway.conftest import CHAT
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, accepts, endless, paris
 from tests.inference.gateway.servers.conftest import (
     ASKED,
     CREATE,
     MAX_BODY_BYTES,
+    MODEL,
     RunningServer,
+    accepts_connections,
+    command,
     served_by,
+    start,
 )
 
 pytestmark = pytest.mark.slow
+LONG = "x" * 100_000
+KEY = f"hx-0123456789-{32 * 'x'}"
+UNKNOWN = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked"
+LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
 
 
 def websocket(server: RunningServer, path: str = "/v1/responses", **more: Any) -> Any:
@@ -37,7 +52,7 @@ def websocket(server: RunningServer, path: str = "/v1/responses", **more: Any) -
     return websockets.connect(url, proxy=None, compression=None, **more)
 
 
-async def test_leaving_cancels(server: RunningServer, ready: FakeNeuron) -> None:
+async def test_leaving_and_stalling(server: RunningServer, ready: FakeNeuron) -> None:
     ready.script = endless
     await served_by(ready, server)
     async with server.client() as client:
@@ -50,6 +65,23 @@ async def test_leaving_cancels(server: RunningServer, ready: FakeNeuron) -> None
         while "delta" not in (event := json.loads(await connection.recv())):
             assert event["type"] not in ("error", "response.failed"), event
     assert await asyncio.wait_for(ready.cancelled.get(), 60)
+    # What a client does not take is bounded: the request fails once that is full.
+    ready.script = flood
+    await served_by(ready, server)
+    body = json.dumps(ASKED | {"stream": True})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write((head + body).encode())
+    await reader.readline()
+    await asyncio.wait_for(ready.cancelled.get(), 60)
+    writer.close()
+    async with websocket(server) as connection:
+        await connection.send(json.dumps(CREATE))
+        connection.transport.pause_reading()
+        assert await asyncio.wait_for(ready.cancelled.get(), 60)
+        connection.transport.abort()
+    async with server.client() as client:
+        assert (await client.get("/health")).status_code == 200
 
 
 async def recorded(
@@ -66,12 +98,6 @@ async def recorded(
     return tuple(row)
 
 
-LONG = "x" * 100_000
-KEY = f"hx-0123456789-{32 * 'x'}"
-UNKNOWN = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked"
-LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
-
-
 @each_case(
     ("head", "status", "code", "endpoint"),
     [
@@ -86,7 +112,6 @@ LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
 async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
     server: RunningServer, head: str, status: int, code: str, endpoint: str
 ) -> None:
-    """Of a body in chunks one has come when the refusal does."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     chunk = f"3e8\r\n{1000 * 'x'}\r\n" if "chunked" in head else ""
     writer.write(f"{head}\r\n\r\n{chunk}".encode())
@@ -103,8 +128,7 @@ async def test_a_head_is_answered_and_recorded_before_its_body_is_read(
     assert found == (status, code, endpoint)
 
 
-async def test_what_is_none_of_the_applications_answers_is_recorded(server: RunningServer) -> None:
-    """A handshake that is none, and refusals of Django's."""
+async def test_what_is_not_the_apis(server: RunningServer, ready: FakeNeuron) -> None:
     upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
     large = b"x" * 2 * MAX_BODY_BYTES
     async with server.client() as client:
@@ -119,12 +143,7 @@ async def test_what_is_none_of_the_applications_answers_is_recorded(server: Runn
             request_id = uuid.UUID(answer.headers["x-request-id"]).hex
             found = await recorded(server, "status, outcome", "request_id = ?", request_id)
             assert (answer.status_code, found) == (status, (status, "refused")), path
-
-
-async def test_forms_and_other_upgrades_are_the_applications_and_pages_djangos(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
-    """The server would read a form whole and answer in no dialect."""
+    # The server would read a form whole and answer in no dialect.
     await served_by(ready, server)
     async with server.client() as client:
         kind = {"content-type": "multipart/form-data"}
@@ -144,28 +163,6 @@ async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
         await asyncio.sleep(0.005)
 
 
-async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
-    """What a client does not take is bounded: the request fails once that is full."""
-    ready.script = flood
-    await served_by(ready, server)
-    body = json.dumps(ASKED | {"stream": True})
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-    writer.write((head + body).encode())
-    await reader.readline()
-    await asyncio.wait_for(ready.cancelled.get(), 60)
-    writer.close()
-    async with websocket(server) as connection:
-        await connection.send(json.dumps(CREATE))
-        connection.transport.pause_reading()
-        assert await asyncio.wait_for(ready.cancelled.get(), 60)
-        connection.transport.abort()
-    async with server.client() as client:
-        assert (await client.get("/health")).status_code == 200
-
-
 @each_case("path", [CHAT, "/v1/responses"])
 async def test_a_refused_handshake_has_its_records_id(server: RunningServer, path: str) -> None:
     with pytest.raises(websockets.InvalidStatus) as refused:
@@ -177,11 +174,64 @@ async def test_a_refused_handshake_has_its_records_id(server: RunningServer, pat
     assert (response.status_code, found) == (403, (403, "refused"))
 
 
-async def test_a_message_over_the_limit(server: RunningServer) -> None:
-    async with websocket(server) as connection:
-        await connection.send(json.dumps(CREATE | {"input": "x" * 20 * MAX_BODY_BYTES}))
-        with pytest.raises(websockets.ConnectionClosed):
-            while True:
-                event = json.loads(await asyncio.wait_for(connection.recv(), 60))
-                assert event["code"] == "request_too_large"
-    assert connection.close_code == 1009
+@asynccontextmanager
+async def draining(
+    environment: dict[str, str], neuron: FakeNeuron, log: Path
+) -> AsyncIterator[tuple[RunningServer, httpx.Response]]:
+    """A server that got SIGTERM and has a stream open. It must end with 0."""
+    running = await asyncio.to_thread(start, environment, log)
+    body = ASKED | {"stream": True}
+    try:
+        await served_by(neuron, running)
+        async with running.client() as client, client.stream("POST", CHAT, json=body) as response:
+            running.process.send_signal(signal.SIGTERM)
+            while accepts_connections(running.port):
+                await asyncio.sleep(0.02)
+            yield running, response
+        assert await asyncio.to_thread(running.process.wait, 60) == 0
+    finally:
+        running.process.kill()
+
+
+async def test_drain(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
+    may_end, port = asyncio.Event(), free_port()
+
+    async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in paris(submit):
+            yield events
+            await may_end.wait()
+
+    ready.script = waits
+    scraped = environment | {"HELEXA_METRICS_LISTEN": f"127.0.0.1:{port}"}
+    async with draining(scraped, ready, tmp_path / "log") as (_, response):
+        metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/metrics")
+        may_end.set()
+        answer = await response.aread()
+    lines = metrics.text.splitlines()
+    for line in (
+        f'cortex_completion_tokens_total{{model="{MODEL}",node="beast"}} 5.0',
+        'helexa_load_jobs{state="pending"} 0.0',
+        "helexa_reservations_open 0.0",
+        "helexa_requests_open 1.0",
+    ):
+        assert line in lines, metrics.text
+    assert answer.endswith(b"data: [DONE]\n\n") and b" Pari" in answer
+
+
+async def test_two_signals(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
+    ready.script = accepts
+    patient = environment | {"HELEXA_DRAIN_SECONDS": "3600"}
+    async with draining(patient, ready, tmp_path / "log") as (running, response):
+        assert running.process.poll() is None
+        running.process.send_signal(signal.SIGTERM)
+        assert b"shutting_down" in await response.aread()
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = command(taken.getsockname()[1])
+        run = subprocess.run(
+            words, cwd=REPOSITORY_DIR, env=environment, capture_output=True, timeout=60, check=False
+        )
+    assert run.returncode == 1
+    assert b"cannot listen" in run.stderr and b"Traceback" not in run.stderr

@@ -16,15 +16,10 @@ from tests.servers.fake_upstream import FakeUpstream
 
 
 @pytest.fixture(autouse=True)
-def _streams_start_with_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes streams wait for their answer on a slow machine too: a stream that is started before
-    has neither an error's status nor the header of who serves."""
+    has neither an error's status nor the header of who serves. Nor do probes come between."""
     monkeypatch.setattr("inference.gateway.consumers.generate.STREAM_GRACE_S", 60.0)
-
-
-@pytest.fixture(autouse=True)
-def _probes_are_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes no probe come between the requests of a slow test."""
     monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 3600.0)
 
 

@@ -1,5 +1,6 @@
-"""Requests that an upstream serves: forwarded, streamed, in its places and with its key, and how
-many copies of a large one there are."""
+"""Requests that an upstream serves: forwarded, streamed, in its places and with its key; and every
+client's dialect over upstreams of each. Each field and each answer of a dialect is translated in
+``tests/inference/wire/upstream``."""
 
 from __future__ import annotations
 
@@ -7,101 +8,104 @@ import asyncio
 import json
 import logging
 import threading
-import tracemalloc
+from typing import Any
 
-import orjson
+import anthropic
+import openai
 import pytest
 from django.conf import settings
 
 from fleet.upstreams.secret import seal
 from inference.gateway.request.tokens import PromptRatios
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.upstreams.forwarding import (
     CHAT,
     HELLO,
     PATH,
+    SPOKEN_BY,
+    Spoken,
     UpstreamRig,
     cut_early,
     paused,
+    text_of,
 )
-from tests.inference.gateway.waiting import until
-from tests.servers.fake_upstream import Asked, Wire, usage
+from tests.servers.fake_upstream import Asked, Wire, chunk, usage
+
+TURNS: Any = CHAT["messages"]
 
 
-async def test_a_stream_is_forwarded_as_it_comes(rig: UpstreamRig) -> None:
+async def test_streams_and_usage(rig: UpstreamRig, caplog: pytest.LogCaptureFixture) -> None:
     goes_on = threading.Event()
     rig.upstream.answer = paused(goes_on)
     exchange = rig.open_chat(stream=True, stream_options={"include_usage": True})
     await exchange.until(b'"Hel"')
     goes_on.set()
-    await exchange.finish()
-    *_, last, done = exchange.chunks
+    *_, last, done = (await exchange.finish()).chunks
     assert (last["usage"]["prompt_tokens"], done) == (7, "[DONE]")
-    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
-    rig.serve(concurrency=1)  # the next one waits for the connection of the last
-    for _ in range(3):
-        assert (await rig.chat()).status == 200
-    assert rig.upstream.num_connections <= 2
-
-
-async def test_what_prompts_cost_is_learnt_from_its_usage(rig: UpstreamRig) -> None:
-    """Later requests reserve what such prompts have, not the most that they can have."""
-
-    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
-    assert (await rig.chat()).status == 200
     fresh, learnt = (
         [ratios.near("far", 2**size) for size in range(16)]
         for ratios in (PromptRatios(), rig.gateway.limits.ratios)
     )
     changed = [(old, new) for old, new in zip(fresh, learnt, strict=True) if old != new]
     assert len(changed) == 1 and changed[0][1] < changed[0][0]
+    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
+    rig.serve(concurrency=1)  # the next one waits for the connection of the last
+    for _ in range(3):
+        assert (await rig.chat()).status == 200
+    assert rig.upstream.num_connections <= 2
+    rig.forget()
+    # Impossible usage.
+    caplog.set_level(logging.INFO, "helexa.requests")
+    for end in ([], [usage(10**9, 10**9)], [{"usage": {"prompt_tokens": -1}}], HELLO[4:]):
+        rig.upstream.answer = lambda asked, wire, end=end: wire.stream([*HELLO[:4], *end])
+        await rig.chat(max_tokens=50)
+    assert [settled.completion_tokens for settled in rig.ledger.settled] == [2, 2, 2, 2]
+    asked_bytes = len(json.dumps(CHAT["messages"]))
+    for settled in rig.ledger.settled[:3]:  # four bytes a token, whatever a template may add
+        assert asked_bytes / 6 < settled.prompt_tokens <= asked_bytes / 3
+    rig.upstream.answer = cut_early
+    await rig.chat()
+    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
+    assert [" estimated" in line for line in lines] == [True, True, True, False, False]
 
 
 async def test_no_more_than_its_places_are_used(rig: UpstreamRig, make_client: MakeClient) -> None:
     goes_on = threading.Event()
-    most = num_open = 0
-    counting = threading.Lock()
 
-    def counted(asked: Asked, wire: Wire) -> None:
-        nonlocal most, num_open
-        with counting:
-            num_open += 1
-            most = max(most, num_open)
+    def waits(asked: Asked, wire: Wire) -> None:
         assert goes_on.wait(60)
-        with counting:
-            num_open -= 1
         wire.stream(HELLO)
 
-    rig.upstream.answer = counted
+    rig.upstream.answer = waits
     rig.serve(concurrency=2)
     client = make_client(max_waiting_requests=3)
     open_ones = [client.open("POST", PATH, CHAT) for _ in range(6)]
     running = [one.running for one in open_ones]
     await asyncio.wait(running, timeout=60, return_when=asyncio.FIRST_COMPLETED)
     assert [one.error["code"] for one in open_ones if one.running.done()] == ["queue_full"]
-    await until(lambda: num_open == 2)
+    await until(lambda: len(rig.upstream.asked) == 2)
+    await asyncio.sleep(0.05)
+    assert len(rig.upstream.asked) == 2
     goes_on.set()
     answers = [await one.finish() for one in open_ones]
     assert sorted(one.status for one in answers) == [200] * 5 + [503]
-    assert most == 2
 
 
-async def test_requests_that_must_stay_never_leave(rig: UpstreamRig) -> None:
-    rig.serve(leaves_network=True)
-    for path in (PATH, "/v1/messages", "/api/chat", "/v1/embeddings"):
-        body = {"model": "far", "input": "a"} if path == "/v1/embeddings" else CHAT
-        more = {"max_tokens": 5} if path == "/v1/messages" else {}
-        assert (await rig.client.post(path, {**body, **more})).status == 403, path
+async def test_keys_and_what_is_not_translated(rig: UpstreamRig) -> None:
+    fields = {"prompt_logprobs": 1, "return_token_ids": True, "guided_regex": "a+"}
+    for name, value in fields.items():
+        answer = await rig.chat(**{name: value})
+        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
+        assert answer.error["param"] == name
+    for path, body in {
+        "/v1/rerank": {"query": "a", "documents": ["b"]},
+        "/tokenize": {"prompt": "a"},
+    }.items():
+        answer = await rig.client.post(path, {"model": "far", **body})
+        assert answer.status == 400
+        assert "served by an upstream" in answer.error["message"]
     assert not rig.upstream.asked
-    (entry,) = rig.catalogue.listed
-    rig.list(upstream=entry.upstream, may_leave_network=True)
-    assert (await rig.chat()).status == 200
-
-
-async def test_another_key_is_used_at_once_and_one_that_cannot_be_read_is_no_answer(
-    rig: UpstreamRig,
-) -> None:
-    await rig.chat()
     rig.serve(sealed_secret=seal("sk-new", settings.SECRET_KEY))
     await rig.chat()
     assert rig.upstream.asked[-1].headers["authorization"] == "Bearer sk-new"
@@ -110,27 +114,6 @@ async def test_another_key_is_used_at_once_and_one_that_cannot_be_read_is_no_ans
     assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
     rig.list(upstream=None)
     assert (await rig.chat()).error["code"] == "upstream_failed"
-
-
-async def test_usage_that_is_missing_or_impossible_is_estimated_and_marked(
-    rig: UpstreamRig, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "helexa.requests")
-    for end in ([], [usage(10**9, 10**9)], [{"usage": {"prompt_tokens": -1}}]):
-        rig.upstream.answer = lambda asked, wire, end=end: wire.stream([*HELLO[:4], *end])
-        await rig.chat(max_tokens=50)
-    assert [settled.completion_tokens for settled in rig.ledger.settled] == [2, 2, 2]
-    asked_bytes = len(json.dumps(CHAT["messages"]))
-    for settled in rig.ledger.settled:  # four bytes a token, whatever a template may add
-        assert asked_bytes / 6 < settled.prompt_tokens <= asked_bytes / 3
-    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
-    assert [" estimated" in line for line in lines] == [True, True, True]
-    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
-    await rig.chat(max_tokens=50)
-    assert " estimated" not in caplog.records[-1].getMessage()
-    rig.upstream.answer = cut_early
-    await rig.chat()
-    assert " estimated" not in caplog.records[-1].getMessage()
 
 
 async def test_a_cap_holds_without_a_tokenizer(rig: UpstreamRig) -> None:
@@ -148,22 +131,6 @@ async def test_a_cap_holds_without_a_tokenizer(rig: UpstreamRig) -> None:
     assert not rig.ledger.held
 
 
-async def test_what_is_not_translated_is_refused_by_name(rig: UpstreamRig) -> None:
-    fields = {"prompt_logprobs": 1, "return_token_ids": True, "guided_regex": "a+"}
-    for name, value in fields.items():
-        answer = await rig.chat(**{name: value})
-        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-        assert answer.error["param"] == name
-    for path, body in {
-        "/v1/rerank": {"query": "a", "documents": ["b"]},
-        "/tokenize": {"prompt": "a"},
-    }.items():
-        answer = await rig.client.post(path, {"model": "far", **body})
-        assert answer.status == 400
-        assert "served by an upstream" in answer.error["message"]
-    assert not rig.upstream.asked
-
-
 async def test_the_model_is_listed_as_ready(rig: UpstreamRig) -> None:
     get = rig.client.get
     (card,) = (await get("/v1/models")).json["data"]
@@ -179,42 +146,110 @@ async def test_the_model_is_listed_as_ready(rig: UpstreamRig) -> None:
     assert (card["id"], card["status"], card["capabilities"]) == ("far", "ready", ["speech"])
 
 
-async def test_a_request_that_an_upstream_sends_back_is_sent_round_no_more(
+@pytest.fixture(params=SPOKEN_BY)
+def spoken(rig: UpstreamRig, request: pytest.FixtureRequest) -> Spoken:
+    """The upstream speaks that dialect."""
+    dialect: Spoken = SPOKEN_BY[request.param]
+    dialect.serve(rig, max_context_tokens=4_096)
+    return dialect
+
+
+@pytest.mark.usefixtures("neuron")
+async def test_every_client_gets_the_same_answer(
     rig: UpstreamRig,
+    spoken: Spoken,
+    sdk: openai.AsyncOpenAI,
+    anthropic_sdk: anthropic.AsyncAnthropic,
 ) -> None:
-    answer = await rig.client.post(PATH, CHAT, headers={"via": "1.1 proxy"})
-    assert answer.status == 200
-    via = rig.upstream.asked[0].headers["via"]
+    answer = await rig.chat(max_tokens=9, stop=["x"], user="ann")
+    assert text_of(answer) == "Hello"
+    assert answer.json["choices"][0]["finish_reason"] == "stop"
+    assert answer.json["usage"]["prompt_tokens"] == 7
+    (asked,) = rig.upstream.asked
+    assert (asked.path, asked.json) == (spoken.path, spoken.asked)
+    assert spoken.key.items() <= asked.headers.items()
+    assert ("authorization" in asked.headers) == ("authorization" in spoken.key)
+    settled = rig.settled
+    assert (settled.prompt_tokens, settled.completion_tokens) == (7, 2)
+    assert settled.cached_tokens == spoken.num_cached
+    assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 7 + 2 * 2)
+    response = await sdk.responses.create(model="far", input="hi", store=False)
+    assert response.output_text == "Hello"
+    assert response.usage is not None and response.usage.input_tokens == 7
+    async with anthropic_sdk.messages.stream(
+        model="far", max_tokens=9, system="short", messages=TURNS
+    ) as stream:
+        assert await stream.get_final_text() == "Hello"
+    assert "short" in json.dumps(rig.upstream.asked[-1].json)
+    ollama = await rig.client.post("/api/chat", {**CHAT, "stream": False})
+    assert (ollama.json["message"]["content"], ollama.json["eval_count"]) == ("Hello", 2)
+    assert (await rig.client.post("/api/generate", {"model": "far"})).status == 200
+    assert {asked.path for asked in rig.upstream.asked} == {spoken.path}
+
+
+async def test_an_answer_may_be_whole_cut_or_left(rig: UpstreamRig, spoken: Spoken) -> None:
+    noticed = threading.Event()
+
+    def continues(asked: Asked, wire: Wire) -> None:
+        spoken.begin(wire)
+        if wire.wait_for_hang_up():
+            noticed.set()
+
+    rig.answer(200, spoken.whole)
+    answer = await rig.chat()
+    assert text_of(answer) == "Hello"
+    assert answer.json["usage"]["prompt_tokens"] == 7
+    rig.upstream.answer = cut_early
+    assert (await rig.chat()).error["code"] == "upstream_unavailable"
+    rig.upstream.answer = continues
+    exchange = rig.open_chat(stream=True)
+    await exchange.until(b"Hel")
+    exchange.leave()
+    await exchange.finish()
+    assert await asyncio.to_thread(noticed.wait, 60)
+    assert [(one.outcome, one.completion_tokens) for one in rig.ledger.settled] == [
+        ("finished", 2),
+        ("upstream_unavailable", 0),
+        ("cancelled", 1),
+    ]
+
+
+async def test_completions_and_requests_that_must_stay(rig: UpstreamRig) -> None:
+    choices = [{"index": i, "text": f"{i}!", "finish_reason": "length"} for i in range(2)]
+    answered = [{"choices": [one]} for one in choices] + [usage(4, 2)]
+    rig.upstream.answer = lambda asked, wire: wire.stream(answered)
+    body: dict[str, Any] = {"model": "far", "prompt": ["a", "b"]}
+    answer = await rig.client.post("/v1/completions", body)
+    assert [choice["text"] for choice in answer.json["choices"]] == ["0!", "1!"]
+    (asked,) = rig.upstream.asked
+    assert (asked.path, asked.json["prompt"]) == ("/v1/completions", ["a", "b"])
+    calls = [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]
+    answered = [chunk({"reasoning_content": "hm"}), chunk({"tool_calls": calls})]
+    answered += [chunk(finish="tool_calls"), usage(9, 8)]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    (choice,) = (await rig.chat(tools=tools, include_reasoning=True)).json["choices"]
+    assert choice["message"]["reasoning_content"] == "hm"
+    assert choice["message"]["tool_calls"][0]["id"] == "c1"
+    SPOKEN_BY["anthropic"].serve(rig)
+    refused = await rig.client.post("/v1/completions", body | {"prompt": "a"})
+    assert (refused.status, refused.error["param"]) == (400, "prompt")
+    rig.forget()
+    # Requests that must stay never leave and none goes round.
+    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
+    rig.serve(leaves_network=True)
+    for path in (PATH, "/v1/messages", "/api/chat", "/v1/embeddings"):
+        body = {"model": "far", "input": "a"} if path == "/v1/embeddings" else CHAT
+        more = {"max_tokens": 5} if path == "/v1/messages" else {}
+        assert (await rig.client.post(path, {**body, **more})).status == 403, path
+    assert not rig.upstream.asked
+    (entry,) = rig.catalogue.listed
+    rig.list(upstream=entry.upstream, may_leave_network=True)
+    assert (await rig.client.post(PATH, CHAT, headers={"via": "1.1 proxy"})).status == 200
+    (asked,) = rig.upstream.asked
+    via = asked.headers["via"]
     assert via.startswith("1.1 proxy, 1.1 helexa-")
-    rig.upstream.asked.clear()
-    for headers in ({"via": via}, {"via": f"{via}, 1.1 another"}):
-        answer = await rig.client.post(PATH, CHAT, headers=headers)
+    for came in (via, f"{via}, 1.1 another"):
+        answer = await rig.client.post(PATH, CHAT, headers={"via": came})
         assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
         assert "sent it back" in answer.error["message"]
-    assert not rig.upstream.asked
-
-
-async def test_of_a_prompt_of_100_000_tokens_there_are_two_copies_while_it_is_answered(
-    rig: UpstreamRig, make_client: MakeClient
-) -> None:
-    """The request's text and the upstream's body, beside what the upstream itself has read of it.
-    Resident memory does not show so little, so allocations of its size are counted."""
-    body = orjson.dumps({**CHAT, "messages": [{"role": "user", "content": "word " * 80_000}]})
-    num_copies: list[int] = []
-
-    def counted(asked: Asked, wire: Wire) -> None:
-        num_asked_bytes = len(asked.body)
-        assert num_asked_bytes > 400_000
-        traces = tracemalloc.take_snapshot().traces
-        num_copies.append(sum(trace.size >= len(body) // 2 for trace in traces))
-        wire.stream(HELLO)
-
-    rig.upstream.answer = counted
-    client = make_client(max_body_bytes=1_000_000)
-    tracemalloc.start()
-    try:
-        answer = await client.post(PATH, parts=[body])
-    finally:
-        tracemalloc.stop()
-    assert answer.status == 200, answer.body[:500]
-    assert num_copies == [3]
+    assert rig.upstream.asked == [asked]

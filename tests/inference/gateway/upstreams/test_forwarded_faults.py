@@ -1,4 +1,5 @@
-"""An upstream's errors and faults: each ends its request once, by its meaning."""
+"""An upstream's errors and faults: each ends its request once, by its meaning. Embeddings and
+counts of a prompt's tokens that an upstream answers."""
 
 from __future__ import annotations
 
@@ -6,20 +7,24 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
+from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import OPERATOR
 from tests.inference.gateway.upstreams.forwarding import (
+    CHAT,
     HELLO,
     SECRET,
+    SPOKEN_BY,
+    Spoken,
     UpstreamRig,
     cut_early,
     paused,
 )
-from tests.inference.gateway.upstreams.spoken import SPOKEN_BY, Spoken
-from tests.inference.gateway.waiting import until
 from tests.servers.fake_upstream import Asked, Wire, chunk
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
@@ -43,22 +48,14 @@ ERRORS: list[tuple[str, int, Any, dict[str, str], int, str]] = [
     ("ollama", 500, f"boom {SECRET}", {}, 502, "upstream_failed"),
     ("ollama", 503, "server busy, please try again", {}, 503, "upstream_unavailable"),
 ]
+Fault = Callable[[Spoken, Wire], None]
+EMBEDDINGS, COUNT = "/v1/embeddings", "/v1/messages/count_tokens"
+ASKED = {"model": "far", "input": ["a", "b"]}
 
 
-@each_case(
-    ("dialect", "status", "error", "headers", "ours", "code"),
-    ERRORS,
-    ids=[f"{dialect} {status} {code}" for dialect, status, *_, code in ERRORS],
-)
-async def test_an_error_keeps_its_meaning(
-    rig: UpstreamRig,
-    dialect: str,
-    status: int,
-    error: Any,
-    headers: dict[str, str],
-    ours: int,
-    code: str,
-) -> None:
+@each_case("case", ERRORS, ids=[f"{one[0]} {one[1]} {one[-1]}" for one in ERRORS])
+async def test_an_error_keeps_its_meaning(rig: UpstreamRig, case: Any) -> None:
+    dialect, status, error, headers, ours, code = case
     rig.forget()
     SPOKEN_BY[dialect].serve(rig)
     rig.answer(status, {"error": error, "key": SECRET}, **headers)
@@ -70,9 +67,6 @@ async def test_an_error_keeps_its_meaning(
     assert len(rig.upstream.asked) == 1
     settled = rig.settled
     assert (settled.outcome, settled.prompt_tokens, settled.cost_micro_usd) == (code, 0, 0)
-
-
-Fault = Callable[[Spoken, Wire], None]
 
 
 def cut_late(spoken: Spoken, wire: Wire) -> None:
@@ -107,6 +101,13 @@ def huge_frame(spoken: Spoken, wire: Wire) -> None:
         wire.part(b"data: " + b"x" * 1024 * 1024)
 
 
+def too_many_bytes(asked: Asked, wire: Wire) -> None:
+    wire.begin_stream()
+    for _ in range(9):
+        wire.part(b": " + b"x" * 1024 * 1024 + b"\n\n")
+    wire.stream(HELLO)
+
+
 def another_choice(spoken: Spoken, wire: Wire) -> None:
     wire.stream([HELLO[1], chunk({"content": "x"}, index=4)])
 
@@ -121,9 +122,7 @@ LATE_BY = [
 @each_case(
     ("dialect", "fault"), LATE_BY, ids=[f"{dialect} {fault.__name__}" for dialect, fault in LATE_BY]
 )
-async def test_a_fault_after_the_first_token_ends_the_request_once(
-    rig: UpstreamRig, dialect: str, fault: Fault
-) -> None:
+async def test_a_fault_after_a_token(rig: UpstreamRig, dialect: str, fault: Fault) -> None:
     spoken = SPOKEN_BY[dialect]
     spoken.serve(rig)
     rig.upstream.answer = lambda asked, wire: fault(spoken, wire)
@@ -143,29 +142,16 @@ async def test_a_fault_after_the_first_token_ends_the_request_once(
         assert rig.settled.completion_tokens >= 1
 
 
-async def test_an_answer_has_no_more_bytes_than_its_tokens_can(rig: UpstreamRig) -> None:
-    def comments(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        for _ in range(9):
-            wire.part(b": " + b"x" * 1024 * 1024 + b"\n\n")
-        for one in HELLO:
-            wire.event(one)
-        wire.end_stream()
-
-    rig.upstream.answer = comments
-    answer = await rig.chat(stream=True, max_tokens=1)
-    assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
-
-
 @each_case(
     ("fault", "status"),
     [
         (cut_early, 503),
         (lambda asked, wire: wire.whole(200, b"<html>", "text/html"), 502),
         (lambda asked, wire: wire.json(200, {"error": {"type": "overloaded_error"}}), 503),
+        (too_many_bytes, 502),
         (None, 503),
     ],
-    ids=["cut", "a page", "an error with 200", "offline"],
+    ids=["cut", "a page", "an error with 200", "more bytes than tokens can have", "offline"],
 )
 async def test_a_fault_before_the_first_token_is_an_error_and_free(
     rig: UpstreamRig, fault: Callable[[Asked, Wire], None] | None, status: int
@@ -175,7 +161,7 @@ async def test_a_fault_before_the_first_token_is_an_error_and_free(
         rig.serve(url="http://127.0.0.1:9/v1")
     else:
         rig.upstream.answer = fault
-    assert (await rig.chat(stream=True)).status == status
+    assert (await rig.chat(stream=True, max_tokens=1)).status == status
     assert rig.settled.prompt_tokens == 0
 
 
@@ -199,9 +185,7 @@ async def test_an_upstream_that_is_silent_is_given_up(rig: UpstreamRig) -> None:
         assert (await rig.chat()).error["code"] == "upstream_failed"
 
 
-async def test_a_sick_upstream_is_left_out_until_it_answers_a_probe(
-    rig: UpstreamRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sick_upstream_is_probed(rig: UpstreamRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 0.02)
     upstream = rig.upstream
 
@@ -209,12 +193,10 @@ async def test_a_sick_upstream_is_left_out_until_it_answers_a_probe(
         return sum(asked.method == method for asked in upstream.asked)
 
     def offline(asked: Asked, wire: Wire) -> None:
-        if asked.body:
-            cut_early(asked, wire)
-        elif num("GET") % 2:
-            wire.json(500, {"error": "broken"})
-        else:
+        if asked.body or num("GET") % 2:
             wire.cut()
+        else:
+            wire.json(500, {"error": "broken"})
 
     async def answers_probes(answer: Callable[[Asked, Wire], None]) -> None:
         upstream.answer = lambda asked, wire: (
@@ -235,8 +217,8 @@ async def test_a_sick_upstream_is_left_out_until_it_answers_a_probe(
     assert (health.status, health.json["status"]) == (503, "unhealthy")
     assert "upstream_unavailable" in [one["code"] for one in health.json["reasons"]]
     assert refused.status == 503 and "retry-after" in refused.headers
-    await until(lambda: num("GET") > num_probes + 2)
     assert "left out" in refused.error["message"]
+    await until(lambda: num("GET") > num_probes + 2)
     assert "left out" in (await rig.chat()).error["message"]
     assert num("POST") == num_asked
     await answers_probes(cut_early)
@@ -252,3 +234,116 @@ async def test_a_sick_upstream_is_left_out_until_it_answers_a_probe(
     assert (await rig.chat()).status == 200, "it is well from its first token on"
     goes_on.set()
     assert (await trial.finish()).status == 200
+
+
+def embeds(asked: Asked, wire: Wire) -> None:
+    if asked.path == "/api/embed":
+        wire.json(200, {"embeddings": [[0.5, 0.0], [0.5, 1.0]], "prompt_eval_count": 5})
+        return
+    data = [{"index": n, "embedding": [0.5, float(n)]} for n in range(len(asked.json["input"]))]
+    usage = {"prompt_tokens": 5, "total_tokens": 5}
+    wire.json(200, {"object": "list", "data": data, "usage": usage})
+
+
+@each_case(
+    ("dialect", "path", "body"),
+    [
+        ("openai", EMBEDDINGS, {"encoding_format": "base64", "dimensions": 2}),
+        ("ollama", "/api/embed", {"truncate": False, "dimensions": 2}),
+    ],
+)
+async def test_embeddings(rig: UpstreamRig, dialect: str, path: str, body: dict[str, Any]) -> None:
+    rig.forget()
+    SPOKEN_BY[dialect].serve(rig)
+    rig.upstream.answer = embeds
+    answer = await rig.client.post(EMBEDDINGS, {**ASKED, "dimensions": 2})
+    assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 0.0], [0.5, 1.0]]
+    assert answer.json["usage"]["prompt_tokens"] == 5
+    (asked,) = rig.upstream.asked
+    assert (asked.path, asked.headers["authorization"]) == (path, f"Bearer {SECRET}")
+    assert asked.json == {"model": "org/m", "input": ["a", "b"], **body}
+    settled = rig.settled
+    assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 5)
+    assert (settled.prompt_tokens, settled.completion_tokens) == (5, 0)
+    if dialect == "openai":
+        ollama = await rig.client.post("/api/embed", {"model": "far", "input": "a"})
+        assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
+
+
+async def test_embeddings_have_caps_and_errors_and_go_to_no_other_dialect(rig: UpstreamRig) -> None:
+    for answer, status, code in (
+        (lambda asked, wire: wire.json(200, {"data": []}), 502, "upstream_failed"),
+        (cut_early, 503, "upstream_unavailable"),
+    ):
+        rig.forget()
+        rig.upstream.answer = answer
+        refused = await rig.client.post(EMBEDDINGS, ASKED)
+        assert (refused.status, refused.error["code"]) == (status, code)
+        assert (rig.settled.outcome, rig.settled.cost_micro_usd) == (code, 0)
+    rig.forget()
+    rig.upstream.answer = embeds
+    rig.cap(100)
+    rig.directory.budgets = (1,)
+    assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
+    refused = await rig.client.post(EMBEDDINGS, {"model": "far", "input": "x" * 200})
+    assert refused.status == 429
+    assert not rig.ledger.held
+    rig.serve(dialect="anthropic")
+    refused = await rig.client.post(EMBEDDINGS, ASKED)
+    assert (refused.status, refused.error["param"]) == (400, "model")
+    assert "anthropic" in refused.error["message"]
+    assert len(rig.upstream.asked) == 1
+    rig.list(targets=("box/org/m when ready",))
+    assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
+
+
+@pytest.mark.usefixtures("neuron")
+async def test_prompts_are_counted(
+    rig: UpstreamRig, sdk: openai.AsyncOpenAI, anthropic_sdk: anthropic.AsyncAnthropic
+) -> None:
+    turns: Any = CHAT["messages"]
+    SPOKEN_BY["anthropic"].serve(rig)
+    rig.answer(200, {"input_tokens": 23})
+    ask = anthropic_sdk.messages.count_tokens
+    assert (await ask(model="far", system="Be brief.", messages=turns)).input_tokens == 23
+    (asked,) = rig.upstream.asked
+    sent = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert (asked.path, asked.json) == (
+        COUNT,
+        {"model": "org/m", "system": "Be brief.", "messages": sent},
+    )
+    of_openais = await sdk.responses.input_tokens.count(model="far", input="hi")
+    assert of_openais.input_tokens == 23
+    assert "max_tokens" not in rig.upstream.asked[-1].json
+    assert not [one for one in rig.ledger.settled if one.cost_micro_usd]
+    SPOKEN_BY["openai"].serve(rig)
+    rig.answer(200, {"count": 9, "max_model_len": 4096, "tokens": list(range(9))})
+    assert (await ask(model="far", system="Be brief.", messages=turns)).input_tokens == 9
+    *_, asked = rig.upstream.asked
+    assert asked.path == "/tokenize", "beside /v1"
+    system = {"role": "system", "content": "Be brief."}
+    assert asked.json == {"model": "org/m", "messages": [system, *turns]}
+    rig.forget()
+    SPOKEN_BY["ollama"].serve(rig)
+    answer = await rig.client.post(COUNT, CHAT)
+    assert (answer.status, rig.upstream.asked) == (400, []), "there is no such path"
+    assert "served by an upstream" in answer.error["message"]
+
+
+@each_case(
+    ("status", "body", "refusal"),
+    [
+        (404, {"error": {"message": "no such path"}}, (502, "api_error")),
+        (200, {"tokens": []}, (502, "api_error")),  # llama-server, which reads no chat there
+        (200, {"count": -1}, (502, "api_error")),
+        (200, [9], (502, "api_error")),
+        (200, {"error": {"message": "no", "code": 400}}, (400, "invalid_request_error")),
+        (503, {}, (503, "overloaded_error")),
+    ],
+)
+async def test_what_is_no_count_is_an_error(
+    rig: UpstreamRig, status: int, body: Any, refusal: tuple[int, str]
+) -> None:
+    rig.answer(status, body)
+    answer = await rig.client.post(COUNT, CHAT)
+    assert (answer.status, answer.error["type"]) == refusal

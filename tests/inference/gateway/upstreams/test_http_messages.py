@@ -51,18 +51,13 @@ def test_an_answer_is_read_however_it_is_cut(data: bytes, keeps_alive: bool, by_
     assert (parser.status, body, parser.keeps_alive) == (200, b"hello", keeps_alive)
     assert not any(name in (b"link", b"trailer") for name, _ in parser.headers)
     parser.feed_eof()
-    assert parser.is_complete
-    assert not parser.fault
-    assert not parser.keeps_alive
-
-
-def test_the_next_answer_of_a_connection_has_nothing_of_the_last_one() -> None:
+    assert parser.is_complete and not parser.fault and not parser.keeps_alive
     parser, _ = fed(CHUNKED + b"2\r\nhe\r\n0\r\n\r\n")
     parser.begin()
     assert (parser.status, parser.headers, parser.is_complete) == (0, [], False)
     parser.feed(b"HTTP/1.1 404 No\r\nA: \r\nContent-Length: 2\r\n\r\nno")
     assert (parser.status, parser.take(), parser.is_complete) == (404, b"no", True)
-    assert parser.headers == [(b"a", b""), (b"content-length", b"2")]
+    assert parser.headers == [(b"a", b""), (b"content-length", b"2")], "nothing of the last one"
 
 
 @each_case("by_byte", [False, True])
@@ -98,9 +93,7 @@ FAULTS = [
 @each_case("data", FAULTS, ids=[one[:60].decode("latin-1") for one in FAULTS])
 def test_what_is_no_answer_is_a_fault(data: bytes, by_byte: bool) -> None:
     parser, _ = fed(data, by_byte=by_byte)
-    assert parser.fault
-    assert not parser.is_complete
-    assert not parser.keeps_alive
+    assert parser.fault and not parser.is_complete and not parser.keeps_alive
 
 
 @each_case("data", [b"", OK, LENGTH + b"hell", CHUNKED + b"1\r\na\r\n"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +26,11 @@ from tests.inference.gateway.upstreams.passing import (
     wav,
 )
 from tests.inference.wire.openai.parsed_forms import fields_of
-from tests.servers.fake_upstream import Answer, Asked, FakeUpstream, Wire
+from tests.servers.fake_upstream import Answer, Asked, Wire
 
 JPEG = b"\xff\xd8 not really \r\n--" + b"a-boundary"[:5]
 MP3 = b"ID3" + b"x" * 39_997
+Draw = Callable[..., Any]
 
 
 def streaming(*events: Any, type_: str = "text/event-stream") -> Answer:
@@ -57,7 +57,7 @@ def lasting(seconds: float) -> dict[str, Any]:
     return {"usage": {"type": "duration", "seconds": seconds}}
 
 
-async def test_a_transcription_is_sent_on_and_charged_by_the_second(rig: UpstreamRig) -> None:
+async def test_transcriptions_and_moderations(rig: UpstreamRig) -> None:
     rig.offer("transcription")
     rig.upstream.answer = found(**lasting(3))
     audio = wav(2.5)
@@ -80,32 +80,35 @@ async def test_a_transcription_is_sent_on_and_charged_by_the_second(rig: Upstrea
     assert (settled.cost_micro_usd, settled.neuron) == (1 + 3 * 2, "upstream:box")
     assert (settled.prompt_tokens, settled.completion_tokens) == (0, 0)
     assert settled.endpoint == TRANSCRIPTIONS
+    rig.forget()
+    # A moderation costs a request.
+    rig.directory.restrict(KEY, names_end_user=True)
+    rig.offer("moderation", unit_price_micro_usd=None)
+    verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
+    rig.answer(200, verdict)
+    body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = await rig.client.post(MODERATIONS, body, headers=headers)
+    assert answer.json == verdict
+    assert "ann" not in rig.upstream.asked[0].body.decode()
+    assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
 
 
-@each_case(
-    ("audio", "answer", "reserved", "charged", "is_estimated"),
-    [
-        (wav(1.8), found(), 2, 2, False),
-        (wav(1.8), found(**lasting(2)), 2, 2, False),
-        (wav(1.8), found(**lasting(9_999)), 2, 2, True),
-        (MP3, whole(b"hi", "text/plain"), 80, 5, True),
-        (MP3, found(duration=60.2), 80, 61, False),
-    ],
-    ids=["a WAV's length", "reported", "a lie", "compressed", "compressed and reported"],
-)
-async def test_seconds_are_the_upstreams_within_what_the_file_may_have(
-    rig: UpstreamRig,
-    caplog: pytest.LogCaptureFixture,
-    audio: bytes,
-    answer: Answer,
-    reserved: int,
-    charged: int,
-    is_estimated: bool,
-) -> None:
+SECONDS: dict[str, tuple[bytes, Answer, int, int, bool]] = {
+    "a WAV's length": (wav(1.8), found(), 2, 2, False),
+    "reported": (wav(1.8), found(**lasting(2)), 2, 2, False),
+    "a lie": (wav(1.8), found(**lasting(9_999)), 2, 2, True),
+    "compressed": (MP3, whole(b"hi", "text/plain"), 80, 5, True),
+    "compressed and reported": (MP3, found(duration=60.2), 80, 61, False),
+}
+
+
+@each_case("case", SECONDS.values(), ids=SECONDS)
+async def test_seconds(rig: UpstreamRig, caplog: pytest.LogCaptureFixture, case: Any) -> None:
+    audio, rig.upstream.answer, reserved, charged, is_estimated = case
     rig.forget()
     rig.directory.budgets = (1,)
     rig.offer("transcription")
-    rig.upstream.answer = answer
     with caplog.at_level("INFO", logger="helexa.requests"):
         assert (await rig.transcribe(audio)).status == 200
     assert rig.ledger.reserved[-1].metered.num_units == reserved
@@ -113,7 +116,7 @@ async def test_seconds_are_the_upstreams_within_what_the_file_may_have(
     assert (" estimated" in caplog.text) == is_estimated
 
 
-async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamRig) -> None:
+async def test_speech_and_events(rig: UpstreamRig) -> None:
     goes_on = threading.Event()
 
     def speak(asked: Asked, wire: Wire) -> None:
@@ -132,13 +135,11 @@ async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamR
     await answer.finish()
     assert (answer.body, answer.headers["content-type"]) == (b"firstsecond", "audio/mpeg")
     assert rig.upstream.asked[0].json == {"model": "org/m", "input": "Grüße", "voice": "alloy"}
-    settled = rig.settled
-    assert (settled.metered.unit, settled.metered.num_units) == ("character", 5)
-    assert settled.cost_micro_usd == 1 + 5 * 2
-    assert settled.time_to_first_token_ms is not None
-
-
-async def test_events_pass_frame_by_frame(rig: UpstreamRig) -> None:
+    metered = rig.settled.metered
+    assert (metered.unit, metered.num_units, rig.settled.cost_micro_usd) == ("character", 5, 11)
+    assert rig.settled.time_to_first_token_ms is not None
+    rig.forget()
+    # Events pass frame by frame.
     rig.offer("speech")
     done = {"type": "speech.audio.done", "usage": {"total_tokens": 9}}
     rig.upstream.answer = streaming({"type": "speech.audio.delta", "audio": "AAAA"}, done)
@@ -168,64 +169,37 @@ async def test_images_are_reserved_as_asked_and_charged_as_given(rig: UpstreamRi
     rig.offer("images")
     given = {"created": 1, "data": [{"b64_json": "A" * 200_000}, {"url": "https://x/y.png"}]}
     rig.answer(200, given)
-    answer = await rig.client.post(GENERATIONS, {"model": "far", "prompt": 'a "url": "x"', "n": 3})
-    assert answer.json == given
-    assert rig.upstream.asked[0].json == {"model": "org/m", "prompt": 'a "url": "x"', "n": 3}
+    body = {"model": "far", "prompt": 'a "url": "x"', "n": 3}
+    assert (await rig.client.post(GENERATIONS, body)).json == given
+    assert rig.upstream.asked[0].json == body | {"model": "org/m"}
     assert [one.metered.num_units for one in rig.ledger.reserved] == [3]
     settled = rig.settled
     assert (settled.metered.unit, settled.metered.num_units) == ("image", 2)
     assert settled.cost_micro_usd == 1 + 2 * 2
+    rig.forget()
+    edited = {"type": "image_edit.completed", "b64_json": "A"}
+    rig.upstream.answer = streaming(edited | {"type": "image_edit.partial_image"}, edited)
+    images = [part("image[]", JPEG, filename=name, type_="image/jpeg") for name in ("a", "b")]
+    others = {"prompt": b"a hat", "n": b"2", "model": b"far", "stream": b"true"}
+    sent = form(*images, *(part(name, value) for name, value in others.items()))
+    answer = await rig.client.post(EDITS, parts=[sent[:100], sent[100:]], headers=FORM)
+    assert len(answer.chunks) == 2
+    (asked,) = rig.upstream.asked
+    fields = fields_of(asked.headers["content-type"], asked.body)
+    expected = [("image[]", JPEG)] * 2 + [*(others | {"model": b"org/m"}).items()]
+    assert [(name, value) for name, _, value in fields] == expected
+    assert rig.settled.metered.num_units == 1
+    rig.forget()
+    rig.answer(200, given)
+    sent = form(images[0], part("n", b"2"), part("model", b"far"))
+    assert (await rig.client.post(VARIATIONS, parts=[sent], headers=FORM)).status == 200
+    assert rig.upstream.asked[0].path.endswith("/images/variations")
+    assert rig.settled.metered.num_units == 2
     assert not rig.ledger.held
 
 
-async def test_edits_and_variations_of_an_image(rig: UpstreamRig) -> None:
-    rig.offer("images")
-    rig.upstream.answer = streaming(
-        {"type": "image_edit.partial_image", "b64_json": "A"},
-        {"type": "image_edit.completed", "b64_json": "A"},
-    )
-    images = [part("image[]", JPEG, filename=name, type_="image/jpeg") for name in ("a", "b")]
-    others = {"prompt": b"a hat", "n": b"2", "model": b"far", "stream": b"true"}
-    body = form(*images, *(part(name, value) for name, value in others.items()))
-    answer = await rig.client.post(EDITS, parts=[body[:100], body[100:]], headers=FORM)
-    assert len(answer.chunks) == 2
-    (asked,) = rig.upstream.asked
-    sent = fields_of(asked.headers["content-type"], asked.body)
-    assert [(name, content) for name, _, content in sent] == [
-        *[("image[]", JPEG)] * 2,
-        *{**others, "model": b"org/m"}.items(),
-    ]
-    assert rig.settled.metered.num_units == 1
-    rig.forget()
-    drawn = {"data": [{"b64_json": "A"}, {"b64_json": "B"}]}
-    rig.answer(200, drawn)
-    image = part("image", JPEG, filename="a.jpg", type_="image/jpeg")
-    body = form(image, part("n", b"2"), part("model", b"far"))
-    answer = await rig.client.post(VARIATIONS, parts=[body], headers=FORM)
-    assert (answer.status, answer.json) == (200, drawn)
-    assert rig.upstream.asked[0].path.endswith("/images/variations")
-    assert rig.settled.metered.num_units == 2
-
-
-async def test_a_moderation_costs_a_request_and_end_users_are_named_here_alone(
-    rig: UpstreamRig,
-) -> None:
-    rig.directory.restrict(KEY, names_end_user=True)
-    rig.offer("moderation", unit_price_micro_usd=None)
-    verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
-    rig.answer(200, verdict)
-    body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
-    headers = {"authorization": f"Bearer {KEY}"}
-    answer = await rig.client.post(MODERATIONS, body, headers=headers)
-    assert answer.json == verdict
-    assert "ann" not in rig.upstream.asked[0].body.decode()
-    assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
-
-
 @each_case("has_begun", [True, False])
-async def test_the_client_that_leaves_cuts_the_upstream_off_and_pays_for_what_began(
-    rig: UpstreamRig, has_begun: bool
-) -> None:
+async def test_who_leaves_pays_for_what_began(rig: UpstreamRig, has_begun: bool) -> None:
     asked_for, hung_up = threading.Event(), threading.Event()
 
     def speak(asked: Asked, wire: Wire) -> None:
@@ -246,26 +220,10 @@ async def test_the_client_that_leaves_cuts_the_upstream_off_and_pays_for_what_be
     answer.leave()
     await answer.finish()
     assert await asyncio.to_thread(hung_up.wait, 60)
+    paid = (6, 13) if has_begun else (0, 0)
     settled = rig.settled
     assert settled.outcome == "cancelled"
-    assert (settled.metered.num_units, settled.cost_micro_usd) == ((6, 13) if has_begun else (0, 0))
-
-
-async def test_the_next_target_answers_with_the_same_file(rig: UpstreamRig) -> None:
-    with FakeUpstream() as second:
-        second.answer = found()
-        rig.answer(500, {"error": {"message": "no"}})
-        other = replace(rig.row, name="other", url=second.url)
-        targets = ("box/org/m", "other/whisper")
-        rig.offer("transcription", targets=targets, target_upstreams=(rig.row, other))
-        answer = await rig.transcribe(wav(1))
-        assert answer.json == {"text": "hi"}
-        assert answer.headers["x-helexa-served-by"] == "upstream:other"
-        (asked,) = second.asked
-        sent = fields_of(asked.headers["content-type"], asked.body)
-        assert sent[:2] == [("model", None, b"whisper"), ("file", "a.wav", wav(1))]
-        second.answer = rig.upstream.answer
-        assert (await rig.transcribe(wav(1))).error["code"] == "upstream_failed"
+    assert (settled.metered.num_units, settled.cost_micro_usd) == paid
 
 
 USAGE = {
@@ -282,7 +240,6 @@ PRICED: dict[str, Any] = {
     "max_context_tokens": 1_000,
     "max_output_tokens": 400,
 }
-Draw = Callable[..., Any]
 
 
 @pytest.fixture
@@ -299,7 +256,7 @@ def draw(rig: UpstreamRig) -> Draw:
     return ask
 
 
-async def test_images_cost_the_tokens_that_are_reported(rig: UpstreamRig, draw: Draw) -> None:
+async def test_token_prices(rig: UpstreamRig, draw: Draw, caplog: pytest.LogCaptureFixture) -> None:
     image = {"b64_json": "A" * 100_000, "revised_prompt": 'a "input_tokens": 7, hat'}
     await draw(image, n=2, usage=USAGE)
     (reserved,) = rig.ledger.reserved
@@ -309,17 +266,13 @@ async def test_images_cost_the_tokens_that_are_reported(rig: UpstreamRig, draw: 
     assert settled.cost_micro_usd == 50 * 5 + 300 * 40
     assert (settled.metered.unit, settled.metered.num_units) == ("image", 1)
     assert not rig.ledger.held
-
-
-@each_case("usage", [{}, {"usage": {**USAGE, "output_tokens": 10_000}}])
-async def test_tokens_that_are_not_reported_or_too_many_are_estimated(
-    rig: UpstreamRig, draw: Draw, caplog: pytest.LogCaptureFixture, usage: dict[str, Any]
-) -> None:
-    rig.forget()
-    caplog.set_level("INFO", logger="helexa.requests")
-    await draw(n=2, **usage)
-    assert (rig.settled.prompt_tokens, rig.settled.completion_tokens) == (1_000, 400)
-    assert " estimated" in caplog.text
+    for usage in ({}, {"usage": {**USAGE, "output_tokens": 10_000}}):
+        rig.forget()
+        caplog.clear()
+        with caplog.at_level("INFO", logger="helexa.requests"):
+            await draw(n=2, **usage)
+        assert (rig.settled.prompt_tokens, rig.settled.completion_tokens) == (1_000, 400)
+        assert " estimated" in caplog.text
 
 
 async def test_transcripts_cost_their_tokens_whole_and_streamed(rig: UpstreamRig) -> None:
@@ -335,20 +288,3 @@ async def test_transcripts_cost_their_tokens_whole_and_streamed(rig: UpstreamRig
         assert (await rig.transcribe(wav(3), *fields)).status == 200
     costs = [one.cost_micro_usd for one in rig.ledger.settled]
     assert costs == [3 + 14 * 5 + 101 * 40] * 2 + [3 + 30 * 5 + 3 * 40]
-
-
-async def test_each_target_charges_by_its_own_prices(rig: UpstreamRig, draw: Draw) -> None:
-    others = (replace(rig.row, name="other"),)
-    targets = ("box/m unit_price 7", "other/m input_price 1 output_price 1")
-    rig.offer("images", **PRICED, targets=targets, target_upstreams=others)
-    await draw(usage=USAGE)
-    settled = rig.ledger.settled
-    assert rig.ledger.reserved[-1].prompt_tokens == 1_000
-    assert (settled[-1].prompt_tokens, settled[-1].cost_micro_usd) == (0, 7)
-    rig.offer("images", **PRICED, targets=targets[::-1], target_upstreams=others)
-    await draw(usage=USAGE)
-    assert (settled[-1].prompt_tokens, settled[-1].cost_micro_usd) == (50, 350)
-    rig.offer("images")  # no price of tokens: charged by the image
-    await draw(usage=USAGE)
-    assert (settled[-1].prompt_tokens, settled[-1].cost_micro_usd) == (0, 1 + 2)
-    assert rig.ledger.reserved[-1].prompt_tokens == 0

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.settings import Task
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.tracing.spans import (
     DECODE,
@@ -28,27 +24,36 @@ from inference.gateway.tracing.spans import (
     Stage,
     reported_stages,
 )
-from inference.protocol.events import Cancelled, Event, Finished, StageTimes
+from inference.protocol.events import Event, Finished, StageTimes
 from inference.protocol.generation import Submit
-from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import QUESTION, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, paris
 from tests.inference.gateway.upstreams.forwarding import HELLO
-from tests.inference.gateway.waiting import until
 from tests.servers.collector import Collector, Received
 from tests.servers.fake_upstream import FakeUpstream
 
 CHAT = "/v1/chat/completions"
-QUESTION = "What is the capital of France?"
-BODY: dict[str, Any] = {
-    "model": "gpt-4o",
-    "messages": [{"role": "user", "content": QUESTION}],
-}
+BODY = chat_body(model="gpt-4o")
 CLIENTS_SPAN = "00f067aa0ba902b7"
 numbers = itertools.count(1)
+MS = st.floats(0, 1e12)
+MAYBE_MS = st.none() | MS
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    with Collector() as started:
+        yield started
+
+
+@pytest.fixture
+def traced(make_client: MakeClient, collector: Collector) -> AsgiClient:
+    return make_client(traces_url=collector.url, allow_anonymous=False)
 
 
 def new_trace(*, flags: str = "01") -> tuple[str, dict[str, str]]:
@@ -79,13 +84,13 @@ async def in_stages(submit: Submit) -> AsyncIterator[list[Event]]:
         yield events
 
 
-async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+async def test_a_chat_is_one_trace_and_none_of_its_text(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
     neuron.script = in_stages
     trace_id, headers = new_trace()
-    answer = await traced.post(CHAT, {**BODY, "stream": True}, headers=headers)
-    assert answer.status == 200
+    with caplog.at_level("INFO", logger="helexa.requests"):
+        answer = await traced.post(CHAT, {**BODY, "stream": True}, headers=headers)
     spans = await collector.of_trace(trace_id, 7)
     assert tree(spans) == {
         "chat tiny": "client",
@@ -96,13 +101,7 @@ async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
         "engine prefill": "neuron beast",
         "engine decode": "neuron beast",
     }
-    durations = {span.name: round(span.duration_ms, 3) for span in spans[3:]}
-    assert durations == {
-        "neuron prepare": 10.0,
-        "engine queue": 5.0,
-        "engine prefill": 20.0,
-        "engine decode": 25.0,
-    }
+    assert [round(span.duration_ms, 3) for span in spans[3:]] == [10.0, 5.0, 20.0, 25.0]
     request, attempt = spans[0], named(spans, "neuron beast")
     for before, after in itertools.pairwise(spans[3:]):
         assert abs(before.end_ns - after.start_ns) <= 1
@@ -113,15 +112,6 @@ async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
     assert named(spans, "placement").attributes == place
     submit = neuron.submitted.get_nowait()
     assert submit.traceparent == f"00-{trace_id}-{attempt.span_id}-01"
-
-
-async def test_it_names_the_request_and_none_of_its_text(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    trace_id, headers = new_trace()
-    answer = await traced.post(CHAT, BODY, headers=headers)
-    (request, *_) = await collector.of_trace(trace_id, 3)
     first_token_ms = request.attributes.pop("helexa.time_to_first_token_ms")
     assert first_token_ms <= request.duration_ms + 1
     assert request.attributes == {
@@ -147,9 +137,19 @@ async def test_it_names_the_request_and_none_of_its_text(
     assert all(text.encode() not in sent for text in (QUESTION, "Pari", KEY))
 
 
-async def test_refusals_have_a_span_with_their_code(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+async def test_refusals_and_who_does_not_sample(
+    client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
+    trace_id, headers = new_trace(flags="00")
+    for sender, asked in ((client, new_trace()[1]), (traced, headers)):
+        assert (await sender.post(CHAT, BODY, headers=asked)).status == 200
+        assert (await neuron.submitted.get()).traceparent == ""
+    _, others = new_trace()
+    await traced.post(CHAT, BODY, headers=others | {"traceparent": "00-nonsense-01"})
+    await until(lambda: any(span.name == "chat tiny" for span in collector.spans))
+    (request,) = (span for span in collector.spans if span.name == "chat tiny")
+    assert (request.trace_id != trace_id, request.parent_id) == (True, "")
+    # Refusals have a span with their code.
     secret = "sk-sent-as-a-model-by-mistake-0123456789"
     neuron.script = breaking("context_length_exceeded")
     for change, code, name in (
@@ -173,56 +173,6 @@ async def test_refusals_have_a_span_with_their_code(
     assert (request.error, request.parent_id) == ("invalid_api_key", CLIENTS_SPAN)
 
 
-async def test_a_client_that_leaves_has_the_stages_until_then(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
-) -> None:
-    neuron.script, neuron.ignores_cancels = endless, True
-    trace_id, headers = new_trace()
-    exchange = traced.open("POST", CHAT, {**BODY, "stream": True}, headers=headers)
-    await exchange.until(b"data: ")
-    exchange.leave()
-    await exchange.finish()
-    submit = neuron.submitted.get_nowait()
-    await asyncio.wait_for(neuron.cancelled.get(), 60)
-    until_then = msgspec.structs.replace(
-        times(3.0, 1.0, queue_ms=0.5, prefill_ms=1.5), request_id=submit.request_id
-    )
-    await neuron.send(submit.gateway_id, [until_then, Cancelled(request_id=submit.request_id)])
-    spans = await collector.of_trace(trace_id, 6)
-    assert tree(spans)["engine prefill"] == "neuron beast"
-    for name in ("chat tiny", "neuron beast"):
-        assert named(spans, name).error == "cancelled"
-    assert named(spans, "chat tiny").attributes["helexa.outcome"] == "cancelled"
-
-
-async def test_what_waits_for_a_place_and_gets_none(
-    make_client: MakeClient, collector: Collector, neuron: FakeNeuron
-) -> None:
-    client = make_client(traces_url=collector.url, request_timeout_s=1)
-    neuron.status = ReplicaStatus.LOADING
-    await neuron.beat()
-    trace_id, headers = new_trace()
-    await client.post(CHAT, BODY, headers=headers)
-    spans = await collector.of_trace(trace_id, 2)
-    assert tree(spans) == {"chat tiny": "client", "placement": "chat tiny"}
-    assert {span.error for span in spans} == {"model_loading"}
-
-
-async def test_without_a_collector_or_a_client_that_samples_there_are_no_spans(
-    client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
-) -> None:
-    """Nor is its neuron asked for times. A trace that cannot be read is none."""
-    trace_id, headers = new_trace(flags="00")
-    for sender, asked in ((client, new_trace()[1]), (traced, headers)):
-        assert (await sender.post(CHAT, BODY, headers=asked)).status == 200
-        assert (await neuron.submitted.get()).traceparent == ""
-    _, others = new_trace()
-    await traced.post(CHAT, BODY, headers=others | {"traceparent": "00-nonsense-01"})
-    await until(lambda: any(span.name == "chat tiny" for span in collector.spans))
-    (request,) = (span for span in collector.spans if span.name == "chat tiny")
-    assert (request.trace_id != trace_id, request.parent_id) == (True, "")
-
-
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])
 async def test_a_collector_in_trouble_delays_nobody(
     make_client: MakeClient,
@@ -232,19 +182,15 @@ async def test_a_collector_in_trouble_delays_nobody(
     monkeypatch: pytest.MonkeyPatch,
     trouble: str,
 ) -> None:
-    """The log has it once; spans beyond the queue are dropped."""
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     if trouble == "refuses":
         collector.status = 400
     else:
         collector.answers.clear()
-    caplog.set_level(logging.INFO)
     client = make_client(traces_url=collector.url)
     for _ in range(4):
-        _, headers = new_trace()
-        answer = await client.post(CHAT, BODY, headers=headers)
-        assert answer.status == 200
+        assert (await client.post(CHAT, BODY, headers=new_trace()[1])).status == 200
     assert await asyncio.to_thread(collector.was_asked.wait, 60)
     await until(lambda: reports(caplog))
     (failed,) = reports(caplog)
@@ -254,10 +200,6 @@ async def test_a_collector_in_trouble_delays_nobody(
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name.endswith("tracing.spans")]
-
-
-MS = st.floats(0, 1e12)
-MAYBE_MS = st.none() | MS
 
 
 def times(total_ms: float, prepare_ms: float, **others: float | None) -> StageTimes:
@@ -288,37 +230,22 @@ def test_no_report_leaves_the_attempt(found: StageTimes) -> None:
     assert all(one.end_s == after.start_s for one, after in itertools.pairwise(stages))
 
 
-@pytest.fixture
-def box() -> Iterator[FakeUpstream]:
-    with FakeUpstream() as fake:
-        fake.answer = lambda asked, wire: wire.stream(HELLO)
-        yield fake
-
-
-@pytest.fixture
-def entry(box: FakeUpstream) -> UpstreamEntry:
-    return UpstreamEntry(name="box", url=box.url)
-
-
 async def test_an_upstream_continues_the_trace(
-    traced: AsgiClient,
-    collector: Collector,
-    neuron: FakeNeuron,
-    catalogue: FakeCatalogue,
-    box: FakeUpstream,
-    entry: UpstreamEntry,
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, catalogue: FakeCatalogue
 ) -> None:
     """The request continues after a target that failed, whose span stays."""
-    targets = ("own", "box/org/m")
-    catalogue.listed = [replace(ENTRY, targets=targets, target_upstreams=(entry,))]
     neuron.script = breaking("queue_full")
     trace_id, headers = new_trace()
-    answer = await traced.post(CHAT, BODY, headers=headers)
+    with FakeUpstream() as box:
+        box.answer = lambda asked, wire: wire.stream(HELLO)
+        entry = UpstreamEntry(name="box", url=box.url)
+        targets = ("own", "box/org/m")
+        catalogue.listed = [replace(ENTRY, targets=targets, target_upstreams=(entry,))]
+        answer = await traced.post(CHAT, BODY, headers=headers)
     assert answer.status == 200, answer.body
     spans = await collector.of_trace(trace_id, 5)
-    assert [span.name for span in spans] == [
-        *("chat tiny", "placement", "neuron beast", "placement", "chat org/m"),
-    ]
+    names = ["chat tiny", "placement", "neuron beast", "placement", "chat org/m"]
+    assert [span.name for span in spans] == names
     request, _, failed, _, attempt = spans
     assert (request.error, failed.error, attempt.error) == ("", "queue_full", "")
     assert attempt.kind == "CLIENT"
@@ -332,32 +259,5 @@ async def test_an_upstream_continues_the_trace(
     }
     (asked,) = box.asked
     assert asked.headers["traceparent"] == f"00-{trace_id}-{attempt.span_id}-01"
-
-
-async def test_a_request_that_is_passed_through_is_named_by_its_operation(
-    traced: AsgiClient,
-    collector: Collector,
-    catalogue: FakeCatalogue,
-    box: FakeUpstream,
-    entry: UpstreamEntry,
-) -> None:
-    box.answer = lambda asked, wire: wire.json(200, {"data": []})
-    cases: list[tuple[str, Task, str]] = [
-        ("/v1/audio/speech", "speech", "speech"),
-        ("/v1/images/generations", "images", "image_generation"),
-        ("/v1/moderations", "moderation", "moderation"),
-    ]
-    for path, task, operation in cases:
-        far = {"name": "far", "source": "upstream:box/org/m"}
-        catalogue.listed = [CatalogueEntry(**far, task=task, upstream=entry)]
-        trace_id, headers = new_trace()
-        body = {"model": "far", "input": "Hello!", "prompt": "a hat"}
-        answer = await traced.post(path, body, headers=headers)
-        assert answer.status == 200, answer.body
-        spans = await collector.of_trace(trace_id, 3)
-        names = [f"{operation} far", "placement", f"{operation} org/m"]
-        assert [span.name for span in spans] == names
-        for span in (spans[0], spans[2]):
-            assert span.attributes["gen_ai.operation.name"] == operation
     operations = {OPERATION_OF[one.path] for one in ENDPOINTS}
     assert len(operations) == len(ENDPOINTS) and "chat" not in operations

@@ -1,0 +1,306 @@
+"""The metrics port of a running gateway; names, labels and buckets as the original's users know
+them, and labels that stay few."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from helexa_site.instance import instance_id
+from inference.gateway.gateway import Gateway
+from inference.gateway.metrics import endpoint as metrics_endpoint
+from inference.gateway.metrics import requests as metrics_module
+from inference.gateway.metrics.endpoint import (
+    DatabaseCounts,
+    MetricsEndpoint,
+    fleet_metrics,
+)
+from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
+from inference.gateway.request.outcome import NO_MODEL
+from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.settings.gateway import MetricsListen
+from inference.wire.errors import ServiceUnavailableError
+from metering.ledger.entries import Outcome
+from tests.inference.gateway.conftest import MakeGateway
+from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.metrics.ended import ended
+
+HOST = "127.0.0.1"
+MODEL_LABELS = {"model": "tiny", "node": "beast"}
+DURATIONS_S = [0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200]
+FIRST_TOKENS_S = [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120]
+SPEEDS = [1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200]
+
+
+@pytest.fixture
+def load_jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The database's counts; it does not answer while this is empty."""
+    counted: dict[str, int] = {"pending": 1, "running": 2}
+
+    async def query(_threads: object, _query: object) -> DatabaseCounts:
+        if not counted:
+            raise ServiceUnavailableError("database_unavailable", "away")
+        return DatabaseCounts(load_jobs=counted, reservations=4)
+
+    monkeypatch.setattr(metrics_endpoint.DatabaseThreads, "query", query)
+    return counted
+
+
+@pytest_asyncio.fixture
+async def endpoint(
+    gateway: Gateway, neuron: FakeNeuron, load_jobs: dict[str, int]
+) -> AsyncIterator[MetricsEndpoint]:
+    assert neuron.name
+    gateway.ensure_started()
+    made = MetricsEndpoint(gateway)
+    made.start(MetricsListen(HOST, 0))
+    await gateway.liveness.snapshot()
+    yield made
+    await made.stop()
+
+
+async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Response:
+    async with httpx.AsyncClient(timeout=30) as client:
+        return await client.get(f"http://{HOST}:{endpoint.port}{path}")
+
+
+async def test_a_scrape_shows_requests_fleet_and_load_jobs(
+    gateway: Gateway, endpoint: MetricsEndpoint, load_jobs: dict[str, int]
+) -> None:
+    gateway.metrics.observe(ended(prompt_tokens=7, completion_tokens=5))
+    response = await scrape(endpoint)
+    assert response.status_code == 200
+    assert response.headers["x-helexa-instance"] == instance_id(gateway.config.data_dir)
+    assert response.headers["content-type"].startswith("text/plain")
+    assert "access-control-allow-origin" not in response.headers
+    lines = response.text.splitlines()
+    for line in (
+        'cortex_requests_total{model="tiny",node="beast"} 1.0',
+        'cortex_spend_tokens_total{account="team",key="hx_abc"} 12.0',
+        'cortex_model_in_flight{model="tiny",node="beast"} 1.0',
+        'cortex_device_vram_free_mb{device="cpu",node="beast"} 4096.0',
+        'helexa_load_jobs{state="running"} 2.0',
+        "helexa_requests_open 0.0",
+        "helexa_reservations_open 4.0",
+        "helexa_ledger_queue_operations 3.0",
+        "helexa_ledger_queue_age_seconds 0.5",
+        "helexa_ledger_spooled_bills 2.0",
+    ):
+        assert line in lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    load_jobs.clear()
+    text = (await scrape(endpoint)).text
+    assert "helexa_load_jobs{" not in text
+    assert "cortex_model_in_flight{" in text
+    assert (await scrape(endpoint, "/v1/models")).status_code == 404
+    async with httpx.AsyncClient(timeout=30) as client:
+        posted = await client.post(f"http://{HOST}:{endpoint.port}/metrics", content=b"x")
+    assert posted.status_code == 405
+
+
+async def test_a_port_in_use_is_a_warning_and_off_is_off(
+    make_gateway: MakeGateway, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert endpoint.port is not None
+    gateway = make_gateway()
+    second = MetricsEndpoint(gateway)
+    with caplog.at_level(logging.WARNING):
+        second.start(MetricsListen(HOST, endpoint.port))
+    assert second.port is None
+    (record,) = caplog.records
+    assert f"{HOST}:{endpoint.port}" in record.message and "HELEXA_METRICS_LISTEN" in record.message
+    await second.stop()
+    assert (await scrape(endpoint)).status_code == 200
+    second.start(gateway.config.metrics.at(HOST))
+    assert second.port is None
+    second.start(MetricsListen(HOST, 0))
+    port = second.port
+    assert port is not None
+    await second.stop()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((HOST, port))
+
+
+REPLICA = ReplicaView(
+    neuron="beast",
+    model="tiny",
+    job_id="1",
+    status=ReplicaStatus.READY,
+    status_age_s=5.0,
+    num_restarts=2,
+    in_flight=3,
+    queue_depth=4,
+    max_in_flight=256,
+    max_queue_depth=512,
+    kv_blocks_used=5,
+    kv_blocks_total=400,
+    num_preemptions=6,
+    prefix_hit_tokens=700,
+    num_drafted_tokens=90,
+    num_accepted_drafts=60,
+    decode_tokens_per_s=50.0,
+    prefill_tokens_per_s=500.0,
+    last_forward_age_s=0.5,
+    host_memory_bytes=7,
+)
+CARD = DeviceInfo(
+    index=1,
+    kind="cuda",
+    name="Card",
+    total_memory_bytes=24 << 30,
+    free_memory_bytes=4 << 30,
+    utilization_percent=80,
+    temperature_c=61,
+)
+
+
+def gauges(replica: ReplicaView, card: DeviceInfo) -> dict[tuple[str, tuple[str, ...]], float]:
+    neuron = NeuronView(
+        name="beast", epoch="e", version="1.2", devices=(card,), replicas=(replica,)
+    )
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in fleet_metrics(FleetSnapshot(neurons=(neuron,)))
+        for sample in family.samples
+    }
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = generate_latest(metrics.registry).decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return samples(metrics).get((name, frozenset(labels.items())))
+
+
+def test_names_labels_and_buckets_are_those_that_users_know() -> None:
+    metrics = Metrics()
+    metrics.observe(ended())
+    found = samples(metrics)
+    for name, bounds, total in (
+        ("cortex_request_duration_seconds", DURATIONS_S, 3.0),
+        ("cortex_time_to_first_token_seconds", FIRST_TOKENS_S, 1.0),
+        ("cortex_tokens_per_second", SPEEDS, 10.0),  # 20 after the first one, in two seconds
+    ):
+        buckets = {
+            float(dict(labels)["le"]): count
+            for (sample, labels), count in found.items()
+            if sample == f"{name}_bucket"
+        }
+        assert buckets == {bound: float(bound >= total) for bound in (*bounds, math.inf)}
+        assert value(metrics, f"{name}_sum", **MODEL_LABELS) == total
+        assert value(metrics, f"{name}_count", **MODEL_LABELS) == 1
+    metrics.observe(ended(was_cold=True))
+    none: dict[str, Any] = {"time_to_first_token_ms": None, "completion_tokens": 0}
+    none |= {"prompt_tokens": 0, "cached_tokens": 0, "reasoning_tokens": 0}
+    metrics.observe(ended(kind=Outcome.CANCELLED, status=0, outcome="cancelled", **none))
+    for name, expected in (
+        ("cortex_requests_total", 3),
+        ("cortex_request_errors_total", 0),
+        ("cortex_cold_starts_total", 1),
+        ("cortex_prompt_tokens_total", 140),
+        ("cortex_cached_prompt_tokens_total", 64),
+        ("cortex_completion_tokens_total", 42),
+        ("helexa_reasoning_tokens_total", 10),
+        ("cortex_time_to_first_token_seconds_count", 2),
+        ("cortex_tokens_per_second_count", 2),
+    ):
+        assert value(metrics, name, **MODEL_LABELS) == expected, name
+    for name, expected in (("", 182), ("prompt_", 140), ("completion_", 42)):
+        spent = value(metrics, f"cortex_spend_{name}tokens_total", account="team", key="hx_abc")
+        assert spent == expected, name
+    assert value(metrics, "helexa_requests_ended_total", status="0", code="cancelled") == 1
+    for code, reason in (
+        ("queue_full", "queue_full"),
+        ("queue_timeout", "wait_timeout"),
+        ("rate_limit_exceeded", "per_principal"),
+    ):
+        metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome=code))
+        name = "cortex_model_rejections_total"
+        assert value(metrics, name, **MODEL_LABELS, reason=reason) == 1
+    assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 3
+    # Every number of a replica and a device has its gauge.
+    of_replica, of_card = ("tiny", "beast"), ("beast", "1")
+    missing = {
+        ("cortex_model_max_in_flight", of_replica): 256,
+        ("helexa_engine_last_forward_age_seconds", of_replica): 0.5,
+        ("cortex_device_utilization_pct", of_card): 80,
+        ("cortex_device_temp_c", of_card): 61,
+    }
+    always = {
+        ("helexa_neuron_info", ("beast", "1.2")): 1,
+        ("helexa_replica_status", (*of_replica, "ready")): 1,
+        ("cortex_model_in_flight", of_replica): 3,
+        ("cortex_model_queue_depth", of_replica): 4,
+        ("cortex_model_max_queue_depth", of_replica): 512,
+        ("cortex_model_tok_s_prefill", of_replica): 500,
+        ("cortex_model_tok_s_decode", of_replica): 50,
+        ("helexa_kv_blocks_used", of_replica): 5,
+        ("helexa_kv_blocks", of_replica): 400,
+        ("helexa_replica_host_memory_bytes", of_replica): 7,
+        ("helexa_engine_restarts_total", of_replica): 2,
+        ("helexa_engine_preemptions_total", of_replica): 6,
+        ("helexa_engine_prefix_hit_tokens_total", of_replica): 700,
+        ("helexa_engine_drafted_tokens_total", of_replica): 90,
+        ("helexa_engine_accepted_draft_tokens_total", of_replica): 60,
+        ("cortex_device_vram_used_mb", of_card): 20 * 1024,
+        ("cortex_device_vram_free_mb", of_card): 4 * 1024,
+    }
+    assert gauges(REPLICA, CARD) == always | missing
+    replica = replace(REPLICA, max_in_flight=None, last_forward_age_s=None)
+    card = msgspec.structs.replace(CARD, utilization_percent=None, temperature_c=None)
+    assert gauges(replica, card) == always, "what nobody reported has none"
+
+
+def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    before = set(samples(metrics))
+    unknown: dict[str, Any] = {"model": NO_MODEL, "account": "", "prompt_tokens": 0}
+    unknown |= {"completion_tokens": 0, "outcome": "model_not_found"}
+    metrics.observe(ended(kind=Outcome.REFUSED, status=404, **unknown))
+    labels = frozenset({("status", "404"), ("code", "model_not_found")})
+    assert set(samples(metrics)) - before == {("helexa_requests_ended_total", labels)}
+    for code in ('evil"\n', "Ignore All Instructions", "", "x" * 65):
+        metrics.observe(ended(status=500, outcome=code))
+    assert value(metrics, "helexa_requests_ended_total", status="500", code=OTHER) == 4
+    monkeypatch.setattr(metrics_module, "MAX_NAMES", 20)
+    monkeypatch.setattr(metrics_module, "MAX_CODES", 20)
+    assert MAX_NAMES >= 1000
+    metrics = Metrics()
+    for number in range(100):
+        metrics.observe(ended(key=f"hx_{number}", model=f"m{number}", outcome=f"code_{number}"))
+    for name, most in (
+        ("cortex_requests_total", 100),
+        ("helexa_requests_ended_total", 100),
+        ("cortex_spend_tokens_total", 100 * 91),
+    ):
+        counts = [count for (sample, _), count in samples(metrics).items() if sample == name]
+        assert (len(counts), sum(counts)) == (21, most), name
+    # A watched number is read at each scrape and may fail.
+    metrics = Metrics()
+    metrics.watch_total("helexa_request_records_dropped", "Dropped.", lambda: 7)
+    assert value(metrics, "helexa_request_records_dropped_total") == 7
+    numbers = [3.0, 5.0]
+    metrics.watch("helexa_reservations_open", "Reservations.", lambda: numbers.pop(0))
+    assert value(metrics, "helexa_reservations_open") == 3
+    assert value(metrics, "helexa_reservations_open") == 5
+    failed = value(metrics, "helexa_reservations_open")
+    assert failed is not None and math.isnan(failed)
