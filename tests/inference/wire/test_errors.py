@@ -21,25 +21,30 @@ from tests.cases import each_case
 
 
 @each_case(
-    ("code", "status", "retries"),
+    ("code", "status", "retries", "anthropics"),
     [
-        ("context_length_exceeded", 400, False),
-        ("insufficient_quota", 429, False),
-        ("rate_limit_exceeded", 429, True),
-        ("template_render_failed", 422, False),
-        ("queue_full", 503, True),
-        ("engine_crashed", 503, True),
-        ("does_not_fit", 503, True),
-        ("engine_error", 500, False),
-        ("nobody_declared", 500, False),
+        ("context_length_exceeded", 400, False, "invalid_request_error"),
+        ("insufficient_quota", 429, False, "rate_limit_error"),
+        ("rate_limit_exceeded", 429, True, "rate_limit_error"),
+        ("model_not_found", 404, False, "not_found_error"),
+        ("template_render_failed", 422, False, "invalid_request_error"),
+        ("queue_full", 503, True, "overloaded_error"),
+        ("engine_crashed", 503, True, "overloaded_error"),
+        ("does_not_fit", 503, True, "overloaded_error"),
+        ("engine_error", 500, False, "api_error"),
+        ("nobody_declared", 500, False, "api_error"),
     ],
 )
-def test_failures(code: str, status: int, retries: bool) -> None:
+def test_failures(code: str, status: int, retries: bool, anthropics: str) -> None:
     error = RequestFailedError(Failure(code=code, message="why", param="p"))
     assert (error.status, error.code) == (status, code)
     assert ("retry-after" in {name.decode() for name, _ in error_headers(error)}) is retries
     fields = {"message": "why", "type": error.type, "param": "p", "code": code}
     assert error_object(error)["error"] == fields
+    anthropic = orjson.loads(anthropic_errors.error_body(error, request_id="r"))
+    assert (anthropic["type"], anthropic["request_id"]) == ("error", "r")
+    assert anthropic["error"]["type"] == anthropics
+    assert anthropic["error"]["details"] == {"error_code": code, "param": "p"}
 
 
 LONG = Failure(

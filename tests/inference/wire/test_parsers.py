@@ -131,19 +131,13 @@ def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
             refusal(openai_chat.parse, body)
 
 
-def test_a_token_that_is_none_is_named_among_many() -> None:
-    for wrong in (True, -1, 2**31, 1.5, "7", None):
-        body = {"model": "m", "prompt": [*range(1000), wrong]}
-        refused = refusal(openai_completions.parse, json.dumps(body).encode())
-        assert refused.param == "prompt[1000]"
-
-
 FUNCTION = {"name": "f", "arguments": "{}"}
 CALLS = [{"id": "c", "type": "function", "function": FUNCTION}]
 EMPTY = {"role": "user", "content": []}
 THOUGHT = {"role": "assistant", "content": "So", "reasoning": "Hm", "reasoning_content": "Hm"}
 CONTINUED = {"continue_final_message": True}
 NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
+BATCH = {"requests": [{"custom_id": "a", "params": {}}]}
 
 
 @each_case(
@@ -162,10 +156,16 @@ NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
         (openai_chat.parse, CONTINUED | {"messages": MESSAGES}, "messages"),
         (openai_responses.parse, {"input": [EMPTY]}, "input[0].content"),
         (anthropic_messages.parse, {"max_tokens": 5, "messages": [EMPTY]}, "messages[0].content"),
+        (lambda body: [*anthropic_batches.parse(body)], BATCH | {"priority": 1}, "priority"),
+        *(
+            (openai_completions.parse, {"prompt": [*range(1000), wrong]}, "prompt[1000]")
+            for wrong in (True, -1, 2**31, 1.5, "7", None)
+        ),
     ],
 )
-def test_what_is_empty_is_refused(parse: Any, fields: dict[str, Any], param: str) -> None:
-    assert refusal(parse, orjson.dumps({"model": "m", **fields})).param == param
+def test_what_is_refused_by_its_place(parse: Any, fields: dict[str, Any], param: str) -> None:
+    model = {} if "requests" in fields else {"model": "m"}
+    assert refusal(parse, orjson.dumps({**model, **fields})).param == param
 
 
 def test_calls_and_their_results_may_be_empty() -> None:
@@ -193,6 +193,8 @@ def test_the_bound_on_values_is_exact(piece_bytes: int, monkeypatch: pytest.Monk
                 fields.read_json_object(body)
         else:
             assert fields.read_json_object(body) == json.loads(body)
+    many = json.dumps({"input": json.dumps([{"a": "b\\", "c": []}] * 60)})
+    assert fields.read_json_object(many.encode()) == json.loads(many), "a long text is one value"
 
 
 @each_case("parse", [openai_chat.parse, openai_responses.parse])
@@ -203,17 +205,3 @@ def test_too_many_messages_are_refused_undecoded(
     most = fields.MAX_VALUES // 4 + 1
     body = b'{"messages":[' + b'{"role":"user","content":"Hi"},' * most + b"{}]}"
     assert refusal(parse, body).code == "too_many_values"
-
-
-def test_a_batch_has_no_field_beside_its_requests() -> None:
-    one = {"custom_id": "a", "params": {}}
-    assert len([*anthropic_batches.parse(json.dumps({"requests": [one]}).encode())]) == 1
-    with pytest.raises(ApiError) as refused:
-        [*anthropic_batches.parse(json.dumps({"requests": [one], "priority": 1}).encode())]
-    assert refused.value.param == "priority"
-
-
-def test_a_long_text_full_of_quotes_is_one_string() -> None:
-    text = json.dumps([{"a": "b\\", "c": []}] * fields.MAX_VALUES)
-    body = json.dumps({"input": text}).encode()
-    assert fields.read_json_object(body) == {"input": text}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
@@ -36,12 +33,8 @@ from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
 from tests.inference.wire.answers import (
     MADE,
-    Part,
     body_of,
     events_of,
-    folded,
-    parts,
-    randoms,
 )
 from tests.inference.wire.golden import cases
 
@@ -72,25 +65,6 @@ class Clock:
     def __call__(self) -> float:
         self.now_s += 1.0
         return self.now_s
-
-
-@given(answer=parts(st.text("ab\n🙂", max_size=4)), random=randoms)
-def test_lines_add_up_to_the_body(answer: list[Part], random: Random) -> None:
-    request = ollama_chat.parse(json.dumps(ASK).encode())
-    events = events_of(answer, random)
-    stream = folded(request.stream_encoder(**MADE), events)
-    body = body_of(request.body_encoder(**MADE), events)
-    *lines, last = [json.loads(line) for line in stream.splitlines()]
-    assert not any(line["done"] for line in lines)
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for line in lines:
-        message["content"] += line["message"]["content"]
-        if thinking := line["message"].get("thinking"):
-            message["thinking"] = message.get("thinking", "") + thinking
-        if calls := line["message"].get("tool_calls"):
-            message.setdefault("tool_calls", []).extend(calls)
-    assert body["message"] == message
-    assert {**body, "message": last["message"]} == last
 
 
 @each_case("case", cases("ollama_chat", "ollama_generate"), ids=str)

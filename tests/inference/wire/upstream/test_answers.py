@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.gateway.request.answer_check import AnswerCheck
-from inference.protocol.events import (
-    Accepted,
-    Delta,
-    Event,
-    Finished,
-    ToolCallStarted,
-    Usage,
-)
+from inference.protocol.events import Accepted, Delta, Event, Finished, ToolCallStarted, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
@@ -207,28 +200,16 @@ def test_a_prompt_that_cannot_be_is_the_estimate(start: dict[str, Any]) -> None:
     assert events[0] == Accepted(request_id="r", prompt_tokens=3)
 
 
-@each_case(
-    ("given", "reason"),
-    [
-        ("end_turn", "stop"),
-        ("max_tokens", "length"),
-        ("stop_sequence", "stop"),
-        ("model_context_window_exceeded", "context"),
-        ("tool_use", "stop"),
-    ],
-)
-def test_why_a_message_ended(given: str, reason: str) -> None:
-    end = message_end(given, stop_sequence="END" if given == "stop_sequence" else None)
-    found = content_of(read(MessagesEvents, message_start(), end, STOP))
-    assert (found.reason, found.stop_sequence) == (reason, end["delta"]["stop_sequence"])
-
-
-@each_case(("last", "reason"), [({"done_reason": "length"}, "length"), ({}, "stop")])
-def test_why_an_answer_of_lines_ended(last: dict[str, Any], reason: str) -> None:
-    assert content_of(read(OllamaEvents, line("a"), line(done=True, **last))).reason == reason
-
-
-def test_what_is_unknown_in_a_message_is_skipped() -> None:
+def test_why_it_ended_and_what_is_unknown_is_skipped() -> None:
+    for named, reason in (
+        *(("end_turn", "stop"), ("max_tokens", "length"), ("stop_sequence", "stop")),
+        *(("model_context_window_exceeded", "context"), ("tool_use", "stop")),
+    ):
+        end = message_end(named, stop_sequence="END" if named == "stop_sequence" else None)
+        found = content_of(read(MessagesEvents, message_start(), end, STOP))
+        assert (found.reason, found.stop_sequence) == (reason, end["delta"]["stop_sequence"])
+    for last, reason in (({"done_reason": "length"}, "length"), ({}, "stop")):
+        assert content_of(read(OllamaEvents, line("a"), line(done=True, **last))).reason == reason
     events = read(
         MessagesEvents,
         message_start(),
@@ -372,13 +353,15 @@ def test_log_probabilities_are_kept_where_they_are_asked_for(
     assert [event.logprobs for event in unasked] == [None]
     assert delta.logprobs is not None
     assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
-    (delta,) = [event for event in read(reader_of, *frames) if isinstance(event, Delta)]
-    assert delta.logprobs is None
 
 
-@each_case("wrong", [{"logprob": 2.0}, {"bytes": [256]}, {"token": 7}])
-def test_other_log_probabilities_are_a_fault(wrong: dict[str, Any]) -> None:
+@each_case(
+    "frame",
+    [
+        *(with_logprob(**wrong) for wrong in ({"logprob": 2.0}, {"bytes": [256]}, {"token": 7})),
+        chunk({"content": "a"}, logprobs=[1]),
+    ],
+)
+def test_other_log_probabilities_are_a_fault(frame: Any) -> None:
     with pytest.raises(UpstreamFaultError):
-        read(partial(ChatEvents, wants_logprobs=True), with_logprob(**wrong))
-    with pytest.raises(UpstreamFaultError):
-        read(partial(ChatEvents, wants_logprobs=True), chunk({"content": "a"}, logprobs=[1]))
+        read(partial(ChatEvents, wants_logprobs=True), frame)

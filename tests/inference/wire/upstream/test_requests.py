@@ -44,6 +44,9 @@ PNG = (
 )
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = {"tools": [{"type": "function", "function": {**TOOL, "strict": True}}]}
+TOOLS_OF_ANTHROPIC: dict[str, Any] = {
+    "tools": [{"name": "f", "input_schema": TOOL["parameters"], "strict": True}]
+}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
 NAMED = {"name": "answer", "schema": {"type": "object"}, "strict": True}
 STRICT = {"type": "json_schema", "json_schema": NAMED}
@@ -139,7 +142,7 @@ def test_turns_of_other_dialects_as_anthropics() -> None:
         {"type": "tool_result", "tool_use_id": "c2"},
         {"type": "text", "text": "so?"},
     ]
-    assert body["tools"] == [{"name": "f", "input_schema": TOOL["parameters"], "strict": True}]
+    assert body["tools"] == TOOLS_OF_ANTHROPIC["tools"]
     assert body["tool_choice"] == {"type": "auto"}
     assert body["max_tokens"] == FALLBACK_MAX_TOKENS
 
@@ -170,6 +173,7 @@ def test_turns_of_openais_dialect_are_sent_as_they_came() -> None:
         body = openai_sent(OPENAI, messages=[seen, *CHAT], **TOOLS, **choice)
         assert body["messages"] == [seen, *CHAT]
         assert {name: body[name] for name in ("tools", *choice)} == TOOLS | choice
+    assert "parallel_tool_calls" not in openai_sent(OPENAI, **TOOLS)
     assert openai_sent(OPENAI, response_format=STRICT)["response_format"] == STRICT
 
 
@@ -178,13 +182,6 @@ def test_the_start_of_an_answer_is_continued() -> None:
     body = anthropic_sent(OPENAI, messages=[*TURNS, start])
     assert body["messages"][-1] == start
     assert body["continue_final_message"] is True
-
-
-def test_prompts_are_never_cut_and_get_the_catalogues_context() -> None:
-    request = parse(json.dumps({"model": "far", "messages": TURNS}).encode()).generation
-    body = sent(OLLAMA, request, max_tokens=9, context_tokens=32_768)
-    assert (body["truncate"], body["shift"]) == (False, False)
-    assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
 
 
 def test_a_prompt_without_turns_is_completed_or_refused() -> None:
@@ -214,18 +211,18 @@ def test_a_prompt_without_turns_is_completed_or_refused() -> None:
             sent(dialect, GenerationRequest(model="far", input=once, sampling=shown))
 
 
-@each_case(
-    ("host", "name"),
-    [
-        ("api.openai.com", "max_completion_tokens"),
-        ("x.openai.azure.com", "max_completion_tokens"),
-        ("xapi.openai.com.box", "max_tokens"),
-    ],
-)
-def test_newer_models_have_a_newer_bound(host: str, name: str) -> None:
+def test_the_bound_of_an_answer_and_of_a_prompt() -> None:
+    """Newer models have a newer bound; Ollama cuts no prompt and gets the catalogue's context."""
     request = parse(json.dumps({"model": "far", "messages": TURNS}).encode()).generation
-    body = exchange_of(OPENAI, request, Sending(model="m", host=host, max_tokens=9)).body
-    assert json.loads(body)[name] == 9
+    for host, name in (
+        *((one, "max_completion_tokens") for one in ("api.openai.com", "x.openai.azure.com")),
+        ("xapi.openai.com.box", "max_tokens"),
+    ):
+        body = exchange_of(OPENAI, request, Sending(model="m", host=host, max_tokens=9)).body
+        assert json.loads(body)[name] == 9
+    body = sent(OLLAMA, request, max_tokens=9, context_tokens=32_768)
+    assert (body["truncate"], body["shift"]) == (False, False)
+    assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
 
 
 COUNTED = ChatInput(messages=[ChatMessage(role="user", content="hi")])
@@ -278,6 +275,21 @@ JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
             {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop": ["x"]},
             {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop_sequences": ["x"]},
         ),
+        *(
+            (ANTHROPIC, TOOLS | choice, TOOLS_OF_ANTHROPIC | {"tool_choice": expected})
+            for choice, expected in (
+                ({"tool_choice": "none"}, {"type": "none"}),
+                ({"tool_choice": "required"}, {"type": "any"}),
+                (
+                    {"parallel_tool_calls": False},
+                    {"type": "auto", "disable_parallel_tool_use": True},
+                ),
+                (
+                    {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+                    {"type": "tool", "name": "f"},
+                ),
+            )
+        ),
         (ANTHROPIC, UNSET | {"frequency_penalty": 0.0, "top_k": 0}, {}),
         (
             ANTHROPIC,
@@ -328,28 +340,6 @@ def test_a_budget_of_thinking_is_an_effort_or_thinking_without_a_bound() -> None
         assert anthropic_sent(OLLAMA, thinking=thinking)["think"] is True
     assert "reasoning_effort" not in anthropic_sent(OPENAI)
     assert "think" not in anthropic_sent(OLLAMA, output_config={"effort": "high"})
-
-
-@each_case(
-    ("choice", "expected"),
-    [
-        ({"tool_choice": "none"}, {"type": "none"}),
-        ({"tool_choice": "required"}, {"type": "any"}),
-        ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            {"type": "tool", "name": "f"},
-        ),
-    ],
-)
-def test_the_choice_of_a_tool(choice: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert openai_sent(ANTHROPIC, **TOOLS, **choice)["tool_choice"] == expected
-
-
-def test_one_call_at_a_time_is_said_only_where_it_is_asked_for() -> None:
-    one = openai_sent(OPENAI, **TOOLS, parallel_tool_calls=False)
-    assert one["parallel_tool_calls"] is False
-    assert "parallel_tool_calls" not in openai_sent(OPENAI, **TOOLS)
 
 
 @each_case(
