@@ -19,7 +19,7 @@ from inference.text.grammars.parts import calls_part, json_part
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.json_formats import HarmonyFormat
 from tests.cases import each_case
-from tests.inference.text.answers.pieces import pieces_of
+from tests.inference.text.marked_calls import pieces_of
 
 TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"
 SPECIAL = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
@@ -90,7 +90,7 @@ def test_an_answer_is_taken_apart(
     assert pieces_of(_choice(tokenizer, markers, **given), text) == pieces
 
 
-def test_headers_and_thoughts_are_no_answer(
+def test_headers_and_thoughts_are_no_answer_and_prompts_open_no_block(
     tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     choice = ChoiceText(tokenizer, markers=markers)
@@ -101,10 +101,6 @@ def test_headers_and_thoughts_are_no_answer(
     assert TokenKind.ANSWER not in kinds[:-num_answer]
     assert choice.num_thought_tokens == kinds.count(TokenKind.THOUGHT) > 0
 
-
-def test_templates_show_channels_and_prompts_open_no_block(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
     for template in ("{{ messages }}", None):
         assert find_markers(tokenizer, template) is None
     token_ids = tokenizer.encode("<|start|>assistant", add_special_tokens=False)

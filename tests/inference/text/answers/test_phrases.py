@@ -22,7 +22,7 @@ from inference.text.answers.phrases import (
 )
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
-from tests.inference.text.answers.pieces import pieces_of
+from tests.inference.text.marked_calls import pieces_of
 
 OPENS, CLOSES = SPOKEN.opens[0], SPOKEN.closes[0]
 GRANITE_32 = (

@@ -120,11 +120,6 @@ def test_texts_that_are_not_json(
         assert not accepts(grammar, not_allowed)
 
 
-def test_a_grammar_that_cannot_be_read() -> None:
-    with pytest.raises(GrammarRefusedError, match="cannot be read"):
-        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
-
-
 def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:
     grammar = answer_grammar([_calls(tokenizer), json_part(SCHEMA)])
     assert accepts(grammar, ROME)
@@ -173,7 +168,7 @@ def test_a_block_that_the_prompt_opened(
     assert not accepts(grammar, "so</think>yes")
 
 
-def test_every_grammar_can_be_checked_without_the_tokenizer(
+def test_every_grammar_can_be_read_and_checked_without_the_tokenizer_or_is_refused(
     tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     parts = [_calls(tokenizer), json_part(SCHEMA)]
@@ -181,3 +176,5 @@ def test_every_grammar_can_be_checked_without_the_tokenizer(
         grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
         assert find_problem(grammar.text) is None
     assert find_problem('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
+    with pytest.raises(GrammarRefusedError, match="cannot be read"):
+        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))

@@ -14,8 +14,16 @@ from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.tag_formats import DSML, TagFormat
 from tests.cases import each_case
 from tests.inference.text.tool_calls import json_examples, tag_examples
-from tests.inference.text.tool_calls.calls import TOOLS, Merged, merged, parts_of, read
-from tests.inference.text.tool_calls.formats import FORMATS, Call, written
+from tests.inference.text.tool_calls.calls import (
+    FORMATS,
+    TOOLS,
+    Call,
+    Merged,
+    merged,
+    parts_of,
+    read,
+    written,
+)
 
 LS, PARIS = ("bash", {"command": "ls"}), ("get_weather", {"city": "Paris", "days": 3})
 ONE_CALL, BARE_CALL = ("harmony",), ("llama3", "plain")
@@ -34,7 +42,7 @@ EXAMPLES |= {
 
 
 @each_case("name", FORMATS)
-def test_calls_are_read_with_the_text_around_them(name: str) -> None:
+def test_calls_are_read_with_the_text_around_them_and_are_text_where_cut_off(name: str) -> None:
     calls = [LS, ("now", {}), PARIS]
     texts = [(called, json.dumps(one, separators=(",", ":"))) for called, one in calls]
     for call, text in zip(calls, texts, strict=True):
@@ -44,12 +52,7 @@ def test_calls_are_read_with_the_text_around_them(name: str) -> None:
         assert read(FORMATS[name], f"{written(name, LS)}\nDone.") == [texts[0], "Done."]
     if name not in BARE_CALL:
         assert read(FORMATS[name], f"I look.\n{written(name, LS)}") == ["I look.", texts[0]]
-
-
-@each_case("name", FORMATS)
-def test_a_call_that_is_cut_off_is_text_where_anything_of_it_is_missing(name: str) -> None:
-    text = written(name, PARIS)
-    (whole,) = read(FORMATS[name], text)
+    text, whole = written(name, PARIS), texts[-1]
     last_value = text.rindex("3")
     for cut in range(1, len(text)):
         parts = read(FORMATS[name], text[:cut])

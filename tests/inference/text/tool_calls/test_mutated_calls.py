@@ -13,8 +13,16 @@ import re
 import pytest
 
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import merged, parts_of, read, tool
-from tests.inference.text.tool_calls.formats import FORMATS, WRITINGS, Call, written
+from tests.inference.text.tool_calls.calls import (
+    FORMATS,
+    WRITINGS,
+    Call,
+    merged,
+    parts_of,
+    read,
+    tool,
+    written,
+)
 from tests.time_limit import LIMIT_S
 
 TOOLS = [
