@@ -1,4 +1,5 @@
-"""Pages of the web: from allowed hosts alone, and never from where they must not come."""
+"""Pages of the web: from allowed hosts alone, and never from where they must not come. Proxies of
+the environment: what is asked directly, what goes through one, what is refused."""
 
 from __future__ import annotations
 
@@ -9,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from acp import RequestError
+from acp.schema import HttpMcpServer
 
 from helexa_acp.config import Config, from_table
-from helexa_acp.errors import ToolError
+from helexa_acp.errors import ConfigError, ToolError
+from helexa_acp.http import proxy_for
 from helexa_acp.modes import Mode
 from helexa_acp.tools import tools_for
 from helexa_acp.tools.fetch import checked_address, is_allowed_address, page_text
-from tests.acp.editor import Workshop
+from tests.acp.bridge import Workshop, bridge_here, endpoint_table
+from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
+from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 
 HTML = b"<head><title>t</title></head><h1>Head</h1><p>A <a href='http://x/y'>link</a>.</p><script>no</script>"
 PAGES = {
@@ -62,13 +68,9 @@ async def fetched(url: str, host: str = "localhost") -> str:
     return await shop.text("fetch", url=url)
 
 
-def test_there_is_none_unless_configured() -> None:
-    names = [tool.spec.name for tool in tools_for(config(), Mode.DEFAULT)]
-    assert "fetch" not in names
-
-
 async def test_a_page_as_text(site: str) -> None:
-    """A host that is named may be of the operator's own network."""
+    """A host that is named may be of the operator's own network; none is asked else."""
+    assert "fetch" not in [tool.spec.name for tool in tools_for(config(), Mode.DEFAULT)]
     text = await fetched(f"{site}/moved#part")
     assert text == f"{site}/page (200):\nHead\nA link (http://x/y)."
     assert "(404)" in await fetched(f"{site}/none")
@@ -141,8 +143,46 @@ def test_addresses(address: str, by_default: bool, when_named: bool) -> None:
     assert is_allowed_address(parsed, is_named=False) is by_default
     assert is_allowed_address(parsed, is_named=True) is when_named
 
-
-def test_the_text_of_broken_pages() -> None:
     assert page_text("<p>a<script>b</p>c") == "a"
     assert page_text("</script></a>x<svg><path></svg>y") == "xy"
     assert page_text("1 &lt; 2<br>3") == "1 < 2\n3"
+
+
+@each_case("variables, url, expected", PROXY_CASES)
+def test_which_proxy_is_asked(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], url: str, expected: str | None
+) -> None:
+    set_proxies(monkeypatch, **variables)
+    if expected in variables:
+        with pytest.raises(ConfigError, match=f"^{expected} names a proxy that is not supported"):
+            proxy_for(url)
+    else:
+        assert proxy_for(url) == expected
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["directly", "through the proxy"])
+async def test_what_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, endpoint: FakeEndpoint, is_here: bool
+) -> None:
+    proxy = DEAD if is_here else endpoint.url.removesuffix("/v1")
+    set_proxies(monkeypatch, http_proxy=proxy, ALL_PROXY=SOCKS)
+    endpoint.will(Reply("Hello."))
+    url = endpoint.url if is_here else "http://beast.example/v1"
+    async with bridge_here(tmp_path, endpoint_table(url)) as bridge:
+        await bridge.open()
+        await bridge.ask("Hello!")
+        assert bridge.editor.texts() == "Hello."
+    assert {one.headers["host"] for one in endpoint.received} == {url.split("/")[2]}
+    assert "/v1/models" in [one.path for one in endpoint.received]
+
+
+async def test_a_proxy_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
+    async with bridge_here(tmp_path, endpoint_table("http://beast.example/v1")) as bridge:
+        server = HttpMcpServer(type="http", name="web", url="http://mcp.example/mcp", headers=[])
+        await bridge.open(mcp_servers=[server])
+        with pytest.raises(RequestError, match="ALL_PROXY names a proxy that is not"):
+            await bridge.ask("Hello!")
+        assert "web cannot be used: ALL_PROXY names a proxy that is not" in bridge.editor.texts()

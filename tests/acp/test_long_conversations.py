@@ -39,6 +39,10 @@ async def test_by_the_rule_where_the_endpoint_does_not_count(
         counted = [one for one in endpoint.received if one.path == "/v1/messages/count_tokens"]
         assert len(counted) == 1, "asked once, and not again"
         assert elided(bridge.record()) == 0, "the session keeps it all"
+        (bridge.project / "big.txt").write_text("lines of words\n" * 9000)
+        endpoint.will(Reply(calls=READ), Reply("Read."))
+        await bridge.ask("Read it.")
+        assert "lines of words" not in json.dumps(endpoint.prompts[-1]), "of this prompt too"
     assert all(len(json.dumps(body)) < 16_000 * 5 for body in endpoint.prompts)
 
 
@@ -94,20 +98,6 @@ async def test_a_conversation_continues_after_prompts_beyond_the_context(
             else:
                 with pytest.raises(RequestError, match=r"too long.*not kept"):
                     await bridge.ask(prompt)
-
-
-async def test_a_result_beyond_the_context_is_left_out(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
-    """Of the present prompt too: the model may read less of it."""
-    endpoint.max_characters = 40_000
-    table = endpoint_table(endpoint.url, context_window=endpoint.max_characters * 2 // 7)
-    async with bridge_here(tmp_path, table) as bridge:
-        await bridge.open()
-        (bridge.project / "big.txt").write_text("lines of words\n" * 3000)
-        endpoint.will(Reply(calls=READ), Reply("Read."))
-        assert (await bridge.ask("Read it.")).stop_reason == "end_turn"
-        assert elided(endpoint.prompts[-1]) == 1
 
 
 async def test_images_of_a_model_that_reads_none(bridge: Bridge, endpoint: FakeEndpoint) -> None:

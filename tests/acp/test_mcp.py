@@ -182,11 +182,14 @@ async def test_http_answers_that_are_none() -> None:
     server.close()
 
 
-def test_names_that_apis_take() -> None:
+def test_names_that_apis_take_and_requests_of_servers() -> None:
     assert tool_name("my server", "do.it") == "mcp__my_server__do_it"
     long = tool_name("s" * 50, "t" * 50)
     assert len(long) == 64
     assert long != tool_name("s" * 50, "t" * 51)
+    assert reply_to({"method": "notifications/progress"}) is None
+    assert reply_to({"id": 1, "method": "ping"}) == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert "error" in (reply_to({"id": 1, "method": "roots/list"}) or {})
 
 
 def test_what_servers_may_answer() -> None:
@@ -203,9 +206,3 @@ def test_what_servers_may_answer() -> None:
     ]
     assert parts_of({"content": links}) == (Text("whole"), Text("[resource: file:///a]"))
     assert parts_of({"structuredContent": {"a": 1}}) == (Text("{'a': 1}"),)
-
-
-def test_requests_of_servers_are_answered() -> None:
-    assert reply_to({"method": "notifications/progress"}) is None
-    assert reply_to({"id": 1, "method": "ping"}) == {"jsonrpc": "2.0", "id": 1, "result": {}}
-    assert "error" in (reply_to({"id": 1, "method": "roots/list"}) or {})

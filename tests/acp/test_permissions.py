@@ -12,8 +12,7 @@ import pytest
 from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action, Mode, must_ask
 from helexa_acp.tools.base import absolute, is_within, plans_dir
-from tests.acp.bridge import Bridge
-from tests.acp.editor import WITH_FILES
+from tests.acp.bridge import WITH_FILES, Bridge
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
 
@@ -79,9 +78,6 @@ def test_links_and_dots_lead_nowhere(tmp_path: Path) -> None:
         is_within(inside / "loop" / "x", inside)
     fnv1a32 = "bf9cf968"
     assert plans_dir(Path("/data"), Path("foobar")) == Path(f"/data/plans/foobar-{fnv1a32}")
-
-
-ONCE, ALWAYS, NO = "allow_once", "allow_always", "reject_once"
 
 
 def write(path: str) -> tuple[str, dict[str, object]]:

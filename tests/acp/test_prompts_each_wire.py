@@ -106,19 +106,14 @@ def _result_ids(body: dict[str, Any]) -> list[str]:
     return [one[keys[kind]] for one, kind in kinds if kind in keys]
 
 
-async def test_how_an_answer_ends(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_how_an_answer_ends_and_a_cancelled_request_ends_at_the_endpoint(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
     await each_bridge.open()
     for reason, stop_reason in (("length", "max_tokens"), ("refusal", "refusal")):
         endpoint.will(Reply("As far as it goes", reason=reason))
         assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
-
-
-async def test_a_cancelled_request_ends_at_the_endpoint(
-    each_bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    hang = Hang("Thinking about")
-    endpoint.will(hang)
-    await each_bridge.open()
+    endpoint.will(hang := Hang("Thinking about"))
     asking = asyncio.create_task(each_bridge.ask("Hello?"))
     await hang.begun.wait()
     await each_bridge.cancel()

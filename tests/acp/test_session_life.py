@@ -90,7 +90,9 @@ async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndp
             await first.ask("Hello?")
 
 
-async def test_the_file_is_written_every_round(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_the_file_is_written_every_round_until_it_stops(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
     hang = Hang("So")
     endpoint.will(Reply("I look.", calls=LOOK), hang)
     await bridge.open()
@@ -106,6 +108,12 @@ async def test_the_file_is_written_every_round(bridge: Bridge, endpoint: FakeEnd
     assert bridge.record()["history"][-1]["text"] == "So"
     await bridge.set_mode("default")
     assert bridge.record()["mode_id"] == "default"
+    bridge.editor.updates.clear()
+    endpoint.received.clear()
+    endpoint.will(Reply(calls=LOOK))
+    assert (await bridge.ask("Go on for ever.")).stop_reason == "max_turn_requests"
+    assert len(endpoint.prompts) == 25
+    assert len(bridge.editor.statuses()) == 25, "each call has an id of its own"
 
 
 async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEndpoint) -> None:
@@ -145,14 +153,6 @@ async def test_a_cancelled_command_ends(
     for name in ("pid", "child"):
         pid = (bridge.project / name).read_text().strip()
         await until(lambda pid=pid: has_ended(pid))
-
-
-async def test_after_25_rounds_it_stops(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Reply(calls=LOOK))
-    await bridge.open()
-    assert (await bridge.ask("Go on for ever.")).stop_reason == "max_turn_requests"
-    assert len(endpoint.prompts) == 25
-    assert len(bridge.editor.statuses()) == 25, "each call has an id of its own"
 
 
 @each_case(
