@@ -147,16 +147,11 @@ def test_sizes(kind: str, data: bytes, size: tuple[int, int]) -> None:
     assert read_header(data) == ImageHeader(f"image/{kind}", *size)  # type: ignore[arg-type]
 
 
-@each_case(
-    "data",
-    [
-        gif(30, 20, (0, 0, 30, 20), (0, 0, 30, 20)),
-        png(30, 20, (b"acTL", b"\x00\x00\x00\x02" + bytes(4))),
-        webp(webp_extended(300, 200, 0x02)),
-    ],
-)
-def test_frames_are_noticed(data: bytes) -> None:
-    assert read_header(data).is_animated
+def test_frames_are_noticed() -> None:
+    two = png(30, 20, (b"acTL", b"\x00\x00\x00\x02" + bytes(4)))
+    twice = gif(30, 20, (0, 0, 30, 20), (0, 0, 30, 20))
+    files = (two, twice, webp(webp_extended(300, 200, 0x02)), CAT)
+    assert [read_header(data).is_animated for data in files] == [True, True, True, False]
 
 
 @each_case(
@@ -180,7 +175,6 @@ def test_frames_are_noticed(data: bytes) -> None:
 def test_what_is_no_image(data: bytes, problem: str) -> None:
     with pytest.raises(ImageHeaderError, match=problem):
         read_header(data)
-    assert not read_header(CAT).is_animated
 
 
 @given(st.sampled_from(WHOLE), st.integers(0, 200), st.binary(max_size=12), st.integers(0, 200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import orjson
@@ -116,19 +117,16 @@ def test_null_is_the_same_as_absent() -> None:
         assert parsed(parse, **dict.fromkeys(names) | good) == parsed(parse, **good)
 
 
-@each_case(("depth", "taken"), [(96, True), (97, False), (900, False)])
-def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
-    schema: dict[str, Any] = {}
-    for _ in range(depth - 1):
-        schema = {"items": schema}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    for more in ({"tools": tools}, {"response_format": format_}):
-        body = json.dumps({**GOOD, **more}).encode()
-        if taken:
-            assert openai_chat.parse(body)
-        else:
-            refusal(openai_chat.parse, body)
+def test_how_deep_a_schema_may_be() -> None:
+    for depth in (96, 97, 900):
+        schema: dict[str, Any] = {}
+        for _ in range(depth - 1):
+            schema = {"items": schema}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        for more in ({"tools": tools}, {"response_format": format_}):
+            parse = openai_chat.parse if depth == 96 else partial(refusal, openai_chat.parse)
+            assert parse(json.dumps({**GOOD, **more}).encode())
 
 
 FUNCTION = {"name": "f", "arguments": "{}"}

@@ -36,10 +36,14 @@ Accepts = Callable[[Grammar, str], bool]
 
 
 @pytest.fixture(scope="module")
-def accepts(thinking_dir: Path, tokenizer: Tokenizer) -> Accepts:
-    """Whether the engine would let the text be written, and end there."""
+def theirs(thinking_dir: Path, tokenizer: Tokenizer) -> LLTokenizer:
     definition = (thinking_dir / "tokenizer.json").read_text()
-    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
+    return LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
+
+
+@pytest.fixture(scope="module")
+def accepts(theirs: LLTokenizer, tokenizer: Tokenizer) -> Accepts:
+    """Whether the engine would let the text be written, and end there."""
 
     def check(grammar: Grammar, text: str) -> bool:
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -134,9 +138,8 @@ def test_a_block_that_the_model_may_open(
     accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers, with_calls: bool
 ) -> None:
     parts = [*([_calls(tokenizer)] if with_calls else []), json_part(SCHEMA)]
-    grammar = answer_grammar(
-        parts, thinking=Thinking.POSSIBLE, markers=markers, end_token_ids=[END]
-    )
+    given = {"markers": markers, "end_token_ids": [END]}
+    grammar = answer_grammar(parts, thinking=Thinking.POSSIBLE, **given)
     assert grammar.starts_after_token_id is None
     for text in (ROME, f"<think>🙂 {{so}} <call></think>{ROME}", f"<think></think>\n\n{ROME}"):
         assert accepts(grammar, text), text
@@ -146,21 +149,14 @@ def test_a_block_that_the_model_may_open(
     assert not accepts(grammar, f"<think>so<|im_end|></think>{ROME}"), "it may not end in there"
 
 
-def test_a_block_may_be_closed_in_the_middle_of_a_character(
-    thinking_dir: Path, tokenizer: Tokenizer, markers: ReasoningMarkers
+def test_a_block_that_the_prompt_opened_or_that_closes_in_the_middle_of_a_character(
+    accepts: Accepts, theirs: LLTokenizer, tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     """A thinking limit closes it wherever it is."""
-    definition = (thinking_dir / "tokenizer.json").read_text()
-    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
     grammar = answer_grammar([json_part(None)], thinking=Thinking.POSSIBLE, markers=markers)
     ids = [markers.start_token_id, *tokenizer.encode("🙂", add_special_tokens=False)[:1]]
     matcher = LLMatcher(theirs, grammar.text)
     assert matcher.try_consume_tokens([*ids, markers.end_token_id]) == 3
-
-
-def test_a_block_that_the_prompt_opened(
-    accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
     grammar = answer_grammar([json_part(SCHEMA)], thinking=Thinking.OPENED, markers=markers)
     assert grammar.starts_after_token_id == markers.end_token_id
     for text in (f"so</think>{ROME}", f"so</think>\n\n{ROME}", f"</think>{ROME}"):

@@ -19,7 +19,6 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.protocol.generation import ChatInput
 from inference.wire.common.fields import Field
 from inference.wire.common.model_card import ModelCard, ModelLocation
 from inference.wire.errors import ApiError, RequestFailedError
@@ -31,11 +30,7 @@ from inference.wire.ollama.chat import MESSAGE_FIELDS
 from inference.wire.ollama.fields import OPTION_FIELDS
 from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
-from tests.inference.wire.answers import (
-    MADE,
-    body_of,
-    events_of,
-)
+from tests.inference.wire.answers import MADE, body_of, events_of
 from tests.inference.wire.golden import cases
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -88,42 +83,31 @@ def test_how_long_each_part_took() -> None:
     assert body["total_duration"] == 13 * second
 
 
-@each_case(
-    ("think", "thinking", "effort", "shown"),
-    [
-        (None, None, None, True),
-        (True, True, None, True),
-        (False, False, None, False),
-        ("high", True, "high", True),
-    ],
-)
-def test_thinking(think: Any, thinking: bool | None, effort: str | None, shown: bool) -> None:
-    chat = ollama_chat.parse(json.dumps({**ASK, "think": think}).encode()).generation.input
-    assert isinstance(chat, ChatInput)
-    assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == (
-        thinking,
-        effort,
-        shown,
-    )
+def test_thinking_and_a_seed_below_zero_is_any() -> None:
+    for think, expected in (
+        (None, (None, None, True)),
+        (True, (True, None, True)),
+        (False, (False, None, False)),
+        ("high", (True, "high", True)),
+    ):
+        chat: Any = ollama_chat.parse(json.dumps({**ASK, "think": think}).encode()).generation.input
+        assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == expected
+    for seed, taken in ((-1, None), (-(2**63), None), (0, 0), (7, 7)):
+        for parse, asked in (
+            (ollama_chat.parse, ASK),
+            (ollama_chat.parse_generate, {"model": "m", "prompt": "Hi"}),
+        ):
+            body = json.dumps({**asked, "options": {"seed": seed}}).encode()
+            assert parse(body).generation.sampling.seed == taken
 
 
-@each_case(
-    ("value", "is_taken"),
-    [
-        *[(value, True) for value in ("5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300")],
-        *[(value, False) for value in (0, "0", "0s", 0.0, "soon", True, [], "")],
-    ],
-)
-def test_how_long_it_stays_loaded_and_unloading_is_the_operators(
-    value: Any, is_taken: bool
-) -> None:
-    body = json.dumps({**ASK, "keep_alive": value}).encode()
-    if is_taken:
-        assert ollama_chat.parse(body)
-        return
-    with pytest.raises(ApiError) as refused:
-        ollama_chat.parse(body)
-    assert refused.value.param == "keep_alive"
+def test_how_long_it_stays_loaded_and_unloading_is_the_operators() -> None:
+    for value in ("5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300"):
+        assert ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
+    for value in (0, "0", "0s", 0.0, "soon", True, [], ""):
+        with pytest.raises(ApiError) as refused:
+            ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
+        assert refused.value.param == "keep_alive", value
 
 
 def test_the_sdk_reads_a_refusal() -> None:
@@ -166,21 +150,8 @@ def test_what_a_model_is() -> None:
         ollama_models.parse_show(b"{}")
 
 
-AWAY = OfferedModel(
-    card=ModelCard(
-        id="far",
-        created_unix_s=0,
-        description="",
-        aliases=(),
-        status="unloaded",
-        locations=(),
-        feasible_on=(),
-        context_tokens=None,
-    ),
-    spec_digest="",
-)
-
-
+GONE = replace(CARD, status="unloaded", locations=(), context_tokens=None, capabilities=None)
+AWAY = OfferedModel(card=GONE, spec_digest="")
 DETAILS = {
     **dict.fromkeys(("parent_model", "format", "family", "parameter_size"), str),
     "quantization_level": str,
@@ -249,13 +220,3 @@ def test_arguments_that_are_no_object_are_text() -> None:
         request = ollama_chat.parse(json.dumps(ASK).encode())
         message = body_of(request.body_encoder(**MADE), events)["message"]
         assert message == {"role": "assistant", "content": f"f{arguments}"}
-
-
-@each_case(("seed", "taken"), [(-1, None), (-(2**63), None), (0, 0), (7, 7)])
-def test_a_seed_below_zero_is_any(seed: int, taken: int | None) -> None:
-    seeded = {"model": "m", "prompt": "Hi", "options": {"seed": seed}}
-    for parse, body in (
-        (ollama_chat.parse, ASK | {"options": {"seed": seed}}),
-        (ollama_chat.parse_generate, seeded),
-    ):
-        assert parse(json.dumps(body).encode()).generation.sampling.seed == taken

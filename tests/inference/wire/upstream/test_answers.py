@@ -194,12 +194,6 @@ def test_usage_is_of_the_prompt_with_what_the_cache_gave_and_took() -> None:
     assert found.usage == bounded
 
 
-@each_case("start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}])
-def test_a_prompt_that_cannot_be_is_the_estimate(start: dict[str, Any]) -> None:
-    events = read(MessagesEvents, message_start(**start), message_end("end_turn"), STOP)
-    assert events[0] == Accepted(request_id="r", prompt_tokens=3)
-
-
 def test_why_it_ended_and_what_is_unknown_is_skipped() -> None:
     for named, reason in (
         *(("end_turn", "stop"), ("max_tokens", "length"), ("stop_sequence", "stop")),
@@ -255,18 +249,15 @@ def test_what_is_no_answer_is_a_fault(reader_of: Any, frames: list[Any]) -> None
         read(reader_of, *frames)
 
 
-@each_case(
-    ("reader_of", "frames"),
-    [
-        (ChatEvents, [{"error": {"message": "no"}}]),
-        (MessagesEvents, [message_start(), {"type": "error", "error": {"type": "x"}}]),
-        (MessagesEvents, [message_start(), {"error": "no"}]),
-        (OllamaEvents, [line("a"), {"error": "boom"}]),
-    ],
-)
-def test_an_error_object_is_not_an_answer(reader_of: Any, frames: list[Any]) -> None:
-    with pytest.raises(UpstreamErrorObject):
-        read(reader_of, *frames)
+def test_an_error_object_is_not_an_answer() -> None:
+    for reader_of, *frames in (
+        (ChatEvents, {"error": {"message": "no"}}),
+        (MessagesEvents, message_start(), {"type": "error", "error": {"type": "x"}}),
+        (MessagesEvents, message_start(), {"error": "no"}),
+        (OllamaEvents, line("a"), {"error": "boom"}),
+    ):
+        with pytest.raises(UpstreamErrorObject):
+            read(reader_of, *frames)
 
 
 CHAT_WORDS = ["choices", "delta", "index", "usage", "content", "tool_calls"]
@@ -319,7 +310,10 @@ def test_an_estimate_is_within_what_may_be(pieces: list[str], most: int) -> None
     assert sum(getattr(event, "num_tokens", 0) for event in found) == last.usage.completion_tokens
 
 
-def test_tokens_that_are_not_counted_are_estimated() -> None:
+def test_tokens_that_are_not_counted_or_cannot_be_are_estimated() -> None:
+    for start in ({"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}):
+        events = read(MessagesEvents, message_start(**start), message_end("end_turn"), STOP)
+        assert events[0] == Accepted(request_id="r", prompt_tokens=3)
     end = message_end("end_turn")
     del end["usage"]
     found = read(MessagesEvents, message_start(), *TEXT, end, STOP)

@@ -28,10 +28,16 @@ NOW = "Thu, 26 Nov 2026 10:00:00 GMT"
 HEADERS = st.text(max_size=6) | st.none() | st.sampled_from([NOW, NOW.replace("GMT", "+9999")])
 
 
-@given(st.integers(400, 599), st.binary(max_size=60), HEADERS, HEADERS)
+WORDS = st.sampled_from(["code", "status", "type", "message", "param", "x"])
+SCALARS = st.none() | st.integers(0, 999) | st.text(max_size=5)
+ERRORS = SCALARS | st.dictionaries(WORDS, SCALARS, max_size=4)
+
+
+@given(st.integers(400, 599), st.binary(max_size=60), HEADERS, HEADERS, ERRORS)
 def test_any_error_is_a_failure(
-    status: int, body: bytes, retry_after: str | None, date: str | None
+    status: int, body: bytes, retry_after: str | None, date: str | None, streamed: Any
 ) -> None:
+    assert RequestFailedError(failure_in_stream("box", streamed, secret="")).status >= 400
     failure = failure_of("box", status, body, retry_after=retry_after, date=date, secret="s3cret")
     error = RequestFailedError(failure)
     assert error.status in (400, 429, 502, 503)
@@ -82,15 +88,6 @@ def test_a_message_is_shortened_and_holds_no_key() -> None:
     assert "\n" not in failure.message
 
 
-WORDS = st.sampled_from(["code", "status", "type", "message", "param", "x"])
-SCALARS = st.none() | st.integers(0, 999) | st.text(max_size=5)
-
-
-@given(SCALARS | st.dictionaries(WORDS, SCALARS, max_size=4))
-def test_any_error_in_a_stream_is_a_failure(error: Any) -> None:
-    assert RequestFailedError(failure_in_stream("box", error, secret="")).status >= 400
-
-
 TWO = EmbeddingRequest(model="far", input=TextInput(texts=["a", "b"]))
 FIRST, SECOND = [0.5, -1.0], [0.25, 2.0]
 
@@ -117,21 +114,18 @@ def sent(**fields: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_body() -> None:
+def test_the_bodies() -> None:
     plain = {"model": "m", "input": ["a"], "encoding_format": "base64"}
     assert sent(user="ann", encoding_format="float", truncate_prompt_tokens=-1) == plain
     cut = {"dimensions": 8, "truncate_prompt_tokens": 7}
     assert sent(**cut) == plain | cut
     assert sent(input=[[1, 2], [3]])["input"] == [[1, 2], [3]]
-
-
-def test_the_body_for_ollama() -> None:
     sending = Sending(model="m", context_tokens=512)
     body = json.loads(embeddings.ollama_body(asked(dimensions=8), sending))
-    plain = {"model": "m", "input": ["a"], "truncate": False}
-    assert body == plain | {"dimensions": 8, "options": {"num_ctx": 512}}
-    cut = json.loads(embeddings.ollama_body(asked(truncate_prompt_tokens=-1), sending))
-    assert cut["truncate"] is True
+    asked_of_ollama = {"model": "m", "input": ["a"], "truncate": False, "dimensions": 8}
+    assert body == asked_of_ollama | {"options": {"num_ctx": 512}}
+    body = json.loads(embeddings.ollama_body(asked(truncate_prompt_tokens=-1), sending))
+    assert body["truncate"] is True
     for fields in ({"input": [[1, 2]]}, {"truncate_prompt_tokens": 7}):
         with pytest.raises(UnsupportedParameterError) as caught:
             embeddings.ollama_body(asked(**fields), sending)
@@ -144,22 +138,13 @@ def test_vectors_are_in_the_inputs_order(given_: list[Any]) -> None:
     *_, estimated = read({"data": data})
     assert isinstance(estimated, Embedded)
     assert estimated.usage == Usage(prompt_tokens=3, completion_tokens=0), "it is not counted"
-    found = read({"data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}})
-    assert found == [
-        Accepted(request_id="r", prompt_tokens=3),
-        Embedded(
-            request_id="r",
-            vectors=[packed(*FIRST), packed(*SECOND)],
-            usage=Usage(prompt_tokens=5, completion_tokens=0),
-        ),
-    ]
-
-
-def test_ollamas_vectors() -> None:
-    *_, last = read({"embeddings": [FIRST, SECOND], "prompt_eval_count": 5})
-    assert isinstance(last, Embedded)
-    assert last.vectors == [packed(*FIRST), packed(*SECOND)]
-    assert last.usage == Usage(prompt_tokens=5, completion_tokens=0)
+    counted = Usage(prompt_tokens=5, completion_tokens=0)
+    vectors = Embedded(request_id="r", vectors=[packed(*FIRST), packed(*SECOND)], usage=counted)
+    for answer in (
+        {"data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}},
+        {"embeddings": [FIRST, SECOND], "prompt_eval_count": 5},
+    ):
+        assert read(answer) == [Accepted(request_id="r", prompt_tokens=3), vectors]
 
 
 @each_case(

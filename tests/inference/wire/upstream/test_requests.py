@@ -175,21 +175,14 @@ def test_turns_of_openais_dialect_are_sent_as_they_came() -> None:
         assert {name: body[name] for name in ("tools", *choice)} == TOOLS | choice
     assert "parallel_tool_calls" not in openai_sent(OPENAI, **TOOLS)
     assert openai_sent(OPENAI, response_format=STRICT)["response_format"] == STRICT
-
-
-def test_the_start_of_an_answer_is_continued() -> None:
-    start = {"role": "assistant", "content": "So"}
+    start = {"role": "assistant", "content": "So"}  # it is continued
     body = anthropic_sent(OPENAI, messages=[*TURNS, start])
-    assert body["messages"][-1] == start
-    assert body["continue_final_message"] is True
+    assert (body["messages"][-1], body["continue_final_message"]) == (start, True)
 
 
 def test_a_prompt_without_turns_is_completed_or_refused() -> None:
-    once, two, ids = (
-        TextInput(texts=["Once"]),
-        TextInput(texts=["a", "b"]),
-        TokensInput(prompts=[[1]]),
-    )
+    once, two = TextInput(texts=["Once"]), TextInput(texts=["a", "b"])
+    ids = TokensInput(prompts=[[1]])
     for dialect, given, path, prompt in (
         (OPENAI, two, "/completions", ["a", "b"]),
         (OPENAI, ids, "/completions", [[1]]),
@@ -198,10 +191,8 @@ def test_a_prompt_without_turns_is_completed_or_refused() -> None:
         request = GenerationRequest(model="far", input=given, stop=["."])
         assert exchange_of(dialect, request, Sending(model="m")).path == path
         assert sent(dialect, request)["prompt"] == prompt
-    assert (sent(OLLAMA, request)["raw"], sent(OLLAMA, request)["options"]) == (
-        True,
-        {"stop": ["."]},
-    )
+    body = sent(OLLAMA, request)
+    assert (body["raw"], body["options"]) == (True, {"stop": ["."]})
     shown = SamplingOptions(top_logprobs=1)
     for dialect, given in ((OLLAMA, two), (OLLAMA, ids), (ANTHROPIC, once)):
         with pytest.raises(UnsupportedParameterError):
@@ -249,7 +240,12 @@ def test_tokens_are_counted_by_a_prompt_alone() -> None:
     assert forwarded == [[True, True, False], [True, False, True], [True, True, True]]
 
 
-ADAPTIVE = {"type": "adaptive"}
+ADAPTIVE, DISABLED, SUMMARIZED = (
+    {"type": "adaptive"},
+    {"type": "disabled"},
+    {"display": "summarized"},
+)
+HIGH = {"reasoning_effort": "high"}
 NUMBERS = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "seed": 3}
 UNSET = {"presence_penalty": 0, "min_p": 0, "repetition_penalty": 1, "n": 1, "logprobs": False}
 JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
@@ -291,24 +287,17 @@ JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
             )
         ),
         (ANTHROPIC, UNSET | {"frequency_penalty": 0.0, "top_k": 0}, {}),
+        (ANTHROPIC, HIGH, {"thinking": ADAPTIVE, "output_config": {"effort": "high"}}),
+        (ANTHROPIC, {"reasoning_effort": "none"}, {"thinking": DISABLED}),
         (
             ANTHROPIC,
-            {"reasoning_effort": "high"},
-            {"thinking": ADAPTIVE, "output_config": {"effort": "high"}},
-        ),
-        (ANTHROPIC, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}),
-        (
-            ANTHROPIC,
-            {"reasoning_effort": "low", "include_reasoning": True},
-            {
-                "thinking": {**ADAPTIVE, "display": "summarized"},
-                "output_config": {"effort": "low"},
-            },
+            HIGH | {"include_reasoning": True},
+            {"thinking": ADAPTIVE | SUMMARIZED, "output_config": {"effort": "high"}},
         ),
         (
             ANTHROPIC,
             {"chat_template_kwargs": {"enable_thinking": False}, "response_format": SCHEMA},
-            {"thinking": {"type": "disabled"}, "output_config": {"format": JSON_SCHEMA}},
+            {"thinking": DISABLED, "output_config": {"format": JSON_SCHEMA}},
         ),
         (
             OLLAMA,
@@ -316,11 +305,11 @@ JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
             {"options": NUMBERS | {"repeat_penalty": 1.5, "repeat_last_n": -1, "stop": ["x"]}},
         ),
         *[
-            (OLLAMA, {name: value}, {"options": {name: value, "repeat_last_n": -1}})
-            for name, value in (("presence_penalty", 1.0), ("frequency_penalty", -1.0))
+            (OLLAMA, one, {"options": one | {"repeat_last_n": -1}})
+            for one in ({"presence_penalty": 1.0}, {"frequency_penalty": -1.0})
         ],
         (OLLAMA, {"logprobs": True, "top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
-        (OLLAMA, {"reasoning_effort": "high"}, {"think": "high"}),
+        (OLLAMA, HIGH, {"think": "high"}),
         (OLLAMA, {"reasoning_effort": "none"}, {"think": False}),
         (OLLAMA, {"chat_template_kwargs": {"enable_thinking": True}}, {"think": True}),
         (OLLAMA, {"response_format": {"type": "json_object"}}, {"format": "json"}),
@@ -402,22 +391,17 @@ def test_every_sampling_option_is_translated_or_refused(dialect: str, name: str)
         assert unfit == ([name] if is_refused else []), "of defaults the same are left out"
 
 
-@each_case(
-    ("arguments", "expected"),
-    [("{", {"invalid_arguments": "{"}), (" ", {}), (f'{{"n":{2**70}}}', {"n": 2**70})],
-)
-def test_a_call_of_any_arguments_is_sent_as_an_object(
-    arguments: str, expected: dict[str, Any]
-) -> None:
-    call = ToolCall(id="c", name="f", arguments=arguments)
-    turn = ChatMessage(role="assistant", tool_calls=[call])
-    (message,) = turn_sent(OLLAMA, turn)["messages"]
-    assert message["tool_calls"][0]["function"]["arguments"] == expected
-    (message,) = turn_sent(ANTHROPIC, turn)["messages"]
-    assert message["content"][0]["input"] == expected
-
-
-def test_a_turn_that_anthropic_has_not_is_refused() -> None:
+def test_a_call_of_any_arguments_is_sent_as_an_object_and_a_turn_that_is_none_refused() -> None:
+    large = {"n": 2**70}
+    for arguments, expected in (
+        *(("{", {"invalid_arguments": "{"}), (" ", {}), (json.dumps(large), large)),
+    ):
+        call = ToolCall(id="c", name="f", arguments=arguments)
+        turn = ChatMessage(role="assistant", tool_calls=[call])
+        (message,) = turn_sent(OLLAMA, turn)["messages"]
+        assert message["tool_calls"][0]["function"]["arguments"] == expected
+        (message,) = turn_sent(ANTHROPIC, turn)["messages"]
+        assert message["content"][0]["input"] == expected
     with pytest.raises(ApiError) as caught:
         turn_sent(ANTHROPIC, ChatMessage(role="tool", content="x"))  # a result of no call
     assert (caught.value.status, caught.value.param) == (400, "messages")

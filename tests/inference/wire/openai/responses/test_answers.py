@@ -302,47 +302,34 @@ def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> N
     assert seen == (everything if order == "asc" else everything[::-1])
 
 
-SEEN = Retrieval(stream=True, starting_after=7)
+def test_queries() -> None:
+    for query in (b"", b"stream=false", b"beta=true", b"include=file_search_call.results"):
+        assert read_retrieval(query) == Retrieval()
+    seen = Retrieval(stream=True, starting_after=7)
+    assert read_retrieval(b"stream=TRUE&starting_after=7&include_obfuscation=False") == seen
+    included = b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
+    for query, asked in (
+        (b"", ItemPage(limit=20, order="desc", after=None)),
+        (b"beta=true&limit=100&limit=3", ItemPage(limit=3)),
+        (included, ItemPage(limit=5, order="asc", after="msg_1")),
+    ):
+        assert read_item_page(query) == asked
 
 
-@each_case(
-    ("read", "query", "asked"),
-    [
-        *[(read_retrieval, query, Retrieval()) for query in (b"", b"stream=false", b"beta=true")],
-        (read_retrieval, b"include=file_search_call.results", Retrieval()),
-        (read_retrieval, b"stream=TRUE&starting_after=7&include_obfuscation=False", SEEN),
-        (read_item_page, b"", ItemPage(limit=20, order="desc", after=None)),
-        (read_item_page, b"beta=true&limit=100&limit=3", ItemPage(limit=3)),
-        (
-            read_item_page,
-            b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content",
-            ItemPage(limit=5, order="asc", after="msg_1"),
-        ),
-    ],
-)
-def test_queries(read: Any, query: bytes, asked: Any) -> None:
-    assert read(query) == asked
+REFUSED: dict[Any, tuple[bytes, ...]] = {
+    read_retrieval: (
+        *(b"beta=yes", b"starting_after=7", b"stream=yes", b"include=x&include=y"),
+        *(b"include_obfuscation=true", b"starting_after=-1&stream=true", b"limit=3"),
+    ),
+    read_item_page: (b"limit=0", b"limit=101", b"limit=x", b"order=up", b"stream=true"),
+}
 
 
-@each_case(
-    ("read", "query", "param"),
-    [
-        *[
-            (read_retrieval, query, query.decode().partition("=")[0])
-            for query in (
-                *(b"beta=yes", b"starting_after=7", b"stream=yes", b"include=x&include=y"),
-                *(b"include_obfuscation=true", b"starting_after=-1&stream=true", b"limit=3"),
-            )
-        ],
-        *[
-            (read_item_page, query, query.decode().partition("=")[0])
-            for query in (b"limit=0", b"limit=101", b"limit=x", b"order=up", b"stream=true")
-        ],
-    ],
-)
-def test_queries_that_are_refused(read: Any, query: bytes, param: str) -> None:
+@each_case("read, query", [(read, query) for read in REFUSED for query in REFUSED[read]])
+def test_queries_that_are_refused(read: Any, query: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         read(query)
+    param = query.decode().partition("=")[0]
     assert (refused.value.status, refused.value.param) == (400, param)
 
 
