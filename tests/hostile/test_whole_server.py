@@ -34,9 +34,8 @@ from tests.hostile.hostile_host import (
     heartbeat,
     is_lured,
 )
-from tests.live import catalogue
 from tests.live.conftest import with_caches
-from tests.live.serving import MODEL, Serve, wait_until
+from tests.live.serving import MODEL, Serve, create_model, run, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -58,7 +57,7 @@ def serve(
         tmp_path_factory.mktemp("hostile") / "var", model_cache_dir, native_cache_dir
     )
     with Serve(data_dir, "--share", f"127.0.0.1:{free_port()}") as serve:
-        catalogue.create_model(serve, name="lure", source="path:/nowhere", min_replicas=0)
+        create_model(serve, name="lure", source="path:/nowhere", min_replicas=0)
         yield serve
 
 
@@ -80,7 +79,7 @@ def invite(serve: Serve) -> Evil:
 
 def _invite_once(serve: Serve) -> Evil:
     """Raises ``redis.AuthenticationError``."""
-    line, order = catalogue.run(
+    line, order = run(
         serve,
         "from fleet.live.load_orders import load_orders\n"
         f"print(services.neuron_invite(actor=COMMAND, neuron_name={EVIL!r}))\n"
@@ -122,7 +121,7 @@ class Honest:
 
 def spent(serve: Serve) -> list[int]:
     """Prompt and completion tokens of the default model, as the ledger has them."""
-    output = catalogue.run(
+    output = run(
         serve,
         "from metering.models import LedgerEntry\n"
         f"rows = LedgerEntry.objects.filter(model={MODEL!r})\n"

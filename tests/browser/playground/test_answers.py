@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.appearance import look_at, violations
 from tests.browser.chromium import DARK_PHONE, WIDE, Browser
-from tests.browser.playground.steps import (
+from tests.browser.playground.conftest import (
     EACH_LOOK_LATER,
     MODEL,
     SEEING,
@@ -24,9 +24,8 @@ from tests.browser.playground.steps import (
     talk,
 )
 from tests.inference.image_files import png
-from tests.live.scripted.model import ScriptedModel
+from tests.live.scripted.model import OSLO, SCHEMA, ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import OSLO, SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 

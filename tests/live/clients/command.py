@@ -14,13 +14,11 @@ from pathlib import Path
 
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import REVISION, SHA256, SOURCE, fetch_embedding_model
-from tests.live.catalogue import create_model
-from tests.live.clients.agent import Stage, rehearse, try_agent
-from tests.live.clients.agents import AGENTS
-from tests.live.clients.installed import Clients
+from tests.live.clients.agents import AGENTS, Stage, rehearse, try_agent
 from tests.live.clients.sdk_programs import (
     PROGRAMS,
     SDKS,
+    Clients,
     Program,
     Tried,
     print_table,
@@ -28,7 +26,7 @@ from tests.live.clients.sdk_programs import (
     try_readme,
 )
 from tests.live.scripted.server import ScriptedServe
-from tests.live.serving import Serve
+from tests.live.serving import Serve, create_model
 
 EMBEDDING_MODEL = "all-minilm-l6-v2"
 

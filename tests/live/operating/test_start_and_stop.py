@@ -1,4 +1,5 @@
-"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start."""
+"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start; and
+what is killed under it comes back. ``test_one_serve`` kills an engine."""
 
 from __future__ import annotations
 
@@ -20,19 +21,20 @@ import pytest
 from helexa_site.bootstrap.arguments import shown_urls
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
-from tests.live.catalogue import create_model
 from tests.live.scripted.model import FAMILIES, make_model
 from tests.live.scripted.server import ENGINE
 from tests.live.serving import (
+    LONG,
     QUESTION,
     STOP_TIMEOUT_S,
     WAIT_TIMEOUT_S,
     Serve,
+    create_model,
     is_named,
     operators_password,
     wait_until,
 )
-from tests.processes import command_line
+from tests.processes import command_line, has_ended
 
 Start = Callable[..., Serve]
 
@@ -182,3 +184,19 @@ def test_clients_and_hosts_elsewhere_are_reported(
     for unwanted in ("neuron", "engine", "redis"):
         assert not any(is_named(process, unwanted) for process in serve.processes())
     assert serve.stop() <= STOP_TIMEOUT_S
+
+
+@pytest.mark.parametrize("name", ["neuron", "redis"])
+def test_what_is_killed_fails_the_request_once_and_comes_back(helexa: Serve, name: str) -> None:
+    assert helexa.answers(), "the model is loaded"
+    engines = [one for one in helexa.processes() if is_named(one, "engine")]
+    with helexa.stream(**LONG) as stream:
+        stream.next_text()
+        killed = helexa.kill(name)
+        events = list(stream)
+    assert len([event for event in events if '"error"' in event]) == 1
+    helexa.wait_printed(f"^{name}.*SIGKILL")
+    if name == "neuron":
+        wait_until(lambda: all(map(has_ended, engines)), "its engines ended with it")
+    wait_until(helexa.answers, f"answers after its {name} was killed")
+    assert helexa.find(name).pid != killed.pid

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import tokenizers
@@ -31,6 +31,18 @@ CORPUS = [
     "日本語のテキスト 🙂 naïve café",
 ]
 VOCAB_SIZE = 400
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+OSLO: dict[str, Any] = {"city": "Oslo", "days": 3}
+OSLO_CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
+)
+CLOCK_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.live.catalogue import operate, wait_until_offered
 from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
-from tests.live.serving import Serve
+from tests.live.serving import Serve, operate, wait_until_offered
 
 ALIAS, ALIASED = "claude-local", "hermes"
 """Some clients insist on names of their own."""

@@ -21,7 +21,6 @@ from django.core.management.base import CommandError
 from helexa_acp.config import load_config
 from helexa_site.bootstrap.arguments import parse_doctor, parse_serve
 from tests.cases import each_case
-from tests.live.clients.documented import exported, filled_in, settings_of
 from tests.strangers.docs.blocks import (
     REPOSITORY_DIR,
     Block,
@@ -29,6 +28,7 @@ from tests.strangers.docs.blocks import (
     commands_of,
     inline_commands,
     pages,
+    settings_of,
     text_of,
 )
 
@@ -123,16 +123,6 @@ def flags_of(parser: ArgumentParser) -> set[str]:
             for inner in action.choices.values():
                 found |= flags_of(inner)
     return found
-
-
-def test_placeholders_stand_alone() -> None:
-    text = "export OPENAI_API_KEY=KEY OPENAI_MODEL=MODEL\nexport AT=http://127.0.0.1:31313/v1\n"
-    filled = filled_in(text, url="http://gateway", model="m", key="k")
-    assert exported(filled) == {
-        "OPENAI_API_KEY": "k",
-        "OPENAI_MODEL": "m",
-        "AT": "http://gateway/v1",
-    }
 
 
 @each_case("scenario", ["claude-code", "opencode", "codex", "qwen-code", "aider", "llm"])
