@@ -96,6 +96,9 @@ async def test_everything_is_not_everywhere(url: str, why: str) -> None:
         await fetched(url, "*")
 
 
+STRANGERS = ("python.org", "example.org", "evil-example.org", "docs.python.org.evil.net")
+
+
 @each_case(
     ("host", "addresses", "refusal"),
     [
@@ -103,15 +106,7 @@ async def test_everything_is_not_everywhere(url: str, why: str) -> None:
         ("a.b.example.org", ["8.8.8.8"], None),
         ("a.example.org", ["8.8.8.8", "169.254.169.254"], r"169\.254"),
         ("a.example.org", [], "no address"),
-        *(
-            (host, ["8.8.8.8"], "not one of fetch_hosts")
-            for host in (
-                "python.org",
-                "example.org",
-                "evil-example.org",
-                "docs.python.org.evil.net",
-            )
-        ),
+        *((host, ["8.8.8.8"], "not one of fetch_hosts") for host in STRANGERS),
     ],
 )
 async def test_hosts(

@@ -183,7 +183,7 @@ def test_the_same_call(name: str, dialect: ModuleType, stream: list[Json], text:
     assert events[-1] == Finished("stop", usage)
 
 
-@each_case("ids", [("call_0", "call_1"), ("", "")], ids=["ids", "no ids"])
+@each_case("ids", [("call_0", "call_1"), ("", "")])
 @each_case("index", [0, None])
 def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str]) -> None:
     """Ollama and Gemini give every call the index 0, in chunks of their own or in one."""
@@ -201,16 +201,15 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
 REASONING = {"type": "reasoning", "encrypted_content": "x", "status": None, "summary": []}
 SEALED = {"type": "reasoning", "encrypted_content": "x", "summary": []}
 REDACTED = {"type": "redacted_thinking", "data": "x"}
+ITEM_DONE: Json = {"type": "response.output_item.done", "item": REASONING}
+ERROR, FAILED = {"type": "error"}, {"type": "response.failed"}
+CUT_OFF = {"reason": "max_output_tokens"}
 
 
 @each_case(
     ("dialect", "stream", "sealed"),
     [
-        (
-            responses,
-            [{"type": "response.output_item.done", "item": REASONING}, completed()],
-            SEALED,
-        ),
+        (responses, [ITEM_DONE, completed()], SEALED),
         (messages, [START, *block(0, REDACTED), *STOP], REDACTED),
     ],
 )
@@ -228,21 +227,11 @@ def test_sealed_thoughts_go_back(dialect: ModuleType, stream: list[Json], sealed
     [
         (chat, {"error": {"message": "busy", "code": "overloaded"}}, "busy", "overloaded"),
         (chat, {"error": "busy"}, "busy", None),
-        (
-            messages,
-            {"type": "error", "error": {"type": "api_error", "message": "x"}},
-            "x",
-            "api_error",
-        ),
+        (messages, ERROR | {"error": {"type": "api", "message": "x"}}, "x", "api"),
         (messages, {"error": {"message": "x", "details": {"code": "too_long"}}}, "x", "too_long"),
-        (responses, {"type": "error", "message": "x", "code": "y"}, "x", "y"),
-        (
-            responses,
-            {"type": "response.failed", "response": {"error": {"message": "x"}}},
-            "x",
-            None,
-        ),
-        (responses, {"type": "response.failed", "response": {}}, "the response failed", None),
+        (responses, ERROR | {"message": "x", "code": "y"}, "x", "y"),
+        (responses, FAILED | {"response": {"error": {"message": "x"}}}, "x", None),
+        (responses, FAILED | {"response": {}}, "the response failed", None),
     ],
 )
 def test_errors_in_a_stream(
@@ -258,11 +247,7 @@ def test_errors_in_a_stream(
     [
         (chat, [chunk(refusal="No."), chunk("stop")], "refusal"),
         (responses, [{"type": "response.refusal.delta", "delta": "No."}, completed()], "refusal"),
-        (
-            responses,
-            [TEXT, completed(incomplete_details={"reason": "max_output_tokens"})],
-            "length",
-        ),
+        (responses, [TEXT, completed(incomplete_details=CUT_OFF)], "length"),
         (messages, [STOP[0] | {"delta": {"stop_reason": "refusal"}}, STOP[1]], "refusal"),
     ],
 )
