@@ -14,24 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acp import PROTOCOL_VERSION, RequestError, text_block
+from acp import PROTOCOL_VERSION, RequestError, schema, text_block
 from acp.client import ClientSideConnection
-from acp.schema import (
-    AllowedOutcome,
-    ClientCapabilities,
-    CreateTerminalResponse,
-    DeniedOutcome,
-    FileSystemCapabilities,
-    KillTerminalResponse,
-    PromptResponse,
-    ReadTextFileResponse,
-    ReleaseTerminalResponse,
-    RequestPermissionResponse,
-    TerminalExitStatus,
-    TerminalOutputResponse,
-    WaitForTerminalExitResponse,
-    WriteTextFileResponse,
-)
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import Config, from_table
@@ -42,11 +26,11 @@ from helexa_acp.serving import EditorTransport, serve_over
 from helexa_acp.tools import TOOLS
 from helexa_acp.tools.base import Outcome, Tool, ToolContext
 
-BARE = ClientCapabilities()
-WITH_FILES = ClientCapabilities(
-    fs=FileSystemCapabilities(read_text_file=True, write_text_file=True)
+BARE = schema.ClientCapabilities()
+WITH_FILES = schema.ClientCapabilities(
+    fs=schema.FileSystemCapabilities(read_text_file=True, write_text_file=True)
 )
-WITH_TERMINALS = ClientCapabilities(terminal=True)
+WITH_TERMINALS = schema.ClientCapabilities(terminal=True)
 
 
 class Editor:
@@ -75,7 +59,6 @@ class Editor:
         return "".join(content.text for content in contents if content.type == "text")
 
     def statuses(self) -> dict[str, str]:
-        """The last one of each call."""
         last: dict[str, str] = {}
         for one in self.updates:
             if one.session_update in ("tool_call", "tool_call_update") and one.status:
@@ -89,30 +72,34 @@ class Editor:
 
     async def request_permission(
         self, session_id: str, tool_call: Any, options: list[Any], **_: Any
-    ) -> RequestPermissionResponse:
+    ) -> schema.RequestPermissionResponse:
         self.asked.append((tool_call, options))
         self.is_asked.set()
         while not self.permissions:
             await asyncio.sleep(0.01)
         chosen = self.permissions.popleft()
         if chosen is None:
-            return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
-        outcome = AllowedOutcome(outcome="selected", option_id=chosen)
-        return RequestPermissionResponse(outcome=outcome)
+            return schema.RequestPermissionResponse(
+                outcome=schema.DeniedOutcome(outcome="cancelled")
+            )
+        outcome = schema.AllowedOutcome(outcome="selected", option_id=chosen)
+        return schema.RequestPermissionResponse(outcome=outcome)
 
-    async def read_text_file(self, path: str, **_: Any) -> ReadTextFileResponse:
+    async def read_text_file(self, path: str, **_: Any) -> schema.ReadTextFileResponse:
         if path in self.unsaved:
-            return ReadTextFileResponse(content=self.unsaved[path])
+            return schema.ReadTextFileResponse(content=self.unsaved[path])
         raise RequestError(-32002, "not open here")
 
-    async def write_text_file(self, path: str, content: str, **_: Any) -> WriteTextFileResponse:
+    async def write_text_file(
+        self, path: str, content: str, **_: Any
+    ) -> schema.WriteTextFileResponse:
         self.unsaved[path] = content
         await asyncio.to_thread(Path(path).write_text, content)
-        return WriteTextFileResponse()
+        return schema.WriteTextFileResponse()
 
     async def create_terminal(
         self, command: str, args: list[str] | None = None, cwd: str | None = None, **_: Any
-    ) -> CreateTerminalResponse:
+    ) -> schema.CreateTerminalResponse:
         process = await asyncio.create_subprocess_exec(
             command,
             *(args or ()),
@@ -123,32 +110,32 @@ class Editor:
         )
         terminal_id = f"terminal-{len(self.terminals)}"
         self.terminals[terminal_id] = process
-        return CreateTerminalResponse(terminal_id=terminal_id)
+        return schema.CreateTerminalResponse(terminal_id=terminal_id)
 
     async def wait_for_terminal_exit(
         self, terminal_id: str, **_: Any
-    ) -> WaitForTerminalExitResponse:
+    ) -> schema.WaitForTerminalExitResponse:
         code = await self.terminals[terminal_id].wait()
-        return WaitForTerminalExitResponse(exit_code=max(code, 0))
+        return schema.WaitForTerminalExitResponse(exit_code=max(code, 0))
 
-    async def terminal_output(self, terminal_id: str, **_: Any) -> TerminalOutputResponse:
+    async def terminal_output(self, terminal_id: str, **_: Any) -> schema.TerminalOutputResponse:
         process = self.terminals[terminal_id]
         assert process.stdout is not None
         output = (await process.stdout.read()).decode()
-        status = TerminalExitStatus(exit_code=process.returncode)
-        return TerminalOutputResponse(output=output, truncated=False, exit_status=status)
+        status = schema.TerminalExitStatus(exit_code=process.returncode)
+        return schema.TerminalOutputResponse(output=output, truncated=False, exit_status=status)
 
-    async def kill_terminal(self, terminal_id: str, **_: Any) -> KillTerminalResponse:
+    async def kill_terminal(self, terminal_id: str, **_: Any) -> schema.KillTerminalResponse:
         self.killed.append(terminal_id)
         if self.terminals[terminal_id].returncode is None:
             self.terminals[terminal_id].kill()
-        return KillTerminalResponse()
+        return schema.KillTerminalResponse()
 
-    async def release_terminal(self, terminal_id: str, **_: Any) -> ReleaseTerminalResponse:
+    async def release_terminal(self, terminal_id: str, **_: Any) -> schema.ReleaseTerminalResponse:
         self.released.append(terminal_id)
         # What still runs in a terminal that is released is ended, as the protocol has it.
         await end_group(self.terminals[terminal_id])
-        return ReleaseTerminalResponse()
+        return schema.ReleaseTerminalResponse()
 
 
 CONFIG = from_table({"endpoints": [{"name": "x", "base_url": "http://x"}]}, {})
@@ -160,7 +147,7 @@ class Workshop:
 
     cwd: Path
     editor: Editor = field(default_factory=Editor)
-    capabilities: ClientCapabilities = field(default_factory=ClientCapabilities)
+    capabilities: schema.ClientCapabilities = field(default_factory=schema.ClientCapabilities)
     config: Config = CONFIG
     shown: list[Any] = field(default_factory=list)
     tools: tuple[Tool, ...] = TOOLS
@@ -186,15 +173,13 @@ WAIT_LIMIT_S = 60.0
 
 @dataclass(slots=True)
 class Bridge:
-    """An editor that is connected to an agent, and the project that they work on."""
-
     editor: Editor
     connection: ClientSideConnection
     project: Path
     data_dir: Path
     session_id: str = ""
 
-    async def open(self, capabilities: ClientCapabilities = BARE, **named: Any) -> str:
+    async def open(self, capabilities: schema.ClientCapabilities = BARE, **named: Any) -> str:
         await self.connection.initialize(
             protocol_version=PROTOCOL_VERSION, client_capabilities=capabilities
         )
@@ -207,7 +192,7 @@ class Bridge:
         self.session_id = made.session_id
         return self.session_id
 
-    async def ask(self, *content: Any) -> PromptResponse:
+    async def ask(self, *content: Any) -> schema.PromptResponse:
         blocks = [text_block(one) if isinstance(one, str) else one for one in content]
         return await self.connection.prompt(session_id=self.session_id, prompt=blocks)
 
@@ -218,7 +203,6 @@ class Bridge:
         await self.connection.set_session_mode(session_id=self.session_id, mode_id=mode)
 
     async def load(self, session_id: str) -> Any:
-        """Shows the conversation, and continues it."""
         self.session_id = session_id
         return await self.connection.load_session(
             cwd=str(self.project), session_id=session_id, mcp_servers=[]
@@ -229,7 +213,6 @@ class Bridge:
         return await self.connection._conn.send_request(method, params)
 
     def record(self) -> dict[str, Any]:
-        """The session's file."""
         path = self.data_dir / "sessions" / f"{self.session_id}.json"
         read: dict[str, Any] = json.loads(path.read_text())
         return read

@@ -217,7 +217,6 @@ def test_its_metadata_and_the_example() -> None:
 def started(
     folder: Path, *arguments: str, given: str | None = None, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """The process with ``given`` on its standard input."""
     return subprocess.run(
         [sys.executable, "-m", "helexa_acp", *arguments],
         env=environment(folder, **settings),
@@ -271,7 +270,6 @@ def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_ends_it(tmp_path: Path) -> None:
-    """As the editor's end of its input does."""
     command = [sys.executable, "-m", "helexa_acp"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=environment(tmp_path), text=True, **pipes) as process:

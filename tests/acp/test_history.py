@@ -11,29 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa_acp.compaction import (
-    UNBOUNDED,
-    Projection,
-    budget_tokens,
-    can_shrink,
-    project,
-    text_tokens,
-    turn_tokens,
-    window_for,
-)
+from helexa_acp import compaction, history
 from helexa_acp.errors import StoreError
-from helexa_acp.history import (
-    INTERRUPTED,
-    AssistantTurn,
-    Image,
-    Text,
-    Thought,
-    ToolCall,
-    ToolResult,
-    Turn,
-    UserTurn,
-    answered,
-)
 from helexa_acp.modes import Mode
 from helexa_acp.sessions import SessionStore
 
@@ -78,13 +57,15 @@ def test_files_of_the_first_version_are_read(tmp_path: Path, store: SessionStore
     assert session.mode is Mode.PLAN
     assert session.title == "Look."
     assert session.history == [
-        UserTurn((Text("Look."), Image("image/png", "AAAA"))),
-        AssistantTurn(
+        history.UserTurn((history.Text("Look."), history.Image("image/png", "AAAA"))),
+        history.AssistantTurn(
             text="I look.",
-            thoughts=(Thought("Hm.", "signed"), Thought("", {"type": "redacted"})),
-            calls=(ToolCall("c1", "read_file", {"path": "a", "limit": 3}),),
+            thoughts=(history.Thought("Hm.", "signed"), history.Thought("", {"type": "redacted"})),
+            calls=(history.ToolCall("c1", "read_file", {"path": "a", "limit": 3}),),
         ),
-        ToolResult(call_id="c1", name="read_file", parts=(Text("Look."),), is_error=True),
+        history.ToolResult(
+            call_id="c1", name="read_file", parts=(history.Text("Look."),), is_error=True
+        ),
     ]
     store.save(session)
     assert json.loads((tmp_path / "hxa-1.json").read_text()) == WRITTEN
@@ -144,70 +125,78 @@ def test_a_failed_save_leaves_the_last_one(
 
 
 def test_calls_without_results_get_one() -> None:
-    calls = (ToolCall("a", "bash", {}), ToolCall("b", "bash", {}))
-    turn = AssistantTurn(calls=calls)
-    done = ToolResult(call_id="a", name="bash", parts=(Text("done"),))
-    missing = ToolResult(
-        call_id="b", name="bash", parts=(Text(f"ERROR: {INTERRUPTED}"),), is_error=True
+    calls = (history.ToolCall("a", "bash", {}), history.ToolCall("b", "bash", {}))
+    turn = history.AssistantTurn(calls=calls)
+    done = history.ToolResult(call_id="a", name="bash", parts=(history.Text("done"),))
+    missing = history.ToolResult(
+        call_id="b",
+        name="bash",
+        parts=(history.Text(f"ERROR: {history.INTERRUPTED}"),),
+        is_error=True,
     )
-    after = UserTurn((Text("Hello?"),))
-    whole = answered([turn, done, after])
+    after = history.UserTurn((history.Text("Hello?"),))
+    whole = history.answered([turn, done, after])
     assert whole == [turn, done, missing, after]
-    assert answered(whole) == whole
-    assert answered([turn, done]) == [turn, done, missing]
+    assert history.answered(whole) == whole
+    assert history.answered([turn, done]) == [turn, done, missing]
 
 
 LONG = "x" * 3500
 
 
-def user_turn(text: str) -> UserTurn:
-    return UserTurn((Text(text),))
+def user_turn(text: str) -> history.UserTurn:
+    return history.UserTurn((history.Text(text),))
 
 
-def called(name: str, text: str = "") -> AssistantTurn:
-    return AssistantTurn(text=text, calls=(ToolCall(name, "read_file", {"path": name}),))
+def called(name: str, text: str = "") -> history.AssistantTurn:
+    return history.AssistantTurn(
+        text=text, calls=(history.ToolCall(name, "read_file", {"path": name}),)
+    )
 
 
-def result(name: str, text: str = LONG) -> ToolResult:
-    return ToolResult(call_id=name, name="read_file", parts=(Text(text),))
+def result(name: str, text: str = LONG) -> history.ToolResult:
+    return history.ToolResult(call_id=name, name="read_file", parts=(history.Text(text),))
 
 
-def conversation(num_rounds: int) -> list[Turn]:
-    turns: list[Turn] = [user_turn(LONG)]
+def conversation(num_rounds: int) -> list[history.Turn]:
+    turns: list[history.Turn] = [user_turn(LONG)]
     for i in range(num_rounds):
         turns += [called(f"c{i}", LONG), result(f"c{i}")]
     return turns
 
 
-def changed(kept: Projection, turns: list[Turn]) -> list[int]:
-    """The places of the turns that are not as they were."""
+def changed(kept: compaction.Projection, turns: list[history.Turn]) -> list[int]:
     assert len(kept.turns) == len(turns)
     return [index for index, turn in enumerate(turns) if kept.turns[index] != turn]
 
 
 def test_the_rule_for_tokens_and_the_budget() -> None:
-    assert (text_tokens(""), text_tokens("x" * 35)) == (8, 18)
-    assert turn_tokens(UserTurn((Image("image/png", "AAAA"),))) == 8 + 512
-    assert budget_tokens(8192, None) == 8192 - 2048 - 512
-    assert budget_tokens(8192, 1000) == 8192 - 1000 - 512
-    assert budget_tokens(1000, 4000) == 250, "answers do not take all of it"
-    assert budget_tokens(None, 1000) == UNBOUNDED
+    assert (compaction.text_tokens(""), compaction.text_tokens("x" * 35)) == (8, 18)
+    assert (
+        compaction.turn_tokens(history.UserTurn((history.Image("image/png", "AAAA"),))) == 8 + 512
+    )
+    assert compaction.budget_tokens(8192, None) == 8192 - 2048 - 512
+    assert compaction.budget_tokens(8192, 1000) == 8192 - 1000 - 512
+    assert compaction.budget_tokens(1000, 4000) == 250, "answers do not take all of it"
+    assert compaction.budget_tokens(None, 1000) == compaction.UNBOUNDED
     for budget in (100, 3000):
-        assert budget_tokens(window_for(budget, 1000), 1000) == budget
+        assert compaction.budget_tokens(compaction.window_for(budget, 1000), 1000) == budget
 
 
 def test_the_oldest_results_go_first() -> None:
     turns = conversation(4)
-    whole = project(turns, budget=UNBOUNDED, fixed_tokens=10).estimated_tokens
-    assert whole == 10 + sum(map(turn_tokens, turns))
-    assert changed(project(turns, budget=whole, fixed_tokens=10), turns) == []
-    kept = project(turns, budget=whole - 1500, fixed_tokens=10)
+    whole = compaction.project(turns, budget=compaction.UNBOUNDED, fixed_tokens=10).estimated_tokens
+    assert whole == 10 + sum(map(compaction.turn_tokens, turns))
+    assert changed(compaction.project(turns, budget=whole, fixed_tokens=10), turns) == []
+    kept = compaction.project(turns, budget=whole - 1500, fixed_tokens=10)
     assert changed(kept, turns) == [2, 4]
     assert "3500 characters of this result" in str(kept.turns[2])
     assert kept.estimated_tokens <= whole - 1500
     # By the endpoint's count, and by /compact for any budget.
-    assert changed(project(turns, budget=whole, fixed_tokens=10, scale=1.01), turns) == [2]
-    kept = project(turns, budget=UNBOUNDED, fixed_tokens=0, elided_before=3)
+    assert changed(compaction.project(turns, budget=whole, fixed_tokens=10, scale=1.01), turns) == [
+        2
+    ]
+    kept = compaction.project(turns, budget=compaction.UNBOUNDED, fixed_tokens=0, elided_before=3)
     assert changed(kept, turns) == [1, 2]
 
 
@@ -215,11 +204,11 @@ def test_then_the_assistants_texts() -> None:
     """Prompts, short results and the present prompt stay, and calls keep their results."""
     short = result("c", "y" * 255)
     turns = [*conversation(4), called("c"), short, user_turn(LONG), called("d"), result("d")]
-    least = project(turns[:-3], budget=0, fixed_tokens=0).estimated_tokens
-    kept = project(turns, budget=least + 2200, fixed_tokens=0)
+    least = compaction.project(turns[:-3], budget=0, fixed_tokens=0).estimated_tokens
+    kept = compaction.project(turns, budget=least + 2200, fixed_tokens=0)
     assert set(changed(kept, turns)) <= set(range(1, 9))
     elided = kept.turns[1]
-    assert isinstance(elided, AssistantTurn)
+    assert isinstance(elided, history.AssistantTurn)
     assert elided.calls == turns[1].calls  # type: ignore[union-attr]
     assert "3500 characters were left out" in elided.text
 
@@ -227,16 +216,16 @@ def test_then_the_assistants_texts() -> None:
 def test_then_earlier_prompts_with_all_that_followed_them() -> None:
     latest = [user_turn(LONG), called("d"), result("d")]
     turns = [*conversation(1), user_turn("b"), called("c"), result("c", "short"), *latest]
-    kept = project(turns, budget=2300, fixed_tokens=0)
-    mark = Text("[3 earlier turns were left out]")
-    assert kept.turns == (UserTurn((mark, Text("b"))), *turns[4:])
-    kept = project(turns, budget=kept.estimated_tokens - 1, fixed_tokens=0)
-    mark = Text("[6 earlier turns were left out]")
-    assert kept.turns == (UserTurn((mark, Text(LONG))), *latest[1:])
-    assert can_shrink(kept), "the latest results go last"
-    kept = project(latest, budget=0, fixed_tokens=0)
+    kept = compaction.project(turns, budget=2300, fixed_tokens=0)
+    mark = history.Text("[3 earlier turns were left out]")
+    assert kept.turns == (history.UserTurn((mark, history.Text("b"))), *turns[4:])
+    kept = compaction.project(turns, budget=kept.estimated_tokens - 1, fixed_tokens=0)
+    mark = history.Text("[6 earlier turns were left out]")
+    assert kept.turns == (history.UserTurn((mark, history.Text(LONG))), *latest[1:])
+    assert compaction.can_shrink(kept), "the latest results go last"
+    kept = compaction.project(latest, budget=0, fixed_tokens=0)
     assert changed(kept, latest) == [2]
-    assert not can_shrink(kept)
+    assert not compaction.can_shrink(kept)
 
 
 @given(
@@ -252,13 +241,13 @@ def test_it_ends_with_the_latest_prompt_and_all_that_followed_it(
         "call": lambda: called("c", LONG),
         "result": lambda: result("c"),
     }
-    turns: list[Turn] = [makers[kind]() for kind in kinds]
-    kept = project(turns, budget=budget, fixed_tokens=100, scale=scale)
+    turns: list[history.Turn] = [makers[kind]() for kind in kinds]
+    kept = compaction.project(turns, budget=budget, fixed_tokens=100, scale=scale)
     num_kept = len(kept.turns)
     assert [type(turn) for turn in kept.turns] == [type(turn) for turn in turns][-num_kept:]
     prompts = [index for index, kind in enumerate(kinds) if kind == "user"]
     if num_kept < len(turns):
-        assert isinstance(kept.turns[0], UserTurn)
+        assert isinstance(kept.turns[0], history.UserTurn)
         assert len(turns) - num_kept <= prompts[-1]
-    assert kept.estimated_tokens == 100 + sum(map(turn_tokens, kept.turns))
-    assert kept.estimated_tokens * scale <= budget or not can_shrink(kept)
+    assert kept.estimated_tokens == 100 + sum(map(compaction.turn_tokens, kept.turns))
+    assert kept.estimated_tokens * scale <= budget or not compaction.can_shrink(kept)

@@ -19,8 +19,6 @@ from tests.cases import each_case
 
 
 class Wire:
-    """Raw lines to an agent, and the messages that it sends."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -124,7 +122,6 @@ async def test_requests_that_cannot_be(wire: Wire, method: Any, params: Any) -> 
 
 
 async def test_contents_of_a_prompt_that_cannot_be(wire: Wire, endpoint: FakeEndpoint) -> None:
-    """Lone surrogates are replaced, and images that are none refused."""
     session_id = (await wire.call("session/new", LOAD))["result"]["sessionId"]
 
     async def prompt(**block: str) -> dict[str, Any]:

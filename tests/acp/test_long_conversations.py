@@ -101,7 +101,6 @@ async def test_a_conversation_continues_after_prompts_beyond_the_context(
 
 
 async def test_images_of_a_model_that_reads_none(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """Earlier ones, as of another model, and those of results."""
     (bridge.project / "a.png").write_bytes(b"pixels")
     refusal = Refuse(400, "fake-model reads no images", "vision_unsupported")
     read = Reply(calls=(("read_file", {"path": "a.png"}),))

@@ -31,8 +31,6 @@ def stdio(name: str = "sums", *faults: str) -> McpServerStdio:
 
 
 class HttpServer:
-    """The same answers over HTTP, as JSON or as events."""
-
     def __init__(self) -> None:
         self.streams = False
         self.methods: list[str] = []

@@ -127,7 +127,6 @@ async def test_how_an_answer_ends_and_a_cancelled_request_ends_at_the_endpoint(
 async def test_a_refusal_and_a_stream_that_breaks_off_are_reported(
     each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the log as well; the next prompt is answered."""
     await each_bridge.open()
     for answer, words in (
         (Refuse(401, "That key is none.", "invalid_api_key"), "That key is none"),
@@ -174,7 +173,6 @@ async def test_a_busy_or_unreachable_endpoint_is_asked_again(
 
 
 async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """The editor's to the model, and one that a tool read to both."""
     (each_bridge.project / "cat.png").write_bytes(b"\x89PNG a cat")
     sent, read = (base64.b64encode(one).decode() for one in (b"\x89PNG no cat", b"\x89PNG a cat"))
     endpoint.will(Reply(calls=(("read_file", {"path": "cat.png"}),)), Reply("A cat."))

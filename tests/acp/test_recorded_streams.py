@@ -10,25 +10,15 @@ from typing import Any
 
 import pytest
 
+from helexa_acp import wire
 from helexa_acp.errors import EndpointError
 from helexa_acp.history import AssistantTurn, Thought, Usage
-from helexa_acp.wire import (
-    CallMade,
-    Finished,
-    ModelRequest,
-    TextDelta,
-    ThoughtDelta,
-    ThoughtSealed,
-    WireEvent,
-    chat,
-    messages,
-    responses,
-)
+from helexa_acp.wire import chat, messages, responses
 from helexa_acp.wire.client import fed
 from tests.cases import each_case
 
 Json = dict[str, Any]
-LS = CallMade("call_1", "bash", '{"command": "ls"}')
+LS = wire.CallMade("call_1", "bash", '{"command": "ls"}')
 WRITTEN = LS.arguments
 HALVES = ('{"command"', ': "ls"}')
 
@@ -156,14 +146,14 @@ RESPONSES: dict[str, list[Json]] = {
 }
 
 
-def events_of(dialect: ModuleType, events: Sequence[Any]) -> list[WireEvent]:
+def events_of(dialect: ModuleType, events: Sequence[Any]) -> list[wire.WireEvent]:
     answer = dialect.Answer()
     return [one for event in events for one in fed(answer, json.dumps(event))] + answer.finish()
 
 
-def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
-    texts = [event.text for event in events if isinstance(event, TextDelta)]
-    return "".join(texts), [event for event in events if isinstance(event, CallMade)]
+def text_and_calls(events: Sequence[wire.WireEvent]) -> tuple[str, list[wire.CallMade]]:
+    texts = [event.text for event in events if isinstance(event, wire.TextDelta)]
+    return "".join(texts), [event for event in events if isinstance(event, wire.CallMade)]
 
 
 STREAMS = [
@@ -178,9 +168,9 @@ def test_the_same_call(name: str, dialect: ModuleType, stream: list[Json], text:
     events = events_of(dialect, stream)
     assert text_and_calls(events) == (text, [LS])
     if "easoning" in name:
-        assert ThoughtDelta("Look.") in events
+        assert wire.ThoughtDelta("Look.") in events
     usage = Usage(9, 3) if "9" in json.dumps(stream) else Usage(0, 3 if dialect is messages else 0)
-    assert events[-1] == Finished("stop", usage)
+    assert events[-1] == wire.Finished("stop", usage)
 
 
 @each_case("ids", [("call_0", "call_1"), ("", "")])
@@ -192,7 +182,9 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
         call(id=call_id, index=index, name="bash", arguments=arguments)
         for call_id, arguments in zip(ids, written, strict=True)
     ]
-    calls = [CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)]
+    calls = [
+        wire.CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)
+    ]
     apart = [chunk(tool_calls=one) for one in deltas]
     for chunks in (apart, [chunk(tool_calls=[*deltas[0], *deltas[1]])]):
         assert text_and_calls(events_of(chat, [*chunks, chunk("stop")])) == ("", calls)
@@ -214,9 +206,9 @@ CUT_OFF = {"reason": "max_output_tokens"}
     ],
 )
 def test_sealed_thoughts_go_back(dialect: ModuleType, stream: list[Json], sealed: Json) -> None:
-    assert ThoughtSealed(sealed) in events_of(dialect, stream)
+    assert wire.ThoughtSealed(sealed) in events_of(dialect, stream)
     turn = AssistantTurn(text="Hm.", thoughts=(Thought("", sealed), Thought("", {"type": "else"})))
-    request = ModelRequest(model="m", system="s", turns=(turn,))
+    request = wire.ModelRequest(model="m", system="s", turns=(turn,))
     sent = json.dumps(dialect.request_body(request))
     assert sent.count(json.dumps(sealed)) == 1
     assert "else" not in sent
@@ -253,7 +245,7 @@ def test_errors_in_a_stream(
 )
 def test_how_a_stream_ends(dialect: ModuleType, stream: list[Json], reason: str) -> None:
     (*_, end) = events_of(dialect, stream)
-    assert isinstance(end, Finished)
+    assert isinstance(end, wire.Finished)
     assert end.reason == reason
 
 

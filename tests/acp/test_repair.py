@@ -72,8 +72,8 @@ def test_understood(name: str, written: str, understood: tuple[str, dict[str, An
         ("", '{"name": "bash", "arguments": {"command": "ls"}, "cwd": "/"}', "more beside"),
         ("", '{"name": "write_file", "path": "a", "content": "b"}}', "beginning is missing"),
         ("", '{"name": "bash", "arguments": {"command": "ls", "cwd": /srv}}', "not a JSON object"),
-        *(("", CALLED_LS[:-1] + more, "") for more in (', "parameters": {}}', ', "cwd": "/srv"}')),
-        ("", '{"name": "bash", "arguments": [1]}', ""),
+        ("", CALLED_LS[:-1] + ', "parameters": {}}', "more beside"),
+        ("", '{"name": "bash", "arguments": [1]}', "not a JSON object"),
     ],
 )
 def test_not_understood(name: str, written: str, why: str) -> None:

@@ -182,7 +182,6 @@ async def test_a_model_is_chosen_where_none_is_configured(
 
 
 async def test_models_are_chosen(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """By clients of an older protocol too."""
     endpoint.models = [{"id": "fake-model"}, {"id": "b:7"}]
     endpoint.aliases = {"other"}
     endpoint.will(Reply("Yes."))

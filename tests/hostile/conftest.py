@@ -16,9 +16,9 @@ How gateways, controls and the ledger are built is as in their own tests, whose 
 
 from __future__ import annotations
 
-from tests.fleet.conftest import _fresh_catalogue_cache, build
-from tests.fleet.services.hosts.invited_hosts import shared_redis
-from tests.inference.gateway.conftest import (
+from tests.fleet.conftest import _fresh_catalogue_cache, build  # noqa: F401
+from tests.fleet.services.hosts.invited_hosts import shared_redis  # noqa: F401
+from tests.inference.gateway.conftest import (  # noqa: F401
     catalogue,
     client,
     config,
@@ -29,21 +29,6 @@ from tests.inference.gateway.conftest import (
     neuron,
     redis_client,
 )
-
-__all__ = [
-    "_fresh_catalogue_cache",
-    "build",
-    "catalogue",
-    "client",
-    "config",
-    "directory",
-    "gateway",
-    "ledger",
-    "make_gateway",
-    "neuron",
-    "redis_client",
-    "shared_redis",
-]
 
 EVIL = "evil"
 MB = 1_000_000

@@ -106,7 +106,6 @@ def test_a_flood_is_seen_between_two_ticks(redis_url: str, redis_db: redis.Redis
 
 
 def num_unfreed(client: redis.Redis) -> int:
-    """Keys that a thread of Redis is still to free."""
     memory: dict[str, int] = client.info("memory")  # type: ignore[assignment]
     return memory["lazyfree_pending_objects"]
 
@@ -205,7 +204,6 @@ def test_the_dashboard_names_it_and_why_and_invited_again_it_is_back(
 def test_too_many_connections_are_cut_off(
     redis_url: str, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis has so many for all, and refuses everybody's next one."""
     monkeypatch.setattr(cut_off, "MAX_CONNECTIONS", 10)
     evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
     opened = [evil.connection_pool.get_connection() for _ in range(11)]

@@ -136,7 +136,6 @@ ORDERS = LoadOrders("of a test")
 
 
 def test_a_replica_that_nobody_ordered_does_not_exist(build, caplog) -> None:
-    """Nor one that was ordered elsewhere, or another model there."""
     elsewhere = ORDERS.order(neuron="other", model="stolen")
     another = ORDERS.order(neuron="beast", model="tiny")
     beat = build.heartbeat(
@@ -203,7 +202,6 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def cases(kind: type[msgspec.Struct], **named: Any) -> list[Any]:
-    """The message as it should be, and with each thing in it wrong."""
     sound = msgspec.structs.replace(sample(kind), **named)
     return [sound, *wrong(sound, kind)]
 
@@ -229,7 +227,6 @@ async def test_any_list_of_held_requests(
 
 @pytest.mark.django_db(transaction=True)
 def test_any_report_of_downloads(redis_db: redis.Redis) -> None:
-    """What the control takes of it can be stored, and the honest one's is there beside it."""
     for name in ("beast", EVIL):
         services.heartbeat_record(heartbeat=heartbeat(name))
     honest = msgspec.structs.replace(sample(CacheReport), neuron="beast")

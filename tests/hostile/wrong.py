@@ -63,7 +63,6 @@ SAMPLES: dict[Any, Any] = {
 
 
 def wrong(value: Any, kind: Any) -> Iterator[Any]:
-    """``value``, which is of that type, with one thing in it wrong."""
     kind = _plain(kind)
     if value is None:
         value = sample(_first(kind))
@@ -110,7 +109,6 @@ def _wrong_items(value: list[Any] | tuple[Any, ...], kind: Any) -> Iterator[Any]
 
 
 def _member(kind: Any) -> Any:
-    """The type of a list's or a tuple's first member."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _member(_first(kind))
@@ -118,7 +116,6 @@ def _member(kind: Any) -> Any:
 
 
 def _first(kind: Any) -> Any:
-    """Returns the first type of a union that is not ``None``."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))

@@ -112,7 +112,6 @@ class Serve:
         return "\n".join(self.lines)
 
     def wait_ready(self) -> str:
-        """The URL in the ready line."""
 
         def ready() -> str | None:
             assert self.process.poll() is None, f"serve ended:\n{self.output}"
@@ -142,7 +141,6 @@ class Serve:
         return code
 
     def describe(self) -> str:
-        """How it stands, for a failure's message."""
         try:
             health = json.dumps(self.health(), indent=1)
         except (httpx.HTTPError, ValueError) as error:
@@ -206,14 +204,12 @@ class Serve:
     # What a client sees.
 
     def health(self) -> dict[str, Any]:
-        """What it reports to a client with its key."""
         headers = {"Authorization": f"Bearer {SERVE_KEY}"}
         found = _CLIENT.get(f"{self.url}/health", headers=headers)
         status_body: dict[str, Any] = found.json()
         return status_body
 
     def replica(self, model: str = MODEL) -> dict[str, Any] | None:
-        """Returns the replica as /health lists it."""
         for neuron in self.health()["neurons"]:
             for replica in neuron["replicas"]:
                 if replica["model"] == model:
@@ -230,7 +226,6 @@ class Serve:
         return found
 
     def is_healthy(self) -> bool:
-        """Nothing at all is wrong."""
         return bool(self.health()["status"] == "ok")
 
     def chat(self, **fields: Any) -> httpx.Response:
@@ -243,7 +238,6 @@ class Serve:
             raise
 
     def answers(self) -> bool:
-        """Whether it answers the question."""
         response = self.chat()
         return response.status_code == 200 and "Paris" in response.text
 
@@ -261,7 +255,6 @@ class Serve:
 
 
 def text_of(response: httpx.Response) -> str:
-    """The text of a chat completion, which must have been answered."""
     assert response.status_code == 200, response.text
     content: str = response.json()["choices"][0]["message"]["content"]
     return content
@@ -281,8 +274,6 @@ def chat_text(chunks: Events) -> str:
 
 
 class Stream:
-    """The server-sent events of one response."""
-
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
         self._lines = response.iter_lines()
@@ -294,7 +285,6 @@ class Stream:
                 yield line.removeprefix("data: ")
 
     def next_text(self) -> str:
-        """The next piece of text that is not empty."""
         for data in self:
             choices = json.loads(data).get("choices")
             if choices and (text := choices[0]["delta"].get("content")):
@@ -319,7 +309,6 @@ def serve_environment() -> dict[str, str]:
 
 
 def operators_password(serve: Serve) -> str:
-    """The first administrator's, which a first start prints."""
     return serve.wait_printed(r"^login +admin, password (\S+)")[1]
 
 
@@ -332,7 +321,6 @@ print(key_create(actor=COMMAND, account=account, scopes=["fleet:write"]).key)
 
 
 def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
-    """Returns when the gateway knows it."""
     operate(helexa, "POST", "/api/catalogue", name=name, **fields)
     wait_until_offered(helexa, name, 200)
 

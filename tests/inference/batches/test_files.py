@@ -115,8 +115,6 @@ def test_results_are_continued_with_what_is_whole(
 
 
 def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
-    """A limit on the size of files stands for the disk: some bytes are written, and then no
-    more."""
     results, _ = begun(store, "one")
     results.append(OUTPUT, [line("a")])
     (part,) = store.parts(OUTPUT)

@@ -17,16 +17,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStarted,
-)
+from inference.protocol import events as protocol
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.chat import request as openai_chat
@@ -65,32 +56,38 @@ answers = st.lists(
 )
 
 
-def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[Event]:
+def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[protocol.Event]:
     at: dict[str, Any] = {"request_id": R, "index": index}
-    events: list[Event] = []
+    events: list[protocol.Event] = []
     if spoken.reasoning is not None:
         pieces = cut(spoken.reasoning, random)
-        events.append(ReasoningDelta(**at, text=pieces.pop(0) if pieces else "", opens="<t>"))
-        events += [ReasoningDelta(**at, text=piece) for piece in pieces]
-        events.append(ReasoningDelta(**at, text="", closes="</t>"))
-    events += [Delta(**at, text=piece) for piece in cut(spoken.text, random)]
+        events.append(
+            protocol.ReasoningDelta(**at, text=pieces.pop(0) if pieces else "", opens="<t>")
+        )
+        events += [protocol.ReasoningDelta(**at, text=piece) for piece in pieces]
+        events.append(protocol.ReasoningDelta(**at, text="", closes="</t>"))
+    events += [protocol.Delta(**at, text=piece) for piece in cut(spoken.text, random)]
     for call_index, (name, arguments) in enumerate(spoken.calls):
         of_call = {**at, "call_index": call_index}
-        events.append(ToolCallStarted(**of_call, call_id=f"call_{index}_{call_index}", name=name))
-        events += [ToolCallDelta(**of_call, arguments=piece) for piece in cut(arguments, random)]
-    return [*events, ChoiceFinished(**at, reason=spoken.finish_reason())]
+        events.append(
+            protocol.ToolCallStarted(**of_call, call_id=f"call_{index}_{call_index}", name=name)
+        )
+        events += [
+            protocol.ToolCallDelta(**of_call, arguments=piece) for piece in cut(arguments, random)
+        ]
+    return [*events, protocol.ChoiceFinished(**at, reason=spoken.finish_reason())]
 
 
-def events_of_choices(answer: list[Spoken], random: Random) -> list[Event]:
+def events_of_choices(answer: list[Spoken], random: Random) -> list[protocol.Event]:
     """A choice's events in order, the choices interleaved."""
     queues = [events_of_choice(index, spoken, random) for index, spoken in enumerate(answer)]
-    events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
+    events: list[protocol.Event] = [protocol.Accepted(request_id=R, prompt_tokens=1)]
     while any(queues):
         events.append(random.choice([queue for queue in queues if queue]).pop(0))
-    return [*events, Finished(request_id=R, usage=USAGE)]
+    return [*events, protocol.Finished(request_id=R, usage=USAGE)]
 
 
-def frames_of(encoder: Any, events: list[Event]) -> list[Any]:
+def frames_of(encoder: Any, events: list[protocol.Event]) -> list[Any]:
     stream = b"".join(encoder.encode(event) for event in events).decode()
     assert stream.endswith("data: [DONE]\n\n")
     data = [frame.removeprefix("data: ") for frame in stream.split("\n\n")[:-2]]

@@ -26,8 +26,6 @@ REQUESTS_DIR = Path(__file__).parent / "real_clients"
 
 
 class RealClient:
-    """Sends a client's request as it stands in its file, with ``changes`` in its body."""
-
     def __init__(self, url: str) -> None:
         self._url = url
 

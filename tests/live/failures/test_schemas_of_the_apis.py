@@ -41,7 +41,6 @@ STATUSES = "statuses"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
-    """Starts a server with rows of every kind, and no neuron behind them."""
     directory = tmp_path_factory.mktemp("schemas")
     with running_pages(directory) as server:
         yield server
@@ -66,7 +65,6 @@ def test_answers_are_as_documented(server: PagesServer, tmp_path: Path) -> None:
 def test_the_gateways_answers_are_as_documented(
     scripted_server: ScriptedServe, hermes: ScriptedModel, tmp_path: Path
 ) -> None:
-    """An engine answers at once, with short answers."""
     hermes.answers(TEXT, "Hello.")
     _run(
         f"{scripted_server.url}/openapi.json",

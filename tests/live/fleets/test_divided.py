@@ -113,7 +113,6 @@ def test_two_hosts_answer_what_one_does(
 
 
 def engines(fleet: Fleet, host: str) -> list[psutil.Process]:
-    """The processes of engines and held stages on that host."""
     neuron = psutil.Process(fleet.programs[host].process.pid)
     children = neuron.children(recursive=True)
     return [one for one in children if "inference.engine" in command_line(one)]
@@ -136,8 +135,6 @@ NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
 
 
 def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path) -> None:
-    """To where it is pinned; and to a cramped neuron while the roomy one is drained and started
-    again."""
     with fleet_on_sqlite(tmp_path) as fleet:
         fleet.add_control()
         fleet.add_gateway()

@@ -52,8 +52,6 @@ may find that one of them was preparing a request."""
 
 
 class Harmed:
-    """A fleet, and the Redis that a test may kill."""
-
     def __init__(self, fleet: Fleet, redis: MortalRedis) -> None:
         self.fleet = fleet
         self.redis = redis
@@ -91,7 +89,6 @@ def start(fleet: Fleet, redis_port: int) -> None:
 
 @pytest.fixture
 def fleet(harmed: Harmed) -> Iterator[Fleet]:
-    """Settled, before and after."""
     settled(harmed.fleet)
     yield harmed.fleet
     settled(harmed.fleet)
@@ -132,7 +129,6 @@ def asking(fleet: Fleet, *models: str):
 
 
 def ended_once(fleet: Fleet, clients: Crowd, *allowed: str) -> Counter[str]:
-    """What became of them; no way but whole and those that are allowed."""
     assert all(one.num_endings == (one.how != "connection") for one in clients.endings)
     counted = clients.counted()
     assert set(counted) <= {"whole", *allowed}, f"{counted}\n{fleet.describe()}"

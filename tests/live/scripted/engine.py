@@ -28,37 +28,13 @@ from inference.channel import Channel, ChannelClosedError
 from inference.engine.errors import GrammarError
 from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
 from inference.engine.sampling.logits_processors import ThinkingBudget
-from inference.protocol.engine import (
-    CancelSequence,
-    EngineCommand,
-    EngineStats,
-    Idle,
-    Loaded,
-    LoadFailedMessage,
-    LoadProgressed,
-    SequenceCancelled,
-    SequenceFailed,
-    SequencesEmbedded,
-    SequenceStep,
-    Shutdown,
-    StepOutputs,
-    SubmitSequence,
-    decode_engine_command,
-    encode_engine_frame,
-)
+from inference.protocol import engine as protocol
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from tests.inference.reports import engine_stats, load_report
-from tests.live.scripted.script import (
-    Moment,
-    Received,
-    Rule,
-    append_moment,
-    append_received,
-    read_script,
-)
+from tests.live.scripted import script as scripts
 from tests.live.scripted.simulated_devices import NoRoomError, Taken, take_memory
 
 TOP_LOGPROB = -0.25
@@ -72,8 +48,8 @@ class GrammarBrokenError(Exception):
 class Performance:
     def __init__(
         self,
-        submit: SubmitSequence,
-        rule: Rule,
+        submit: protocol.SubmitSequence,
+        rule: scripts.Rule,
         tokenizer: tokenizers.Tokenizer,
         *,
         end_token_id: int,
@@ -94,18 +70,15 @@ class Performance:
 
     @property
     def is_queued(self) -> bool:
-        """It holds no block yet."""
         return self._rule.holds == "queue"
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it may ``step`` now."""
         if self._rule.holds is not None or now_s < self._due_s:
             return False
         self._due_s = now_s + self._rule.token_s
         return True
 
-    def step(self) -> SequenceStep:
-        """Raises ``GrammarBrokenError``."""
+    def step(self) -> protocol.SequenceStep:
         is_first = self.num_output == 0
         token_ids: list[int] = []
         reason: Literal["stop", "length"] | None = None
@@ -121,7 +94,7 @@ class Performance:
                 self._check.take(token_id)
             token_ids.append(token_id)
             reason = self._length_reason()
-        return SequenceStep(
+        return protocol.SequenceStep(
             sequence_id=self._submit.sequence_id,
             token_ids=token_ids,
             logprobs=self._logprobs(token_ids),
@@ -177,7 +150,7 @@ class GrammarCheck:
 
 
 def _planned(
-    token_ids: list[int], rule: Rule, end_token_id: int, params: SamplingParams
+    token_ids: list[int], rule: scripts.Rule, end_token_id: int, params: SamplingParams
 ) -> Iterator[int]:
     """Yields tokens without end: where the model's end token does not count, the answer starts
     over."""
@@ -214,7 +187,12 @@ A_QUARTER = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors
 NUM_BLOCKS = 1000
 
 
-Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+Output = (
+    protocol.SequenceStep
+    | protocol.SequencesEmbedded
+    | protocol.SequenceFailed
+    | protocol.SequenceCancelled
+)
 
 
 class ScriptedEngine:
@@ -223,7 +201,7 @@ class ScriptedEngine:
         self._spec = spec
         folder = Path(spec.source.removeprefix("path:"))
         self._folder = folder
-        script = read_script(folder)
+        script = scripts.read_script(folder)
         tokenizer_file = folder / "tokenizer.json"
         self._context_tokens = script.context_tokens
         self._vision = script.vision
@@ -233,42 +211,41 @@ class ScriptedEngine:
         self._end_token_id = end_token_id
         self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
-        self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[protocol.EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
         self._num_steps = 0
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        if read_script(self._folder).holds_load:
-            self._send(LoadProgressed(progress=A_QUARTER))
-        while read_script(self._folder).holds_load:
+        if scripts.read_script(self._folder).holds_load:
+            self._send(protocol.LoadProgressed(progress=A_QUARTER))
+        while scripts.read_script(self._folder).holds_load:
             time.sleep(HELD_LOAD_S)
         try:
-            taken = take_memory(self._spec, read_script(self._folder))
+            taken = take_memory(self._spec, scripts.read_script(self._folder))
         except NoRoomError as error:
             failure = LoadFailure(
                 code="does_not_fit", message=str(error), needed_bytes=error.needed_bytes
             )
-            self._send(LoadFailedMessage(failure=failure))
+            self._send(protocol.LoadFailedMessage(failure=failure))
             return
-        self._send(Loaded(report=self._report(taken)))
+        self._send(protocol.Loaded(report=self._report(taken)))
         while True:
             outputs: list[Output] = [*self._take_commands(), *self._steps()]
             if outputs:
-                self._send(StepOutputs(outputs=outputs, stats=self._stats()))
+                self._send(protocol.StepOutputs(outputs=outputs, stats=self._stats()))
             elif not self._performances:
-                self._send(Idle(stats=self._stats()))
+                self._send(protocol.Idle(stats=self._stats()))
 
     def _read(self) -> None:
         try:
             while True:
-                self._commands.put(decode_engine_command(self._channel.receive()))
+                self._commands.put(protocol.decode_engine_command(self._channel.receive()))
         except ChannelClosedError:
             os._exit(0)
 
-    def _take_commands(self) -> list[SequenceFailed | SequenceCancelled]:
-        """Those that come until the next step is due."""
-        outputs: list[SequenceFailed | SequenceCancelled] = []
+    def _take_commands(self) -> list[protocol.SequenceFailed | protocol.SequenceCancelled]:
+        outputs: list[protocol.SequenceFailed | protocol.SequenceCancelled] = []
         due_s = time.monotonic() + (STEP_S if self._performances else IDLE_S)
         while (left_s := due_s - time.monotonic()) > 0:
             try:
@@ -277,21 +254,21 @@ class ScriptedEngine:
                 break
             due_s = min(due_s, time.monotonic() + STEP_S)
             match command:
-                case SubmitSequence():
+                case protocol.SubmitSequence():
                     outputs += self._start(command)
-                case CancelSequence(sequence_id=sequence_id):
+                case protocol.CancelSequence(sequence_id=sequence_id):
                     if self._performances.pop(sequence_id, None) is not None:
                         self._note(sequence_id, "cancelled")
-                        outputs.append(SequenceCancelled(sequence_id=sequence_id))
-                case Shutdown():
+                        outputs.append(protocol.SequenceCancelled(sequence_id=sequence_id))
+                case protocol.Shutdown():
                     os._exit(0)
         return outputs
 
-    def _start(self, submit: SubmitSequence) -> list[SequenceFailed]:
+    def _start(self, submit: protocol.SubmitSequence) -> list[protocol.SequenceFailed]:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
-        append_received(
+        scripts.append_received(
             self._folder,
-            Received(
+            scripts.Received(
                 sequence_id=submit.sequence_id,
                 prompt=prompt,
                 num_prompt_tokens=len(submit.token_ids),
@@ -299,7 +276,7 @@ class ScriptedEngine:
                 params=submit.params,
             ),
         )
-        rule = read_script(self._folder).rule_for(prompt)
+        rule = scripts.read_script(self._folder).rule_for(prompt)
         if rule is None:
             return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
         try:
@@ -314,8 +291,8 @@ class ScriptedEngine:
             return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
         return []
 
-    def _steps(self) -> list[SequenceStep | SequenceFailed]:
-        outputs: list[SequenceStep | SequenceFailed] = []
+    def _steps(self) -> list[protocol.SequenceStep | protocol.SequenceFailed]:
+        outputs: list[protocol.SequenceStep | protocol.SequenceFailed] = []
         now_s = time.monotonic()
         for sequence_id, performance in list(self._performances.items()):
             if not performance.is_due(now_s):
@@ -336,9 +313,11 @@ class ScriptedEngine:
 
     def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
         now_s = time.monotonic()
-        append_moment(self._folder, Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s))
+        scripts.append_moment(
+            self._folder, scripts.Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s)
+        )
 
-    def _stats(self) -> EngineStats:
+    def _stats(self) -> protocol.EngineStats:
         num_queued = sum(one.is_queued for one in self._performances.values())
         num_running = len(self._performances) - num_queued
         return engine_stats(
@@ -366,11 +345,11 @@ class ScriptedEngine:
         )
 
     def _send(self, message: msgspec.Struct) -> None:
-        self._channel.send(encode_engine_frame(message))
+        self._channel.send(protocol.encode_engine_frame(message))
 
 
-def _failed(sequence_id: str, message: str, code: str = "engine_error") -> SequenceFailed:
-    return SequenceFailed(sequence_id=sequence_id, code=code, message=message)
+def _failed(sequence_id: str, message: str, code: str = "engine_error") -> protocol.SequenceFailed:
+    return protocol.SequenceFailed(sequence_id=sequence_id, code=code, message=message)
 
 
 def main() -> None:

@@ -14,15 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from inference.protocol.images import VisionInput
-from tests.live.scripted.script import (
-    Received,
-    Rule,
-    Script,
-    read_moments,
-    read_received,
-    read_script,
-    write_script,
-)
+from tests.live.scripted import script as scripts
 
 TEMPLATES_DIR = Path(__file__).parent / "templates"
 CORPUS = [
@@ -110,8 +102,6 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class ScriptedModel:
-    """A catalogue model's name and the folder that its engine follows."""
-
     name: str
     folder: Path
 
@@ -126,8 +116,8 @@ class ScriptedModel:
     ) -> None:
         """Sets the answer from now on to prompts that hold ``when``. Special tokens are written out
         in it."""
-        script = read_script(self.folder)
-        rule = Rule(
+        script = scripts.read_script(self.folder)
+        rule = scripts.Rule(
             when=when,
             choices=list(choices),
             tokens_per_step=tokens_per_step,
@@ -136,25 +126,23 @@ class ScriptedModel:
             token_s=token_s,
         )
         changed = msgspec.structs.replace(script, rules=[*script.rules, rule])
-        write_script(self.folder, changed)
+        scripts.write_script(self.folder, changed)
 
     def hold_load(self, holds: bool) -> None:
-        """Whether an engine that loads keeps loading."""
-        changed = msgspec.structs.replace(read_script(self.folder), holds_load=holds)
-        write_script(self.folder, changed)
+        changed = msgspec.structs.replace(scripts.read_script(self.folder), holds_load=holds)
+        scripts.write_script(self.folder, changed)
 
     def takes(self, num_bytes: int) -> None:
         """Sets the memory of its simulated device from its next load on: nine tenths weights, the
         rest KV."""
         kv_bytes = num_bytes // 10
         changed = msgspec.structs.replace(
-            read_script(self.folder), weight_bytes=num_bytes - kv_bytes, kv_bytes=kv_bytes
+            scripts.read_script(self.folder), weight_bytes=num_bytes - kv_bytes, kv_bytes=kv_bytes
         )
-        write_script(self.folder, changed)
+        scripts.write_script(self.folder, changed)
 
-    def received(self, when: str) -> list[Received]:
-        """What the engine was asked to run with ``when`` in the prompt, in order."""
-        return [one for one in read_received(self.folder) if when in one.prompt]
+    def received(self, when: str) -> list[scripts.Received]:
+        return [one for one in scripts.read_received(self.folder) if when in one.prompt]
 
     def moments_s(self, what: Literal["first token", "cancelled"], when: str) -> list[float]:
         """When each sequence with ``when`` in its prompt came to ``what``, on the monotonic clock;
@@ -162,7 +150,7 @@ class ScriptedModel:
         sequence_ids = {one.sequence_id for one in self.received(when)}
         return [
             moment.monotonic_s
-            for moment in read_moments(self.folder)
+            for moment in scripts.read_moments(self.folder)
             if moment.what == what and moment.sequence_id in sequence_ids
         ]
 
@@ -184,12 +172,12 @@ def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
     config = {"bos_token": family.bos, "eos_token": family.eos}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text((TEMPLATES_DIR / family.template).read_text())
-    script = Script(
+    script = scripts.Script(
         end_token=family.eos,
         context_tokens=family.context_tokens,
         vision=_vision(tokenizer.token_to_id(family.image)) if family.image else None,
     )
-    write_script(folder, script)
+    scripts.write_script(folder, script)
     return ScriptedModel(name, folder)
 
 

@@ -88,7 +88,6 @@ class SimulatedDevices:
         return self.devices()
 
     def take(self, device: str, num_bytes: int) -> None:
-        """This process holds so much of it from now on."""
         directory = self._directory(device)
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{os.getpid()}"
@@ -107,7 +106,6 @@ class SimulatedDevices:
         return taken
 
     def held_bytes(self, pid: int) -> int:
-        """What a process holds of the simulated host's memory."""
         return self.taken_bytes("cpu").get(pid, 0)
 
     def _simulation(self) -> Simulation:
@@ -157,7 +155,6 @@ class Taken:
 
 
 def take_memory(spec: LoadSpec, script: Script) -> Taken:
-    """Raises ``NoRoomError``."""
     device = spec.devices[0] if spec.devices else "cpu"
     simulated = SimulatedDevices.from_environment(os.environ)
     if simulated is None:

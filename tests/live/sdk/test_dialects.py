@@ -157,7 +157,6 @@ def test_messages(asker: Asker, hermes: ScriptedModel) -> None:
 
 
 def test_many_at_once(asker: Asker, hermes: ScriptedModel) -> None:
-    """Each client gets its own call, whole, beside any other clients."""
     cities = [f"City {number}" for number in range(16)]
     for city in cities:
         hermes.answers(f"weather of {city}.", OSLO_CALL.replace("Oslo", city))

@@ -78,7 +78,6 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def inline_commands(text: str) -> list[str]:
-    """The code spans of a page's prose that are commands of ours."""
     prose, is_fenced = [], False
     for line in text.splitlines():
         is_fence = FENCE.match(line) is not None
@@ -101,7 +100,6 @@ ADDRESS = "http://127.0.0.1:31313"
 
 
 def settings_of(scenario: str, *, url: str, model: str, key: str) -> str:
-    """The text of the one block that is marked with the scenario."""
     (block,) = (one for one in all_blocks() if one.scenario == scenario and one.page == PAGE)
     return filled_in(block.text, url=url, model=model, key=key)
 
@@ -115,6 +113,5 @@ def filled_in(text: str, *, url: str, model: str, key: str) -> str:
 
 
 def exported(text: str) -> dict[str, str]:
-    """The variables of its ``export`` lines."""
     lines = [line.removeprefix("export ") for line in text.splitlines() if "export " in line]
     return dict(word.split("=", 1) for line in lines for word in line.split())

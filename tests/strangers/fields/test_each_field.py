@@ -20,20 +20,8 @@ import pytest
 from inference.wire.openapi import document
 from tests.embedding_model import REVISION, SHA256, SOURCE
 from tests.live.serving import Serve, create_model
+from tests.strangers.fields import field_values as fields
 from tests.strangers.fields.answers import Answer, ask, ask_streamed, check, error_of
-from tests.strangers.fields.field_values import (
-    DIMENSIONS,
-    ELSEWHERE,
-    EMBEDDING_FIELDS,
-    EMBEDDING_MODEL,
-    FIELDS,
-    LIMIT,
-    SHORT_TOKENS,
-    body_of,
-    embedding_of,
-    plain_body,
-    plain_embedding,
-)
 
 NUM_AT_ONCE = 8
 STREAMED = ("/v1/chat/completions", "/v1/completions")
@@ -48,13 +36,15 @@ PENALTIES = (
 OPENAPI = document()
 
 
-@pytest.mark.parametrize("path", FIELDS | EMBEDDING_FIELDS)
+@pytest.mark.parametrize("path", fields.FIELDS | fields.EMBEDDING_FIELDS)
 def test_every_honoured_field_is_tried(path: str) -> None:
     body = OPENAPI["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     honoured = _honoured(str(body["$ref"].rpartition("/")[2]))
     if "options" in honoured:
         honoured |= {f"options.{name}" for name in _honoured("POST_api_chat_options")}
-    assert honoured == (FIELDS | EMBEDDING_FIELDS)[path].keys() | ELSEWHERE.get(path, {"model"})
+    assert honoured == (fields.FIELDS | fields.EMBEDDING_FIELDS)[
+        path
+    ].keys() | fields.ELSEWHERE.get(path, {"model"})
 
 
 def _honoured(component: str) -> set[str]:
@@ -67,21 +57,23 @@ def _honoured(component: str) -> set[str]:
 def cases(path: str, *, is_inside: bool) -> list[tuple[str, Any]]:
     return [
         (name, value)
-        for name, tried in (FIELDS | EMBEDDING_FIELDS)[path].items()
+        for name, tried in (fields.FIELDS | fields.EMBEDDING_FIELDS)[path].items()
         for value in (tried.inside if is_inside else tried.outside)
     ]
 
 
 @pytest.fixture(scope="module")
 def encoder(server: Serve, embedding_model_dir: Path) -> None:
-    create_model(server, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256)
+    create_model(
+        server, name=fields.EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
-@pytest.mark.parametrize("path", FIELDS | EMBEDDING_FIELDS)
+@pytest.mark.parametrize("path", fields.FIELDS | fields.EMBEDDING_FIELDS)
 def test_what_is_outside_is_refused_by_name(client: httpx.Client, encoder: None, path: str) -> None:
-    made = embedding_of if path in EMBEDDING_FIELDS else body_of
+    made = fields.embedding_of if path in fields.EMBEDDING_FIELDS else fields.body_of
     for name, value in cases(path, is_inside=False):
         response = client.post(path, json=made(path, name, value))
         assert response.status_code in (400, 422), (name, str(value)[:80], response.text[:200])
@@ -91,15 +83,15 @@ def test_what_is_outside_is_refused_by_name(client: httpx.Client, encoder: None,
 
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
-@pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.parametrize("path", fields.FIELDS)
 def test_what_is_inside_is_kept_to_among_neighbours(client: httpx.Client, path: str) -> None:
-    plain = plain_body(path, max_tokens=SHORT_TOKENS)
+    plain = fields.plain_body(path, max_tokens=fields.SHORT_TOKENS)
     alone = ask(client, path, plain)
     check(path, plain, alone)
 
     def one(case: tuple[str, Any]) -> None:
         name, value = case
-        body = body_of(path, name, value)
+        body = fields.body_of(path, name, value)
         answer = ask(client, path, body)
         check(path, body, answer)
         if path in STREAMED and name != "prompt_logprobs":
@@ -125,9 +117,8 @@ def texts(answer: Answer) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
 def test_penalties_are_as_in_the_log_probabilities(client: httpx.Client) -> None:
-    """Over three hundred tokens, eight at once."""
     path = "/v1/chat/completions"
-    plain = plain_body(path, max_tokens=300)
+    plain = fields.plain_body(path, max_tokens=300)
     shown = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
     bodies = [plain | shown | penalties for penalties in PENALTIES]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
@@ -140,16 +131,16 @@ def test_penalties_are_as_in_the_log_probabilities(client: httpx.Client) -> None
 
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
-@pytest.mark.parametrize("path", EMBEDDING_FIELDS)
+@pytest.mark.parametrize("path", fields.EMBEDDING_FIELDS)
 def test_embeddings_are_as_asked_for_among_neighbours(
     client: httpx.Client, encoder: None, path: str
 ) -> None:
-    plain = plain_embedding(path)
+    plain = fields.plain_embedding(path)
     (alone,) = vectors(path, client.post(path, json=plain).json())
 
     def one(case: tuple[str, Any]) -> None:
         name, value = case
-        body = embedding_of(path, name, value)
+        body = fields.embedding_of(path, name, value)
         response = client.post(path, json=body)
         assert response.status_code == 200, (name, str(value)[:80], response.text[:200])
         check_vectors(path, body, response.json())
@@ -163,13 +154,13 @@ def test_embeddings_are_as_asked_for_among_neighbours(
 def check_vectors(path: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
     found, given = vectors(path, answer), body.get("input", "")
     is_many = isinstance(given, list) and not isinstance(given[0], int)
-    assert found.shape == (len(given) if is_many else 1, DIMENSIONS)
+    assert found.shape == (len(given) if is_many else 1, fields.DIMENSIONS)
     assert np.allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-3)
     counted = answer.get("prompt_eval_count") or answer.get("usage", {}).get("prompt_tokens")
     if body.get("truncate") is True:
-        assert counted == LIMIT
+        assert counted == fields.LIMIT
     if (kept := body.get("truncate_prompt_tokens")) is not None:
-        assert counted == (LIMIT if kept == -1 else kept)
+        assert counted == (fields.LIMIT if kept == -1 else kept)
 
 
 def vectors(path: str, answer: dict[str, Any]) -> np.ndarray:

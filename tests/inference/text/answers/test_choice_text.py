@@ -11,15 +11,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.text.answers import reasoning
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
-from inference.text.answers.reasoning import (
-    MARKER_PAIRS,
-    ReasoningMarkers,
-    ThinkingSplitter,
-    find_markers,
-    opens_block,
-)
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls, pieces_of
@@ -29,7 +23,7 @@ def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> C
     form = MarkedCalls()
     return ChoiceText(
         tokenizer,
-        markers=find_markers(tokenizer, None),
+        markers=reasoning.find_markers(tokenizer, None),
         tool_calls=form.parser([]) if calls else None,
         shown_token_ids=form.shown_token_ids(tokenizer) if calls else frozenset(),
         **kwargs,  # type: ignore[arg-type]
@@ -159,19 +153,19 @@ def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokeni
 def test_known_pairs_of_one_token_each_are_found_the_templates_first(
     byte_level_dir: Path, sentencepiece_dir: Path
 ) -> None:
-    for pair in MARKER_PAIRS:
+    for pair in reasoning.MARKER_PAIRS:
         for special in (True, False):
             tokenizer = _with_tokens(byte_level_dir, special=special, tokens=list(pair))
-            found = find_markers(tokenizer, None)
+            found = reasoning.find_markers(tokenizer, None)
             assert found is not None and (found.opens, found.closes) == pair
             assert found.start_token_id != found.end_token_id
     half = _with_tokens(byte_level_dir, special=True, tokens=["<think>"])
     for tokenizer in (Tokenizer.load(byte_level_dir), Tokenizer.load(sentencepiece_dir), half):
-        assert find_markers(tokenizer, "<think></think>") is None
+        assert reasoning.find_markers(tokenizer, "<think></think>") is None
     both = ["<think>", "</think>", "[THINK]", "[/THINK]"]
     tokenizer = _with_tokens(byte_level_dir, special=True, tokens=both)
     for template, opens in (("{{ '[THINK]' }}{{ '[/THINK]' }}", "[THINK]"), ("none", "<think>")):
-        found = find_markers(tokenizer, template)
+        found = reasoning.find_markers(tokenizer, template)
         assert found is not None and found.opens == opens
 
 
@@ -183,14 +177,14 @@ def test_known_pairs_of_one_token_each_are_found_the_templates_first(
     ],
 )
 def test_a_prompt_opens_the_block(
-    tokenizer: Tokenizer, markers: ReasoningMarkers, prompt: str, is_open: bool
+    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, prompt: str, is_open: bool
 ) -> None:
     token_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    assert opens_block(token_ids, markers, tokenizer) is is_open
-    assert not opens_block(token_ids, None, tokenizer)
+    assert reasoning.opens_block(token_ids, markers, tokenizer) is is_open
+    assert not reasoning.opens_block(token_ids, None, tokenizer)
 
 
-def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
+def _kinds(tokenizer: Tokenizer, splitter: reasoning.ThinkingSplitter, text: str) -> str:
     order = (TokenKind.OPENS, TokenKind.THOUGHT, TokenKind.CLOSES, TokenKind.ANSWER)
     letters = dict(zip(order, "(t)a", strict=True))
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -212,9 +206,9 @@ def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
     ],
 )
 def test_where_tokens_belong(
-    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, is_open: bool, kinds: str
+    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, text: str, is_open: bool, kinds: str
 ) -> None:
-    splitter = ThinkingSplitter(tokenizer, markers, is_open=is_open)
+    splitter = reasoning.ThinkingSplitter(tokenizer, markers, is_open=is_open)
     assert _kinds(tokenizer, splitter, text) == kinds
     if not is_open:
-        assert _kinds(tokenizer, ThinkingSplitter(tokenizer, None), text) == "a"
+        assert _kinds(tokenizer, reasoning.ThinkingSplitter(tokenizer, None), text) == "a"

@@ -45,7 +45,6 @@ TAGGED = [("opens", "<think>"), "So.", ("closes", "</think>")]
 
 
 def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
-    """Neighbours of a kind joined."""
     reader = PhraseReader(phrases, **more)
     runs = [run for piece in pieces for run in reader.feed(0, piece)[1]]
     joined: list[Run] = []

@@ -157,8 +157,6 @@ END = 256
 
 
 class _Bytes:
-    """A tokenizer with a token for each byte."""
-
     eos_token_id = END
     bos_token_id = None
     tokens = (*(bytes([byte]) for byte in range(END)), b"<end>")

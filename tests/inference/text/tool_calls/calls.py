@@ -102,7 +102,6 @@ def read(tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = T
 def read_by_grammar(
     tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
 ) -> Merged:
-    """``read`` of an answer that a grammar has held to calls."""
     parser = tool_format.parser(tools)
     parser.streams_arguments = True
     return merged([*parser.feed(text), *parser.flush()])
@@ -253,7 +252,6 @@ WRITINGS: dict[str, Writing] = {
 
 
 def written(name: str, *calls: Call) -> str:
-    """Writes these calls as models of that format do."""
     writing = WRITINGS[name]
     texts = [writing.call(*call, index) for index, call in enumerate(calls)]
     return writing.opens + writing.between.join(texts) + writing.closes

@@ -111,7 +111,6 @@ JSON_FRAGMENTS = [
 
 
 def _answers(name: str) -> st.SearchStrategy[str]:
-    """Pieces of the format's examples, of JSON and of anything, in any order."""
     texts = [text for (owner, _), (text, _) in EXAMPLES.items() if owner == name]
     texts.append(written(name, LS))
     cut = st.tuples(st.sampled_from(texts), st.integers(0, 80), st.integers(1, 40))

@@ -10,15 +10,7 @@ import pytest
 from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
-from inference.protocol.events import (
-    ChoiceFinished,
-    Event,
-    Failure,
-    Finished,
-    ToolCallDelta,
-    ToolCallStarted,
-    Usage,
-)
+from inference.protocol import events as protocol
 from inference.wire.common.fields import Field
 from inference.wire.common.model_card import ModelCard, ModelLocation
 from inference.wire.errors import ApiError, RequestFailedError
@@ -111,7 +103,9 @@ def test_how_long_it_stays_loaded_and_unloading_is_the_operators() -> None:
 
 
 def test_the_sdk_reads_a_refusal() -> None:
-    failure = Failure(code="context_length_exceeded", message="Too long.", param="max_tokens")
+    failure = protocol.Failure(
+        code="context_length_exceeded", message="Too long.", param="max_tokens"
+    )
     body = ollama_errors.error_body(RequestFailedError(failure), request_id="r")
     assert json.loads(body)["param"] == "options.num_predict"
     error = ResponseError(body.decode(), 400)
@@ -211,11 +205,13 @@ def test_every_field_has_ollamas_type_whatever_is_known(offered: OfferedModel) -
 
 def test_arguments_that_are_no_object_are_text() -> None:
     for arguments in ("[1]", "null", '"a"', '{"a": '):
-        events: list[Event] = [
-            ToolCallStarted(request_id="r", call_id="c", name="f", call_index=0),
-            ToolCallDelta(request_id="r", arguments=arguments, call_index=0),
-            ChoiceFinished(request_id="r", reason="length"),
-            Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=1)),
+        events: list[protocol.Event] = [
+            protocol.ToolCallStarted(request_id="r", call_id="c", name="f", call_index=0),
+            protocol.ToolCallDelta(request_id="r", arguments=arguments, call_index=0),
+            protocol.ChoiceFinished(request_id="r", reason="length"),
+            protocol.Finished(
+                request_id="r", usage=protocol.Usage(prompt_tokens=1, completion_tokens=1)
+            ),
         ]
         request = ollama_chat.parse(json.dumps(ASK).encode())
         message = body_of(request.body_encoder(**MADE), events)["message"]

@@ -80,7 +80,6 @@ def turn_sent(dialect: str, turn: ChatMessage) -> dict[str, Any]:
 
 @each_case("case", cases("anthropic_messages", "ollama_chat"), ids=str)
 def test_what_came_in_its_dialect_is_sent_as_it_came(case: Case) -> None:
-    """The upstream gets a body that means the same, as our own reading of it shows."""
     is_ollamas = case.dialect == "ollama_chat"
     read = ollama_chat.parse if is_ollamas else anthropic_messages.parse
     try:

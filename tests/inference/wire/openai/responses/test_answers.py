@@ -16,25 +16,10 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Failure,
-    Finished,
-    TextLogprob,
-    Usage,
-    UsedSampling,
-)
+from inference.protocol import events as protocol
+from inference.wire import errors
 from inference.wire.common.parts import ImageReading, images_read
 from inference.wire.dialect import NO_CONTEXT
-from inference.wire.errors import (
-    ApiError,
-    BudgetReservedError,
-    InvalidRequestError,
-    RequestFailedError,
-)
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
@@ -50,16 +35,8 @@ from inference.wire.openai.responses.stored import (
     replay,
 )
 from tests.cases import each_case
-from tests.inference.wire.answers import (
-    MADE,
-    Part,
-    body_of,
-    events_of,
-    folded,
-    frames,
-    parts,
-    randoms,
-)
+from tests.inference.wire import answers
+from tests.inference.wire.answers import frames
 from tests.inference.wire.golden import Case, cases
 from tests.inference.wire.openai.responses.test_request import parse
 from tests.inference.wire.random_bodies import random_bodies
@@ -86,14 +63,16 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("summary", [None, "detailed"])
-@given(answer=parts(st.text(max_size=20)), random=randoms)
+@given(answer=answers.parts(st.text(max_size=20)), random=answers.randoms)
 def test_any_cut_folds_to_the_same_response_which_can_be_sent_back(
-    answer: list[Part], random: Random, summary: str | None
+    answer: list[answers.Part], random: Random, summary: str | None
 ) -> None:
     included = ["reasoning.encrypted_content"]
     request = parse(stream=True, include=included, reasoning={"summary": summary})
-    events = frames(folded(request.stream_encoder(**MADE), events_of(answer, random)))
-    response = body_of(request.body_encoder(**MADE), events_of(answer))
+    events = frames(
+        answers.folded(request.stream_encoder(**answers.MADE), answers.events_of(answer, random))
+    )
+    response = answers.body_of(request.body_encoder(**answers.MADE), answers.events_of(answer))
     assert response == events[-1]["response"]
     carried = [item.get("encrypted_content") for item in response["output"]]
     output = [item | {"encrypted_content": "x"} for item in response["output"]]
@@ -151,17 +130,19 @@ def test_the_sdk_reads_every_event_and_open_responses_has_its_fields(case: Case)
 
 
 def test_what_the_models_defaults_made_of_it_is_reported() -> None:
-    encoder = parse(stream=True, top_p=0.5).stream_encoder(**MADE)
+    encoder = parse(stream=True, top_p=0.5).stream_encoder(**answers.MADE)
     before = frames(encoder.opening())[-1]["response"]
     assert (before["temperature"], before["top_p"]) == (1.0, 0.5)
-    used = UsedSampling(temperature=0.6, top_p=0.5, presence_penalty=0.0, frequency_penalty=1.5)
-    encoder.encode(Accepted(request_id="r", prompt_tokens=1, sampling=used))
+    used = protocol.UsedSampling(
+        temperature=0.6, top_p=0.5, presence_penalty=0.0, frequency_penalty=1.5
+    )
+    encoder.encode(protocol.Accepted(request_id="r", prompt_tokens=1, sampling=used))
     assert encoder.response is not None
     assert (encoder.response["temperature"], encoder.response["frequency_penalty"]) == (0.6, 1.5)
 
 
-def failing(code: str = "neuron_lost") -> ApiError:
-    return RequestFailedError(Failure(code=code, message="It went away."))
+def failing(code: str = "neuron_lost") -> errors.ApiError:
+    return errors.RequestFailedError(protocol.Failure(code=code, message="It went away."))
 
 
 def test_a_failure_ends_what_was_begun() -> None:
@@ -169,12 +150,15 @@ def test_a_failure_ends_what_was_begun() -> None:
         (True, ["error", "response.failed"], failing(), "server_error"),
         (False, ["response.failed"], failing("context_length_exceeded"), "invalid_prompt"),
         (False, ["response.failed"], failing("rate_limit_exceeded"), "rate_limit_exceeded"),
-        (False, ["response.failed"], BudgetReservedError("No."), "rate_limit_exceeded"),
-        (False, ["response.failed"], InvalidRequestError("No."), "invalid_prompt"),
+        (False, ["response.failed"], errors.BudgetReservedError("No."), "rate_limit_exceeded"),
+        (False, ["response.failed"], errors.InvalidRequestError("No."), "invalid_prompt"),
     ):
-        encoder = parse(stream=True).stream_encoder(**MADE)
-        begun = [Accepted(request_id="r", prompt_tokens=1), Delta(request_id="r", text="Par")]
-        stream = folded(encoder, begun) + encoder.failed(error, names_error=names_error)
+        encoder = parse(stream=True).stream_encoder(**answers.MADE)
+        begun = [
+            protocol.Accepted(request_id="r", prompt_tokens=1),
+            protocol.Delta(request_id="r", text="Par"),
+        ]
+        stream = answers.folded(encoder, begun) + encoder.failed(error, names_error=names_error)
         events = frames(stream)
         kinds = [event["type"] for event in events]
         assert kinds[-1 - len(ending) :] == ["response.output_item.done", *ending]
@@ -188,8 +172,8 @@ def test_a_failure_ends_what_was_begun() -> None:
 
 
 def test_a_cancelled_answer_and_a_failure_before_anything_end_with_an_error() -> None:
-    encoder = parse(stream=True).stream_encoder(**MADE)
-    stream = folded(encoder, [Accepted(request_id="r", prompt_tokens=1)])
+    encoder = parse(stream=True).stream_encoder(**answers.MADE)
+    stream = answers.folded(encoder, [protocol.Accepted(request_id="r", prompt_tokens=1)])
     events = frames(stream + encoder.cancelled(failing()))
     assert [event["type"] for event in events[-2:]] == ["response.in_progress", "error"]
     assert encoder.response is not None and encoder.response["status"] == "cancelled"
@@ -197,7 +181,7 @@ def test_a_cancelled_answer_and_a_failure_before_anything_end_with_an_error() ->
     joined = {"code": "neuron_lost", "message": "It went away.", "param": None}
     nested = {"error": {"type": "server_error", **joined}}
     assert event == {"type": "error", **joined, **nested, "sequence_number": 0}
-    encoder = parse(stream=True).stream_encoder(**MADE)
+    encoder = parse(stream=True).stream_encoder(**answers.MADE)
     assert frames(encoder.failed(failing())) == [event]
     assert encoder.failed(failing(), names_error=False) == b""
 
@@ -205,14 +189,16 @@ def test_a_cancelled_answer_and_a_failure_before_anything_end_with_an_error() ->
 SETTINGS = AnswerSettings(
     echo={}, members={}, summarises=False, carries_reasoning=False, background=False
 )
-TOKEN = TextLogprob(token="a", token_bytes=b"a", logprob=-0.1, top=[("a", b"a", -0.1)])
-END = ChoiceFinished(request_id="r", reason="stop")
-EVENTS: list[Event] = [
-    Accepted(request_id="r", prompt_tokens=3),
-    *[Delta(request_id="r", text="a", logprobs=[TOKEN])] * 20,
-    Delta(request_id="r", text="", logprobs=[TOKEN]),
+TOKEN = protocol.TextLogprob(token="a", token_bytes=b"a", logprob=-0.1, top=[("a", b"a", -0.1)])
+END = protocol.ChoiceFinished(request_id="r", reason="stop")
+EVENTS: list[protocol.Event] = [
+    protocol.Accepted(request_id="r", prompt_tokens=3),
+    *[protocol.Delta(request_id="r", text="a", logprobs=[TOKEN])] * 20,
+    protocol.Delta(request_id="r", text="", logprobs=[TOKEN]),
 ]
-FINISHED = Finished(request_id="r", usage=Usage(prompt_tokens=3, completion_tokens=21))
+FINISHED = protocol.Finished(
+    request_id="r", usage=protocol.Usage(prompt_tokens=3, completion_tokens=21)
+)
 
 
 def encoder() -> ResponseStreamEncoder:
@@ -261,7 +247,7 @@ def test_what_was_accepted_parses_again() -> None:
         try:
             with images_read(ImageReading(is_stored=True)):
                 request = openai_responses.parse(body, NO_CONTEXT)
-        except ApiError:
+        except errors.ApiError:
             continue
         num_accepted += 1
         for item in with_ids(request.items, "r"):
@@ -327,7 +313,7 @@ REFUSED: dict[Any, tuple[bytes, ...]] = {
 
 @each_case("read, query", [(read, query) for read in REFUSED for query in REFUSED[read]])
 def test_queries_that_are_refused(read: Any, query: bytes) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(errors.ApiError) as refused:
         read(query)
     param = query.decode().partition("=")[0]
     assert (refused.value.status, refused.value.param) == (400, param)
@@ -370,5 +356,5 @@ def test_any_query_is_read_or_refused(query: bytes) -> None:
     for read in (read_retrieval, read_item_page):
         try:
             read(query)
-        except ApiError as error:
+        except errors.ApiError as error:
             assert error.status == 400
