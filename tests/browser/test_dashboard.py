@@ -78,7 +78,7 @@ def test_no_refresh_of_the_board_undoes_what_is_begun(
     )
     assert after == before
     browser.press_button("#unload-tiny")
-    assert browser.dismiss() == "Unload tiny?"
+    assert browser.answer(is_yes=False) == "Unload tiny?"
     refreshed(browser)
     assert "Unloading" not in browser.text
     # Folded and unfolded again, by the keyboard.

@@ -11,8 +11,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import DESKTOP, Browser
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedModel, ScriptedServe
 from tests.live.serving import run
 
 PRICES = {"input_price_micro_usd": 1_000_000_000, "output_price_micro_usd": 1_000_000_000}
@@ -43,7 +42,6 @@ def serve(
 
 @pytest.fixture(scope="session")
 def usernames(serve: ScriptedServe) -> Iterator[str]:
-    """Those who have not been here yet."""
     return (f"visitor-{number}" for number in itertools.count())
 
 
@@ -68,13 +66,11 @@ def browser(serve: ScriptedServe, chromium: webdriver.Chrome, username: str) -> 
 
 @pytest.fixture
 def model(serve: ScriptedServe) -> ScriptedModel:
-    """The one that is chosen."""
     return serve.models[MODEL]
 
 
 @pytest.fixture
 def seeing(serve: ScriptedServe) -> ScriptedModel:
-    """One that reads images."""
     return serve.models[SEEING]
 
 
@@ -103,7 +99,6 @@ def ask(browser: Browser, words: str, num_answers: int) -> None:
 
 
 def press(browser: Browser, words: str) -> None:
-    """Presses the last visible button with this text."""
     script = """
         const found = [...document.querySelectorAll("button")].filter(
             (one) => one.innerText === arguments[0] && one.checkVisibility()
@@ -115,7 +110,6 @@ def press(browser: Browser, words: str) -> None:
 
 
 def start_another(browser: Browser) -> None:
-    """Ends with an empty conversation."""
     press(browser, "New")
     browser.wait(lambda: talk(browser) == "", "an empty conversation")
 

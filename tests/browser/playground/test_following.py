@@ -81,7 +81,6 @@ def wait_for_stream(browser: Browser) -> None:
 
 @pytest.fixture
 def reader(browser: Browser) -> Browser:
-    """A browser in which a question is asked and not answered yet."""
     browser.run(HOLD_STREAMS)
     browser.type('[name="draft"]', "a long story, please", Keys.ENTER)
     wait_for_stream(browser)

@@ -16,7 +16,7 @@ from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import REVISION, SHA256, SOURCE, fetch_embedding_model
 from tests.live.clients import sdk_programs
 from tests.live.clients.agents import AGENTS, Stage, rehearse, try_agent
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedServe
 from tests.live.serving import Serve, create_model
 
 EMBEDDING_MODEL = "all-minilm-l6-v2"

@@ -18,8 +18,7 @@ import pytest
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.live.clients.agents import call_of
-from tests.live.scripted.model import CLOCK_CALL, ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import CLOCK_CALL, ScriptedModel, ScriptedServe
 from tests.live.serving import WAIT_TIMEOUT_S, Events, chat_text, events_of
 
 REQUESTS_DIR = Path(__file__).parent / "real_clients"

@@ -21,8 +21,7 @@ import httpx
 import pytest
 
 from tests.live.fleets.crowd import Ending, ending_of
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedModel, ScriptedServe
 from tests.live.serving import WAIT_TIMEOUT_S, chat_body, run, wait_until
 
 PROMISED_S = 0.2

@@ -15,8 +15,7 @@ import pytest
 from helexa_site.program import REPOSITORY_DIR
 from tests.browser.server import PagesServer, running_pages
 from tests.live.failures.schemathesis_hooks import PLAIN, TEXT
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedModel, ScriptedServe
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1200)]
 

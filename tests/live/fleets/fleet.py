@@ -27,8 +27,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live.reading import read_snapshot_sync
 from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
-from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
-from tests.live.scripted.server import ENGINE
+from tests.live.scripted.model import ENGINE, FAMILIES, ScriptedModel, make_model
 from tests.live.scripted.simulated_devices import (
     SimulatedDevice,
     SimulatedDevices,

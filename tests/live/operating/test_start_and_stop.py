@@ -22,8 +22,7 @@ from helexa_site.bootstrap.arguments import shown_urls
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
 from tests.live import serving
-from tests.live.scripted.model import FAMILIES, make_model
-from tests.live.scripted.server import ENGINE
+from tests.live.scripted.model import ENGINE, FAMILIES, make_model
 from tests.live.serving import Serve, wait_until
 from tests.processes import command_line, has_ended
 

@@ -39,7 +39,7 @@ from tests.inference.wire import answers
 from tests.inference.wire.answers import frames
 from tests.inference.wire.golden import Case, cases
 from tests.inference.wire.openai.responses.test_request import parse
-from tests.inference.wire.random_bodies import random_bodies
+from tests.inference.wire.test_random_bodies import random_bodies
 
 CASES = [case for case in cases("openai_responses") if case.is_answered]
 EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
