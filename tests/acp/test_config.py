@@ -158,9 +158,7 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         ("home:qwen", True, "qwen"),
     ],
 )
-def test_selectors_split_at_the_first_colon(
-    written: str, is_alone: bool, chosen: str | None
-) -> None:
+def test_selectors_split_at_a_colon(written: str, is_alone: bool, chosen: str | None) -> None:
     """With one endpoint ids have no prefix, and a model's own name may hold a colon."""
     table = {"endpoints": [*one()["endpoints"], *one(name="cloud")["endpoints"]]}
     config = from_table(one() if is_alone else table, {})

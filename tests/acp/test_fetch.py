@@ -171,9 +171,7 @@ async def test_what_is_asked(
     assert "/v1/models" in [one.path for one in endpoint.received]
 
 
-async def test_a_proxy_that_cannot_be_used_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_proxy_of_no_use_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_proxies(monkeypatch, ALL_PROXY=SOCKS)
     async with bridge_here(tmp_path, endpoint_table("http://beast.example/v1")) as bridge:
         server = HttpMcpServer(type="http", name="web", url="http://mcp.example/mcp", headers=[])

@@ -74,9 +74,7 @@ def test_files_of_the_first_version_are_read(tmp_path: Path, store: SessionStore
     assert store.load("hxa-1") == session
 
 
-def test_a_session_is_held_by_one_and_ids_lead_nowhere_else(
-    tmp_path: Path, store: SessionStore
-) -> None:
+def test_a_session_is_held_by_one_and_ids_stay_inside(tmp_path: Path, store: SessionStore) -> None:
     """The kernel releases the lock of a process that dies."""
     hold = store.hold("hxa-1")
     with pytest.raises(StoreError, match="open elsewhere"):
@@ -109,7 +107,7 @@ def test_broken_files_are_reported_and_passed_over(tmp_path: Path, store: Sessio
     assert [one.session_id for one in store.all()] == ["hxa-2", "hxa-1"]
 
 
-def test_a_failed_save_leaves_the_last_one(
+def test_a_save_that_fails(
     tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(descriptor: int) -> None:
@@ -233,9 +231,7 @@ def test_then_earlier_prompts_with_all_that_followed_them() -> None:
     st.integers(0, 20_000),
     st.floats(0.2, 3.0),
 )
-def test_it_ends_with_the_latest_prompt_and_all_that_followed_it(
-    kinds: list[str], budget: int, scale: float
-) -> None:
+def test_the_latest_prompt_and_its_rest_stay(kinds: list[str], budget: int, scale: float) -> None:
     makers = {
         "user": lambda: user_turn(LONG),
         "call": lambda: called("c", LONG),

@@ -29,9 +29,7 @@ def elided(body: dict[str, Any]) -> int:
     return json.dumps(body).count("were left out")
 
 
-async def test_by_the_rule_where_the_endpoint_does_not_count(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
+async def test_by_the_rule_where_nobody_counts(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     table = endpoint_table(endpoint.url, context_window=16_000)
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
@@ -160,9 +158,7 @@ async def test_fields_that_are_refused_are_left_out(
     assert [key in body for body in endpoint.prompts] == [True, False, False][:num_asked]
 
 
-async def test_calls_that_are_repaired_or_not_understood(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
+async def test_calls_repaired_or_not_understood(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     (bridge.project / "a.txt").write_text("found me")
     repaired = '{"name": "read_file", "arguments": {"path": "a.txt"}}}}'
     endpoint.will(

@@ -115,9 +115,7 @@ async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> No
     assert bridge.editor.statuses()["x_0"] == "completed", "the server keeps running"
 
 
-async def test_servers_that_fail_take_nothing_with_them(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
+async def test_servers_that_fail_take_nothing_along(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(Reply("Hello."))
     none = McpServerStdio(name="none", command="/not/there", args=[], env=[])
     closed = HttpMcpServer(type="http", name="closed", url="http://127.0.0.1:9/", headers=[])

@@ -129,7 +129,7 @@ async def test_which_answers_are_remembered(
     assert not bridge.editor.permissions
 
 
-async def test_cancelled_while_it_asks_and_the_mode_at_the_answer_counts(
+async def test_cancelled_or_in_plan_mode_while_it_asks(
     bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     """Who goes to plan mode while a question is open means it; then nothing is asked at all."""

@@ -106,7 +106,7 @@ def _result_ids(body: dict[str, Any]) -> list[str]:
     return [one[keys[kind]] for one, kind in kinds if kind in keys]
 
 
-async def test_how_an_answer_ends_and_a_cancelled_request_ends_at_the_endpoint(
+async def test_how_an_answer_ends_or_is_cancelled(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     await each_bridge.open()
@@ -199,7 +199,7 @@ async def test_files_of_a_prompt(bridge: Bridge, endpoint: FakeEndpoint) -> None
     )
 
 
-async def test_tools_ride_in_the_prompt_where_the_api_has_none(
+async def test_tools_ride_in_prompts_without_them(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n</tool_call>'

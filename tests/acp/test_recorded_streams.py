@@ -226,9 +226,7 @@ def test_sealed_thoughts_go_back(dialect: ModuleType, stream: list[Json], sealed
         (responses, FAILED | {"response": {}}, "the response failed", None),
     ],
 )
-def test_errors_in_a_stream(
-    dialect: ModuleType, event: Json, message: str, code: str | None
-) -> None:
+def test_stream_errors(dialect: ModuleType, event: Json, message: str, code: str | None) -> None:
     with pytest.raises(EndpointError, match=message) as caught:
         fed(dialect.Answer(), json.dumps(event))
     assert (caught.value.status, caught.value.code) == (400, code)

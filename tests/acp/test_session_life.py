@@ -90,9 +90,7 @@ async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndp
             await first.ask("Hello?")
 
 
-async def test_the_file_is_written_every_round_until_it_stops(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
+async def test_the_file_is_written_every_round(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     hang = Hang("So")
     endpoint.will(Reply("I look.", calls=LOOK), hang)
     await bridge.open()
@@ -135,9 +133,7 @@ async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEnd
 
 
 @pytest.mark.parametrize("closes", [False, True])
-async def test_a_cancelled_command_ends(
-    bridge: Bridge, endpoint: FakeEndpoint, closes: bool
-) -> None:
+async def test_a_cancelled_command(bridge: Bridge, endpoint: FakeEndpoint, closes: bool) -> None:
     script = "echo $$ > pid; sleep 600 & echo $! > child; wait"
     endpoint.will(Reply(calls=(("bash", {"command": script}),)), Reply("Done."))
     await bridge.open()

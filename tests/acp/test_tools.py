@@ -83,7 +83,7 @@ def test_the_schemas_are_plain() -> None:
         ("update_plan", {"entries": [{"content": "x", "status": "later"}]}, "'later'"),
     ],
 )
-async def test_wrong_calls_are_explained(
+async def test_wrong_calls(
     filled_shop: Workshop, tool: str, arguments: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ToolError, match=why):

@@ -55,9 +55,7 @@ def refreshed(browser: Browser, times: int = 1) -> None:
     browser.wait(lambda: browser.run("return window.refreshes") >= before + times, "refreshed")
 
 
-def test_no_refresh_of_the_board_undoes_what_is_begun(
-    browser: Browser, pages_server: PagesServer
-) -> None:
+def test_no_refresh_undoes_what_is_begun(browser: Browser, pages_server: PagesServer) -> None:
     """A job moves no button, an unload asks, a button pressed right after a refresh loads no page,
     and a search, which leads to an address of its own, stays. How long a large fleet's board is,
     and its pages, are in ``tests/fleet/dashboard/test_at_scale.py``."""
@@ -117,9 +115,7 @@ def test_a_row_ticked_while_the_list_is_requested_stays_ticked(browser: Browser)
     assert browser.check() == []
 
 
-def test_a_buttons_request_outlasts_the_refreshes(
-    browser: Browser, pages_server: PagesServer
-) -> None:
+def test_a_button_outlasts_the_refreshes(browser: Browser, pages_server: PagesServer) -> None:
     """The server answers the button after another refresh was due."""
     browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/dashboard/model?name=big")

@@ -86,9 +86,7 @@ def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
     return problems + [f"{path}, {view.name}: {one}" for one in unseen]
 
 
-def test_a_model_is_loaded_by_keyboard_and_shows_its_progress(
-    browser: Browser, pages_server: PagesServer
-) -> None:
+def test_a_model_is_loaded_by_the_keyboard(browser: Browser, pages_server: PagesServer) -> None:
     browser.open("/")
     browser.wait_for_path("/login/")
     browser.tab_to("id_username")

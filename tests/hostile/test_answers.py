@@ -188,7 +188,7 @@ FAULTS: dict[str, list[events.Event]] = {
 }
 
 
-async def test_what_breaks_a_bound_is_the_neurons_fault(
+async def test_what_breaks_a_bound(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
 ) -> None:
     for fault, sent in FAULTS.items():

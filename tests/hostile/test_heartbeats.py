@@ -253,9 +253,7 @@ class Liar:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_any_answer_of_an_engines_log(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_engine_log(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     services.heartbeat_record(heartbeat=heartbeat(EVIL))
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     liar = Liar(redis_db)

@@ -159,7 +159,7 @@ GROWN = """
 last, which still grows, have the nodes they had: what is selected in them stays selected."""
 
 
-def test_a_piece_changes_what_grows_alone_and_a_whole_block_is_rendered_once(
+def test_a_piece_changes_what_grows_alone(
     browser: Browser,
 ) -> None:
     """Empty lines within code end nothing."""

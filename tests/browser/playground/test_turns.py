@@ -218,7 +218,7 @@ def test_a_conversation_changed_elsewhere(browser: Browser, model: ScriptedModel
     browser.wait(lambda: any("409" in problem for problem in browser.check()), "the refusal")
 
 
-def test_an_answer_leads_to_its_request_and_makes_no_key(
+def test_an_answer_leads_to_its_request(
     browser: Browser, model: ScriptedModel, username: str
 ) -> None:
     """Its record names the person as the end user; the page asked by the login's cookie."""

@@ -161,7 +161,7 @@ def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) 
     assert store.parts(OUTPUT) == [] and not store.has(OUTPUT)
 
 
-def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
+def test_one_that_lost_its_lease_before_its_end_finishes_nothing(
     store: FileStore,
 ) -> None:
     stopped, _ = begun(store, "stopped")
@@ -213,7 +213,7 @@ def test_lines_in_their_order_whatever_ends_them(tmp_path: Path, end: bytes) -> 
     ],
     ids=["empty", "blank", "twice", "json", "many"],
 )
-def test_what_cannot_be_run_is_refused(
+def test_refusals(
     tmp_path: Path, content: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)

@@ -101,9 +101,7 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
         (response_id(2), "other"),
     ],
 )
-def test_ids_that_are_none_and_those_of_other_accounts_are_not_found(
-    named: str, account: str
-) -> None:
+def test_ids_that_are_none_or_of_others_are_not_found(named: str, account: str) -> None:
     save(record=record(1))
     save(record=record(2, "in_progress"))
     item_ids = [named, f"msg_{1:032x}_0"] if account != ACCOUNT else [named]

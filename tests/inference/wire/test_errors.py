@@ -62,7 +62,7 @@ UNLOADABLE = Failure(code="repo_fetch_failed", message="No.", model_id="m", sugg
         (UNLOADABLE, 422, {"model_id": "m", "suggestion": "Check it."}),
     ],
 )
-def test_fields_of_the_originals_errors_stand_beside_ours(
+def test_fields_of_the_originals_errors(
     failure: Failure, status: int, extras: dict[str, object]
 ) -> None:
     error = RequestFailedError(failure)
@@ -109,9 +109,7 @@ def _params(error: ApiError) -> tuple[str | None, ...]:
         ("tools[0].parameters", ("tools[0].parameters",) * 3),
     ],
 )
-def test_a_neurons_refusal_names_the_clients_fields_and_a_parsers_its_own(
-    named: str, expected: tuple[str, ...]
-) -> None:
+def test_a_neurons_refusal_names_the_clients_fields(named: str, expected: tuple[str, ...]) -> None:
     failed = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
     assert _params(failed) == expected
     assert _params(InvalidRequestError("No.", param=named)) == (named,) * 3

@@ -54,7 +54,7 @@ def seconds_until_free(
 
 
 @pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
-def test_all_is_free_within_200_ms(
+def test_all_is_free_in_200_ms(
     scripted_server: ScriptedServe, hermes: ScriptedModel, phase: str
 ) -> None:
     """A quarter of them: others that use the machine delay some. Placement sees none of it then."""
@@ -116,7 +116,7 @@ call_command("keys", "create", "lab", "--cap-tokens", "100000")
 """
 
 
-def test_a_dead_gateways_requests_are_paid_for_once(
+def test_a_dead_gateway_is_paid_for_once(
     scripted_server: ScriptedServe, hermes: ScriptedModel
 ) -> None:
     key = run(scripted_server, MAKE_KEY).strip()

@@ -81,9 +81,7 @@ def two_hosts(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> 
         yield fleet
 
 
-def test_two_hosts_answer_what_one_does(
-    two_hosts: Fleet, helexa: Serve, default_gguf: Path
-) -> None:
+def test_two_hosts_answer_as_one_does(two_hosts: Fleet, helexa: Serve, default_gguf: Path) -> None:
     """No row to the other host is rounded. It comes back when either part has ended, and an unload
     leaves nothing on either host."""
     settings = {

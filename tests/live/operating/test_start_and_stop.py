@@ -157,9 +157,7 @@ def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     assert serve.stop() <= serving.STOP_TIMEOUT_S
 
 
-def test_clients_and_hosts_elsewhere_are_reported(
-    start: Start, tmp_path: Path, redis_url: str
-) -> None:
+def test_clients_elsewhere_are_reported(start: Start, tmp_path: Path, redis_url: str) -> None:
     """A gateway without a neuron, ready at an address that others reach. A Redis of one's own is
     used, and none is started."""
     flags = ("--host", "0.0.0.0", "--no-model", "--no-neuron")

@@ -184,37 +184,6 @@ class Solution(pydantic.BaseModel):
 GOOD = '{"steps": [{"explanation": "halve it", "result": 4}], "answer": 4}'
 
 
-@anthropic.beta_tool
-def get_weather(city: str, days: int = 1) -> str:
-    """The weather of the next days.
-
-    Args:
-        city: Where.
-        days: How many.
-    """
-    return f"sleet in {city} for {days} days"
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_anthropic_tool_runner(
-    anthropic_client: anthropic.Anthropic, hermes: ScriptedModel, streams: bool
-) -> None:
-    """It asks for a thread first and continues without one."""
-    hermes.answers("run the tools", OSLO_CALL)
-    hermes.answers("sleet in Oslo for 3 days", "Stay home.")
-    run: Any = anthropic_client.beta.messages.tool_runner
-    runner = run(
-        model="hermes",
-        max_tokens=1000,
-        messages=[{"role": "user", "content": "run the tools"}],
-        tools=[get_weather],
-        stream=streams,
-    )
-    turns = [turn.get_final_message() if streams else turn for turn in runner]
-    assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
-    assert turns[-1].content[0].text == "Stay home."
-
-
 def test_the_sdks_parse_their_own_classes(
     openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, hermes: ScriptedModel
 ) -> None:

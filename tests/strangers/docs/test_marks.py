@@ -69,7 +69,7 @@ def parser_of(command: str) -> ArgumentParser:
 
 
 @each_case("block", SHELL, ids=str)
-def test_commands_take_what_they_are_given(
+def test_commands_take_their_arguments(
     block: blocks.Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their own parsers decide, which know every flag."""

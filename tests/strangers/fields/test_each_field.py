@@ -132,9 +132,7 @@ def test_penalties_are_as_in_the_log_probabilities(client: httpx.Client) -> None
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
 @pytest.mark.parametrize("path", fields.EMBEDDING_FIELDS)
-def test_embeddings_are_as_asked_for_among_neighbours(
-    client: httpx.Client, encoder: None, path: str
-) -> None:
+def test_embeddings_are_as_asked_for(client: httpx.Client, encoder: None, path: str) -> None:
     plain = fields.plain_embedding(path)
     (alone,) = vectors(path, client.post(path, json=plain).json())
 

@@ -78,7 +78,7 @@ def test_thinking_and_calls_are_taken_out(
     assert choice.stop == ("END" if "stop" in given else None)
 
 
-def test_the_marker_is_reported_at_once_and_thoughts_are_counted_without_it(
+def test_the_marker_is_reported_at_once_and_not_counted(
     tokenizer: Tokenizer,
 ) -> None:
     start, *thought = tokenizer.encode("<think>so it is", add_special_tokens=False)
@@ -98,9 +98,7 @@ def test_the_marker_is_reported_at_once_and_thoughts_are_counted_without_it(
         ("<|channel>so<channel|>yes", "so"),
     ],
 )
-def test_a_label_behind_the_marker_is_no_thought(
-    byte_level_dir: Path, text: str, thought: str
-) -> None:
+def test_a_label_is_no_thought(byte_level_dir: Path, text: str, thought: str) -> None:
     backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
     backend.add_special_tokens(["<|channel>", "<channel|>"])
     expected = [ThoughtPart(thought, "<|channel>", "<channel|>"), TextPart("yes")]
@@ -114,7 +112,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
 @given(text=TEXTS, starts_thinking=st.booleans(), calls=st.booleans())
-def test_nothing_visible_is_lost(
+def test_nothing_is_lost(
     tokenizer: Tokenizer, text: str, starts_thinking: bool, calls: bool
 ) -> None:
     """Thought, text and calls hold every character that is no white space and no marker of theirs,
@@ -150,9 +148,7 @@ def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokeni
     return Tokenizer(backend.to_str(), {})
 
 
-def test_known_pairs_of_one_token_each_are_found_the_templates_first(
-    byte_level_dir: Path, sentencepiece_dir: Path
-) -> None:
+def test_known_pairs_of_one_token_each(byte_level_dir: Path, sentencepiece_dir: Path) -> None:
     for pair in reasoning.MARKER_PAIRS:
         for special in (True, False):
             tokenizer = _with_tokens(byte_level_dir, special=special, tokens=list(pair))
@@ -176,7 +172,7 @@ def test_known_pairs_of_one_token_each_are_found_the_templates_first(
         *((one, False) for one in ("Hi<think>\n\n</think>\n\n", "Hi<think>so", "Hi", "")),
     ],
 )
-def test_a_prompt_opens_the_block(
+def test_open_blocks(
     tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, prompt: str, is_open: bool
 ) -> None:
     token_ids = tokenizer.encode(prompt, add_special_tokens=False)

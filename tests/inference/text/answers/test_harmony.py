@@ -90,7 +90,7 @@ def test_an_answer_is_taken_apart(
     assert pieces_of(_choice(tokenizer, markers, **given), text) == pieces
 
 
-def test_headers_and_thoughts_are_no_answer_and_prompts_open_no_block(
+def test_headers_and_thoughts_are_no_answer(
     tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     choice = ChoiceText(tokenizer, markers=markers)
@@ -107,9 +107,7 @@ def test_headers_and_thoughts_are_no_answer_and_prompts_open_no_block(
     assert not opens_block(token_ids, markers, tokenizer)
 
 
-def test_a_budget_counts_the_thoughts_alone(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
+def test_a_budget_counts_thoughts_alone(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
     budget = ThinkingBudget(
         ThinkingLimit(
             max_tokens=4,
@@ -127,7 +125,7 @@ def test_a_budget_counts_the_thoughts_alone(
     assert budget.forced_token == markers.end_token_id
 
 
-def test_grammars_hold_the_message_and_its_channel(
+def test_grammars_of_channels(
     definition: str, tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     form, choice = HarmonyFormat(), ToolChoice(mode="required")

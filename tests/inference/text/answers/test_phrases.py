@@ -83,7 +83,7 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
         (TAGS, "<think>So.</think><resp", [*TAGGED, "<resp"]),
     ],
 )
-def test_the_text_between_phrases(
+def test_between_phrases(
     phrases: PhraseMarkers, text: str, expected: list[str | tuple[str, str]]
 ) -> None:
     """A text without a kind is a thought where the block is open, else of the answer."""
@@ -108,7 +108,7 @@ WORDS = (
     phrases=st.sampled_from([SPOKEN, TAGS]),
     is_open=st.booleans(),
 )
-def test_however_it_is_cut_it_gives_the_same(
+def test_any_cut_is_the_same(
     words: list[str], cuts: list[int], phrases: PhraseMarkers, is_open: bool
 ) -> None:
     text = "".join(words)
@@ -149,7 +149,7 @@ def test_templates_declare_them() -> None:
         (f"\nSo. {CLOSES} yes", {"starts_thinking": True}, [SPOKEN_SO, TextPart("yes")]),
     ],
 )
-def test_an_answer_is_taken_apart(
+def test_an_answer(
     byte_level_dir: Path, text: str, given: dict[str, Any], pieces: list[Piece]
 ) -> None:
     tokenizer = Tokenizer.load(byte_level_dir)

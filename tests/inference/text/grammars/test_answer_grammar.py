@@ -115,7 +115,7 @@ def test_json_and_bare_calls(
         ({"grammar": 'root ::= "a" [0-9]+'}, "a12", "a"),
     ],
 )
-def test_texts_that_are_not_json(
+def test_no_json(
     accepts: Accepts, demand: dict[str, Any], allowed: str, not_allowed: str
 ) -> None:
     part = text_part(OutputFormat(path="p", **demand))

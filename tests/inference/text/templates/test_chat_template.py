@@ -54,9 +54,7 @@ def _render(source: str | None, chat: ChatInput) -> str:
         (None, {}, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"),
     ],
 )
-def test_what_reaches_a_template(
-    source: str | None, kwargs: dict[str, object], expected: str
-) -> None:
+def test_what_a_template_gets(source: str | None, kwargs: dict[str, object], expected: str) -> None:
     assert _render(source, _chat(("user", "x"), **kwargs)) == expected
 
 
@@ -109,9 +107,7 @@ ESCAPES = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ tools }}"
         (ESCAPES, _chat(("user", "x"), tools=[TOOL]), "."),
     ],
 )
-def test_what_a_template_cannot_show_is_refused(
-    source: str | None, chat: ChatInput, problem: str
-) -> None:
+def test_what_it_cannot_show_is_refused(source: str | None, chat: ChatInput, problem: str) -> None:
     with pytest.raises(TemplateRenderError, match=problem) as refused:
         _render(source, chat)
     assert refused.value.param == "tools" or problem != "no place for tools"

@@ -84,9 +84,7 @@ TWICE, EMPTY = ChatMessage(role="assistant", tool_calls=[CALL, CALL]), replace(A
         ("qwen", [ASKED, CALLED, RESULT, AGAIN], "<|im_start|>user\nAgain?<|im_end|>"),
     ],
 )
-def test_neighbours_are_joined_where_turns_have_to_alternate(
-    family: str, messages: list[ChatMessage], in_one_turn: str
-) -> None:
+def test_neighbours_are_joined(family: str, messages: list[ChatMessage], in_one_turn: str) -> None:
     for tools in [[], [TOOL]] if family != "gemma" else [[]]:
         assert in_one_turn in _render(FAMILIES[family], messages, tools=tools)
 
@@ -131,7 +129,7 @@ def test_images_are_joined_with_the_texts_beside_them() -> None:
         ("{% nothing %}", [ASKED], "the model's chat template failed: "),
     ],
 )
-def test_what_a_template_still_refuses_is_named(
+def test_what_is_still_refused_is_named(
     source: str, messages: list[ChatMessage], turn: str
 ) -> None:
     tools = [TOOL] if source in ("llama", "mistral") or "tools" in source else []
@@ -159,9 +157,7 @@ def test_what_a_template_still_refuses_is_named(
         ],
     ],
 )
-def test_a_conversation_continues_after_a_call_of_any_arguments(
-    sent: str, written: dict[str, object]
-) -> None:
+def test_it_continues_after_a_call_of_any_arguments(sent: str, written: dict[str, object]) -> None:
     call = ToolCall(id=CALL.id, name="weather", arguments=sent)
     assert call.arguments_object == written
     turns = [ASKED, ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]

@@ -176,7 +176,7 @@ def test_sentencepiece_equals_decode_for_any_text_and_split(
     assert _detokenize(sentencepiece, _split(ids, cuts)) == _detokenize(sentencepiece, [ids])
 
 
-def test_a_character_is_never_split_and_a_broken_one_shows_at_the_end(
+def test_a_character_is_never_split_a_broken_one_shows_at_the_end(
     byte_level: Tokenizer,
 ) -> None:
     detokenizer = Detokenizer(byte_level)

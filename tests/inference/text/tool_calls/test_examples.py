@@ -218,9 +218,7 @@ SCHEMAS = st.recursive(
     name=st.sampled_from(list(FORMATS)),
     schema=st.dictionaries(SCHEMA_WORDS, SCHEMAS, max_size=4),
 )
-def test_no_schema_makes_a_parser_fail(
-    data: st.DataObject, name: str, schema: dict[str, object]
-) -> None:
+def test_any_schema_is_read(data: st.DataObject, name: str, schema: dict[str, object]) -> None:
     tools = [ToolDefinition(name="bash", path="", parameters=schema)]
     read(FORMATS[name], data.draw(_answers(name)), tools)
     read(FORMATS["hermes"], '<tool_call>{"arguments": {"command": 1}}</tool_call>', tools)

@@ -147,9 +147,7 @@ def test_how_many_calls_and_of_which_function(name: str, vocabulary: Vocabulary)
 
 
 @each_case("name", [*BESIDE_TEXT, "llama3"])
-def test_strict_tools_and_at_most_one_call_beside_free_text(
-    name: str, vocabulary: Vocabulary
-) -> None:
+def test_strict_tools_and_one_call_beside_free_text(name: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(name, vocabulary, [STRICT, NOW, OTHER], AUTO)
     for text in ("", 'Text, <b>, {"a": [1]}, [x]\n\n and é🙂.\n'):
         assert enforced.accepts(text), text
@@ -213,9 +211,7 @@ def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
 
 @each_case("keyword", ["pattern", "minLength"])
 @each_case("name", ["qwen_coder", "glm", "gemma_4", "dsml", "minimax", "seed"])
-def test_what_tags_cannot_hold_a_text_to_is_refused_by_name(
-    name: str, keyword: str, vocabulary: Vocabulary
-) -> None:
+def test_what_tags_cannot_hold_is_refused(name: str, keyword: str, vocabulary: Vocabulary) -> None:
     held = tool("f", {"a": {"type": "string", keyword: 3 if keyword == "minLength" else "^x"}})
     with pytest.raises(UnsupportedSchemaError, match=keyword) as caught:
         Enforced(name, vocabulary, [held], REQUIRED)

@@ -51,14 +51,12 @@ ALL = [*TEMPLATES.items(), *(("llama3", TOOLS + prompt) for prompt in GEMMA_3)]
 
 
 @each_case(("name", "template"), ALL)
-def test_a_template_shows_its_format(
-    name: str, template: str, vocabularies: dict[str, Vocabulary]
-) -> None:
+def test_templates_show_it(name: str, template: str, vocabularies: dict[str, Vocabulary]) -> None:
     found = find_tool_format(template, vocabularies["spelled"].text)
     assert found is not None and found.name == name
 
 
-def test_a_tokenizer_shows_the_rest_and_nothing_is_guessed(
+def test_a_tokenizer_shows_the_rest(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
     special = vocabularies["special"]

@@ -39,9 +39,7 @@ HARD = st.lists(
     contents=st.lists(HARD, min_size=1, max_size=4),
     piece_bytes=st.integers(1, 40),
 )
-def test_parts_are_the_same_however_the_file_is_read(
-    contents: list[bytes], piece_bytes: int
-) -> None:
+def test_parts_are_the_same_in_any_pieces(contents: list[bytes], piece_bytes: int) -> None:
     delimiter = f"\r\n--{BOUNDARY}".encode()
     if any(delimiter in b"\r\n" + content for content in contents):
         return  # it ends the part, as it must
@@ -160,7 +158,7 @@ FAKE = '"seconds": 7, "duration": 7, "input_tokens": 7, "output_tokens": 7, "url
 
 
 @given(CUTS, st.text(max_size=60), st.integers(1, 10**6))
-def test_units_are_read_across_cuts_and_never_from_a_text(
+def test_units_are_read_across_cuts_not_from_a_text(
     cuts: list[int], text: str, number: int
 ) -> None:
     def read(task: str, body: dict[str, Any]) -> UnitsReader:

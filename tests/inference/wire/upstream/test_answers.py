@@ -338,9 +338,7 @@ def with_logprob(**changes: Any) -> Any:
         (OllamaEvents, [line("a", logprobs=[ENTRY]), DONE]),
     ],
 )
-def test_log_probabilities_are_kept_where_they_are_asked_for(
-    reader_of: Any, frames: list[Any]
-) -> None:
+def test_log_probabilities_that_are_asked_for(reader_of: Any, frames: list[Any]) -> None:
     found = read(partial(reader_of, wants_logprobs=True), *frames)
     (delta,) = [event for event in found if isinstance(event, Delta)]
     unasked = [event for event in read(reader_of, *frames) if isinstance(event, Delta)]

@@ -57,9 +57,7 @@ def test_any_error_is_a_failure(
         ("soon", NOW, None),
     ],
 )
-def test_a_retry_after_is_seconds_or_a_date(
-    retry_after: str, date: str | None, seconds: float | None
-) -> None:
+def test_a_retry_after_or_a_date(retry_after: str, date: str | None, seconds: float | None) -> None:
     failure = failure_of("box", 429, b"", retry_after=retry_after, date=date, secret="")
     assert failure.retry_after_s == seconds
 

@@ -353,7 +353,7 @@ def test_a_budget_of_thinking_is_an_effort_or_thinking_without_a_bound() -> None
         ],
     ],
 )
-def test_what_has_no_word_there_is_refused_by_name(
+def test_what_has_no_word_is_refused_by_name(
     dialect: str, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(UnsupportedParameterError) as caught:
