@@ -33,6 +33,7 @@ def stdio(name: str = "sums", *faults: str) -> McpServerStdio:
 class HttpServer:
     def __init__(self) -> None:
         self.streams = False
+        self.wrong: tuple[int, str] | None = None
         self.methods: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.url = ""
@@ -53,6 +54,8 @@ class HttpServer:
             if self.streams:
                 sent_text = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
                 kind, body = "text/event-stream", f": hi\ndata: {sent_text}\n\ndata: {body}\n\n"
+        if self.wrong is not None:
+            kind, (status, body) = "application/json", self.wrong
         writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nMcp-Session-Id: s1\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
@@ -159,23 +162,16 @@ async def test_a_server_over_http(
     assert http_server.methods[-1] == "DELETE"
 
 
-async def test_http_answers_that_are_none() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        status, body = answers.pop()
-        writer.write(
-            f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n\r\n{body}".encode()
-        )
-        writer.close()
-
-    answers = [(500, ""), (200, ""), (200, "[]"), (200, "<html>")]
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    transport = HttpTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
-    for why in ("no JSON", "no JSON", "without a result", "HTTP status 500"):
+async def test_http_answers_that_are_none(http_server: HttpServer) -> None:
+    transport = HttpTransport(http_server.url, {})
+    for status, body, why in (
+        *((200, "<html>", "no JSON"), (200, "[]", "no JSON"), (200, "", "without a result")),
+        (500, "", "HTTP status 500"),
+    ):
+        http_server.wrong = status, body
         with pytest.raises(McpError, match=why):
-            await transport.request("initialize", {})
+            await transport.request("initialize", {"protocolVersion": "1"})
     await transport.close()
-    server.close()
 
 
 def test_names_that_apis_take_and_requests_of_servers() -> None:

@@ -34,14 +34,12 @@ from inference.wire.upstream.dialects import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
+from tests.inference.image_files import base64_of, png
 from tests.inference.wire.answers import events_read
 from tests.inference.wire.golden import Case, cases
 
 TURNS = [{"role": "user", "content": "hi"}]
-PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAJ0lEQVR42u3NsQkAAA"
-    "jAsP7/tF7hIASyp6lTCQQCgUAgEAgEgi/BAjLD/C5w/SM9AAAAAElFTkSuQmCC"
-)
+PNG = base64_of(png(32, 32))
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = {"tools": [{"type": "function", "function": {**TOOL, "strict": True}}]}
 TOOLS_OF_ANTHROPIC: dict[str, Any] = {
@@ -215,11 +213,9 @@ def test_the_bound_of_an_answer_and_of_a_prompt() -> None:
     assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
 
 
-COUNTED = ChatInput(messages=[ChatMessage(role="user", content="hi")])
-
-
 def test_tokens_are_counted_by_a_prompt_alone() -> None:
-    request = TokenCountRequest(model="far", input=COUNTED)
+    chat = ChatInput(messages=[ChatMessage(role="user", content="hi")])
+    request = TokenCountRequest(model="far", input=chat)
     for dialect, path, answer in (
         (OPENAI, "/tokenize", b'{"count":7}'),
         (ANTHROPIC, "/v1/messages/count_tokens", b'{"input_tokens":7}'),
@@ -234,7 +230,7 @@ def test_tokens_are_counted_by_a_prompt_alone() -> None:
     embedding = EmbeddingRequest(model="far", input=TextInput(texts=["a"]))
     forwarded = [
         [is_forwarded(dialect, one) for dialect in (OPENAI, ANTHROPIC, OLLAMA)]
-        for one in (request, embedding, GenerationRequest(model="far", input=COUNTED))
+        for one in (request, embedding, GenerationRequest(model="far", input=chat))
     ]
     assert forwarded == [[True, True, False], [True, False, True], [True, True, True]]
 
@@ -365,15 +361,9 @@ def test_what_has_no_word_is_refused_by_name(
 @each_case("name", [name for name in SamplingOptions.__struct_fields__ if name != "max_tokens"])
 def test_every_sampling_option_is_translated_or_refused(dialect: str, name: str) -> None:
     """But for ``max_tokens``: what bounds an answer is an argument."""
-    values: dict[str, Any] = {
-        "temperature": 0.5,
-        "top_p": 0.5,
-        "repetition_penalty": 1.5,
-        "logit_bias": {1: 1.0},
-        "stop_token_ids": [1],
-        "ignore_eos": True,
-    }
-    value = values.get(name, 1)
+    others = {"logit_bias": {1: 1.0}, "stop_token_ids": [1], "ignore_eos": True}
+    numbers = {"temperature": 0.5, "top_p": 0.5, "repetition_penalty": 1.5}
+    value: Any = (numbers | others).get(name, 1)
     chat = ChatInput(messages=[ChatMessage(role="user", content="hi")])
     options = SamplingOptions(**{name: value})
     is_refused = False
