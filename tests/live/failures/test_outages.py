@@ -116,9 +116,7 @@ call_command("keys", "create", "lab", "--cap-tokens", "100000")
 """
 
 
-def test_a_dead_gateway_is_paid_for_once(
-    scripted_server: ScriptedServe, hermes: ScriptedModel
-) -> None:
+def test_a_dead_gateways_bill(scripted_server: ScriptedServe, hermes: ScriptedModel) -> None:
     key = run(scripted_server, MAKE_KEY).strip()
     headers = {"authorization": f"Bearer {key}"}
 

@@ -18,7 +18,7 @@ from fleet.live.snapshot import ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.live.fleets.crowd import Crowd, crowd, ending_of
 from tests.live.fleets.fleet import GB, Fleet
-from tests.live.scripted.simulated_devices import card_watch
+from tests.live.scripted.simulated_devices import CardWatch
 from tests.servers.private_postgres import running_postgres
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
@@ -65,7 +65,7 @@ def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
         fleet = Fleet(run_dir, database_url=url, redis_url=redis.url_at(port))
         try:
             start(fleet, port)
-            with card_watch(fleet.cards) as watch:
+            with CardWatch(fleet.cards) as watch:
                 yield Harmed(fleet, redis)
             assert watch.num_looks > 0
             assert watch.overcommitted == [], fleet.describe()
@@ -108,13 +108,6 @@ def settled(fleet: Fleet) -> None:
         )
 
     fleet.wait(is_settled, "the fleet has settled")
-
-
-def home_of(fleet: Fleet) -> str:
-    """The neuron with the pinned model. Waits while its heartbeat is late."""
-    home: str
-    (home,) = fleet.wait(lambda: fleet.ready(PINNED), "the pinned model is reported")
-    return home
 
 
 def reported(fleet: Fleet, model: str) -> ReplicaView:
@@ -171,7 +164,7 @@ def test_a_killed_control_is_followed_by_another_and_a_killed_neurons_model_come
     fleet: Fleet,
 ) -> None:
     """What shows that one leads: the pinned model, which went with its neuron, is loaded."""
-    home = home_of(fleet)
+    (home,) = fleet.wait(lambda: fleet.ready(PINNED), "the pinned model is reported")
     with asking(fleet, PINNED) as clients:
         fleet.wait(lambda: clients.num_whole() >= 3, "answers come")
         fleet.programs["control-0"].kill()

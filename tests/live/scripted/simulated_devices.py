@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import psutil
@@ -198,7 +198,6 @@ class CardWatch:
         self._cards = cards
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
@@ -207,15 +206,10 @@ class CardWatch:
                 self.overcommitted += [f"{neuron} {card}: {num}" for card, num in excess.items()]
             self.num_looks += 1
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-
-@contextlib.contextmanager
-def card_watch(cards: Mapping[str, SimulatedDevices]) -> Iterator[CardWatch]:
-    watch = CardWatch(cards)
-    try:
-        yield watch
-    finally:
-        watch.stop()
