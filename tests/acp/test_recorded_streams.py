@@ -232,19 +232,15 @@ def test_stream_errors(dialect: ModuleType, event: Json, message: str, code: str
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
-@each_case(
-    ("dialect", "stream", "reason"),
-    [
+def test_how_a_stream_ends() -> None:
+    for dialect, stream, reason in (
         (chat, [chunk(refusal="No."), chunk("stop")], "refusal"),
         (responses, [{"type": "response.refusal.delta", "delta": "No."}, completed()], "refusal"),
         (responses, [TEXT, completed(incomplete_details=CUT_OFF)], "length"),
         (messages, [STOP[0] | {"delta": {"stop_reason": "refusal"}}, STOP[1]], "refusal"),
-    ],
-)
-def test_how_a_stream_ends(dialect: ModuleType, stream: list[Json], reason: str) -> None:
-    (*_, end) = events_of(dialect, stream)
-    assert isinstance(end, wire.Finished)
-    assert end.reason == reason
+    ):
+        (*_, end) = events_of(dialect, stream)
+        assert isinstance(end, wire.Finished) and end.reason == reason
 
 
 def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -106,22 +106,17 @@ def test_json_and_bare_calls(
         assert accepts(grammar, text) is (text in allowed), text
 
 
-@each_case(
-    ("demand", "allowed", "not_allowed"),
-    [
+def test_texts_that_are_not_json(accepts: Accepts) -> None:
+    for demand, allowed, not_allowed in (
         ({"regex": r"[a-z]+/\d\n"}, "ab/1\n", "ab/1"),
         ({"choices": ["yes", 'no "way"', "yes"]}, 'no "way"', "yes no"),
         ({"grammar": 'start: "a" | "b" "c"'}, "bc", "b"),
         ({"grammar": 'root ::= "a" [0-9]+'}, "a12", "a"),
-    ],
-)
-def test_no_json(
-    accepts: Accepts, demand: dict[str, Any], allowed: str, not_allowed: str
-) -> None:
-    part = text_part(OutputFormat(path="p", **demand))
-    for grammar in (answer_grammar([part]), answer_grammar([part, part])):
-        assert accepts(grammar, allowed)
-        assert not accepts(grammar, not_allowed)
+    ):
+        part = text_part(OutputFormat(path="p", **demand))
+        for grammar in (answer_grammar([part]), answer_grammar([part, part])):
+            assert accepts(grammar, allowed), demand
+            assert not accepts(grammar, not_allowed), demand
 
 
 def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:

@@ -123,30 +123,22 @@ def test_what_forbids_nothing_is_left_out() -> None:
     assert checked_schema(schema) == {"properties": {"uniqueItems": numbers, "x": {}}}
 
 
-@each_case(
-    ("schema", "read"),
-    [
-        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
-        ({"type": ["null", "string"], "nullable": True}, {"type": ["null", "string"]}),
-        (
-            {"type": "string", "nullable": True, "minLength": 2},
-            {"type": ["string", "null"], "minLength": 2},
-        ),
-        (
-            {"allOf": [{"$ref": "#/$defs/a"}], "nullable": True, "$defs": {"a": {"const": 1}}},
-            {
-                "$defs": {"a": {"const": 1}},
-                "anyOf": [{"allOf": [{"$ref": "#/$defs/a"}]}, {"type": "null"}],
-            },
-        ),
-        (
-            {"properties": {"nullable": {"const": 1, "nullable": True}}},
-            {"properties": {"nullable": {"anyOf": [{"const": 1}, {"type": "null"}]}}},
-        ),
-    ],
-)
-def test_nullable_is_the_type_or_null(schema: dict[str, Any], read: dict[str, Any]) -> None:
-    assert checked_schema(schema) == read
+def test_nullable_is_the_type_or_null() -> None:
+    is_nullable, null, all_of = (
+        {"nullable": True},
+        {"type": "null"},
+        {"allOf": [{"$ref": "#/$defs/a"}]},
+    )
+    defs, one = {"$defs": {"a": {"const": 1}}}, {"const": 1}
+    for schema, read in (
+        ({"type": "string"}, {"type": ["string", "null"]}),
+        ({"type": ["null", "string"]}, {"type": ["null", "string"]}),
+        ({"type": "string", "minLength": 2}, {"type": ["string", "null"], "minLength": 2}),
+        (all_of | defs, defs | {"anyOf": [all_of, null]}),
+    ):
+        assert checked_schema(schema | is_nullable) == read
+    named = {"properties": {"nullable": one | is_nullable}}
+    assert checked_schema(named) == {"properties": {"nullable": {"anyOf": [one, null]}}}
 
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}
