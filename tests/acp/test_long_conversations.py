@@ -128,34 +128,24 @@ async def test_a_prompt_stays_unless_its_content_is_refused(
     assert ("image_url" in json.dumps(endpoint.prompts[-1])) is is_kept
 
 
-@each_case(
-    ("more", "refusal", "key", "num_asked"),
-    [
+async def test_fields_that_are_refused_are_left_out(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    """Except where the configuration insists on them."""
+    for more, refusal, key, num_asked in (
         ({"wire_api": "anthropic-messages"}, "adaptive thinking is not supported", "thinking", 3),
         ({}, "no function calling", "tools", 3),
         ({"tool_calling": "native"}, "no function calling", "tools", 1),
-    ],
-)
-async def test_fields_that_are_refused_are_left_out(
-    tmp_path: Path,
-    endpoint: FakeEndpoint,
-    more: dict[str, str],
-    refusal: str,
-    key: str,
-    num_asked: int,
-) -> None:
-    """Except where the configuration insists on them."""
-    endpoint.will(Refuse(400, refusal), Reply("Yes."))
-    endpoint.received.clear()
-    async with bridge_here(tmp_path, endpoint_table(endpoint.url, **more)) as bridge:
-        await bridge.open()
-        if num_asked == 1:
-            with pytest.raises(RequestError, match=refusal):
+    ):
+        endpoint.will(Refuse(400, refusal), Reply("Yes."))
+        endpoint.received.clear()
+        async with bridge_here(tmp_path, endpoint_table(endpoint.url, **more)) as bridge:
+            await bridge.open()
+            if num_asked == 1:
+                with pytest.raises(RequestError, match=refusal):
+                    await bridge.ask("Hello!")
+            else:
                 await bridge.ask("Hello!")
-        else:
-            await bridge.ask("Hello!")
-            await bridge.ask("Hello again!")
-    assert [key in body for body in endpoint.prompts] == [True, False, False][:num_asked]
+                await bridge.ask("Hello again!")
+        assert [key in body for body in endpoint.prompts] == [True, False, False][:num_asked]
 
 
 async def test_calls_repaired_or_not_understood(bridge: Bridge, endpoint: FakeEndpoint) -> None:

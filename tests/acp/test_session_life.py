@@ -13,7 +13,6 @@ from acp.schema import SseMcpServer
 from helexa_acp import agent
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table, has_ended, until
 from tests.acp.fake_endpoint import FakeEndpoint, Hang, Reply
-from tests.cases import each_case
 
 LOOK = (("list_dir", {"path": "."}),)
 
@@ -151,26 +150,21 @@ async def test_a_cancelled_command(bridge: Bridge, endpoint: FakeEndpoint, close
         await until(lambda pid=pid: has_ended(pid))
 
 
-@each_case(
-    ("aliases", "listed", "chosen"),
-    [
+async def test_a_model_is_chosen_where_none_is(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    """An alias need not be in the list of models; models that only make vectors are not offered."""
+    table, vectors = endpoint_table(endpoint.url), {"id": "vectors", "limit": {"output": 0}}
+    del table["endpoints"][0]["default_model"]
+    for aliases, listed, chosen in (
         (set(), ["a", "b:7"], "a"),
         ({"helexa/large"}, ["a"], "helexa/large"),
         (set(), ["a", "helexa/large"], "helexa/large"),
         (set(), [], "helexa/large"),
-    ],
-)
-async def test_a_model_is_chosen_where_none_is_configured(
-    tmp_path: Path, endpoint: FakeEndpoint, aliases: set[str], listed: list[str], chosen: str
-) -> None:
-    """An alias need not be in the list of models; models that only make vectors are not offered."""
-    endpoint.aliases = aliases
-    endpoint.models = [{"id": "vectors", "limit": {"output": 0}}, *({"id": one} for one in listed)]
-    table = endpoint_table(endpoint.url)
-    del table["endpoints"][0]["default_model"]
-    async with bridge_here(tmp_path, table) as bridge:
-        await bridge.connection.initialize(protocol_version=1)
-        made = await bridge.send("session/new", cwd=str(bridge.project), mcpServers=[])
+    ):
+        endpoint.aliases = aliases
+        endpoint.models = [vectors, *({"id": one} for one in listed)]
+        async with bridge_here(tmp_path, table) as bridge:
+            await bridge.connection.initialize(protocol_version=1)
+            made = await bridge.send("session/new", cwd=str(bridge.project), mcpServers=[])
         (option,) = made["configOptions"]
         assert (option["id"], option["currentValue"]) == ("model", chosen)
         offered = [one["value"] for one in option["options"]]

@@ -47,34 +47,24 @@ def test_failures(code: str, status: int, retries: bool, anthropics: str) -> Non
     assert anthropic["error"]["details"] == {"error_code": code, "param": "p"}
 
 
-LONG = Failure(
-    code="context_length_exceeded",
-    message="Too long.",
-    too_long=TooLong(prompt_tokens=9000, context_tokens=8192),
-)
-UNLOADABLE = Failure(code="repo_fetch_failed", message="No.", model_id="m", suggestion="Check it.")
-
-
-@each_case(
-    ("failure", "status", "extras"),
-    [
-        (LONG, 400, {"prompt_len": 9000, "max": 8192}),
-        (UNLOADABLE, 422, {"model_id": "m", "suggestion": "Check it."}),
-    ],
-)
-def test_fields_of_the_originals_errors(
-    failure: Failure, status: int, extras: dict[str, object]
-) -> None:
-    error = RequestFailedError(failure)
-    assert error.status == status
-    for fields in (
-        error_object(error)["error"],
-        orjson.loads(openai_responses_errors.error_body(error, request_id="r"))["error"],
-        openai_responses_errors.error_event(error)[1]["error"],
-        anthropic_errors.error_object(error, request_id="r")["error"]["details"],
-        orjson.loads(ollama_errors.error_body(error, request_id="r")),
+def test_fields_of_the_originals_errors_stand_beside_ours() -> None:
+    tokens = TooLong(prompt_tokens=9000, context_tokens=8192)
+    long = Failure(code="context_length_exceeded", message="Too long.", too_long=tokens)
+    more = {"model_id": "m", "suggestion": "Check it."}
+    for failure, status, extras in (
+        (long, 400, {"prompt_len": 9000, "max": 8192}),
+        (Failure(code="repo_fetch_failed", message="No.", **more), 422, more),
     ):
-        assert {name: fields[name] for name in extras} == extras
+        error = RequestFailedError(failure)
+        assert error.status == status
+        for fields in (
+            error_object(error)["error"],
+            orjson.loads(openai_responses_errors.error_body(error, request_id="r"))["error"],
+            openai_responses_errors.error_event(error)[1]["error"],
+            anthropic_errors.error_object(error, request_id="r")["error"]["details"],
+            orjson.loads(ollama_errors.error_body(error, request_id="r")),
+        ):
+            assert {name: fields[name] for name in extras} == extras
 
 
 def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() -> None:
@@ -99,19 +89,16 @@ def _params(error: ApiError) -> tuple[str | None, ...]:
     return error_object(error)["error"]["param"], responses["param"], anthropic["param"]
 
 
-@each_case(
-    ("named", "expected"),
-    [
+def test_a_neurons_refusal_names_the_clients_fields_and_a_parsers_its_own() -> None:
+    for named, expected in (
         ("messages", ("messages", "input", "messages")),
         ("prompt", ("prompt", "input", "messages")),
         ("max_tokens", ("max_tokens", "max_output_tokens", "max_tokens")),
         ("stop", ("stop", "stop", "stop_sequences")),
         ("tools[0].parameters", ("tools[0].parameters",) * 3),
-    ],
-)
-def test_a_neurons_refusal_names_the_clients_fields(named: str, expected: tuple[str, ...]) -> None:
-    failed = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
-    assert _params(failed) == expected
-    assert _params(InvalidRequestError("No.", param=named)) == (named,) * 3
+    ):
+        failed = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
+        assert _params(failed) == expected
+        assert _params(InvalidRequestError("No.", param=named)) == (named,) * 3
     assert _params(InvalidRequestError("No.")) == (None,) * 3
     assert _params(RequestFailedError(Failure(code="engine_error", message="No."))) == (None,) * 3

@@ -113,21 +113,18 @@ def test_what_it_cannot_show_is_refused(source: str | None, chat: ChatInput, pro
     assert refused.value.param == "tools" or problem != "no place for tools"
 
 
-@each_case(
-    ("kwargs", "expected"),
-    [
+def test_what_the_template_gets_about_thinking() -> None:
+    for kwargs, expected in (
         ({}, "False"),
         ({"shows_reasoning": True}, "unsaid"),
         ({"thinking": True}, "True"),
         ({"thinking": False, "shows_reasoning": True}, "False"),
         ({"thinking": False, "template_kwargs": {"enable_thinking": True}}, "True"),
         ({"template_kwargs": {"thinking": True}}, "True"),
-    ],
-)
-def test_what_the_template_gets_about_thinking(kwargs: dict[str, object], expected: str) -> None:
-    for switch in ("enable_thinking", "thinking"):
-        source = f"{{{{ {switch} if {switch} is defined else 'unsaid' }}}}"
-        assert _render(source, _chat(("user", "x"), **kwargs)) == expected
+    ):
+        for switch in ("enable_thinking", "thinking"):
+            source = f"{{{{ {switch} if {switch} is defined else 'unsaid' }}}}"
+            assert _render(source, _chat(("user", "x"), **kwargs)) == expected, kwargs
 
 
 @each_case("source", [REFUSES_SYSTEM, FIRST_SYSTEM_ONLY, None])
