@@ -202,22 +202,16 @@ def test_lines_in_their_order_whatever_ends_them(tmp_path: Path, end: bytes) -> 
     lines.close()
 
 
-@each_case(
-    ("content", "expected"),
-    [
+def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
+    path = tmp_path / "requests.jsonl"
+    for content, expected in (
         (b"", "holds no requests"),
         (b"\n\n", "holds no requests"),
         (request_line("a") + b"\n\n" + request_line("a"), "Line 3: 'a' is there twice"),
         (request_line("a") + b"\nx", "Line 2: not valid JSON"),
         (b"\n".join(request_line(str(n)) for n in range(5)), "may have 4 requests; it has 5"),
-    ],
-    ids=["empty", "blank", "twice", "json", "many"],
-)
-def test_refusals(
-    tmp_path: Path, content: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(InvalidRequestError, match=expected):
-        InputFile(path, CHAT).scan(set())
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidRequestError, match=expected):
+            InputFile(path, CHAT).scan(set())

@@ -7,7 +7,6 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
 from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN, Detokenizer, Tokenizer
-from tests.cases import each_case
 
 
 def _with_config(source: Path, target: Path, **changes: object) -> Path:
@@ -70,29 +68,22 @@ def test_more_tokens_than_are_wanted_are_refused(byte_level_dir: Path) -> None:
 CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
 
 
-@each_case(
-    ("name", "change", "problem"),
-    [
-        ("tokenizer.json", lambda _: None, r"tokenizer\.json is missing"),
-        ("tokenizer_config.json", lambda _: "{", "not JSON"),
-        ("tokenizer.json", lambda text: json.dumps(json.loads(text) | {"decoder": CTC}), "CTC"),
-        ("tokenizer_config.json", lambda _: '{"add_bos_token": true}', "bos_token"),
-    ],
-)
-def test_files_that_cannot_be_used_are_refused(
-    byte_level_dir: Path,
-    tmp_path: Path,
-    name: str,
-    change: Callable[[str], str | None],
-    problem: str,
-) -> None:
-    file = _with_config(byte_level_dir, tmp_path / "t") / name
-    changed = change(file.read_text())
-    file.unlink()
-    if changed is not None:
-        file.write_text(changed)
-    with pytest.raises(TokenizerFilesError, match=problem):
-        Tokenizer.load(file.parent)
+def test_files_that_cannot_be_used_are_refused(byte_level_dir: Path, tmp_path: Path) -> None:
+    definition = json.loads((byte_level_dir / "tokenizer.json").read_text())
+    for number, (name, changed, problem) in enumerate(
+        (
+            ("tokenizer.json", None, r"tokenizer\.json is missing"),
+            ("tokenizer_config.json", "{", "not JSON"),
+            ("tokenizer.json", json.dumps(definition | {"decoder": CTC}), "CTC"),
+            ("tokenizer_config.json", '{"add_bos_token": true}', "bos_token"),
+        )
+    ):
+        file = _with_config(byte_level_dir, tmp_path / f"{number}") / name
+        file.unlink()
+        if changed is not None:
+            file.write_text(changed)
+        with pytest.raises(TokenizerFilesError, match=problem):
+            Tokenizer.load(file.parent)
 
 
 def test_the_word_pieces_of_encoders(tmp_path: Path) -> None:
