@@ -148,25 +148,18 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             load_config(settings)
 
 
-@each_case(
-    ("written", "is_alone", "chosen"),
-    [
-        ("cloud:qwen:30b", False, "cloud:qwen:30b"),
-        ("plain", False, "home:plain"),
-        *((bad, False, None) for bad in ("", "  ", "cloud:", ":model", "nowhere:model")),
-        ("qwen:30b", True, "qwen:30b"),
-        ("home:qwen", True, "qwen"),
-    ],
-)
-def test_selectors_split_at_a_colon(written: str, is_alone: bool, chosen: str | None) -> None:
+def test_selectors_split_at_the_first_colon() -> None:
     """With one endpoint ids have no prefix, and a model's own name may hold a colon."""
-    table = {"endpoints": [*one()["endpoints"], *one(name="cloud")["endpoints"]]}
-    config = from_table(one() if is_alone else table, {})
-    if chosen is None:
-        with pytest.raises(ConfigError):
-            parse_selector(written, config)
-    else:
+    alone = from_table(one(), {})
+    two = from_table({"endpoints": [*one()["endpoints"], *one(name="cloud")["endpoints"]]}, {})
+    for config, written, chosen in (
+        *((two, "cloud:qwen:30b", "cloud:qwen:30b"), (two, "plain", "home:plain")),
+        *((alone, "qwen:30b", "qwen:30b"), (alone, "home:qwen", "qwen")),
+    ):
         assert parse_selector(written, config).picker_id(config) == chosen
+    for wrong in ("", "  ", "cloud:", ":model", "nowhere:model"):
+        with pytest.raises(ConfigError):
+            parse_selector(wrong, two)
 
 
 @each_case(

@@ -88,21 +88,15 @@ def test_the_marker_is_reported_at_once_and_not_counted(
         assert choice.num_thought_tokens == len(thought)
 
 
-@each_case(
-    ("text", "thought"),
-    [
-        ("<|channel>thought\nso<channel|>yes", "so"),
-        ("<|channel>thoughtful<channel|>yes", "ful"),
-        ("<|channel>tho<channel|>yes", "tho"),
-        ("<|channel>thought<channel|>yes", ""),
-        ("<|channel>so<channel|>yes", "so"),
-    ],
-)
-def test_a_label_is_no_thought(byte_level_dir: Path, text: str, thought: str) -> None:
-    backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
-    backend.add_special_tokens(["<|channel>", "<channel|>"])
-    expected = [ThoughtPart(thought, "<|channel>", "<channel|>"), TextPart("yes")]
-    assert pieces_of(_choice(Tokenizer(backend.to_str(), {})), text) == expected
+def test_a_label_behind_the_marker_is_no_thought(byte_level_dir: Path) -> None:
+    markers = ["<|channel>", "<channel|>"]
+    tokenizer = _with_tokens(byte_level_dir, special=True, tokens=markers)
+    for written, thought in (
+        *(("thought\nso", "so"), ("thoughtful", "ful"), ("tho", "tho")),
+        *(("thought", ""), ("so", "so")),
+    ):
+        expected = [ThoughtPart(thought, *markers), TextPart("yes")]
+        assert pieces_of(_choice(tokenizer), f"<|channel>{written}<channel|>yes") == expected
 
 
 WORDS = [
