@@ -1,4 +1,5 @@
-"""The agent beside its editor: in this process over a socket, or as a process over pipes."""
+"""An editor for tests, the SDK's client, which remembers the updates it got; and the agent beside
+it, in this process over a socket, or as a process over pipes."""
 
 from __future__ import annotations
 
@@ -7,19 +8,163 @@ import contextlib
 import json
 import os
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acp import PROTOCOL_VERSION, text_block
+from acp import PROTOCOL_VERSION, RequestError, schema, text_block
 from acp.client import ClientSideConnection
-from acp.schema import ClientCapabilities, PromptResponse
 
 from helexa_acp.agent import HelexaAgent
-from helexa_acp.config import from_table
+from helexa_acp.config import Config, from_table
+from helexa_acp.editor import Editor as Port
+from helexa_acp.history import text_of
+from helexa_acp.processes import end_group
 from helexa_acp.serving import EditorTransport, serve_over
-from tests.acp.editor import BARE, Editor
+from helexa_acp.tools import TOOLS
+from helexa_acp.tools.base import Outcome, Tool, ToolContext
+
+BARE = schema.ClientCapabilities()
+WITH_FILES = schema.ClientCapabilities(
+    fs=schema.FileSystemCapabilities(read_text_file=True, write_text_file=True)
+)
+WITH_TERMINALS = schema.ClientCapabilities(terminal=True)
+
+
+class Editor:
+    """``unsaved`` are its buffers. A permission is answered by the next of ``permissions``, or
+    waits until there is one."""
+
+    def __init__(self) -> None:
+        self.updates: list[Any] = []
+        self.asked: list[Any] = []
+        self.permissions: deque[str | None] = deque()
+        self.is_asked = asyncio.Event()
+        self.unsaved: dict[str, str] = {}
+        self.terminals: dict[str, asyncio.subprocess.Process] = {}
+        self.released: list[str] = []
+        self.killed: list[str] = []
+
+    def on_connect(self, conn: Any) -> None: ...
+
+    # The updates it got.
+
+    def updates_of(self, kind: str) -> list[Any]:
+        return [one for one in self.updates if one.session_update == kind]
+
+    def texts(self, kind: str = "agent_message_chunk") -> str:
+        contents = [one.content for one in self.updates_of(kind)]
+        return "".join(content.text for content in contents if content.type == "text")
+
+    def statuses(self) -> dict[str, str]:
+        last: dict[str, str] = {}
+        for one in self.updates:
+            if one.session_update in ("tool_call", "tool_call_update") and one.status:
+                last[one.tool_call_id] = one.status
+        return last
+
+    # What it is asked.
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.updates.append(update)
+
+    async def request_permission(
+        self, session_id: str, tool_call: Any, options: list[Any], **_: Any
+    ) -> schema.RequestPermissionResponse:
+        self.asked.append((tool_call, options))
+        self.is_asked.set()
+        while not self.permissions:
+            await asyncio.sleep(0.01)
+        chosen = self.permissions.popleft()
+        if chosen is None:
+            return schema.RequestPermissionResponse(
+                outcome=schema.DeniedOutcome(outcome="cancelled")
+            )
+        outcome = schema.AllowedOutcome(outcome="selected", option_id=chosen)
+        return schema.RequestPermissionResponse(outcome=outcome)
+
+    async def read_text_file(self, path: str, **_: Any) -> schema.ReadTextFileResponse:
+        if path in self.unsaved:
+            return schema.ReadTextFileResponse(content=self.unsaved[path])
+        raise RequestError(-32002, "not open here")
+
+    async def write_text_file(
+        self, path: str, content: str, **_: Any
+    ) -> schema.WriteTextFileResponse:
+        self.unsaved[path] = content
+        await asyncio.to_thread(Path(path).write_text, content)
+        return schema.WriteTextFileResponse()
+
+    async def create_terminal(
+        self, command: str, args: list[str] | None = None, cwd: str | None = None, **_: Any
+    ) -> schema.CreateTerminalResponse:
+        process = await asyncio.create_subprocess_exec(
+            command,
+            *(args or ()),
+            cwd=cwd,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        terminal_id = f"terminal-{len(self.terminals)}"
+        self.terminals[terminal_id] = process
+        return schema.CreateTerminalResponse(terminal_id=terminal_id)
+
+    async def wait_for_terminal_exit(
+        self, terminal_id: str, **_: Any
+    ) -> schema.WaitForTerminalExitResponse:
+        code = await self.terminals[terminal_id].wait()
+        return schema.WaitForTerminalExitResponse(exit_code=max(code, 0))
+
+    async def terminal_output(self, terminal_id: str, **_: Any) -> schema.TerminalOutputResponse:
+        process = self.terminals[terminal_id]
+        assert process.stdout is not None
+        output = (await process.stdout.read()).decode()
+        status = schema.TerminalExitStatus(exit_code=process.returncode)
+        return schema.TerminalOutputResponse(output=output, truncated=False, exit_status=status)
+
+    async def kill_terminal(self, terminal_id: str, **_: Any) -> schema.KillTerminalResponse:
+        self.killed.append(terminal_id)
+        if self.terminals[terminal_id].returncode is None:
+            self.terminals[terminal_id].kill()
+        return schema.KillTerminalResponse()
+
+    async def release_terminal(self, terminal_id: str, **_: Any) -> schema.ReleaseTerminalResponse:
+        self.released.append(terminal_id)
+        # What still runs in a terminal that is released is ended, as the protocol has it.
+        await end_group(self.terminals[terminal_id])
+        return schema.ReleaseTerminalResponse()
+
+
+CONFIG = from_table({"endpoints": [{"name": "x", "base_url": "http://x"}]}, {})
+
+
+@dataclass
+class Workshop:
+    """One tool call at a time, as a session makes it."""
+
+    cwd: Path
+    editor: Editor = field(default_factory=Editor)
+    capabilities: schema.ClientCapabilities = field(default_factory=schema.ClientCapabilities)
+    config: Config = CONFIG
+    shown: list[Any] = field(default_factory=list)
+    tools: tuple[Tool, ...] = TOOLS
+
+    async def run(self, name: str, **arguments: Any) -> Outcome:
+        async def show(contents: list[Any]) -> None:
+            self.shown += contents
+
+        client: Any = self.editor
+        port = Port(client, self.capabilities, "s")
+        (tool,) = (one for one in self.tools if one.spec.name == name)
+        context = ToolContext(port, self.cwd, self.config, show)
+        return await (await tool.prepare(context, arguments)).run()
+
+    async def text(self, name: str, **arguments: Any) -> str:
+        return text_of((await self.run(name, **arguments)).parts)
+
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent.parent / "acp"
 LIMIT_BYTES = 2**26
@@ -28,15 +173,13 @@ WAIT_LIMIT_S = 60.0
 
 @dataclass(slots=True)
 class Bridge:
-    """An editor that is connected to an agent, and the project that they work on."""
-
     editor: Editor
     connection: ClientSideConnection
     project: Path
     data_dir: Path
     session_id: str = ""
 
-    async def open(self, capabilities: ClientCapabilities = BARE, **named: Any) -> str:
+    async def open(self, capabilities: schema.ClientCapabilities = BARE, **named: Any) -> str:
         await self.connection.initialize(
             protocol_version=PROTOCOL_VERSION, client_capabilities=capabilities
         )
@@ -49,7 +192,7 @@ class Bridge:
         self.session_id = made.session_id
         return self.session_id
 
-    async def ask(self, *content: Any) -> PromptResponse:
+    async def ask(self, *content: Any) -> schema.PromptResponse:
         blocks = [text_block(one) if isinstance(one, str) else one for one in content]
         return await self.connection.prompt(session_id=self.session_id, prompt=blocks)
 
@@ -60,7 +203,6 @@ class Bridge:
         await self.connection.set_session_mode(session_id=self.session_id, mode_id=mode)
 
     async def load(self, session_id: str) -> Any:
-        """Shows the conversation, and continues it."""
         self.session_id = session_id
         return await self.connection.load_session(
             cwd=str(self.project), session_id=session_id, mcp_servers=[]
@@ -71,7 +213,6 @@ class Bridge:
         return await self.connection._conn.send_request(method, params)
 
     def record(self) -> dict[str, Any]:
-        """The session's file."""
         path = self.data_dir / "sessions" / f"{self.session_id}.json"
         read: dict[str, Any] = json.loads(path.read_text())
         return read

@@ -31,7 +31,6 @@ async def endpoint() -> AsyncIterator[FakeEndpoint]:
 
 @pytest.fixture
 async def bridge(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Bridge]:
-    """Speaks openai-chat."""
     async with bridge_here(tmp_path, endpoint_table(endpoint.url)) as made:
         yield made
 
@@ -40,6 +39,5 @@ async def bridge(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Bridge
 async def each_bridge(
     tmp_path: Path, endpoint: FakeEndpoint, request: pytest.FixtureRequest
 ) -> AsyncIterator[Bridge]:
-    """Speaks each wire API in turn."""
     async with bridge_here(tmp_path, endpoint_table(endpoint.url, request.param)) as made:
         yield made

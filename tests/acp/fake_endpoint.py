@@ -45,7 +45,6 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def _pieces(text: str) -> list[str]:
-    """Cuts the text in the middle of words and markers."""
     return [text[i : i + 3] for i in range(0, len(text), 3)]
 
 
@@ -132,8 +131,6 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """Sends ``text`` and closes the connection without an end."""
-
     text: str = ""
 
 
@@ -179,7 +176,6 @@ class FakeEndpoint:
 
     @property
     def prompts(self) -> list[dict[str, Any]]:
-        """The bodies of the requests for answers."""
         paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
         return [one.body for one in self.received if one.path in paths]
 

@@ -1,14 +1,20 @@
-"""The configuration file, the environment, and names of models."""
+"""The configuration file, the environment, and names of models; the package's own metadata, and the
+process that editors start."""
 
 from __future__ import annotations
 
 import logging
+import shutil
+import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+import helexa_acp
 from helexa_acp.__main__ import read_levels
 from helexa_acp.config import (
     WireApi,
@@ -20,6 +26,8 @@ from helexa_acp.config import (
 )
 from helexa_acp.errors import ConfigError
 from inference.settings.kinds import LOG_LEVELS, LogLevel
+from inference.version import VERSION
+from tests.acp.bridge import PACKAGE_DIR, environment
 from tests.cases import each_case
 
 TWO = """
@@ -140,34 +148,18 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             load_config(settings)
 
 
-@each_case(
-    ("written", "is_alone", "chosen"),
-    [
-        ("cloud:qwen:30b", False, "cloud:qwen:30b"),
-        ("plain", False, "home:plain"),
-        *((bad, False, None) for bad in ("", "  ", "cloud:", ":model", "nowhere:model")),
-        ("qwen:30b", True, "qwen:30b"),
-        ("home:qwen", True, "qwen"),
-    ],
-)
-def test_selectors_split_at_the_first_colon(
-    written: str, is_alone: bool, chosen: str | None
-) -> None:
+def test_selectors_split_at_the_first_colon() -> None:
     """With one endpoint ids have no prefix, and a model's own name may hold a colon."""
-    table = {"endpoints": [*one()["endpoints"], *one(name="cloud")["endpoints"]]}
-    config = from_table(one() if is_alone else table, {})
-    if chosen is None:
-        with pytest.raises(ConfigError):
-            parse_selector(written, config)
-    else:
+    alone = from_table(one(), {})
+    two = from_table({"endpoints": [*one()["endpoints"], *one(name="cloud")["endpoints"]]}, {})
+    for config, written, chosen in (
+        *((two, "cloud:qwen:30b", "cloud:qwen:30b"), (two, "plain", "home:plain")),
+        *((alone, "qwen:30b", "qwen:30b"), (alone, "home:qwen", "qwen")),
+    ):
         assert parse_selector(written, config).picker_id(config) == chosen
-
-
-def test_the_example_is_a_configuration() -> None:
-    example = Path(__file__).parents[2] / "acp" / "helexa-acp.example.toml"
-    keys = {f"{name}_API_KEY": "k" for name in ("HELEXA", "OPENAI", "ANTHROPIC", "OPENROUTER")}
-    config = from_table(tomllib.loads(example.read_text()), keys)
-    assert {endpoint.wire_api for endpoint in config.endpoints} == set(get_args(WireApi))
+    for wrong in ("", "  ", "cloud:", ":model", "nowhere:model"):
+        with pytest.raises(ConfigError):
+            parse_selector(wrong, two)
 
 
 @each_case(
@@ -189,3 +181,117 @@ def test_the_levels_are_read_as_the_server_reads_them(word: str) -> None:
     if wanted.default is not None:
         levels[""] = names[wanted.default.upper()]
     assert read_levels(word) == levels
+
+
+REPOSITORY_DIR = PACKAGE_DIR.parent
+GREETING = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
+
+
+def test_its_metadata_and_the_example() -> None:
+    metadata = tomllib.loads((PACKAGE_DIR / "pyproject.toml").read_text())
+    files = ("requirements-dev.txt", "requirements-gateway.txt")
+    pinned = [line for name in files for line in (REPOSITORY_DIR / name).read_text().splitlines()]
+    assert set(metadata["project"]["dependencies"]) <= set(pinned), "it needs what is tested"
+    folders = {path.parent for path in (PACKAGE_DIR / "helexa_acp").rglob("*.py")}
+    names = {".".join(folder.relative_to(PACKAGE_DIR).parts) for folder in folders}
+    assert set(metadata["tool"]["setuptools"]["packages"]) == names
+    assert metadata["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "helexa_acp.__version__"
+    }
+    assert helexa_acp.__version__ == VERSION
+    example = tomllib.loads((PACKAGE_DIR / "helexa-acp.example.toml").read_text())
+    keys = {f"{name}_API_KEY": "k" for name in ("HELEXA", "OPENAI", "ANTHROPIC", "OPENROUTER")}
+    wire_apis = {endpoint.wire_api for endpoint in from_table(example, keys).endpoints}
+    assert wire_apis == set(get_args(WireApi))
+
+
+def started(
+    folder: Path, *arguments: str, given: str | None = None, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "helexa_acp", *arguments],
+        env=environment(folder, **settings),
+        **({"stdin": subprocess.DEVNULL} if given is None else {"input": given}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+WRONG = "surprise = 1\n[[endpoints]]\nname = 'a'\nbase_url = 'http://a'\n"
+
+
+@each_case(
+    ("arguments", "settings", "exit_code", "expected"),
+    [
+        (["--help"], {}, 0, "usage: helexa-acp"),
+        (["--version"], {}, 0, f"helexa-acp {helexa_acp.__version__}"),
+        (["--modle", "x"], {}, 2, "it takes no '--modle'"),
+        ([], {}, 1, "an editor starts this"),  # with nothing to read
+        ([], {"HELEXA_LOG_LEVEL": "loud"}, 1, "helexa-acp: HELEXA_LOG_LEVEL='loud' is not one of"),
+        ([], {"HELEXA_ACP_CONFIG_PATH": "~/wrong"}, 1, "wrong: Object contains unknown field"),
+    ],
+)
+def test_it_prints_what_it_is_where_no_editor_starts_it(
+    tmp_path: Path, arguments: list[str], settings: dict[str, str], exit_code: int, expected: str
+) -> None:
+    (tmp_path / "wrong").write_text(WRONG)
+    done = started(tmp_path, *arguments, **settings)
+    assert done.returncode == exit_code
+    assert expected in (done.stdout if exit_code == 0 else done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    done = started(tmp_path, given=f"nonsense\n{GREETING}", HELEXA_ACP_LOG_FILE=str(log))
+    assert done.returncode == 0
+    first, second = done.stdout.splitlines()
+    assert '"code":-32700' in first
+    assert '"name":"helexa-acp"' in second
+    assert done.stderr == ""
+    assert "a malformed message" in log.read_text()
+    done = started(tmp_path, given="", HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log"))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "WARNING" in done.stderr and "cannot be written" in done.stderr
+    done = started(tmp_path, given="nonsense\n", HELEXA_LOG_LEVEL="DEBUG,helexa_acp=error")
+    assert "helexa_acp.lines" not in done.stderr, "the log obeys the level"
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "helexa_acp"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(tmp_path), text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(GREETING)
+        process.stdin.flush()
+        assert '"name":"helexa-acp"' in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(600)
+def test_it_installs_and_starts(tmp_path: Path) -> None:
+    """Needs a package registry."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    # A copy: the build leaves its work beside the sources.
+    sources = shutil.copytree(PACKAGE_DIR, tmp_path / "acp")
+    install = [str(venv / "bin" / "pip"), "install", "-q", str(sources)]
+    subprocess.run(install, check=True, stdin=subprocess.DEVNULL)
+    environ = environment(tmp_path)
+    del environ["PYTHONPATH"]
+    done = subprocess.run(
+        [str(venv / "bin" / "helexa-acp")],
+        env=environ,
+        input=GREETING,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"name":"helexa-acp"' in done.stdout

@@ -1,4 +1,5 @@
-"""Pages of the web: from allowed hosts alone, and never from where they must not come."""
+"""Pages of the web: from allowed hosts alone, and never from where they must not come. Proxies of
+the environment: what is asked directly, what goes through one, what is refused."""
 
 from __future__ import annotations
 
@@ -9,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from acp import RequestError
+from acp.schema import HttpMcpServer
 
 from helexa_acp.config import Config, from_table
-from helexa_acp.errors import ToolError
+from helexa_acp.errors import ConfigError, ToolError
+from helexa_acp.http import proxy_for
 from helexa_acp.modes import Mode
 from helexa_acp.tools import tools_for
 from helexa_acp.tools.fetch import checked_address, is_allowed_address, page_text
-from tests.acp.editor import Workshop
+from tests.acp.bridge import Workshop, bridge_here, endpoint_table
+from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
+from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 
 HTML = b"<head><title>t</title></head><h1>Head</h1><p>A <a href='http://x/y'>link</a>.</p><script>no</script>"
 PAGES = {
@@ -62,13 +68,9 @@ async def fetched(url: str, host: str = "localhost") -> str:
     return await shop.text("fetch", url=url)
 
 
-def test_there_is_none_unless_configured() -> None:
-    names = [tool.spec.name for tool in tools_for(config(), Mode.DEFAULT)]
-    assert "fetch" not in names
-
-
 async def test_a_page_as_text(site: str) -> None:
-    """A host that is named may be of the operator's own network."""
+    """A host that is named may be of the operator's own network; none is asked else."""
+    assert "fetch" not in [tool.spec.name for tool in tools_for(config(), Mode.DEFAULT)]
     text = await fetched(f"{site}/moved#part")
     assert text == f"{site}/page (200):\nHead\nA link (http://x/y)."
     assert "(404)" in await fetched(f"{site}/none")
@@ -94,6 +96,9 @@ async def test_everything_is_not_everywhere(url: str, why: str) -> None:
         await fetched(url, "*")
 
 
+STRANGERS = ("python.org", "example.org", "evil-example.org", "docs.python.org.evil.net")
+
+
 @each_case(
     ("host", "addresses", "refusal"),
     [
@@ -101,15 +106,7 @@ async def test_everything_is_not_everywhere(url: str, why: str) -> None:
         ("a.b.example.org", ["8.8.8.8"], None),
         ("a.example.org", ["8.8.8.8", "169.254.169.254"], r"169\.254"),
         ("a.example.org", [], "no address"),
-        *(
-            (host, ["8.8.8.8"], "not one of fetch_hosts")
-            for host in (
-                "python.org",
-                "example.org",
-                "evil-example.org",
-                "docs.python.org.evil.net",
-            )
-        ),
+        *((host, ["8.8.8.8"], "not one of fetch_hosts") for host in STRANGERS),
     ],
 )
 async def test_hosts(
@@ -127,22 +124,55 @@ async def test_hosts(
             await checking
 
 
-@each_case(
-    ("address", "by_default", "when_named"),
-    [
-        *((one, True, True) for one in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8")),
-        *((one, False, True) for one in ("127.0.0.1", "10.0.0.1", "192.168.1.1", "fd00::1")),
-        *((one, False, False) for one in ("169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1")),
-        *((one, False, False) for one in ("::ffff:169.254.169.254", "2002:a9fe:a9fe::")),
-    ],
-)
-def test_addresses(address: str, by_default: bool, when_named: bool) -> None:
-    parsed = ipaddress.ip_address(address)
-    assert is_allowed_address(parsed, is_named=False) is by_default
-    assert is_allowed_address(parsed, is_named=True) is when_named
+def test_addresses() -> None:
+    for addresses, by_default, when_named in (
+        (("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"), True, True),
+        (("127.0.0.1", "10.0.0.1", "192.168.1.1", "fd00::1"), False, True),
+        (("169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1"), False, False),
+        (("::ffff:169.254.169.254", "2002:a9fe:a9fe::"), False, False),
+    ):
+        for parsed in map(ipaddress.ip_address, addresses):
+            assert is_allowed_address(parsed, is_named=False) is by_default, parsed
+            assert is_allowed_address(parsed, is_named=True) is when_named, parsed
 
-
-def test_the_text_of_broken_pages() -> None:
     assert page_text("<p>a<script>b</p>c") == "a"
     assert page_text("</script></a>x<svg><path></svg>y") == "xy"
     assert page_text("1 &lt; 2<br>3") == "1 < 2\n3"
+
+
+@each_case("variables, url, expected", PROXY_CASES)
+def test_which_proxy_is_asked(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], url: str, expected: str | None
+) -> None:
+    set_proxies(monkeypatch, **variables)
+    if expected in variables:
+        with pytest.raises(ConfigError, match=f"^{expected} names a proxy that is not supported"):
+            proxy_for(url)
+    else:
+        assert proxy_for(url) == expected
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["directly", "through the proxy"])
+async def test_what_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, endpoint: FakeEndpoint, is_here: bool
+) -> None:
+    proxy = DEAD if is_here else endpoint.url.removesuffix("/v1")
+    set_proxies(monkeypatch, http_proxy=proxy, ALL_PROXY=SOCKS)
+    endpoint.will(Reply("Hello."))
+    url = endpoint.url if is_here else "http://beast.example/v1"
+    async with bridge_here(tmp_path, endpoint_table(url)) as bridge:
+        await bridge.open()
+        await bridge.ask("Hello!")
+        assert bridge.editor.texts() == "Hello."
+    assert {one.headers["host"] for one in endpoint.received} == {url.split("/")[2]}
+    assert "/v1/models" in [one.path for one in endpoint.received]
+
+
+async def test_a_proxy_of_no_use_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
+    async with bridge_here(tmp_path, endpoint_table("http://beast.example/v1")) as bridge:
+        server = HttpMcpServer(type="http", name="web", url="http://mcp.example/mcp", headers=[])
+        await bridge.open(mcp_servers=[server])
+        with pytest.raises(RequestError, match="ALL_PROXY names a proxy that is not"):
+            await bridge.ask("Hello!")
+        assert "web cannot be used: ALL_PROXY names a proxy that is not" in bridge.editor.texts()

@@ -19,8 +19,6 @@ from tests.cases import each_case
 
 
 class Wire:
-    """Raw lines to an agent, and the messages that it sends."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -72,7 +70,14 @@ async def test_lines_that_are_no_message(wire: Wire, line: bytes, code: int) -> 
 
 
 async def test_answers_and_notifications_that_cannot_be(wire: Wire) -> None:
-    """Some of these end the SDK's own loop."""
+    """Some of these end the SDK's own loop; of others it makes the best."""
+    odd = {"mcpServers": [{"name": "x"}, 5], "_meta": {"cwd": "x"}}
+    for method, params in (
+        ("initialize", {"protocolVersion": "x", "clientCapabilities": 5, "clientInfo": []}),
+        ("initialize", {"protocolVersion": 999, "clientCapabilities": {"fs": {"readTextFile": 7}}}),
+        ("session/new", {"cwd": "/", **odd}),
+    ):
+        assert "result" in await wire.call(method, params)
     for answer in (
         *({"id": one, "result": 1} for one in ({}, [1], True, 0)),
         {"id": 0, "error": "a string"},
@@ -116,20 +121,7 @@ async def test_requests_that_cannot_be(wire: Wire, method: Any, params: Any) -> 
     assert await wire.is_alive()
 
 
-@each_case(
-    ("method", "params"),
-    [
-        ("initialize", {"protocolVersion": "x", "clientCapabilities": 5, "clientInfo": []}),
-        ("initialize", {"protocolVersion": 999, "clientCapabilities": {"fs": {"readTextFile": 7}}}),
-        ("session/new", {"cwd": "/", "mcpServers": [{"name": "x"}, 5], "_meta": {"cwd": "x"}}),
-    ],
-)
-async def test_what_the_sdk_makes_the_best_of(wire: Wire, method: str, params: Any) -> None:
-    assert "result" in await wire.call(method, params)
-
-
 async def test_contents_of_a_prompt_that_cannot_be(wire: Wire, endpoint: FakeEndpoint) -> None:
-    """Lone surrogates are replaced, and images that are none refused."""
     session_id = (await wire.call("session/new", LOAD))["result"]["sessionId"]
 
     async def prompt(**block: str) -> dict[str, Any]:
@@ -144,17 +136,15 @@ async def test_contents_of_a_prompt_that_cannot_be(wire: Wire, endpoint: FakeEnd
     assert "audio is not taken" in refusal["error"]["message"]
 
 
-async def test_the_last_line_needs_no_end() -> None:
-    reader, writer = asyncio.StreamReader(), Mock()
+async def test_how_the_input_ends() -> None:
+    """The last line needs no end. Of an editor that goes with answers unread the kernel reports a
+    reset; had it read all answers, it would report end of file."""
+    reader = asyncio.StreamReader()
     reader.feed_data(b'\n{"id": 5, "result": {}}')
     reader.feed_eof()
-    transport = LineTransport(reader, writer)
+    transport = LineTransport(reader, Mock())
     assert await transport.receive() == {"id": 5, "result": {}}
     assert await transport.receive() is None
-
-
-async def test_an_editor_that_goes_with_answers_unread_has_ended_its_input() -> None:
-    """The kernel reports a reset; had the editor read all answers, it would report end of file."""
     theirs, ours = socket.socketpair()
     transport = LineTransport(*await asyncio.open_connection(sock=theirs))
     await transport.send({"jsonrpc": "2.0", "method": "session/update", "params": {}})

@@ -29,9 +29,7 @@ def elided(body: dict[str, Any]) -> int:
     return json.dumps(body).count("were left out")
 
 
-async def test_by_the_rule_where_the_endpoint_does_not_count(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
+async def test_by_the_rule_where_nobody_counts(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     table = endpoint_table(endpoint.url, context_window=16_000)
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
@@ -39,6 +37,10 @@ async def test_by_the_rule_where_the_endpoint_does_not_count(
         counted = [one for one in endpoint.received if one.path == "/v1/messages/count_tokens"]
         assert len(counted) == 1, "asked once, and not again"
         assert elided(bridge.record()) == 0, "the session keeps it all"
+        (bridge.project / "big.txt").write_text("lines of words\n" * 9000)
+        endpoint.will(Reply(calls=READ), Reply("Read."))
+        await bridge.ask("Read it.")
+        assert "lines of words" not in json.dumps(endpoint.prompts[-1]), "of this prompt too"
     assert all(len(json.dumps(body)) < 16_000 * 5 for body in endpoint.prompts)
 
 
@@ -96,22 +98,7 @@ async def test_a_conversation_continues_after_prompts_beyond_the_context(
                     await bridge.ask(prompt)
 
 
-async def test_a_result_beyond_the_context_is_left_out(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
-    """Of the present prompt too: the model may read less of it."""
-    endpoint.max_characters = 40_000
-    table = endpoint_table(endpoint.url, context_window=endpoint.max_characters * 2 // 7)
-    async with bridge_here(tmp_path, table) as bridge:
-        await bridge.open()
-        (bridge.project / "big.txt").write_text("lines of words\n" * 3000)
-        endpoint.will(Reply(calls=READ), Reply("Read."))
-        assert (await bridge.ask("Read it.")).stop_reason == "end_turn"
-        assert elided(endpoint.prompts[-1]) == 1
-
-
 async def test_images_of_a_model_that_reads_none(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """Earlier ones, as of another model, and those of results."""
     (bridge.project / "a.png").write_bytes(b"pixels")
     refusal = Refuse(400, "fake-model reads no images", "vision_unsupported")
     read = Reply(calls=(("read_file", {"path": "a.png"}),))
@@ -141,39 +128,27 @@ async def test_a_prompt_stays_unless_its_content_is_refused(
     assert ("image_url" in json.dumps(endpoint.prompts[-1])) is is_kept
 
 
-@each_case(
-    ("more", "refusal", "key", "num_asked"),
-    [
+async def test_fields_that_are_refused_are_left_out(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    """Except where the configuration insists on them."""
+    for more, refusal, key, num_asked in (
         ({"wire_api": "anthropic-messages"}, "adaptive thinking is not supported", "thinking", 3),
         ({}, "no function calling", "tools", 3),
         ({"tool_calling": "native"}, "no function calling", "tools", 1),
-    ],
-)
-async def test_fields_that_are_refused_are_left_out(
-    tmp_path: Path,
-    endpoint: FakeEndpoint,
-    more: dict[str, str],
-    refusal: str,
-    key: str,
-    num_asked: int,
-) -> None:
-    """Except where the configuration insists on them."""
-    endpoint.will(Refuse(400, refusal), Reply("Yes."))
-    endpoint.received.clear()
-    async with bridge_here(tmp_path, endpoint_table(endpoint.url, **more)) as bridge:
-        await bridge.open()
-        if num_asked == 1:
-            with pytest.raises(RequestError, match=refusal):
+    ):
+        endpoint.will(Refuse(400, refusal), Reply("Yes."))
+        endpoint.received.clear()
+        async with bridge_here(tmp_path, endpoint_table(endpoint.url, **more)) as bridge:
+            await bridge.open()
+            if num_asked == 1:
+                with pytest.raises(RequestError, match=refusal):
+                    await bridge.ask("Hello!")
+            else:
                 await bridge.ask("Hello!")
-        else:
-            await bridge.ask("Hello!")
-            await bridge.ask("Hello again!")
-    assert [key in body for body in endpoint.prompts] == [True, False, False][:num_asked]
+                await bridge.ask("Hello again!")
+        assert [key in body for body in endpoint.prompts] == [True, False, False][:num_asked]
 
 
-async def test_calls_that_are_repaired_or_not_understood(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
+async def test_calls_repaired_or_not_understood(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     (bridge.project / "a.txt").write_text("found me")
     repaired = '{"name": "read_file", "arguments": {"path": "a.txt"}}}}'
     endpoint.will(

@@ -31,10 +31,9 @@ def stdio(name: str = "sums", *faults: str) -> McpServerStdio:
 
 
 class HttpServer:
-    """The same answers over HTTP, as JSON or as events."""
-
     def __init__(self) -> None:
         self.streams = False
+        self.wrong: tuple[int, str] | None = None
         self.methods: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.url = ""
@@ -55,6 +54,8 @@ class HttpServer:
             if self.streams:
                 sent_text = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
                 kind, body = "text/event-stream", f": hi\ndata: {sent_text}\n\ndata: {body}\n\n"
+        if self.wrong is not None:
+            kind, (status, body) = "application/json", self.wrong
         writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nMcp-Session-Id: s1\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
@@ -117,9 +118,7 @@ async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> No
     assert bridge.editor.statuses()["x_0"] == "completed", "the server keeps running"
 
 
-async def test_servers_that_fail_take_nothing_with_them(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
+async def test_servers_that_fail_take_nothing_along(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(Reply("Hello."))
     none = McpServerStdio(name="none", command="/not/there", args=[], env=[])
     closed = HttpMcpServer(type="http", name="closed", url="http://127.0.0.1:9/", headers=[])
@@ -163,30 +162,26 @@ async def test_a_server_over_http(
     assert http_server.methods[-1] == "DELETE"
 
 
-async def test_http_answers_that_are_none() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        status, body = answers.pop()
-        writer.write(
-            f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n\r\n{body}".encode()
-        )
-        writer.close()
-
-    answers = [(500, ""), (200, ""), (200, "[]"), (200, "<html>")]
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    transport = HttpTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
-    for why in ("no JSON", "no JSON", "without a result", "HTTP status 500"):
+async def test_http_answers_that_are_none(http_server: HttpServer) -> None:
+    transport = HttpTransport(http_server.url, {})
+    for status, body, why in (
+        *((200, "<html>", "no JSON"), (200, "[]", "no JSON"), (200, "", "without a result")),
+        (500, "", "HTTP status 500"),
+    ):
+        http_server.wrong = status, body
         with pytest.raises(McpError, match=why):
-            await transport.request("initialize", {})
+            await transport.request("initialize", {"protocolVersion": "1"})
     await transport.close()
-    server.close()
 
 
-def test_names_that_apis_take() -> None:
+def test_names_that_apis_take_and_requests_of_servers() -> None:
     assert tool_name("my server", "do.it") == "mcp__my_server__do_it"
     long = tool_name("s" * 50, "t" * 50)
     assert len(long) == 64
     assert long != tool_name("s" * 50, "t" * 51)
+    assert reply_to({"method": "notifications/progress"}) is None
+    assert reply_to({"id": 1, "method": "ping"}) == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert "error" in (reply_to({"id": 1, "method": "roots/list"}) or {})
 
 
 def test_what_servers_may_answer() -> None:
@@ -203,9 +198,3 @@ def test_what_servers_may_answer() -> None:
     ]
     assert parts_of({"content": links}) == (Text("whole"), Text("[resource: file:///a]"))
     assert parts_of({"structuredContent": {"a": 1}}) == (Text("{'a': 1}"),)
-
-
-def test_requests_of_servers_are_answered() -> None:
-    assert reply_to({"method": "notifications/progress"}) is None
-    assert reply_to({"id": 1, "method": "ping"}) == {"jsonrpc": "2.0", "id": 1, "result": {}}
-    assert "error" in (reply_to({"id": 1, "method": "roots/list"}) or {})

@@ -12,8 +12,7 @@ import pytest
 from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action, Mode, must_ask
 from helexa_acp.tools.base import absolute, is_within, plans_dir
-from tests.acp.bridge import Bridge
-from tests.acp.editor import WITH_FILES
+from tests.acp.bridge import WITH_FILES, Bridge
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
 
@@ -44,23 +43,17 @@ def test_every_mode_and_action() -> None:
     assert verdict(Mode.PLAN, Action.EXECUTE, is_plan_file=True) is REFUSE
 
 
-@each_case(
-    ("written", "meant"),
-    [
+def test_paths_as_models_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    for written, meant in (
         *(("a/b", "/work/a/b"), ("/etc/hosts", "/etc/hosts"), ("../x", "/x")),
         *(("~", "/home/u"), ("~/a", "/home/u/a"), ("~other/a", "/work/~other/a")),
-        *(("$HOME/a", "/home/u/a"), ("${HOME}/a", "/home/u/a"), ("", None), ("a\0b", None)),
-    ],
-)
-def test_paths_as_models_write_them(
-    monkeypatch: pytest.MonkeyPatch, written: str, meant: str | None
-) -> None:
-    monkeypatch.setenv("HOME", "/home/u")
-    if meant is None:
+        *(("$HOME/a", "/home/u/a"), ("${HOME}/a", "/home/u/a")),
+    ):
+        assert absolute(written, Path("/work")) == Path(meant)
+    for written in ("", "a\0b"):
         with pytest.raises(ToolError):
             absolute(written, Path("/work"))
-    else:
-        assert absolute(written, Path("/work")) == Path(meant)
 
 
 def test_links_and_dots_lead_nowhere(tmp_path: Path) -> None:
@@ -79,9 +72,6 @@ def test_links_and_dots_lead_nowhere(tmp_path: Path) -> None:
         is_within(inside / "loop" / "x", inside)
     fnv1a32 = "bf9cf968"
     assert plans_dir(Path("/data"), Path("foobar")) == Path(f"/data/plans/foobar-{fnv1a32}")
-
-
-ONCE, ALWAYS, NO = "allow_once", "allow_always", "reject_once"
 
 
 def write(path: str) -> tuple[str, dict[str, object]]:
@@ -139,7 +129,10 @@ async def test_which_answers_are_remembered(
     assert not bridge.editor.permissions
 
 
-async def test_cancelled_while_it_asks(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_cancelled_or_in_plan_mode_while_it_asks(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    """Who goes to plan mode while a question is open means it; then nothing is asked at all."""
     endpoint.will(Reply(calls=(run("touch a"), ("list_dir", {"path": "."}))), Reply("Ok."))
     await bridge.open()
     asking = asyncio.create_task(bridge.ask("Run."))
@@ -151,24 +144,19 @@ async def test_cancelled_while_it_asks(bridge: Bridge, endpoint: FakeEndpoint) -
     results = [one for one in endpoint.prompts[-1]["messages"] if one["role"] == "tool"]
     assert [one["tool_call_id"] for one in results] == ["call_0", "call_1"]
     assert all("cancelled" in one["content"] for one in results)
-    assert not (bridge.project / "a").exists()
-
-
-async def test_the_mode_at_the_answer_counts(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """Who goes to plan mode while a question is open means it; then nothing is asked at all."""
-    endpoint.will(Reply(calls=(run("touch a"),)), Reply("Done."))
-    await bridge.open()
+    bridge.editor.is_asked.clear()
+    endpoint.will(Reply(calls=(run("touch a"),), call_id="planned"), Reply("Done."))
     asking = asyncio.create_task(bridge.ask("Run."))
     await bridge.editor.is_asked.wait()
     await bridge.set_mode("plan")
-    bridge.editor.permissions.append("allow_once")
+    bridge.editor.permissions.extend(["allow_once"] * 2)  # of the one that was cancelled too
     assert (await asking).stop_reason == "end_turn"
+    assert bridge.editor.statuses()["planned_0"] == "failed"
     assert not (bridge.project / "a").exists()
-    assert bridge.editor.statuses() == {"call_0": "failed"}
     endpoint.will(Reply(calls=(run("touch a"),)), Reply("Done."))
     await bridge.set_mode("bypassPermissions")
     await bridge.ask("Run.")
-    assert len(bridge.editor.asked) == 1
+    assert len(bridge.editor.asked) == 2
     assert (bridge.project / "a").exists()
 
 

@@ -106,19 +106,14 @@ def _result_ids(body: dict[str, Any]) -> list[str]:
     return [one[keys[kind]] for one, kind in kinds if kind in keys]
 
 
-async def test_how_an_answer_ends(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_how_an_answer_ends_or_is_cancelled(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
     await each_bridge.open()
     for reason, stop_reason in (("length", "max_tokens"), ("refusal", "refusal")):
         endpoint.will(Reply("As far as it goes", reason=reason))
         assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
-
-
-async def test_a_cancelled_request_ends_at_the_endpoint(
-    each_bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    hang = Hang("Thinking about")
-    endpoint.will(hang)
-    await each_bridge.open()
+    endpoint.will(hang := Hang("Thinking about"))
     asking = asyncio.create_task(each_bridge.ask("Hello?"))
     await hang.begun.wait()
     await each_bridge.cancel()
@@ -132,7 +127,6 @@ async def test_a_cancelled_request_ends_at_the_endpoint(
 async def test_a_refusal_and_a_stream_that_breaks_off_are_reported(
     each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the log as well; the next prompt is answered."""
     await each_bridge.open()
     for answer, words in (
         (Refuse(401, "That key is none.", "invalid_api_key"), "That key is none"),
@@ -179,7 +173,6 @@ async def test_a_busy_or_unreachable_endpoint_is_asked_again(
 
 
 async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """The editor's to the model, and one that a tool read to both."""
     (each_bridge.project / "cat.png").write_bytes(b"\x89PNG a cat")
     sent, read = (base64.b64encode(one).decode() for one in (b"\x89PNG no cat", b"\x89PNG a cat"))
     endpoint.will(Reply(calls=(("read_file", {"path": "cat.png"}),)), Reply("A cat."))
@@ -206,7 +199,7 @@ async def test_files_of_a_prompt(bridge: Bridge, endpoint: FakeEndpoint) -> None
     )
 
 
-async def test_tools_ride_in_the_prompt_where_the_api_has_none(
+async def test_tools_ride_in_prompts_without_them(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n</tool_call>'

@@ -10,25 +10,15 @@ from typing import Any
 
 import pytest
 
+from helexa_acp import wire
 from helexa_acp.errors import EndpointError
 from helexa_acp.history import AssistantTurn, Thought, Usage
-from helexa_acp.wire import (
-    CallMade,
-    Finished,
-    ModelRequest,
-    TextDelta,
-    ThoughtDelta,
-    ThoughtSealed,
-    WireEvent,
-    chat,
-    messages,
-    responses,
-)
+from helexa_acp.wire import chat, messages, responses
 from helexa_acp.wire.client import fed
 from tests.cases import each_case
 
 Json = dict[str, Any]
-LS = CallMade("call_1", "bash", '{"command": "ls"}')
+LS = wire.CallMade("call_1", "bash", '{"command": "ls"}')
 WRITTEN = LS.arguments
 HALVES = ('{"command"', ': "ls"}')
 
@@ -156,14 +146,14 @@ RESPONSES: dict[str, list[Json]] = {
 }
 
 
-def events_of(dialect: ModuleType, events: Sequence[Any]) -> list[WireEvent]:
+def events_of(dialect: ModuleType, events: Sequence[Any]) -> list[wire.WireEvent]:
     answer = dialect.Answer()
     return [one for event in events for one in fed(answer, json.dumps(event))] + answer.finish()
 
 
-def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
-    texts = [event.text for event in events if isinstance(event, TextDelta)]
-    return "".join(texts), [event for event in events if isinstance(event, CallMade)]
+def text_and_calls(events: Sequence[wire.WireEvent]) -> tuple[str, list[wire.CallMade]]:
+    texts = [event.text for event in events if isinstance(event, wire.TextDelta)]
+    return "".join(texts), [event for event in events if isinstance(event, wire.CallMade)]
 
 
 STREAMS = [
@@ -178,12 +168,12 @@ def test_the_same_call(name: str, dialect: ModuleType, stream: list[Json], text:
     events = events_of(dialect, stream)
     assert text_and_calls(events) == (text, [LS])
     if "easoning" in name:
-        assert ThoughtDelta("Look.") in events
+        assert wire.ThoughtDelta("Look.") in events
     usage = Usage(9, 3) if "9" in json.dumps(stream) else Usage(0, 3 if dialect is messages else 0)
-    assert events[-1] == Finished("stop", usage)
+    assert events[-1] == wire.Finished("stop", usage)
 
 
-@each_case("ids", [("call_0", "call_1"), ("", "")], ids=["ids", "no ids"])
+@each_case("ids", [("call_0", "call_1"), ("", "")])
 @each_case("index", [0, None])
 def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str]) -> None:
     """Ollama and Gemini give every call the index 0, in chunks of their own or in one."""
@@ -192,7 +182,9 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
         call(id=call_id, index=index, name="bash", arguments=arguments)
         for call_id, arguments in zip(ids, written, strict=True)
     ]
-    calls = [CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)]
+    calls = [
+        wire.CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)
+    ]
     apart = [chunk(tool_calls=one) for one in deltas]
     for chunks in (apart, [chunk(tool_calls=[*deltas[0], *deltas[1]])]):
         assert text_and_calls(events_of(chat, [*chunks, chunk("stop")])) == ("", calls)
@@ -201,23 +193,22 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
 REASONING = {"type": "reasoning", "encrypted_content": "x", "status": None, "summary": []}
 SEALED = {"type": "reasoning", "encrypted_content": "x", "summary": []}
 REDACTED = {"type": "redacted_thinking", "data": "x"}
+ITEM_DONE: Json = {"type": "response.output_item.done", "item": REASONING}
+ERROR, FAILED = {"type": "error"}, {"type": "response.failed"}
+CUT_OFF = {"reason": "max_output_tokens"}
 
 
 @each_case(
     ("dialect", "stream", "sealed"),
     [
-        (
-            responses,
-            [{"type": "response.output_item.done", "item": REASONING}, completed()],
-            SEALED,
-        ),
+        (responses, [ITEM_DONE, completed()], SEALED),
         (messages, [START, *block(0, REDACTED), *STOP], REDACTED),
     ],
 )
 def test_sealed_thoughts_go_back(dialect: ModuleType, stream: list[Json], sealed: Json) -> None:
-    assert ThoughtSealed(sealed) in events_of(dialect, stream)
+    assert wire.ThoughtSealed(sealed) in events_of(dialect, stream)
     turn = AssistantTurn(text="Hm.", thoughts=(Thought("", sealed), Thought("", {"type": "else"})))
-    request = ModelRequest(model="m", system="s", turns=(turn,))
+    request = wire.ModelRequest(model="m", system="s", turns=(turn,))
     sent = json.dumps(dialect.request_body(request))
     assert sent.count(json.dumps(sealed)) == 1
     assert "else" not in sent
@@ -228,48 +219,28 @@ def test_sealed_thoughts_go_back(dialect: ModuleType, stream: list[Json], sealed
     [
         (chat, {"error": {"message": "busy", "code": "overloaded"}}, "busy", "overloaded"),
         (chat, {"error": "busy"}, "busy", None),
-        (
-            messages,
-            {"type": "error", "error": {"type": "api_error", "message": "x"}},
-            "x",
-            "api_error",
-        ),
+        (messages, ERROR | {"error": {"type": "api", "message": "x"}}, "x", "api"),
         (messages, {"error": {"message": "x", "details": {"code": "too_long"}}}, "x", "too_long"),
-        (responses, {"type": "error", "message": "x", "code": "y"}, "x", "y"),
-        (
-            responses,
-            {"type": "response.failed", "response": {"error": {"message": "x"}}},
-            "x",
-            None,
-        ),
-        (responses, {"type": "response.failed", "response": {}}, "the response failed", None),
+        (responses, ERROR | {"message": "x", "code": "y"}, "x", "y"),
+        (responses, FAILED | {"response": {"error": {"message": "x"}}}, "x", None),
+        (responses, FAILED | {"response": {}}, "the response failed", None),
     ],
 )
-def test_errors_in_a_stream(
-    dialect: ModuleType, event: Json, message: str, code: str | None
-) -> None:
+def test_stream_errors(dialect: ModuleType, event: Json, message: str, code: str | None) -> None:
     with pytest.raises(EndpointError, match=message) as caught:
         fed(dialect.Answer(), json.dumps(event))
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
-@each_case(
-    ("dialect", "stream", "reason"),
-    [
+def test_how_a_stream_ends() -> None:
+    for dialect, stream, reason in (
         (chat, [chunk(refusal="No."), chunk("stop")], "refusal"),
         (responses, [{"type": "response.refusal.delta", "delta": "No."}, completed()], "refusal"),
-        (
-            responses,
-            [TEXT, completed(incomplete_details={"reason": "max_output_tokens"})],
-            "length",
-        ),
+        (responses, [TEXT, completed(incomplete_details=CUT_OFF)], "length"),
         (messages, [STOP[0] | {"delta": {"stop_reason": "refusal"}}, STOP[1]], "refusal"),
-    ],
-)
-def test_how_a_stream_ends(dialect: ModuleType, stream: list[Json], reason: str) -> None:
-    (*_, end) = events_of(dialect, stream)
-    assert isinstance(end, Finished)
-    assert end.reason == reason
+    ):
+        (*_, end) = events_of(dialect, stream)
+        assert isinstance(end, wire.Finished) and end.reason == reason
 
 
 def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, text_of
 from helexa_acp.tools import TOOLS, search
-from tests.acp.bridge import has_ended, until
-from tests.acp.editor import BARE, CONFIG, WITH_FILES, WITH_TERMINALS, Workshop
+from tests.acp.bridge import BARE, CONFIG, WITH_FILES, WITH_TERMINALS, Workshop, has_ended, until
 from tests.cases import each_case
 
 
@@ -84,14 +83,11 @@ def test_the_schemas_are_plain() -> None:
         ("update_plan", {"entries": [{"content": "x", "status": "later"}]}, "'later'"),
     ],
 )
-async def test_wrong_calls_are_explained(
+async def test_wrong_calls(
     filled_shop: Workshop, tool: str, arguments: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ToolError, match=why):
         await filled_shop.run(tool, **arguments)
-
-
-# Files.
 
 
 async def test_a_file_by_lines(shop: Workshop) -> None:
@@ -110,7 +106,7 @@ async def test_a_file_by_lines(shop: Workshop) -> None:
     assert outcome.parts[1] == Image("image/png", base64.b64encode(b"png").decode())
 
 
-async def test_the_editors_buffer_comes_first(shop: Workshop) -> None:
+async def test_the_editors_buffer_comes_first_and_a_plan_is_shown(shop: Workshop) -> None:
     shop.capabilities = WITH_FILES
     (shop.cwd / "a").write_text("saved")
     (shop.cwd / "b").write_text("on the disk alone")
@@ -121,6 +117,13 @@ async def test_the_editors_buffer_comes_first(shop: Workshop) -> None:
     assert (shop.cwd / "a").read_text() == "almost saved yet"
     with pytest.raises(ToolError, match=r"No such file.*not open here"):
         await shop.run("read_file", path="missing")
+    entries = ["think", {"content": "do", "status": "in_progress", "priority": "high"}]
+    await shop.run("update_plan", entries=entries)
+    (plan,) = shop.editor.updates_of("plan")
+    assert [(one.content, one.status, one.priority) for one in plan.entries] == [
+        ("think", "pending", "medium"),
+        ("do", "in_progress", "high"),
+    ]
 
 
 async def test_a_file_is_written_whole(shop: Workshop) -> None:
@@ -142,10 +145,7 @@ async def test_a_file_is_written_whole(shop: Workshop) -> None:
     assert await shop.text("list_dir", path="empty") == "[empty]"
 
 
-# Search.
-
-
-async def test_lines_are_found(shop: Workshop) -> None:
+async def test_lines_are_found(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     (shop.cwd / "a.py").write_text("def f():\n    return Needle\n")
     (shop.cwd / "sub").mkdir()
     (shop.cwd / "sub" / "b.txt").write_text("a needle\n")
@@ -167,17 +167,10 @@ async def test_lines_are_found(shop: Workshop) -> None:
     (shop.cwd / ".gitignore").write_text("sub\n")
     assert await shop.text("search", pattern="needle") == "node_modules/c.txt:1: needle"
 
-
-async def test_a_pattern_that_never_ends_is_ended(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(search, "TIMEOUT_S", 0.5)
     (shop.cwd / "a").write_text("a" * 60 + "!\n")
-    with pytest.raises(ToolError, match="took over"):
+    with pytest.raises(ToolError, match="took over"):  # the pattern never ends
         await shop.run("search", pattern="(a+)+$")
-
-
-# Commands.
 
 
 @pytest.mark.parametrize("capabilities", [BARE, WITH_TERMINALS], ids=["here", "terminal"])
@@ -217,13 +210,3 @@ async def test_a_terminal_is_released_when_cancelled(shop: Workshop) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert shop.editor.killed == shop.editor.released == ["terminal-0"]
-
-
-async def test_a_plan_is_shown(shop: Workshop) -> None:
-    entries = ["think", {"content": "do", "status": "in_progress", "priority": "high"}]
-    await shop.run("update_plan", entries=entries)
-    (plan,) = shop.editor.updates_of("plan")
-    assert [(one.content, one.status, one.priority) for one in plan.entries] == [
-        ("think", "pending", "medium"),
-        ("do", "in_progress", "high"),
-    ]

@@ -1,4 +1,9 @@
-"""Debian's Chromium, driven by its own chromedriver. Nothing is downloaded for it."""
+"""Debian's Chromium, driven by its own chromedriver: nothing is downloaded for it. How the open
+page looks; and the rules of axe-core, which comes with a package and finds what stops people with a
+screen reader, without a mouse, or with poor sight.
+
+The page is still meanwhile: a part that htmx replaces would be looked at after it has gone.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +14,37 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from selenium import webdriver
-from selenium.common.exceptions import (
-    ElementClickInterceptedException,
-    ElementNotInteractableException,
-    InvalidSelectorException,
-    InvalidSessionIdException,
-    NoSuchWindowException,
-    StaleElementReferenceException,
-    TimeoutException,
-    UnexpectedAlertPresentException,
-    WebDriverException,
-)
+from selenium.common import exceptions
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
-from selenium.webdriver.common.alert import Alert
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 WAIT_S = 90.0
 POLL_INTERVAL_S = 0.5
-NOT_YET = (WebDriverException, LookupError, AttributeError, TypeError, ValueError)
+NOT_YET = (exceptions.WebDriverException, LookupError, AttributeError, TypeError, ValueError)
 """Raised by a look at a page that is still being loaded or drawn: its element is missing, hidden or
 just replaced, its list is empty, its text is no number yet, or its document was left meanwhile."""
 NEVER = (
-    InvalidSelectorException,
-    InvalidSessionIdException,
-    NoSuchWindowException,
-    UnexpectedAlertPresentException,
+    exceptions.InvalidSelectorException,
+    exceptions.InvalidSessionIdException,
+    exceptions.NoSuchWindowException,
+    exceptions.UnexpectedAlertPresentException,
 )
 """The exceptions among ``NOT_YET`` that another look does not change."""
 UNTOUCHED = (
-    ElementClickInterceptedException,
-    ElementNotInteractableException,
-    StaleElementReferenceException,
+    exceptions.ElementClickInterceptedException,
+    exceptions.ElementNotInteractableException,
+    exceptions.StaleElementReferenceException,
 )
 """Raised by a click or a key that nothing has received: it may be repeated."""
 PAGE_TIMEOUT_S = 150
@@ -138,7 +133,6 @@ class Browser:
         self._host = urlsplit(url).netloc
 
     def start_anew(self, view: View) -> None:
-        """Logs out and empties the logs."""
         self._driver.get("about:blank")
         self._driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
         self.look_as(view)
@@ -202,7 +196,7 @@ class Browser:
             except not_yet as raised:
                 error = raised
             if is_last:
-                raise TimeoutException(f"{what}, at {self.path}") from error
+                raise exceptions.TimeoutException(f"{what}, at {self.path}") from error
             time.sleep(POLL_INTERVAL_S)
             is_last = time.monotonic() >= until_s
 
@@ -248,7 +242,6 @@ class Browser:
         self.wait(is_done, what, UNTOUCHED)
 
     def choose(self, css: str, words: str) -> None:
-        """What a select offers by that value or label."""
         self.wait(lambda: self.run(CHOOSE, css, words), f"{css} offers {words}")
 
     def press_button(self, css: str) -> None:
@@ -256,7 +249,6 @@ class Browser:
         self._act(By.CSS_SELECTOR, css, lambda button: button.send_keys(Keys.ENTER))
 
     def click(self, css: str) -> None:
-        """Clicks with the mouse."""
         self._act(By.CSS_SELECTOR, css, lambda element: element.click())
 
     def turn_wheel(self, pixels: int) -> None:
@@ -264,26 +256,17 @@ class Browser:
         middle = ScrollOrigin.from_viewport(*self.run("return [innerWidth >> 1, innerHeight >> 1]"))
         ActionChains(self._driver).scroll_from_origin(middle, 0, pixels).perform()
 
-    def dismiss(self) -> str:
-        """Answers No to what the page asks; its words."""
-        return self._answered(lambda alert: alert.dismiss())
-
-    def accept(self) -> str:
-        """Answers Yes to what the page asks; its words."""
-        return self._answered(lambda alert: alert.accept())
-
-    def _answered(self, answer: Callable[[Alert], None]) -> str:
+    def answer(self, *, is_yes: bool) -> str:
+        """What the page asks, for which the words are returned."""
         alert = self.wait(lambda: self._driver.switch_to.alert, "the page asks")
         words = str(alert.text)
-        answer(alert)
+        alert.accept() if is_yes else alert.dismiss()
         return words
 
     def follow(self, words: str) -> None:
-        """Follows the link with this text."""
         self._act(By.LINK_TEXT, words, lambda link: link.send_keys(Keys.ENTER))
 
     def tab_to(self, element_id: str) -> None:
-        """Moves the focus by the keyboard alone."""
         focused = "return document.activeElement && document.activeElement.id"
         for _ in range(MAX_TABS):
             if self.run(focused) == element_id:
@@ -337,3 +320,81 @@ class Browser:
             if address.scheme in ("http", "https", "ws", "wss") and address.netloc != self._host:
                 found.append(f"asks {address.netloc}")
         return found
+
+
+AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text("utf-8")
+
+BRIGHTNESS = """
+    const rgb = getComputedStyle(document.querySelector(arguments[0])).backgroundColor;
+    const canvas = document.createElement("canvas").getContext("2d");
+    canvas.fillStyle = rgb;
+    canvas.fillRect(0, 0, 1, 1);
+    const [red, green, blue] = canvas.getImageData(0, 0, 1, 1).data;
+    return (red + green + blue) / 3;
+"""
+
+
+LEFT = "[hx-trigger=load], canvas:not([data-drawn]), #swagger-ui:not(:has(.opblock))"
+"""What stands in a page's place until that part is requested or drawn."""
+IS_DRAWN = """
+    const canvases = [...document.querySelectorAll("canvas")];
+    return !document.querySelector(arguments[0])
+        && canvases.every((one) => one.clientWidth <= one.parentElement.clientWidth);
+"""
+
+
+def look_at(browser: Browser, view: View) -> None:
+    """Shows the open page as in ``view``, once all of it is drawn and its theme is the view's."""
+    browser.look_as(view)
+    browser.wait(
+        lambda: browser.run("return innerWidth") == view.width, f"it is as wide as {view.name}"
+    )
+    browser.wait(lambda: drawn(browser), f"all of {browser.path} is drawn")
+    browser.wait(lambda: is_dark(browser) == view.is_dark, f"it is as {view.name} should be")
+
+
+def is_dark(browser: Browser) -> bool:
+    return bool(browser.run(BRIGHTNESS, "body") < 128)
+
+
+def drawn(browser: Browser) -> bool:
+    """The parts that are requested after the page are there, its charts are drawn as wide as they
+    should be, and the paths of the fleet's API."""
+    return bool(browser.run(IS_DRAWN, LEFT))
+
+
+MAX_HTML_CHARS = 160
+KEEP_STILL = """
+    Object.defineProperty(document, "hidden", {value: true, configurable: true});
+    const still = document.createElement("style");
+    still.id = "still";
+    still.textContent = "* { transition: none !important; animation: none !important }";
+    document.head.append(still);
+"""
+"""Pages ask for nothing while they are hidden."""
+IS_STILL = "return !document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling')"
+MOVE_AGAIN = """
+    delete document.hidden;
+    document.getElementById("still").remove();
+"""
+NOT_OURS = "#swagger-ui"
+"""Swagger UI's own markup, on one page of operators: it has links within buttons."""
+VIOLATIONS = """
+    const [notOurs, maxChars] = arguments;
+    const found = await axe.run({exclude: [[notOurs]]}, {resultTypes: ["violations"]});
+    return found.violations.flatMap((one) => one.nodes.map((node) => {
+        const why = one.id === "color-contrast" ? node.any[0].message : one.help;
+        return `${one.id}: ${why}: ${node.html.replace(/\\s+/g, " ").slice(0, maxChars)}`;
+    }));
+"""
+
+
+def violations(browser: Browser) -> list[str]:
+    """One line for each element that breaks a rule, and rule."""
+    browser.run(KEEP_STILL)
+    browser.wait(lambda: browser.run(IS_STILL), "the page is still")
+    if not browser.run("return 'axe' in window"):
+        browser.run(AXE)
+    found = browser.run(VIOLATIONS, NOT_OURS, MAX_HTML_CHARS)
+    browser.run(MOVE_AGAIN)
+    return [f"{browser.path}: {one}" for one in found]

@@ -19,8 +19,6 @@ APIS = ("api/",)
 
 
 class Who(StrEnum):
-    """A visitor, by the name that the seed gives."""
-
     OPERATOR = "olga"
     MEMBER = "mia"
     STRANGER = ""
@@ -126,7 +124,6 @@ HISTORY_OF, DELETION_OF = "fleet_cataloguemodel", "fleet_alias"
 
 
 def rows() -> dict[str, list[Page]]:
-    """Returns the rows by the name of their URL."""
     from metering.models import ApiKey
 
     found = dict(OWN_PAGES)
@@ -139,7 +136,6 @@ def rows() -> dict[str, list[Page]]:
 
 
 def _pages_of(model: type[Model]) -> dict[str, list[Page]]:
-    """The admin's pages of one kind of row."""
     meta = model._meta
     name = f"{meta.app_label}_{meta.model_name}"
     at = f"/admin/{meta.app_label}/{meta.model_name}/"

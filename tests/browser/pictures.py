@@ -11,8 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tests.browser.appearance import look_at
-from tests.browser.chromium import WIDE, Browser, running_chromium
+from tests.browser.chromium import WIDE, Browser, look_at, running_chromium
 from tests.browser.pages import ACCOUNT_IN_USE, BENCH, PASSWORD, REQUEST_ID, Who
 from tests.browser.server import running_pages
 from tests.live.serving import REPOSITORY_DIR

@@ -99,7 +99,6 @@ def _fleet() -> None:
 
 
 def _operations() -> None:
-    """What an operator has done, and what came of it."""
 
     services.alias_create(
         actor=COMMAND, name="smart", model=CatalogueModel.objects.get(name="tiny")

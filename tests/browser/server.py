@@ -70,7 +70,6 @@ class PagesServer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The gateway answers nothing meanwhile."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -78,7 +77,6 @@ class PagesServer:
             self._process.send_signal(signal.SIGCONT)
 
     def write(self, statement: str, *values: object) -> None:
-        """What the control would write into the database."""
         connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
         try:
             with connection:
@@ -98,7 +96,6 @@ class PagesServer:
         return str(rows[0][0])
 
     def command(self, *arguments: str) -> str:
-        """What ``manage.py`` prints."""
         return self._run(str(REPOSITORY_DIR / "manage.py"), *arguments)
 
     def _read(self, query: str) -> list[Any]:

@@ -55,26 +55,10 @@ def refreshed(browser: Browser, times: int = 1) -> None:
     browser.wait(lambda: browser.run("return window.refreshes") >= before + times, "refreshed")
 
 
-def test_a_search_stays_while_the_board_is_asked_for_again(browser: Browser) -> None:
-    """It leads to an address of its own. How long a large fleet's board is, and its pages, are in
-    ``tests/fleet/dashboard/test_at_scale.py``."""
-    browser.start_anew(WIDE)
-    browser.log_in(Who.OPERATOR, PASSWORD)
-    browser.open("/admin/")
-    browser.run(COUNT_REFRESHES)
-    browser.add("#search-models", "big")
-    browser.wait(lambda: "unload-tiny" not in browser.run(LOADS), "found")
-    refreshed(browser, times=2)
-    assert browser.run("return document.activeElement.id") == "search-models"
-    assert browser.run("return document.activeElement.value") == "big"
-    assert "models=big" in browser.run("return location.search")
-    assert "load-big" in browser.run(LOADS) and "unload-tiny" not in browser.run(LOADS)
-    assert browser.check() == []
-
-
-def test_a_job_moves_no_button_and_an_unload_asks(
-    browser: Browser, pages_server: PagesServer
-) -> None:
+def test_no_refresh_undoes_what_is_begun(browser: Browser, pages_server: PagesServer) -> None:
+    """A job moves no button, an unload asks, a button pressed right after a refresh loads no page,
+    and a search, which leads to an address of its own, stays. How long a large fleet's board is,
+    and its pages, are in ``tests/fleet/dashboard/test_at_scale.py``."""
     browser.start_anew(WIDE)
     browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/")
@@ -92,7 +76,7 @@ def test_a_job_moves_no_button_and_an_unload_asks(
     )
     assert after == before
     browser.press_button("#unload-tiny")
-    assert browser.dismiss() == "Unload tiny?"
+    assert browser.answer(is_yes=False) == "Unload tiny?"
     refreshed(browser)
     assert "Unloading" not in browser.text
     # Folded and unfolded again, by the keyboard.
@@ -103,21 +87,19 @@ def test_a_job_moves_no_button_and_an_unload_asks(
     assert browser.run("return document.activeElement.id") == "fold-beast"
     browser.press(Keys.ENTER)
     browser.wait_for_text("cuda:0")
-    assert browser.check() == []
-
-
-def test_a_button_pressed_right_after_a_refresh_loads_no_page(
-    browser: Browser, pages_server: PagesServer
-) -> None:
-    browser.start_anew(WIDE)
-    browser.log_in(Who.OPERATOR, PASSWORD)
-    browser.open("/admin/")
-    browser.run(COUNT_REFRESHES)
     browser.run(PRESS_ONCE_REFRESHED, "#fold-beast")
     browser.wait(lambda: "cuda:0" not in browser.text, "folded")
     assert browser.run("return window.refreshes ?? 0"), "the page has not been loaded anew"
     browser.press_button("#fold-beast")
     browser.wait_for_text("cuda:0")
+    browser.add("#search-models", "big")
+    browser.wait(lambda: "unload-tiny" not in browser.run(LOADS), "found")
+    refreshed(browser, times=2)
+    assert browser.run("return document.activeElement.id") == "search-models"
+    assert browser.run("return document.activeElement.value") == "big"
+    assert "models=big" in browser.run("return location.search")
+    assert "load-big" in browser.run(LOADS) and "unload-tiny" not in browser.run(LOADS)
+    assert browser.check() == []
 
 
 def test_a_row_ticked_while_the_list_is_requested_stays_ticked(browser: Browser) -> None:
@@ -133,9 +115,7 @@ def test_a_row_ticked_while_the_list_is_requested_stays_ticked(browser: Browser)
     assert browser.check() == []
 
 
-def test_a_buttons_request_outlasts_the_refreshes(
-    browser: Browser, pages_server: PagesServer
-) -> None:
+def test_a_button_outlasts_the_refreshes(browser: Browser, pages_server: PagesServer) -> None:
     """The server answers the button after another refresh was due."""
     browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/dashboard/model?name=big")

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.appearance import drawn, is_dark, look_at, violations
-from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser, View
+from tests.browser import chromium
+from tests.browser.chromium import Browser, View
 from tests.browser.pages import PASSWORD, Who, pages_of
 from tests.browser.server import PagesServer
 
@@ -42,11 +42,6 @@ FOCUSED_UNSEEN = """
 """
 
 
-SPOIL = """
-    const part = document.createElement("div");
-    part.innerHTML = '<button></button> <p style="color: #999; background: #fff">Faint.</p>';
-    document.getElementById("main").append(part);
-"""
 FOCUS_THE_FIRST = """
     const stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden])")];
     stops.find((one) => one.checkVisibility() && !one.disabled)?.focus();
@@ -57,16 +52,15 @@ FOCUS_THE_FIRST = """
 @pytest.mark.parametrize(
     ("who", "views"),
     [
-        (Who.OPERATOR, (WIDE, DARK_PHONE)),
-        (Who.MEMBER, (DARK_WIDE, PHONE)),
-        (Who.STRANGER, (DARK_WIDE, PHONE)),
+        (Who.OPERATOR, (chromium.WIDE, chromium.DARK_PHONE)),
+        (Who.MEMBER, (chromium.DARK_WIDE, chromium.PHONE)),
+        (Who.STRANGER, (chromium.DARK_WIDE, chromium.PHONE)),
     ],
     ids=lambda value: value.name.lower() if isinstance(value, Who) else "",
 )
 def test_every_page_is_whole(
     browser: Browser, pages_server: PagesServer, who: Who, views: tuple[View, ...]
 ) -> None:
-    """Each is loaded once and looked at in both views, and what it has to focus is focused."""
     browser.start_anew(views[0])
     if who:
         browser.log_in(who, PASSWORD)
@@ -82,28 +76,17 @@ def test_every_page_is_whole(
     assert problems == []
 
 
-def test_a_spoilt_page_breaks_rules(browser: Browser) -> None:
-    browser.open("/docs")
-    assert violations(browser) == []
-    browser.run(SPOIL)
-    rules = [one.split(": ")[1] for one in violations(browser)]
-    assert sorted(rules) == ["button-name", "color-contrast"]
-
-
 def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
-    """Photographs the page that is open and returns its problems."""
-    look_at(browser, view)
+    chromium.look_at(browser, view)
     browser.photograph(f"{name}-{view.name}")
-    problems = browser.check() + violations(browser)
+    problems = browser.check() + chromium.violations(browser)
     browser.run(FOCUS_THE_FIRST)
     browser.press(Keys.TAB)  # from now on the browser shows where the focus is
     unseen = browser.run(FOCUSED_UNSEEN)
     return problems + [f"{path}, {view.name}: {one}" for one in unseen]
 
 
-def test_a_model_is_loaded_by_keyboard_and_shows_its_progress(
-    browser: Browser, pages_server: PagesServer
-) -> None:
+def test_a_model_is_loaded_by_the_keyboard(browser: Browser, pages_server: PagesServer) -> None:
     browser.open("/")
     browser.wait_for_path("/login/")
     browser.tab_to("id_username")
@@ -136,9 +119,9 @@ def test_the_navigation_is_skipped_and_the_own_menu_opened_by_keyboard(browser: 
     browser.open("/admin/fleet/neuron/")
     browser.tab_to("user-menu")
     browser.press(Keys.ENTER, Keys.TAB, Keys.TAB, Keys.ENTER)
-    browser.wait(lambda: is_dark(browser), "the theme is dark")
+    browser.wait(lambda: chromium.is_dark(browser), "the theme is dark")
     browser.press(Keys.TAB, Keys.ENTER)
-    browser.wait(lambda: not is_dark(browser), "the theme is the system's again")
+    browser.wait(lambda: not chromium.is_dark(browser), "the theme is the system's again")
     browser.press(Keys.TAB, Keys.TAB, Keys.ENTER)
     browser.wait_for_path("/login/")
 
@@ -178,7 +161,7 @@ def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
         for word in ranges:
             browser.press_button(f"#series-range-{word}")
             browser.find(f'#series-range-{word}[aria-pressed="true"]')
-            browser.wait(lambda: drawn(browser), "the charts are drawn")
+            browser.wait(lambda: chromium.drawn(browser), "the charts are drawn")
             charts = browser.run(CHARTS)
             assert charts[0]["lines"] == ["answered", "cancelled", "refused", "failed"]
             for chart in charts:
@@ -186,7 +169,7 @@ def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
                 assert not chart["isCrowded"] and not chart["unseen"], chart
             assert browser.run("return document.activeElement.id") == f"series-range-{word}"
     browser.open("/usage/")
-    browser.wait(lambda: drawn(browser), "cost and tokens are drawn")
+    browser.wait(lambda: chromium.drawn(browser), "cost and tokens are drawn")
     found = [(one["lines"], one["scales"]) for one in browser.run(CHARTS)]
     assert found == [(["USD"], ["x", "y"]), (["tokens"], ["x", "y"])]
     assert browser.check() == []
@@ -265,7 +248,7 @@ def test_an_operator_makes_an_account_with_a_budget_a_person_and_a_key(browser: 
     invitation = browser.find('[id^="invitation-"]').text
     assert browser.check() == []
 
-    browser.start_anew(PHONE)
+    browser.start_anew(chromium.PHONE)
     browser.open(urlsplit(invitation).path)
     browser.type("#id_new_password1", PASSWORD)
     browser.type("#id_new_password2", PASSWORD, Keys.ENTER)

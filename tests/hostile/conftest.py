@@ -3,22 +3,22 @@
     test_commands      every command of Redis on every family of keys, as the host's user
     test_values        every kind of value under every key that it may write
     test_answers       every event with every field wrong, in every place of every kind of request
-    test_heartbeats    every field of its heartbeat wrong, in the snapshot and in the database
-    test_listings      every field of what else it lists: held requests, downloads, engine logs
-    test_floods        too many bytes and keys: it is cut off with its reason, and no other is
-    test_redis_memory  what its connections can make Redis hold before the control has looked
+    test_heartbeats    every field of its heartbeat wrong, in the snapshot and in the database, and
+                       of what else it lists: held requests, downloads, engine logs
+    test_floods        too many bytes and keys: it is cut off with its reason, and no other is; and
+                       what its connections can make Redis hold before the control has looked
     test_whole_server  every attack of ``hostile_host.py`` beside honest clients
 
-Keys and messages are not listed here: ``families.py`` finds the keys in ``inference.protocol.keys``
-and ``wrong.py`` makes wrong messages from their types, so that a new one is tried or fails a test.
+Keys and messages are not listed here: ``wrong.py`` finds the keys in ``inference.protocol.keys``
+and makes wrong messages from their types, so that a new one is tried or fails a test.
 How gateways, controls and the ledger are built is as in their own tests, whose fixtures these are.
 """
 
 from __future__ import annotations
 
-from tests.fleet.conftest import _fresh_catalogue_cache, build
-from tests.fleet.services.hosts.invited_hosts import shared_redis
-from tests.inference.gateway.conftest import (
+from tests.fleet.conftest import _fresh_catalogue_cache, build  # noqa: F401
+from tests.fleet.services.hosts.invited_hosts import shared_redis  # noqa: F401
+from tests.inference.gateway.conftest import (  # noqa: F401
     catalogue,
     client,
     config,
@@ -29,21 +29,6 @@ from tests.inference.gateway.conftest import (
     neuron,
     redis_client,
 )
-
-__all__ = [
-    "_fresh_catalogue_cache",
-    "build",
-    "catalogue",
-    "client",
-    "config",
-    "directory",
-    "gateway",
-    "ledger",
-    "make_gateway",
-    "neuron",
-    "redis_client",
-    "shared_redis",
-]
 
 EVIL = "evil"
 MB = 1_000_000

@@ -12,27 +12,10 @@ from typing import Any
 
 import redis
 
-from inference.protocol import keys
-from inference.protocol.events import (
-    EVENT_BATCH_FIELD,
-    MAX_BATCH_BYTES,
-    Delta,
-    EventBatch,
-    Failed,
-    Failure,
-    Finished,
-    Usage,
-)
+from inference.protocol import events, keys
+from inference.protocol import heartbeat as heartbeats
 from inference.protocol.events import encode_event_batch as encode
 from inference.protocol.generation import Submit, decode_inbox_frame
-from inference.protocol.heartbeat import (
-    PROTOCOL,
-    DeviceInfo,
-    HostInfo,
-    NeuronHeartbeat,
-    ReplicaState,
-    ReplicaStatus,
-)
 from inference.protocol.held import MAX_HELD, HeldRequests, encode_held_requests
 from inference.redis_connections import MAX_VALUE_BYTES
 
@@ -49,13 +32,11 @@ NUM_VALUES = 200
 
 @dataclass(slots=True)
 class Evil:
-    """The invited host: its Redis client, and the model that it is asked for."""
-
     client: redis.Redis
     gateway_id: str = ""
     request_id: str = ""
 
-    def xadd(self, key: str, data: bytes, field: bytes = EVENT_BATCH_FIELD) -> None:
+    def xadd(self, key: str, data: bytes, field: bytes = events.EVENT_BATCH_FIELD) -> None:
         self.client.xadd(key, {field: data})
 
     @property
@@ -66,32 +47,31 @@ class Evil:
 Attack = Callable[[Evil], object]
 
 
-def heartbeat(order: str) -> NeuronHeartbeat:
+def heartbeat(order: str) -> heartbeats.NeuronHeartbeat:
     now_s = time.time()
     sizes: dict[str, Any] = {"total_memory_bytes": 8 << 30, "free_memory_bytes": 1 << 30}
-    replica = ReplicaState(
+    replica = heartbeats.ReplicaState(
         model=LURE,
         job_id="",
         order=order,
-        status=ReplicaStatus.READY,
+        status=heartbeats.ReplicaStatus.READY,
         since_unix_s=now_s,
         capabilities=["chat", "completions"],
     )
-    return NeuronHeartbeat(
+    return heartbeats.NeuronHeartbeat(
         name=EVIL,
         epoch="e",
         version="0",
-        protocol=PROTOCOL,
+        protocol=heartbeats.PROTOCOL,
         started_unix_s=now_s,
         time_unix_s=now_s,
-        host=HostInfo(hostname="\x1b[2Jevil", os="linux", num_cores=1, **sizes),
-        devices=[DeviceInfo(index=0, kind="cpu", name="CPU", **sizes)],
+        host=heartbeats.HostInfo(hostname="\x1b[2Jevil", os="linux", num_cores=1, **sizes),
+        devices=[heartbeats.DeviceInfo(index=0, kind="cpu", name="CPU", **sizes)],
         replicas=[replica],
     )
 
 
 def is_lured(evil: Evil) -> bool:
-    """A gateway has sent it a request, so that it reads its events."""
     entries: Any = evil.client.xrange(keys.inbox_key(EVIL))
     for _, fields in entries:
         frame = decode_inbox_frame(fields[keys.INBOX_FRAME_FIELD])
@@ -101,13 +81,15 @@ def is_lured(evil: Evil) -> bool:
 
 
 def events_of_others(evil: Evil) -> None:
-    usage = Usage(prompt_tokens=2**62, completion_tokens=2**62)
+    usage = events.Usage(prompt_tokens=2**62, completion_tokens=2**62)
     for number in range(200):
-        ended = Finished(request_id=f"{number}", usage=usage)
-        batch = EventBatch(epoch="e", sequence_number=number, events=[ended])
+        ended = events.Finished(request_id=f"{number}", usage=usage)
+        batch = events.EventBatch(epoch="e", sequence_number=number, events=[ended])
         evil.xadd(evil.events, encode(batch))
-    own = Finished(request_id=evil.request_id, usage=usage)
-    evil.xadd(evil.events, encode(EventBatch(epoch="e", sequence_number=10**9, events=[own])))
+    own = events.Finished(request_id=evil.request_id, usage=usage)
+    evil.xadd(
+        evil.events, encode(events.EventBatch(epoch="e", sequence_number=10**9, events=[own]))
+    )
 
 
 def many_ids(number: int) -> bytes:
@@ -121,7 +103,9 @@ def repeated(times: int, step: Callable[[Evil, int], object]) -> Attack:
 
 
 def empty_batch(evil: Evil, number: int) -> None:
-    evil.xadd(evil.events, encode(EventBatch(epoch=f"{number}", sequence_number=number, events=[])))
+    evil.xadd(
+        evil.events, encode(events.EventBatch(epoch=f"{number}", sequence_number=number, events=[]))
+    )
 
 
 def largest_id(evil: Evil) -> None:
@@ -130,22 +114,20 @@ def largest_id(evil: Evil) -> None:
 
 
 def end_lure(evil: Evil) -> None:
-    """Ends the request that it was asked, where its stream still takes entries."""
-    failure = Failure(code="evil", message="over")
-    ended = Failed(request_id=evil.request_id, failure=failure)
-    batch = EventBatch(epoch=f"end {time.monotonic_ns()}", sequence_number=0, events=[ended])
+    failure = events.Failure(code="evil", message="over")
+    ended = events.Failed(request_id=evil.request_id, failure=failure)
+    batch = events.EventBatch(epoch=f"end {time.monotonic_ns()}", sequence_number=0, events=[ended])
     evil.xadd(evil.events, encode(batch))
 
 
 def valid_batches(evil: Evil, key: str) -> None:
     """Sends batches as large as an honest neuron's, so that no reader refuses them: 200 MB."""
-    part = Delta(request_id="none", text="x" * (MAX_BATCH_BYTES - 4096))
-    for number in range(200 * MB // MAX_BATCH_BYTES):
-        evil.xadd(key, encode(EventBatch(epoch="e", sequence_number=number, events=[part])))
+    part = events.Delta(request_id="none", text="x" * (events.MAX_BATCH_BYTES - 4096))
+    for number in range(200 * MB // events.MAX_BATCH_BYTES):
+        evil.xadd(key, encode(events.EventBatch(epoch="e", sequence_number=number, events=[part])))
 
 
 def held_ids_of_others(evil: Evil) -> None:
-    """The host reports ids of other hosts' requests as held, and leaves out its own."""
     for beat in range(1, 6):
         ids = [f"req_{beat}_{number}" for number in range(MAX_HELD)]
         listed = HeldRequests(epoch="e", beat=beat + time.monotonic_ns(), request_ids=ids)

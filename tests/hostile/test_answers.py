@@ -23,33 +23,6 @@ from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
 from inference.gateway.request.tokens import DEFAULT_OUTPUT_TOKENS
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
-from inference.protocol.events import (
-    Accepted,
-    Cancelled,
-    ChoiceFinished,
-    Delta,
-    Embedded,
-    EmbeddedPart,
-    Event,
-    Failed,
-    Failure,
-    Finished,
-    Fragment,
-    OutputTokens,
-    PromptScored,
-    RankedToken,
-    ReasoningDelta,
-    StageTimes,
-    TextLogprob,
-    Tokenized,
-    TokensCounted,
-    ToolCallDelta,
-    ToolCallStarted,
-    Traced,
-    Usage,
-    UsedSampling,
-    encode_event,
-)
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
 from inference.protocol.sampling import SamplingOptions
 from tests.fleet.conftest import report
@@ -83,36 +56,42 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 MAX_TOKENS = 200
 """The bound on each answer, more than any of them may use in all its choices."""
 
-USAGE = Usage(prompt_tokens=7, completion_tokens=3)
-LOGPROB = TextLogprob(token="a", token_bytes=b"a", logprob=-0.5)
-SAMPLING = UsedSampling(temperature=1.0, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+USAGE = events.Usage(prompt_tokens=7, completion_tokens=3)
+LOGPROB = events.TextLogprob(token="a", token_bytes=b"a", logprob=-0.5)
+SAMPLING = events.UsedSampling(
+    temperature=1.0, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.0
+)
 TIMING = SequenceTiming(prefill_ms=1.0, decode_ms=1.0, prefill_tokens=1)
 VECTOR = np.ones(4, dtype="<f4").tobytes()
 SOUND: tuple[Any, ...] = (
-    Accepted(request_id="", prompt_tokens=7, sampling=SAMPLING, prompt_token_ids=[[1]]),
-    PromptScored(request_id="", tokens=[[RankedToken(token_id=1, text="a", logprob=-0.5, rank=1)]]),
-    Delta(request_id="", text="a", logprobs=[LOGPROB]),
-    OutputTokens(request_id="", token_ids=[1]),
-    ReasoningDelta(request_id="", text="a", opens="<think>"),
-    ToolCallStarted(request_id="", call_id="c", name="f"),
-    ToolCallDelta(request_id="", arguments="{}"),
-    ChoiceFinished(request_id="", reason="stop"),
-    Finished(request_id="", usage=USAGE, timing=TIMING),
-    EmbeddedPart(request_id="", vectors=[VECTOR]),
-    Embedded(request_id="", vectors=[VECTOR, VECTOR], usage=USAGE),
-    TokensCounted(request_id="", prompt_tokens=7),
-    Tokenized(request_id="", token_ids=[1], context_tokens=8),
-    Failed(request_id="", failure=Failure(code="engine_error", message="m", retry_after_s=1.0)),
-    Cancelled(request_id="", usage=USAGE),
-    Fragment(request_id="", data=b"\xc1", is_last=True),
-    Traced(request_id="", text="the prompt"),
-    StageTimes(request_id="", total_ms=2.0, prepare_ms=1.0),
+    events.Accepted(request_id="", prompt_tokens=7, sampling=SAMPLING, prompt_token_ids=[[1]]),
+    events.PromptScored(
+        request_id="", tokens=[[events.RankedToken(token_id=1, text="a", logprob=-0.5, rank=1)]]
+    ),
+    events.Delta(request_id="", text="a", logprobs=[LOGPROB]),
+    events.OutputTokens(request_id="", token_ids=[1]),
+    events.ReasoningDelta(request_id="", text="a", opens="<think>"),
+    events.ToolCallStarted(request_id="", call_id="c", name="f"),
+    events.ToolCallDelta(request_id="", arguments="{}"),
+    events.ChoiceFinished(request_id="", reason="stop"),
+    events.Finished(request_id="", usage=USAGE, timing=TIMING),
+    events.EmbeddedPart(request_id="", vectors=[VECTOR]),
+    events.Embedded(request_id="", vectors=[VECTOR, VECTOR], usage=USAGE),
+    events.TokensCounted(request_id="", prompt_tokens=7),
+    events.Tokenized(request_id="", token_ids=[1], context_tokens=8),
+    events.Failed(
+        request_id="", failure=events.Failure(code="engine_error", message="m", retry_after_s=1.0)
+    ),
+    events.Cancelled(request_id="", usage=USAGE),
+    events.Fragment(request_id="", data=b"\xc1", is_last=True),
+    events.Traced(request_id="", text="the prompt"),
+    events.StageTimes(request_id="", total_ms=2.0, prepare_ms=1.0),
 )
 
 
-def cases() -> dict[str, Event]:
+def cases() -> dict[str, events.Event]:
     """Every event as it should be, for it may be out of place, and with each thing wrong."""
-    found: dict[str, Event] = {}
+    found: dict[str, events.Event] = {}
     for event in SOUND:
         name = type(event).__name__
         found[f"{name} as it should be"] = event
@@ -123,7 +102,11 @@ def cases() -> dict[str, Event]:
 
 
 CASES = cases()
-BEFORE: tuple[list[Event], ...] = ([], [ACCEPTED], [ACCEPTED, Delta(request_id="", text="a")])
+BEFORE: tuple[list[events.Event], ...] = (
+    [],
+    [ACCEPTED],
+    [ACCEPTED, events.Delta(request_id="", text="a")],
+)
 """What comes before it."""
 
 
@@ -133,10 +116,10 @@ def test_every_kind_of_event_is_tried() -> None:
     assert sum(map(decodes, CASES.values())) > 200
 
 
-def decodes(event: Event) -> bool:
+def decodes(event: events.Event) -> bool:
     """What cannot be written as a message, or is refused where it is read, is tried elsewhere."""
     try:
-        events.decode_event(encode_event(event))
+        events.decode_event(events.encode_event(event))
     except (msgspec.MsgspecError, OverflowError):
         return False
     return True
@@ -148,9 +131,8 @@ async def answer_to(client: AsgiClient, kind: str) -> tuple[int, bytes]:
     return answer.status, answer.body
 
 
-def sending(sent: list[Event]) -> Script:
-    """Sends these for the request, and then reports it as cancelled."""
-    return saying(sent, [Cancelled(request_id="")])
+def sending(sent: list[events.Event]) -> Script:
+    return saying(sent, [events.Cancelled(request_id="")])
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
@@ -174,7 +156,7 @@ async def test_a_wrong_message_ends_its_request(
             assert status in (200, 400, 422, 429, 500, 502, 503), (name, body[:300])
             # Only a neuron that reports a failure makes an error of the server's own.
             is_broken = status == 500 or b"internal_error" in body
-            assert not is_broken or isinstance(event, Failed), (name, body[:300])
+            assert not is_broken or isinstance(event, events.Failed), (name, body[:300])
     neuron.script = paris
     status, body = await answer_to(client, "stream")
     assert status == 200 and b"Pari" in body
@@ -185,32 +167,32 @@ async def test_a_wrong_message_ends_its_request(
     assert {name for name, _ in catalogue.cut_off} == {neuron.name}
 
 
-HUGE = Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
-STOPPED = ChoiceFinished(request_id="", reason="stop")
-LATE = Failure(code="queue_full", message="m", retry_after_s=math.nan)
+HUGE = events.Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
+STOPPED = events.ChoiceFinished(request_id="", reason="stop")
+LATE = events.Failure(code="queue_full", message="m", retry_after_s=math.nan)
 IMPROBABLE = msgspec.structs.replace(LOGPROB, logprob=1e300)
-RANKED = RankedToken(token_id=1, text="a", logprob=-0.5, rank=-1)
-PIECE = Fragment(request_id="", data=b"x" * 200_000)
-FAULTS: dict[str, list[Event]] = {
-    "a choice that was not asked for": [Delta(request_id="", text="a", index=10**6)],
-    "no choice has finished": [Finished(request_id="", usage=USAGE)],
-    "more tokens than any": [STOPPED, Finished(request_id="", usage=HUGE)],
-    "fewer than none": [Accepted(request_id="", prompt_tokens=-(10**9))],
-    "a prompt longer than its text": [Accepted(request_id="", prompt_tokens=10**6)],
-    "no time": [Failed(request_id="", failure=LATE)],
-    "no probability": [Delta(request_id="", text="a", logprobs=[IMPROBABLE])],
-    "no rank": [PromptScored(request_id="", tokens=[[RANKED]])],
-    "another kind": [Embedded(request_id="", vectors=[VECTOR], usage=USAGE)],
+RANKED = events.RankedToken(token_id=1, text="a", logprob=-0.5, rank=-1)
+PIECE = events.Fragment(request_id="", data=b"x" * 200_000)
+FAULTS: dict[str, list[events.Event]] = {
+    "a choice that was not asked for": [events.Delta(request_id="", text="a", index=10**6)],
+    "no choice has finished": [events.Finished(request_id="", usage=USAGE)],
+    "more tokens than any": [STOPPED, events.Finished(request_id="", usage=HUGE)],
+    "fewer than none": [events.Accepted(request_id="", prompt_tokens=-(10**9))],
+    "a prompt longer than its text": [events.Accepted(request_id="", prompt_tokens=10**6)],
+    "no time": [events.Failed(request_id="", failure=LATE)],
+    "no probability": [events.Delta(request_id="", text="a", logprobs=[IMPROBABLE])],
+    "no rank": [events.PromptScored(request_id="", tokens=[[RANKED]])],
+    "another kind": [events.Embedded(request_id="", vectors=[VECTOR], usage=USAGE)],
     # 64 MiB were kept of a request for one token until the last fragment came.
     "fragments of an event that is not whole": [PIECE] * 20,
 }
 
 
-async def test_what_breaks_a_bound_is_the_neurons_fault(
+async def test_what_breaks_a_bound(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
 ) -> None:
     for fault, sent in FAULTS.items():
-        begun = [] if isinstance(sent[0], Accepted) else [ACCEPTED]
+        begun = [] if isinstance(sent[0], events.Accepted) else [ACCEPTED]
         await neuron.beat()
         neuron.script = sending([*begun, *sent])
         body = {"model": "tiny", **PLAIN} | ({"max_tokens": 1} if PIECE in sent else {})
@@ -232,14 +214,14 @@ async def test_a_neighbours_epoch_and_requests_are_of_no_use(
     evil.epoch = neuron.epoch
     evil.sequence_numbers[gateway.gateway_id] = 10**9
 
-    async def attacked(submit: Submit) -> AsyncIterator[list[Event]]:
+    async def attacked(submit: Submit) -> AsyncIterator[list[events.Event]]:
         id = submit.request_id
-        usage = Usage(prompt_tokens=7, completion_tokens=123_456)
+        usage = events.Usage(prompt_tokens=7, completion_tokens=123_456)
         await gateway.readers.ensure(EVIL)
         begun_s = asyncio.get_running_loop().time()
         await evil.send(submit.gateway_id, [])
-        await evil.send(submit.gateway_id, [Delta(request_id=id, text="forged")])
-        await evil.send(submit.gateway_id, [Finished(request_id=id, usage=usage)])
+        await evil.send(submit.gateway_id, [events.Delta(request_id=id, text="forged")])
+        await evil.send(submit.gateway_id, [events.Finished(request_id=id, usage=usage)])
         while gateway.readers.caught_up_s(EVIL) <= begun_s:
             await asyncio.sleep(0.01)
         async for honest in paris(submit):
@@ -268,10 +250,10 @@ async def test_a_claimed_context_makes_no_answer_longer(
     catalogue.listed = [replace(ENTRY, max_context_tokens=max_context_tokens)]
     neuron.report = report(context_tokens=MAX_CONTEXT_TOKENS)
     await neuron.beat()
-    last = ChoiceFinished(request_id="", reason="length", num_tokens=1)
+    last = events.ChoiceFinished(request_id="", reason="length", num_tokens=1)
     for num_tokens, status in ((most, 200), (most + 1, 503)):
-        text = Delta(request_id="", text="a", num_tokens=num_tokens)
-        neuron.script = sending([ACCEPTED, text, last, Finished(request_id="", usage=USAGE)])
+        text = events.Delta(request_id="", text="a", num_tokens=num_tokens)
+        neuron.script = sending([ACCEPTED, text, last, events.Finished(request_id="", usage=USAGE)])
         answer = await client.post("/v1/chat/completions", {"model": "tiny", **PLAIN})
         assert answer.status == status, answer.body
         assert (await neuron.submitted.get()).cap_output_tokens == most
@@ -283,8 +265,8 @@ def test_an_answer_has_no_more_bytes_than_its_tokens_can_have() -> None:
     request = GenerationRequest(
         model="tiny", input=TextInput(texts=["Hi"]), sampling=SamplingOptions(max_tokens=50)
     )
-    check = AnswerCheck(request, Usage(prompt_tokens=7, completion_tokens=50))
-    check.check(Accepted(request_id="", prompt_tokens=7), 50)
+    check = AnswerCheck(request, events.Usage(prompt_tokens=7, completion_tokens=50))
+    check.check(events.Accepted(request_id="", prompt_tokens=7), 50)
     with pytest.raises(AnswerFaultError, match="more bytes"):
         for _ in range(100):
-            check.check(Delta(request_id="", text="a", num_tokens=0), 1_000_000)
+            check.check(events.Delta(request_id="", text="a", num_tokens=0), 1_000_000)

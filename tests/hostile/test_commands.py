@@ -13,7 +13,7 @@ import redis
 from fleet.redis_users import rules, secret_hash, user_name, users_apply
 from inference.protocol import keys
 from tests.fleet.services.hosts.invited_hosts import guest, invite
-from tests.hostile.families import QUEUE_FAMILIES, of_neuron, of_no_neuron
+from tests.hostile.wrong import QUEUE_FAMILIES, of_neuron, of_no_neuron
 
 NAME = "beast"
 NO_KEYS = {
@@ -84,7 +84,6 @@ def test_its_own_keys(client: redis.Redis, arities: dict[str, int]) -> None:
 
 
 def test_no_rule_opens_a_key_of_no_family(client: redis.Redis) -> None:
-    """Each pattern of its user's rules is one that ``OWN`` has a key for."""
     own = [*of_neuron(NAME).values(), keys.gateway_alive_key("gw")]
     for rule in rules(NAME, secret_hash("s"), (7, 2)):
         for pattern in re.findall(r"~([^)]+)", rule):

@@ -1,9 +1,14 @@
-"""An invited neuron that writes too much is shut out, with its reason, and no other one is."""
+"""An invited neuron that writes too much is shut out, with its reason, and no other one is; and
+what it can make Redis hold for its connections, before anybody has looked: the private Redis as it
+is configured, by its own count of the most that it ever held."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +18,17 @@ from django.test import Client
 from fleet import services
 from fleet.control.flood_watch import LOOK_AFTER_BYTES, FloodWatch
 from fleet.models import Invitation, Neuron
+from fleet.redis_users import rules, user_name
 from fleet.services.hosts import cut_off
 from inference.protocol import keys
+from inference.redis_connections import connect_exempt
 from metering.actor import GATEWAY
 from metering.models import AuditEntry
 from tests.fleet.services.hosts.invited_hosts import guest, invite
-from tests.hostile.conftest import MB
+from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB
+from tests.hostile.hostile_host import VALUE
 from tests.live.serving import wait_until
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -97,7 +106,6 @@ def test_a_flood_is_seen_between_two_ticks(redis_url: str, redis_db: redis.Redis
 
 
 def num_unfreed(client: redis.Redis) -> int:
-    """Keys that a thread of Redis is still to free."""
     memory: dict[str, int] = client.info("memory")  # type: ignore[assignment]
     return memory["lazyfree_pending_objects"]
 
@@ -127,9 +135,7 @@ SENT: dict[str, Callable[[redis.Redis, str, int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SENT)
-def test_what_it_is_sent_and_never_takes_is_cut_off(
-    redis_url: str, redis_db: redis.Redis, kind: str
-) -> None:
+def test_what_it_never_takes_is_cut_off(redis_url: str, redis_db: redis.Redis, kind: str) -> None:
     evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
     SENT[kind](redis_db, "evil", 25 * MB)
     SENT[kind](redis_db, "beast", 20 * MB)
@@ -161,9 +167,7 @@ def test_answers_that_it_does_not_read_are_cut_off(redis_url: str, redis_db: red
 
 
 @pytest.mark.parametrize("kind", SENT)
-def test_a_burst_that_it_takes_is_no_fault(
-    redis_url: str, redis_db: redis.Redis, kind: str
-) -> None:
+def test_a_burst_that_it_takes(redis_url: str, redis_db: redis.Redis, kind: str) -> None:
     honest = guest(redis_url, invite("beast"))
     for now_s in (100.0, 111.0, 122.0):
         SENT[kind](redis_db, "beast", 25 * MB)
@@ -196,7 +200,6 @@ def test_the_dashboard_names_it_and_why_and_invited_again_it_is_back(
 def test_too_many_connections_are_cut_off(
     redis_url: str, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis has so many for all, and refuses everybody's next one."""
     monkeypatch.setattr(cut_off, "MAX_CONNECTIONS", 10)
     evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
     opened = [evil.connection_pool.get_connection() for _ in range(11)]
@@ -206,3 +209,73 @@ def test_too_many_connections_are_cut_off(
     assert "11 connections" in Invitation.objects.get(neuron_name="evil").cut_off_reason
     for connection in opened:
         connection.disconnect()
+
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MortalRedis]:
+    with mortal_redis(tmp_path) as made:
+        yield made
+
+
+def long_transaction(evil: redis.Redis) -> None:
+    pipeline = evil.pipeline(transaction=True)
+    for _ in range(50):
+        pipeline.set(keys.heartbeat_key(EVIL), VALUE)
+    pipeline.execute()
+
+
+def unread_answers(evil: redis.Redis) -> None:
+    evil.set(keys.heartbeat_key(EVIL), VALUE)
+    for _ in range(8):
+        connection = evil.connection_pool.get_connection()
+        for _ in range(50):
+            connection.send_command("GET", keys.heartbeat_key(EVIL))
+
+
+def unfinished_commands(evil: redis.Redis) -> None:
+    for _ in range(50):
+        connection: Any = evil.connection_pool.get_connection()
+        connection._sock.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nx\r\n$3000000\r\n" + b"x" * 2_900_000)
+
+
+ATTACKS: dict[str, Callable[[redis.Redis], object]] = {
+    "a large value": lambda evil: evil.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB),
+    "many arguments": lambda evil: evil.hset(
+        keys.held_key(EVIL), mapping={str(number): VALUE for number in range(50)}
+    ),
+    "a long transaction": long_transaction,
+    "unread answers": unread_answers,
+    "unfinished commands": unfinished_commands,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_its_connections_take_little_memory(server: MortalRedis, name: str) -> None:
+    gateway = redis.Redis.from_url(
+        server.url, single_connection_client=True, redis_connect_func=connect_exempt
+    )
+    identity, before = gateway.client_id(), memory(gateway)["used_memory"]
+    secret = "0" * 64  # of a password that is not used here: the user is given one in clear below
+    words = rules(EVIL, secret, (7, 0))
+    gateway.execute_command("ACL", "SETUSER", user_name(EVIL), *words, ">secret")
+    path = server.url.partition("@")[2]
+    evil = redis.Redis.from_url(f"unix://{user_name(EVIL)}:secret@{path}", socket_timeout=WAIT_S)
+    with suppress(redis.ConnectionError):  # Redis has closed it
+        ATTACKS[name](evil)
+    seen = memory(gateway)
+    assert seen["used_memory_peak"] - before <= MAX_GROWTH_BYTES
+    assert gateway.client_id() == identity
+    evil.close()
+    deadline_s = time.monotonic() + WAIT_S
+    while memory(gateway)["mem_clients_normal"] > 20 * MB and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert memory(gateway)["mem_clients_normal"] <= 20 * MB, "its connections are still held"
+    gateway.close()
+
+
+def memory(client: redis.Redis) -> dict[str, int]:
+    found: dict[str, int] = client.info("memory")  # type: ignore[assignment]
+    return found

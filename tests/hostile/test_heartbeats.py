@@ -1,4 +1,6 @@
-"""A report that is malformed or hostile is refused by name, logged once, and stops nothing."""
+"""A report that is malformed or hostile is refused by name, logged once, and stops nothing; and
+every field wrong of what a neuron lists beside it: the requests that it holds, its downloads, the
+lines of its engines' logs. Malformed entries are left out, and the others stay."""
 
 from __future__ import annotations
 
@@ -7,27 +9,36 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
+import redis.asyncio
 
-from fleet import services
+from fleet import neuron_client, services
+from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError
 from fleet.lifecycles import NeuronStatus
-from fleet.live import reports
+from fleet.live import engine_logs, reports
+from fleet.live import reading as live
+from fleet.live.cached_models import read_cache_reports
 from fleet.live.load_orders import LoadOrders
 from fleet.live.reports import MAX_REPLICAS, Report, log_refusal, read_report
 from fleet.live.snapshot import build_snapshot
 from fleet.models import Neuron
+from inference.gateway.gateway import Gateway
+from inference.protocol import keys
+from inference.protocol.downloads import CacheReport, encode_cache_report
 from inference.protocol.engine import EngineStats
-from inference.protocol.heartbeat import (
-    HostInfo,
-    NeuronHeartbeat,
-    ReplicaStatus,
-    encode_heartbeat,
-)
+from inference.protocol.engine_logs import EngineLogAnswer, encode_engine_log
+from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, ReplicaStatus, encode_heartbeat
+from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.images import VisionInput
 from inference.protocol.load_progress import LoadFailure
 from inference.version import VERSION
+from metering.actor import COMMAND
 from tests.cases import each_case
+from tests.fleet.conftest import heartbeat
 from tests.hostile.conftest import EVIL
 from tests.hostile.wrong import sample, wrong
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron
 
 
 def hostile(build: Any) -> dict[str, NeuronHeartbeat]:
@@ -77,6 +88,10 @@ def test_refused_by_name_and_reported_once(build, caplog) -> None:
         (record,) = caplog.records
         assert record.getMessage().startswith("neuron beast: its report is refused"), kind
         assert read_report("beast", encode_heartbeat(build.heartbeat())).heartbeat is not None
+    caplog.clear()
+    for number in range(100):  # refusals that differ each time fill no log
+        log_refusal("liar", f"reason {number}")
+    assert len(caplog.records) == 5
 
 
 @each_case(
@@ -121,7 +136,6 @@ ORDERS = LoadOrders("of a test")
 
 
 def test_a_replica_that_nobody_ordered_does_not_exist(build, caplog) -> None:
-    """Nor one that was ordered elsewhere, or another model there."""
     elsewhere = ORDERS.order(neuron="other", model="stolen")
     another = ORDERS.order(neuron="beast", model="tiny")
     beat = build.heartbeat(
@@ -162,26 +176,14 @@ def test_texts_that_move_the_cursor_or_forge_lines_are_escaped(build) -> None:
     assert state.model == f"m{shown}"
 
 
-def test_refusals_that_differ_each_time_fill_no_log(build, caplog) -> None:
-    for number in range(100):
-        log_refusal("liar", f"reason {number}")
-    assert len(caplog.records) == 5
-
-
-def every_field_wrong() -> list[NeuronHeartbeat]:
-    """A heartbeat with something in every field, and with each thing in it wrong."""
-    sound = msgspec.structs.replace(sample(NeuronHeartbeat), name=EVIL)
-    return [sound, *wrong(sound, NeuronHeartbeat)]
-
-
 @pytest.mark.slow
 @pytest.mark.django_db
 def test_every_field_wrong_is_refused_or_can_be_recorded(build) -> None:
     """What passes goes into the snapshot, the database and the dashboard, and must be shown
     there."""
     honest = Report("beast", build.heartbeat("beast"))
-    num_passed = 0
-    for beat in every_field_wrong():
+    num_passed, beats = 0, cases(NeuronHeartbeat, name=EVIL)
+    for beat in beats:
         report = read_report(EVIL, encode_heartbeat(beat))
         num_passed += report.heartbeat is not None
         services.report_record(report=report)
@@ -192,4 +194,79 @@ def test_every_field_wrong_is_refused_or_can_be_recorded(build) -> None:
             msgspec.json.encode(snapshot.neurons)
     services.report_record(report=honest)
     assert Neuron.objects.get(name="beast").status == NeuronStatus.ONLINE
-    assert 0 < num_passed < len(every_field_wrong())
+    assert 0 < num_passed < len(beats)
+
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def cases(kind: type[msgspec.Struct], **named: Any) -> list[Any]:
+    sound = msgspec.structs.replace(sample(kind), **named)
+    return [sound, *wrong(sound, kind)]
+
+
+async def test_any_list_of_held_requests(
+    client: AsgiClient, gateway: Gateway, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+) -> None:
+    """No field of another neuron's list, nor of its own, ends a request of another neuron."""
+    assert (await client.post(CHAT, BODY)).status == 200
+    open_ = client.open("POST", CHAT, {**BODY, "stream": True})
+    for beat, listed in enumerate(cases(HeldRequests)):
+        listed = msgspec.structs.replace(listed, beat=beat) if listed.beat == 1 else listed
+        try:
+            data = encode_held_requests(listed)
+        except OverflowError:
+            continue
+        fields = {"": data, gateway.gateway_id: data}
+        await redis_client.hset(keys.held_key(EVIL), mapping=fields)
+        await gateway.held.look(["beast", EVIL])
+    assert (await open_.finish()).status == 200
+    assert (await client.post(CHAT, BODY)).status == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_any_report_of_downloads(redis_db: redis.Redis) -> None:
+    for name in ("beast", EVIL):
+        services.heartbeat_record(heartbeat=heartbeat(name))
+    honest = msgspec.structs.replace(sample(CacheReport), neuron="beast")
+    redis_db.set(keys.downloads_key("beast"), encode_cache_report(honest))
+    num_taken = 0
+    for report in cases(CacheReport, neuron=EVIL):
+        redis_db.set(keys.downloads_key(EVIL), encode_cache_report(report))
+        found = read_cache_reports(redis_db, ["beast", EVIL])
+        assert found["beast"] == honest
+        services.downloads_record(reports=found)
+        num_taken += EVIL in found
+    assert num_taken > 1, "some of it is no more than odd"
+
+
+class Liar:
+    """Stands where Celery's ``send_task`` is: the answer is there at once."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self.answer = b""
+
+    def send_task(self, _name: str, args: list[Any], **_options: Any) -> None:
+        self._client.rpush(keys.engine_log_key(EVIL, args[0]), self.answer)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_any_engine_log(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    services.heartbeat_record(heartbeat=heartbeat(EVIL))
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    liar = Liar(redis_db)
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr(neuron_client, "app", liar)
+    num_shown = 0
+    for answer in cases(EngineLogAnswer, is_known=True):
+        liar.answer = encode_engine_log(answer)
+        try:
+            log = engine_logs.engine_log(EVIL, "tiny")
+        except (EngineLogUnavailableError, ReplicaNotFoundError):
+            continue
+        assert all(line.isprintable() for line in log.lines)
+        num_shown += 1
+    assert num_shown > 1
+    assert Neuron.objects.filter(name=EVIL).exists()

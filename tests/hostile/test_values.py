@@ -27,8 +27,8 @@ from fleet.redis_users import COMMANDS
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from tests.hostile.conftest import EVIL
-from tests.hostile.families import of_neuron
 from tests.hostile.hostile_host import VALUE_BYTES, many_ids
+from tests.hostile.wrong import of_neuron
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
 

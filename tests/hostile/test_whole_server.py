@@ -23,26 +23,16 @@ from benchmarks.ports import free_port
 from inference.protocol import keys
 from inference.protocol.heartbeat import encode_heartbeat
 from inference.protocol.joining import decode_joining
+from tests.hostile import hostile_host
 from tests.hostile.conftest import MAX_GROWTH_BYTES
-from tests.hostile.hostile_host import (
-    ATTACKS,
-    EVIL,
-    NUM_VALUES,
-    VALUE_BYTES,
-    Evil,
-    end_lure,
-    heartbeat,
-    is_lured,
-)
-from tests.live import catalogue
 from tests.live.conftest import with_caches
-from tests.live.serving import MODEL, Serve, wait_until
+from tests.live.serving import MODEL, Serve, create_model, run, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
 NUM_ASKED = 6
 TIMEOUT_S = 120.0
-MAX_REDIS_GROWTH_BYTES = NUM_VALUES * VALUE_BYTES // 2
+MAX_REDIS_GROWTH_BYTES = hostile_host.NUM_VALUES * hostile_host.VALUE_BYTES // 2
 """Half of what a flood would write if it was not cut off: how soon the control sees it depends on
 the load of the machine."""
 SETTLED_BYTES = 10_000_000
@@ -58,14 +48,14 @@ def serve(
         tmp_path_factory.mktemp("hostile") / "var", model_cache_dir, native_cache_dir
     )
     with Serve(data_dir, "--share", f"127.0.0.1:{free_port()}") as serve:
-        catalogue.create_model(serve, name="lure", source="path:/nowhere", min_replicas=0)
+        create_model(serve, name="lure", source="path:/nowhere", min_replicas=0)
         yield serve
 
 
-def invite(serve: Serve) -> Evil:
+def invite(serve: Serve) -> hostile_host.Evil:
     """Invited (again), with a replica that the control has ordered. It is cut off once more where
     the control finds what its last life left behind."""
-    invited: list[Evil] = []
+    invited: list[hostile_host.Evil] = []
 
     def is_in() -> bool:
         try:
@@ -78,23 +68,24 @@ def invite(serve: Serve) -> Evil:
     return invited[0]
 
 
-def _invite_once(serve: Serve) -> Evil:
-    """Raises ``redis.AuthenticationError``."""
-    line, order = catalogue.run(
+def _invite_once(serve: Serve) -> hostile_host.Evil:
+    line, order = run(
         serve,
         "from fleet.live.load_orders import load_orders\n"
-        f"print(services.neuron_invite(actor=COMMAND, neuron_name={EVIL!r}))\n"
-        f"print(load_orders().order(neuron={EVIL!r}, model='lure'))",
+        f"print(services.neuron_invite(actor=COMMAND, neuron_name={hostile_host.EVIL!r}))\n"
+        f"print(load_orders().order(neuron={hostile_host.EVIL!r}, model='lure'))",
     ).split()
-    evil = Evil(redis.Redis.from_url(decode_joining(line).redis_url))
-    evil.client.set(keys.heartbeat_key(EVIL), encode_heartbeat(heartbeat(order)), ex=600)
+    evil = hostile_host.Evil(redis.Redis.from_url(decode_joining(line).redis_url))
+    evil.client.set(
+        keys.heartbeat_key(hostile_host.EVIL),
+        encode_heartbeat(hostile_host.heartbeat(order)),
+        ex=600,
+    )
     return evil
 
 
 @dataclass(slots=True)
 class Honest:
-    """What the honest client was answered."""
-
     statuses: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -121,8 +112,7 @@ class Honest:
 
 
 def spent(serve: Serve) -> list[int]:
-    """Prompt and completion tokens of the default model, as the ledger has them."""
-    output = catalogue.run(
+    output = run(
         serve,
         "from metering.models import LedgerEntry\n"
         f"rows = LedgerEntry.objects.filter(model={MODEL!r})\n"
@@ -176,7 +166,7 @@ def redis_of(serve: Serve) -> redis.Redis:
 def redis_settled(server: redis.Redis, memory: MemoryGrowth) -> bool:
     """The host's keys are within its bounds, or gone with it. The allocator keeps freed pages for
     some seconds unless it is asked to return them."""
-    for key in server.scan_iter(match=f"helexa:neuron:{EVIL}:*"):
+    for key in server.scan_iter(match=f"helexa:neuron:{hostile_host.EVIL}:*"):
         server.unlink(key)
     server.memory_purge()  # type: ignore[no-untyped-call]
     return memory.now()["redis"] <= SETTLED_BYTES
@@ -189,7 +179,7 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
     memory, server = MemoryGrowth(serve), redis_of(serve)
     grown: dict[str, dict[str, int]] = {}
     with ThreadPoolExecutor(4) as pool:
-        for name in ATTACKS:
+        for name in hostile_host.ATTACKS:
             with memory.peaks() as peaks:
                 attacked(serve, name, honest, pool)
             assert set(honest.statuses) == {200}, name
@@ -203,37 +193,35 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
 
 
 def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) -> None:
-    """Honest requests while that attack runs."""
     evil = invite(serve)
     lured = lure(serve.url, evil, pool)
     evil.client.delete(evil.events)
     wait_until(lambda: evil.client.exists(evil.events), "its stream is made anew")
     asked = [pool.submit(honest.ask, serve.url) for _ in range(NUM_ASKED)]
     with suppress(redis.ConnectionError, redis.AuthenticationError):  # cut off meanwhile
-        ATTACKS[name](evil)
+        hostile_host.ATTACKS[name](evil)
     for one in asked:
         one.result(TIMEOUT_S)
     with suppress(redis.RedisError):  # or the gateway has ended it, or does after a while
-        end_lure(evil)
+        hostile_host.end_lure(evil)
     lured.result(TIMEOUT_S)
     evil.client.close()
 
 
-def lure(url: str, evil: Evil, pool: ThreadPoolExecutor) -> Future[None]:
+def lure(url: str, evil: hostile_host.Evil, pool: ThreadPoolExecutor) -> Future[None]:
     """A request that it was sent. Before gateways see it anew, one is refused or goes elsewhere."""
     asked = [pool.submit(ask_the_lure, url)]
 
     def is_sent() -> bool:
-        if asked[-1].done() and not is_lured(evil):
+        if asked[-1].done() and not hostile_host.is_lured(evil):
             asked.append(pool.submit(ask_the_lure, url))
-        return is_lured(evil)
+        return hostile_host.is_lured(evil)
 
     wait_until(is_sent, "a request for the lure")
     return asked[-1]
 
 
 def ask_the_lure(url: str) -> None:
-    """Whatever becomes of it."""
     with suppress(httpx.TransportError):
         httpx.post(
             f"{url}/v1/chat/completions",

@@ -1,20 +1,26 @@
-"""Every message of a neuron with every field wrong, made from the messages' own types.
+"""Every message of a neuron with every field wrong, made from the messages' own types; and every
+family of keys in Redis, found where they are named: ``inference.protocol.keys``.
 
 A field that is added to a message is tried from then on: where its default is nothing, what it may
-hold is made up from its type.
+hold is made up from its type. A function of the keys whose name ends in ``_key`` makes the keys of
+one family. A new one has to be named in ``test_commands``, with the commands that an invited host
+may give on it.
 """
 
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
+
+from inference.protocol import keys
 
 INTEGERS = (-1, -(10**9), 10**6, 2**31, 2**62, 2**63 - 1, 2**64 - 1)
 FLOATS = (math.nan, math.inf, -math.inf, -1.0, 1e300)
@@ -57,7 +63,6 @@ SAMPLES: dict[Any, Any] = {
 
 
 def wrong(value: Any, kind: Any) -> Iterator[Any]:
-    """``value``, which is of that type, with one thing in it wrong."""
     kind = _plain(kind)
     if value is None:
         value = sample(_first(kind))
@@ -104,7 +109,6 @@ def _wrong_items(value: list[Any] | tuple[Any, ...], kind: Any) -> Iterator[Any]
 
 
 def _member(kind: Any) -> Any:
-    """The type of a list's or a tuple's first member."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _member(_first(kind))
@@ -112,7 +116,6 @@ def _member(kind: Any) -> Any:
 
 
 def _first(kind: Any) -> Any:
-    """Returns the first type of a union that is not ``None``."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))
@@ -120,3 +123,57 @@ def _first(kind: Any) -> Any:
 
 def _plain(kind: Any) -> Any:
     return _plain(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
+
+
+NAMES = ("name", "neuron")
+"""What the functions call the neuron that a key belongs to."""
+OTHERS = {"gateway_id": "gw", "ask_id": "ask", "request_id": "r", "kind": "key"}
+
+QUEUE_FAMILIES = (
+    *("queue", "priority_3", "priority_6", "priority_9", "binding", "permanent_binding"),
+)
+"""The families that ``keys.queue_keys`` makes."""
+
+
+def _functions() -> dict[str, Callable[..., str]]:
+    found = dict(inspect.getmembers(keys, inspect.isfunction))
+    return {
+        name: each
+        for name, each in found.items()
+        if name.endswith("_key") and "key" not in inspect.signature(each).parameters
+    }
+
+
+def of_neuron(neuron: str, **ids: str) -> dict[str, str]:
+    """Returns by family a key that belongs to that neuron. ``ids`` are those of ``OTHERS``."""
+    found = {
+        name.removesuffix("_key"): _call(function, neuron, ids)
+        for name, function in _functions().items()
+        if _is_of_neuron(function)
+    }
+    return found | dict(zip(QUEUE_FAMILIES, keys.queue_keys(neuron), strict=True))
+
+
+def of_no_neuron() -> dict[str, str]:
+    """A key of each family that belongs to no neuron, and every key that has one name."""
+    made = {
+        name.removesuffix("_key"): _call(function, "gw-or-account", {})
+        for name, function in _functions().items()
+        if not _is_of_neuron(function)
+    }
+    named = {
+        name.lower(): value
+        for name, value in vars(keys).items()
+        if isinstance(value, str) and value.startswith("helexa:") and "*" not in value
+    }
+    return made | named | {"control_queue": keys.CONTROL_QUEUE, "unacked": "unacked"}
+
+
+def _is_of_neuron(function: Callable[..., str]) -> bool:
+    return _call(function, "some-name", {}).startswith("helexa:neuron:some-name:")
+
+
+def _call(function: Callable[..., str], neuron: str, ids: dict[str, str]) -> str:
+    values = OTHERS | ids
+    names = inspect.signature(function).parameters
+    return function(*(neuron if name in NAMES else values[name] for name in names))

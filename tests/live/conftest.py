@@ -12,8 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedModel, ScriptedServe
 from tests.live.serving import Serve, wait_until
 from tests.spreading import SERVERS, ends_with
 

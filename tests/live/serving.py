@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -111,7 +112,6 @@ class Serve:
         return "\n".join(self.lines)
 
     def wait_ready(self) -> str:
-        """The URL in the ready line."""
 
         def ready() -> str | None:
             assert self.process.poll() is None, f"serve ended:\n{self.output}"
@@ -141,7 +141,6 @@ class Serve:
         return code
 
     def describe(self) -> str:
-        """How it stands, for a failure's message."""
         try:
             health = json.dumps(self.health(), indent=1)
         except (httpx.HTTPError, ValueError) as error:
@@ -205,14 +204,12 @@ class Serve:
     # What a client sees.
 
     def health(self) -> dict[str, Any]:
-        """What it reports to a client with its key."""
         headers = {"Authorization": f"Bearer {SERVE_KEY}"}
         found = _CLIENT.get(f"{self.url}/health", headers=headers)
         status_body: dict[str, Any] = found.json()
         return status_body
 
     def replica(self, model: str = MODEL) -> dict[str, Any] | None:
-        """Returns the replica as /health lists it."""
         for neuron in self.health()["neurons"]:
             for replica in neuron["replicas"]:
                 if replica["model"] == model:
@@ -229,7 +226,6 @@ class Serve:
         return found
 
     def is_healthy(self) -> bool:
-        """Nothing at all is wrong."""
         return bool(self.health()["status"] == "ok")
 
     def chat(self, **fields: Any) -> httpx.Response:
@@ -242,7 +238,6 @@ class Serve:
             raise
 
     def answers(self) -> bool:
-        """Whether it answers the question."""
         response = self.chat()
         return response.status_code == 200 and "Paris" in response.text
 
@@ -260,7 +255,6 @@ class Serve:
 
 
 def text_of(response: httpx.Response) -> str:
-    """The text of a chat completion, which must have been answered."""
     assert response.status_code == 200, response.text
     content: str = response.json()["choices"][0]["message"]["content"]
     return content
@@ -280,8 +274,6 @@ def chat_text(chunks: Events) -> str:
 
 
 class Stream:
-    """The server-sent events of one response."""
-
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
         self._lines = response.iter_lines()
@@ -293,7 +285,6 @@ class Stream:
                 yield line.removeprefix("data: ")
 
     def next_text(self) -> str:
-        """The next piece of text that is not empty."""
         for data in self:
             choices = json.loads(data).get("choices")
             if choices and (text := choices[0]["delta"].get("content")):
@@ -318,5 +309,54 @@ def serve_environment() -> dict[str, str]:
 
 
 def operators_password(serve: Serve) -> str:
-    """The first administrator's, which a first start prints."""
     return serve.wait_printed(r"^login +admin, password (\S+)")[1]
+
+
+IMPORTS = "from fleet import services; from metering.actor import COMMAND\n"
+MAKE_KEY = """
+from metering.services import account_create, key_create
+account = account_create(actor=COMMAND, name="operators")
+print(key_create(actor=COMMAND, account=account, scopes=["fleet:write"]).key)
+"""
+
+
+def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
+    operate(helexa, "POST", "/api/catalogue", name=name, **fields)
+    wait_until_offered(helexa, name, 200)
+
+
+def operate(helexa: Serve, method: str, path: str, **body: object) -> None:
+    response = httpx.request(
+        method,
+        helexa.url + path,
+        json=body,
+        headers={"Authorization": f"Bearer {operator_key(helexa)}"},
+        timeout=WAIT_TIMEOUT_S,
+    )
+    assert response.is_success, response.text
+
+
+@cache
+def operator_key(helexa: Serve) -> str:
+    """A key that may change the fleet. The first who needs it makes it: that takes a process, which
+    takes seconds to start."""
+    return run(helexa, MAKE_KEY).strip()
+
+
+def run(helexa: Serve, code: str) -> str:
+    """What it prints, in Django's shell on the server's machine."""
+    command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c"]
+    done = subprocess.run(
+        [*command, IMPORTS + code],
+        env=helexa.find("gateway").environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=WAIT_TIMEOUT_S,
+    )
+    return done.stdout
+
+
+def wait_until_offered(helexa: Serve, name: str, status: int) -> None:
+    url = f"{helexa.url}/v1/models/{name}"
+    wait_until(lambda: httpx.get(url, timeout=30.0).status_code == status, "the catalogue is read")

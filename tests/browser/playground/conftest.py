@@ -1,5 +1,5 @@
-"""A server with models that write what the tests script, and visitors who are logged in and have no
-conversations yet, one for each test."""
+"""A server with models that write what the tests script, visitors who are logged in and have no
+conversations yet, one for each test, and what tests do in the playground's page."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import DESKTOP, Browser
-from tests.browser.playground.steps import MODEL, SEEING
-from tests.live.catalogue import run
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedModel, ScriptedServe
+from tests.live.serving import run
 
 PRICES = {"input_price_micro_usd": 1_000_000_000, "output_price_micro_usd": 1_000_000_000}
 """Of a million tokens: a few cost as much as a page shows."""
@@ -43,7 +42,6 @@ def serve(
 
 @pytest.fixture(scope="session")
 def usernames(serve: ScriptedServe) -> Iterator[str]:
-    """Those who have not been here yet."""
     return (f"visitor-{number}" for number in itertools.count())
 
 
@@ -68,11 +66,80 @@ def browser(serve: ScriptedServe, chromium: webdriver.Chrome, username: str) -> 
 
 @pytest.fixture
 def model(serve: ScriptedServe) -> ScriptedModel:
-    """The one that is chosen."""
     return serve.models[MODEL]
 
 
 @pytest.fixture
 def seeing(serve: ScriptedServe) -> ScriptedModel:
-    """One that reads images."""
     return serve.models[SEEING]
+
+
+MODEL, SEEING = "hermes", "seeing"
+
+
+LAST_STATS = "return [...document.querySelectorAll('.pg-answer .pg-stats')].at(-1)?.innerText ?? ''"
+
+
+EACH_LOOK_LATER = "let ms = 0; performance.now = () => (ms += 1);"
+"""The page's clock: tokens that reach it together have no rate by the real one."""
+KEPT = """
+    const {id} = Alpine.$data(document.querySelector(".pg-page"));
+    const asked = new XMLHttpRequest();
+    asked.open("GET", `/playground/conversations/${id}`, false);
+    asked.send();
+    const answer = asked.status === 200 ? JSON.parse(asked.responseText).state.turns.at(-1) : {};
+    return answer.stats?.costMicroUsd > 0;
+"""
+"""Whether the server has the conversation with its last answer's cost, which is saved last."""
+
+
+def ask(browser: Browser, words: str, num_answers: int) -> None:
+    browser.type('[name="draft"]', words, Keys.ENTER)
+    browser.wait(lambda: has_ended(browser, num_answers), f"the answer to {words!r}")
+
+
+def press(browser: Browser, words: str) -> None:
+    script = """
+        const found = [...document.querySelectorAll("button")].filter(
+            (one) => one.innerText === arguments[0] && one.checkVisibility()
+        );
+        found.at(-1)?.click();
+        return found.length > 0;
+    """
+    browser.wait(lambda: browser.run(script, words), words)
+
+
+def start_another(browser: Browser) -> None:
+    press(browser, "New")
+    browser.wait(lambda: talk(browser) == "", "an empty conversation")
+
+
+def wait_until_kept(browser: Browser) -> None:
+    """Until the page has saved its conversation and has nothing left to save."""
+    browser.wait(lambda: browser.run(KEPT), "the server keeps the conversation")
+
+
+def open_all(browser: Browser) -> None:
+    browser.run(
+        "document.querySelectorAll('.pg-side details').forEach((one) => { one.open = true })"
+    )
+
+
+def talk(browser: Browser) -> str:
+    return str(browser.run("return document.querySelector('.pg-turns').innerText"))
+
+
+def titles(browser: Browser) -> list[str]:
+    script = "[...document.querySelectorAll('.pg-kept li > button')].map((one) => one.textContent)"
+    return list(browser.run(f"return {script}"))
+
+
+def choose(browser: Browser, model: str) -> None:
+    """The conversation has no turns."""
+    browser.choose('[name="model"]', model)
+
+
+def has_ended(browser: Browser, num_answers: int) -> bool:
+    answers = browser.run("return document.querySelectorAll('.pg-answer').length")
+    running = browser.run("return Alpine.$data(document.querySelector('.pg-page')).isRunning")
+    return bool(answers == num_answers and not running)

@@ -11,22 +11,10 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.appearance import look_at, violations
-from tests.browser.chromium import DARK_PHONE, WIDE, Browser
-from tests.browser.playground.steps import (
-    EACH_LOOK_LATER,
-    MODEL,
-    SEEING,
-    ask,
-    has_ended,
-    open_all,
-    press,
-    talk,
-)
+from tests.browser.chromium import DARK_PHONE, WIDE, Browser, look_at, violations
+from tests.browser.playground import conftest as steps
 from tests.inference.image_files import png
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import OSLO, SCHEMA
+from tests.live.scripted.model import OSLO, SCHEMA, ScriptedModel, ScriptedServe
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -58,7 +46,7 @@ $x^2 \\le \\frac{{\\pi}}{{2}}$.
 def test_an_answer_in_markdown(browser: Browser, model: ScriptedModel) -> None:
     """Tables, links, maths and code, whose button copies it; its own HTML stays text."""
     model.answers("show me", MARKDOWN)
-    ask(browser, "show me", 1)
+    steps.ask(browser, "show me", 1)
     browser.find(".pg-in-keyword")
     shown = browser.run(
         "const answer = document.querySelector('.pg-answer');"
@@ -79,7 +67,7 @@ def test_an_answer_in_markdown(browser: Browser, model: ScriptedModel) -> None:
     }
     height = "return document.querySelector('.pg-user .pg-markdown').clientHeight"
     assert browser.run(height) < 40, "one line, without the template's indentation"
-    assert "<b>no</b>" in talk(browser) and "javascript:alert" in talk(browser)
+    assert "<b>no</b>" in steps.talk(browser) and "javascript:alert" in steps.talk(browser)
     browser.run(
         "window.helexaCopy = (text, done) => { document.body.dataset.copied = text; done() }"
     )
@@ -95,17 +83,16 @@ def test_an_answer_in_markdown(browser: Browser, model: ScriptedModel) -> None:
 
 
 def test_an_answer_by_a_schema(browser: Browser, model: ScriptedModel) -> None:
-    """The engine is given its grammar, and refuses what breaks it."""
     answer = json.dumps(OSLO, separators=(",", ":"))
     model.answers("as JSON, where?", answer)
-    open_all(browser)
+    steps.open_all(browser)
     browser.type('[name="schema"]', "{ no schema")
     browser.type('[name="draft"]', "as JSON, where?", Keys.ENTER)
     browser.wait_for_text("The schema is not JSON")
     browser.type('[name="schema"]', json.dumps(SCHEMA))
-    press(browser, "Send")
-    browser.wait(lambda: has_ended(browser, 1), "the answer by the schema")
-    assert answer in talk(browser)
+    steps.press(browser, "Send")
+    browser.wait(lambda: steps.has_ended(browser, 1), "the answer by the schema")
+    assert answer in steps.talk(browser)
     assert model.received("as JSON, where?")[-1].params.grammar is not None
 
 
@@ -113,14 +100,14 @@ def test_an_image(browser: Browser, seeing: ScriptedModel, tmp_path: Path) -> No
     """Offered once it is known that the model sees, which is when it has been loaded."""
     seeing.answers("are you there?", "Yes.")
     seeing.answers("what is this?", "Something red.")
-    browser.choose('[name="model"]', SEEING)
-    ask(browser, "are you there?", 1)
+    browser.choose('[name="model"]', steps.SEEING)
+    steps.ask(browser, "are you there?", 1)
     browser.wait_for_text("Add images")
     image = tmp_path / "red.png"
     image.write_bytes(png(56, 56))
     browser.find("input[type=file]").send_keys(str(image))
     browser.find(".pg-thumb img")
-    ask(browser, "what is this?", 2)
+    steps.ask(browser, "what is this?", 2)
     assert "Something red." in browser.text
     received = seeing.received("what is this?")[-1]
     assert received.num_images == 1
@@ -133,23 +120,23 @@ def test_an_image(browser: Browser, seeing: ScriptedModel, tmp_path: Path) -> No
 
 def test_models_side_by_side(browser: Browser, serve: ScriptedServe) -> None:
     """All answer the same at once, each with its figures; the first one's answer is continued."""
-    others = [SEEING, THIRD]
-    names = [MODEL, *others]
+    others = [steps.SEEING, THIRD]
+    names = [steps.MODEL, *others]
     for name in names:
         serve.models[name].answers("which is larger?", f"The sun by {name}.")
         serve.models[name].answers("and hotter?", f"The sun too by {name}.")
-    browser.run(EACH_LOOK_LATER)
+    browser.run(steps.EACH_LOOK_LATER)
     for place, name in enumerate(others):
-        press(browser, "Compare")
+        steps.press(browser, "Compare")
         browser.choose(f'[name="beside-{place}"]', name)
-    ask(browser, "which is larger?", 1)
+    steps.ask(browser, "which is larger?", 1)
     answers = browser.wait(lambda: with_figures(browser, len(names)), "the figures of each")
     assert [model for model, *_ in answers] == names
     assert [f"The sun by {model}." in text for model, text, _ in answers] == [True] * len(names)
     browser.photograph("playground-side-by-side")
-    ask(browser, "and hotter?", 2)
+    steps.ask(browser, "and hotter?", 2)
     for name in others:
-        assert f"The sun by {MODEL}." in serve.models[name].received("and hotter?")[-1].prompt
+        assert f"The sun by {steps.MODEL}." in serve.models[name].received("and hotter?")[-1].prompt
     for view in (WIDE, DARK_PHONE):
         look_at(browser, view)
         assert violations(browser) + browser.check() == []
@@ -163,7 +150,6 @@ def with_figures(browser: Browser, number: int) -> list[list[str]]:
 
 
 def called(browser: Browser, file: str, call: str, *arguments: Any) -> Any:
-    """What a call of the page's module returns."""
     script = f"""return import('/static/playground/{file}.js').then((module) => module.{call})"""
     return browser.run(script, *arguments)
 

@@ -7,7 +7,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import Browser
-from tests.browser.playground.steps import press
+from tests.browser.playground.conftest import press
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -81,7 +81,6 @@ def wait_for_stream(browser: Browser) -> None:
 
 @pytest.fixture
 def reader(browser: Browser) -> Browser:
-    """A browser in which a question is asked and not answered yet."""
     browser.run(HOLD_STREAMS)
     browser.type('[name="draft"]', "a long story, please", Keys.ENTER)
     wait_for_stream(browser)
@@ -99,10 +98,7 @@ def test_an_answer_is_followed_to_the_buttons_below_it(reader: Browser) -> None:
     short = write(reader, *ROWS, is_end=True)
     assert 0 < short[-1][1] < long[-1][1]
     assert max(below for below, _ in [*long, *short]) < 1
-
-
-def test_a_composer_that_grows_covers_no_answer(reader: Browser) -> None:
-    write(reader, MANY_ROWS, is_end=True)
+    # A composer that grows covers no answer.
     height = "return document.querySelector('.pg-ask').clientHeight"
     before = reader.run(height)
     reader.run(IMAGE)
@@ -163,15 +159,14 @@ GROWN = """
 last, which still grows, have the nodes they had: what is selected in them stays selected."""
 
 
-def test_a_piece_changes_what_grows_alone(browser: Browser) -> None:
+def test_a_piece_changes_what_grows_alone(
+    browser: Browser,
+) -> None:
+    """Empty lines within code end nothing."""
     earlier = "## Heading\n\n- one\n\n"
     texts, *are_kept = browser.run(GROWN, earlier + "The", " sun", " **is", "** out")
     assert texts[0].startswith("Heading") and texts[1:] == ["The sun **is** out"]
     assert are_kept == [True, True]
-
-
-def test_a_whole_block_is_rendered_once(browser: Browser) -> None:
-    """Empty lines within code end nothing."""
     line = "def f(x): return x + 1\n"
     texts, is_kept, _ = browser.run(
         GROWN, "One.\n\n```python\n" + line, "\n", line, "```\n", "\nSo"

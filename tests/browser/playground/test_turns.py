@@ -1,5 +1,6 @@
 """Turns with models that write what the test scripts: a load by the first message, thinking, calls
-and their results, the request as code, regenerate, edit and stop."""
+and their results, the request as code, regenerate, edit and stop. Conversations outlive a reload
+and are searched and deleted."""
 
 from __future__ import annotations
 
@@ -8,19 +9,9 @@ import json
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.chromium import Browser
-from tests.browser.playground.steps import (
-    EACH_LOOK_LATER,
-    LAST_STATS,
-    MODEL,
-    ask,
-    has_ended,
-    open_all,
-    press,
-)
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import OSLO_CALL, SCHEMA
+from tests.browser.chromium import PHONE, Browser
+from tests.browser.playground import conftest as steps
+from tests.live.scripted.model import OSLO_CALL, SCHEMA, ScriptedModel, ScriptedServe
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -57,16 +48,16 @@ def test_the_first_message_loads_the_model(browser: Browser, serve: ScriptedServ
     model.answers("hello", "## Greetings\n\n- Hello **yourself**.")
     browser.choose('[name="model"]', COLD)
     browser.wait_for_text("Not loaded: the first message loads it.")
-    browser.run(EACH_LOOK_LATER)
+    browser.run(steps.EACH_LOOK_LATER)
     browser.type('[name="draft"]', "hello", Keys.ENTER)
     progress = "return document.querySelector('.pg-answer .hx-quiet')?.innerText ?? ''"
     browser.wait(lambda: "loading: weights 25 %" in browser.run(progress), "its progress")
     browser.photograph("playground-while-loading")
     model.hold_load(False)
-    browser.wait(lambda: has_ended(browser, 1), "the answer of the model that was loaded")
+    browser.wait(lambda: steps.has_ended(browser, 1), "the answer of the model that was loaded")
     assert "Greetings" in browser.text and "Hello yourself." in browser.text
     assert "##" not in browser.text and "**" not in browser.text
-    stats = browser.run(LAST_STATS)
+    stats = browser.run(steps.LAST_STATS)
     assert all(word in stats for word in ("tokens in", "out", "first after", "tok/s")), stats
     browser.wait(lambda: "Not loaded" not in browser.text, "it is loaded")
     assert browser.check() == []
@@ -77,12 +68,12 @@ def test_calls_results_and_the_request_as_code(browser: Browser, model: Scripted
     model.answers(QUESTION, f"<think>\nIt is far north.\n</think>\n\n{OSLO_CALL}")
     model.answers(RESULT, RESULT_ANSWER)
     tools = [{"name": "get_weather", "parameters": SCHEMA}]
-    open_all(browser)
+    steps.open_all(browser)
     browser.type('[name="tools"]', json.dumps(tools))
     browser.type('[name="system"]', SYSTEM)
     browser.type('[name="top_p"]', "0.9")
     browser.type('[name="seed"]', "7")
-    ask(browser, QUESTION, 1)
+    steps.ask(browser, QUESTION, 1)
     assert "get_weather" in browser.text
     folded = (
         "const one = document.querySelector('.pg-answer .pg-thinking');"
@@ -91,8 +82,8 @@ def test_calls_results_and_the_request_as_code(browser: Browser, model: Scripted
     wanted = [True, False, "It is far north."]
     browser.wait(lambda: browser.run(folded) == wanted, "its thinking, folded")
     browser.type(".pg-call textarea", RESULT)
-    press(browser, "Send results")
-    browser.wait(lambda: has_ended(browser, 2), "the answer to the result")
+    steps.press(browser, "Send results")
+    browser.wait(lambda: steps.has_ended(browser, 2), "the answer to the result")
     assert RESULT_ANSWER in browser.text
     prompt = model.received(RESULT)[-1].prompt
     assert "Oslo" in prompt and SYSTEM in prompt
@@ -102,9 +93,8 @@ def test_calls_results_and_the_request_as_code(browser: Browser, model: Scripted
 
 
 def the_request_as_code(browser: Browser) -> None:
-    """The page shows the request in each language, with the question."""
     for language, has in (
-        ("curl", f'"model": "{MODEL}"'),
+        ("curl", f'"model": "{steps.MODEL}"'),
         ("openai", "client.chat.completions.create("),
         ("anthropic", "client.messages.create("),
         ("javascript", 'import OpenAI from "openai"'),
@@ -123,27 +113,120 @@ def shown_code(browser: Browser) -> str:
 
 def test_regenerate_and_edit(browser: Browser, model: ScriptedModel) -> None:
     model.answers("and in Bergen?", "Rain as well.", "Rain, always.")
-    ask(browser, "and in Bergen?", 1)
+    steps.ask(browser, "and in Bergen?", 1)
     before = len(model.received("and in Bergen?"))
-    press(browser, "Regenerate")
+    steps.press(browser, "Regenerate")
     browser.wait(lambda: len(model.received("and in Bergen?")) > before, "it is asked again")
-    browser.wait(lambda: has_ended(browser, 1), "the other answer")
-    press(browser, "Edit")
+    browser.wait(lambda: steps.has_ended(browser, 1), "the other answer")
+    steps.press(browser, "Edit")
     draft = "return document.querySelector('[name=draft]').value"
     browser.wait(lambda: browser.run(draft) == "and in Bergen?", "the question in the field")
     assert "Rain" not in browser.text
     model.answers("and in Narvik?", "Snow.")
-    ask(browser, "and in Narvik?", 1)
+    steps.ask(browser, "and in Narvik?", 1)
     assert "Snow." in browser.text
     assert "Bergen" not in model.received("and in Narvik?")[-1].prompt
 
 
 def test_stop(browser: Browser, model: ScriptedModel) -> None:
-    """The engine cancels a request whose client stopped it."""
     model.answers(LONG, "and so on " * 400, token_s=0.2)
     browser.type('[name="draft"]', LONG, Keys.ENTER)
     browser.wait_for_text("and so")
-    press(browser, "Stop")
+    steps.press(browser, "Stop")
     browser.wait_for_text("Stopped.")
-    browser.wait(lambda: " out" in browser.run(LAST_STATS), "its counts, by its record")
+    browser.wait(lambda: " out" in browser.run(steps.LAST_STATS), "its counts, by its record")
     browser.wait(lambda: model.moments_s("cancelled", LONG), "the engine cancels it")
+
+
+LATER, LATER_ANSWER = "and hotter?", "The sun, too."
+ELSEWHERE = """
+    const headers = {"X-CSRFToken": document.getElementById("playground").dataset.csrf};
+    const send = (method, url, body) => {
+        const asked = new XMLHttpRequest();
+        asked.open(method, url, false);
+        asked.setRequestHeader("X-CSRFToken", headers["X-CSRFToken"]);
+        asked.send(body);
+        return JSON.parse(asked.responseText);
+    };
+    const url = `/playground/conversations/${arguments[0]}`;
+    const {revision} = send("GET", url);
+    const turns = [{role: "user", text: "saved elsewhere"}];
+    send("PUT", `${url}?revision=${revision}`, JSON.stringify({turns}));
+"""
+
+
+def two_conversations(browser: Browser, model: ScriptedModel) -> None:
+    model.answers(QUESTION, RESULT_ANSWER)
+    model.answers(LATER, LATER_ANSWER)
+    for words in (QUESTION, LATER):
+        steps.start_another(browser)
+        steps.choose(browser, steps.MODEL)
+        steps.ask(browser, words, 1)
+        steps.wait_until_kept(browser)
+
+
+def test_a_reload_and_an_earlier_conversation(browser: Browser, model: ScriptedModel) -> None:
+    two_conversations(browser, model)
+    browser.open("/playground/")
+    browser.wait_for_text(LATER_ANSWER)
+    assert LATER in steps.talk(browser) and QUESTION not in steps.talk(browser)
+    steps.open_all(browser)
+    steps.press(browser, QUESTION)
+    browser.wait_for_text(RESULT_ANSWER)
+    assert LATER not in steps.talk(browser)
+    steps.start_another(browser)
+
+
+def test_conversations_by_keyboard_on_a_phone(browser: Browser, model: ScriptedModel) -> None:
+    two_conversations(browser, model)
+    browser.look_as(PHONE)
+    browser.open("/playground/")
+    browser.wait_for_text(LATER_ANSWER)
+    steps.open_all(browser)
+    browser.type('[name="search"]', "TAKE AN umbrella")
+    browser.wait(lambda: steps.titles(browser) == [QUESTION], "the one with these words")
+    browser.press_button(".pg-kept li > button")
+    browser.wait_for_text(RESULT_ANSWER)
+    assert LATER_ANSWER not in steps.talk(browser)
+    browser.type('[name="search"]', LATER)
+    browser.wait(lambda: steps.titles(browser) == [LATER], "the other")
+    browser.press_button(".pg-kept li .hx-inline button")
+    assert browser.answer(is_yes=False) == f"Delete “{LATER}”?"
+    browser.press_button(".pg-kept li .hx-inline button")
+    browser.answer(is_yes=True)
+    browser.wait(lambda: steps.titles(browser) == [], "it is deleted")
+    browser.wait_for_text("None has these words.")
+    focused = "return document.activeElement.name"
+    browser.wait(lambda: browser.run(focused) == "search", "the focus stays near")
+    browser.type('[name="search"]', "x", Keys.BACKSPACE)
+    browser.wait(lambda: QUESTION in steps.titles(browser), "all of them")
+    assert browser.check() == []
+    browser.photograph("playground-conversations-on-a-phone")
+
+
+def test_a_conversation_changed_elsewhere(browser: Browser, model: ScriptedModel) -> None:
+    model.answers("first here", "One.")
+    model.answers("then here", "Two.")
+    steps.ask(browser, "first here", 1)
+    steps.wait_until_kept(browser)
+    id_ = browser.run("return Alpine.$data(document.querySelector('.pg-page')).id")
+    browser.run(ELSEWHERE, id_)
+    steps.ask(browser, "then here", 2)
+    browser.wait_for_text("changed or deleted elsewhere")
+    wanted = ["first here", "saved elsewhere"]
+    browser.wait(lambda: set(wanted) <= set(steps.titles(browser)), "both are kept")
+    browser.wait(lambda: any("409" in problem for problem in browser.check()), "the refusal")
+
+
+def test_an_answer_leads_to_its_request(
+    browser: Browser, model: ScriptedModel, username: str
+) -> None:
+    """Its record names the person as the end user; the page asked by the login's cookie."""
+    model.answers(QUESTION, RESULT_ANSWER)
+    steps.ask(browser, QUESTION, 1)
+    browser.wait(lambda: "$" in browser.run(steps.LAST_STATS), "its record")
+    browser.follow("Request")
+    browser.wait_for_text("Model asked for")
+    browser.find(f'a[href*="end_user={username}"]')
+    browser.open(f"/usage/audit?action=key.create&actor=user:{username}")
+    browser.wait_for_text("No entry is like that.")

@@ -37,8 +37,8 @@ from fleet.management.clients import (
 from helexa_site.exit_codes import ExitCode
 from inference import proxies
 from tests.cases import each_case
-from tests.live.clients.documented import exported, settings_of
 from tests.metering.commands.command_output import output, printed
+from tests.strangers.docs.blocks import exported, settings_of
 
 URL = "http://fleet.example:31313"
 LIMIT = {"context": 32768, "input": 24576, "output": 8192}

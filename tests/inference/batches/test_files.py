@@ -115,8 +115,6 @@ def test_results_are_continued_with_what_is_whole(
 
 
 def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
-    """A limit on the size of files stands for the disk: some bytes are written, and then no
-    more."""
     results, _ = begun(store, "one")
     results.append(OUTPUT, [line("a")])
     (part,) = store.parts(OUTPUT)
@@ -163,7 +161,7 @@ def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) 
     assert store.parts(OUTPUT) == [] and not store.has(OUTPUT)
 
 
-def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
+def test_one_that_lost_its_lease_before_its_end_finishes_nothing(
     store: FileStore,
 ) -> None:
     stopped, _ = begun(store, "stopped")
@@ -204,22 +202,16 @@ def test_lines_in_their_order_whatever_ends_them(tmp_path: Path, end: bytes) -> 
     lines.close()
 
 
-@each_case(
-    ("content", "expected"),
-    [
+def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
+    path = tmp_path / "requests.jsonl"
+    for content, expected in (
         (b"", "holds no requests"),
         (b"\n\n", "holds no requests"),
         (request_line("a") + b"\n\n" + request_line("a"), "Line 3: 'a' is there twice"),
         (request_line("a") + b"\nx", "Line 2: not valid JSON"),
         (b"\n".join(request_line(str(n)) for n in range(5)), "may have 4 requests; it has 5"),
-    ],
-    ids=["empty", "blank", "twice", "json", "many"],
-)
-def test_what_cannot_be_run_is_refused(
-    tmp_path: Path, content: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(InvalidRequestError, match=expected):
-        InputFile(path, CHAT).scan(set())
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidRequestError, match=expected):
+            InputFile(path, CHAT).scan(set())

@@ -1,9 +1,11 @@
-"""A tool call form for tests: ``<call>name {"a": 1}</call>``, everything else text."""
+"""A tool call form for tests, ``<call>name {"a": 1}</call>``, everything else text; and what a
+choice's text is taken apart into."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference.text.answers.choice_text import ChoiceText, Piece, merged
 from inference.text.tool_calls.argument_values import KnownTools
 from inference.text.tool_calls.call_parser import CallFormat, Notation
 from inference.text.tool_calls.grammar_rules import WantedCalls
@@ -21,3 +23,12 @@ class MarkedCalls(CallFormat):
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         return []
+
+
+def pieces_of(choice: ChoiceText, text: str) -> list[Piece]:
+    pieces: list[Piece] = []
+    for token_id in choice.tokenizer.encode(text, add_special_tokens=False):
+        pieces += choice.feed(token_id)[1]
+        if choice.stop is not None:
+            return merged(pieces)
+    return merged([*pieces, *choice.flush()])

@@ -12,22 +12,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStarted,
-    Usage,
-)
+from inference.protocol import events as protocol
 from inference.wire.upstream.answer_events import AnswerEvents, AnswerReader
 
 R = "r"
 MADE: dict[str, Any] = {"request_id": R, "clock": lambda: 1}
-USAGE = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
+USAGE = protocol.Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 Part = tuple[str, str]
 """A kind, ``text``, ``thought`` or ``call``, and its text."""
 randoms = st.randoms(use_true_random=False)
@@ -47,36 +37,38 @@ def cut(text: str, random: Random) -> list[str]:
     return pieces
 
 
-def events_of(answer: list[Part], random: Random | None = None) -> list[Event]:
+def events_of(answer: list[Part], random: Random | None = None) -> list[protocol.Event]:
     """``random`` cuts each part into pieces."""
-    events: list[Event] = [Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens)]
+    events: list[protocol.Event] = [
+        protocol.Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens)
+    ]
     for index, (kind, text) in enumerate(answer):
         if kind == "call":
             text = json.dumps({"a": text})
             of_call: dict[str, Any] = {"request_id": R, "call_index": index}
-            events.append(ToolCallStarted(**of_call, call_id=f"call_{index}", name="f"))
+            events.append(protocol.ToolCallStarted(**of_call, call_id=f"call_{index}", name="f"))
         pieces = [text] if random is None else cut(text, random)
         match kind:
             case "call":
-                events += [ToolCallDelta(**of_call, arguments=piece) for piece in pieces]
+                events += [protocol.ToolCallDelta(**of_call, arguments=piece) for piece in pieces]
             case "text":
-                events += [Delta(request_id=R, text=piece) for piece in pieces]
+                events += [protocol.Delta(request_id=R, text=piece) for piece in pieces]
             case _:
-                events.append(ReasoningDelta(request_id=R, text="", opens="<think>"))
-                events += [ReasoningDelta(request_id=R, text=piece) for piece in pieces]
-                events.append(ReasoningDelta(request_id=R, text="", closes="</think>"))
+                events.append(protocol.ReasoningDelta(request_id=R, text="", opens="<think>"))
+                events += [protocol.ReasoningDelta(request_id=R, text=piece) for piece in pieces]
+                events.append(protocol.ReasoningDelta(request_id=R, text="", closes="</think>"))
     return [
         *events,
-        ChoiceFinished(request_id=R, reason="stop"),
-        Finished(request_id=R, usage=USAGE),
+        protocol.ChoiceFinished(request_id=R, reason="stop"),
+        protocol.Finished(request_id=R, usage=USAGE),
     ]
 
 
-def folded(encoder: Any, events: Iterable[Event]) -> bytes:
+def folded(encoder: Any, events: Iterable[protocol.Event]) -> bytes:
     return b"".join(map(encoder.encode, events))
 
 
-def body_of(encoder: Any, events: Iterable[Event]) -> Any:
+def body_of(encoder: Any, events: Iterable[protocol.Event]) -> Any:
     (body,) = filter(None, map(encoder.encode, events))
     return json.loads(body)
 
@@ -94,7 +86,7 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
 
 def events_read(
     reader_of: Callable[[AnswerEvents], AnswerReader], frames: Iterable[bytes], **limits: Any
-) -> list[Event]:
+) -> list[protocol.Event]:
     given = {"num_choices": 1, "prompt_tokens": 3, "max_prompt_tokens": 1_000, **limits}
     answer = AnswerEvents("r", **{"max_output_tokens": 1_000, **given})
     reader = reader_of(answer)
@@ -111,24 +103,24 @@ class Content:
     """Id, name and arguments."""
     reason: str = ""
     stop_sequence: str | None = None
-    usage: Usage | None = None
+    usage: protocol.Usage | None = None
 
 
-def content_of(events: Iterable[Event]) -> Content:
+def content_of(events: Iterable[protocol.Event]) -> Content:
     """Returns the content of an answer with one choice."""
     found = Content()
     for event in events:
         match event:
-            case ReasoningDelta():
+            case protocol.ReasoningDelta():
                 found.reasoning += event.text
-            case Delta():
+            case protocol.Delta():
                 found.text += event.text
-            case ToolCallStarted():
+            case protocol.ToolCallStarted():
                 found.calls.append([event.call_id, event.name, ""])
-            case ToolCallDelta():
+            case protocol.ToolCallDelta():
                 found.calls[-1][2] += event.arguments
-            case ChoiceFinished():
+            case protocol.ChoiceFinished():
                 found.reason, found.stop_sequence = event.reason, event.stop_sequence
-            case Finished():
+            case protocol.Finished():
                 found.usage = event.usage
     return found

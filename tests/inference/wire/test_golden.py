@@ -1,4 +1,5 @@
-"""Every golden case is complete, and the dialects still produce it."""
+"""Every golden case is complete, and the dialects still produce it; the OpenAPI document matches
+the parsers."""
 
 from __future__ import annotations
 
@@ -17,36 +18,32 @@ from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.passed.request import ENDPOINTS
 from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openapi import document, types_of
 from inference.wire.vllm import rerank
 from tests.cases import each_case
-from tests.inference.wire.golden import (
-    BATCH_DIALECTS,
-    DIALECTS,
-    GOLDEN_DIR,
-    OUTPUTS,
-    BatchCase,
-    Case,
-    batch_cases,
-    cases,
-)
+from tests.inference.wire import golden
 
 
-@each_case("case", cases(), ids=str)
-def test_case(case: Case) -> None:
+@each_case("case", golden.cases(), ids=str)
+def test_case(case: golden.Case) -> None:
     given = case.parts.keys() - case.check().keys() - {"headers"}
     assert given == ({"request", "events"} if case.is_answered else {"request"}), sorted(given)
 
 
-@each_case("case", batch_cases(), ids=str)
-def test_case_of_files_and_batches(case: BatchCase) -> None:
+@each_case("case", golden.batch_cases(), ids=str)
+def test_case_of_files_and_batches(case: golden.BatchCase) -> None:
     given = case.parts.keys() - case.check().keys()
-    assert given and given <= OUTPUTS.keys(), f"{case} has {sorted(given)}"
+    assert given and given <= golden.OUTPUTS.keys(), f"{case} has {sorted(given)}"
 
 
 def test_every_dialect_has_cases_and_every_file_a_dialect() -> None:
-    assert {path.stem for path in GOLDEN_DIR.iterdir()} == {*DIALECTS, *BATCH_DIALECTS}
-    assert {case.dialect for case in cases()} == set(DIALECTS)
+    assert {path.stem for path in golden.GOLDEN_DIR.iterdir()} == {
+        *golden.DIALECTS,
+        *golden.BATCH_DIALECTS,
+    }
+    assert {case.dialect for case in golden.cases()} == set(golden.DIALECTS)
 
 
 FIELDS: dict[str, Mapping[str, Field]] = {
@@ -68,9 +65,9 @@ def taken(fields: Mapping[str, Field]) -> set[str]:
     return {name for name, field in fields.items() if field.support is not Support.REFUSED}
 
 
-@each_case("dialect", DIALECTS)
+@each_case("dialect", golden.DIALECTS)
 def test_every_field_that_is_honoured_is_in_a_case(dialect: str) -> None:
-    asked = [case.parts["request"] for case in cases(dialect) if case.is_answered]
+    asked = [case.parts["request"] for case in golden.cases(dialect) if case.is_answered]
     given = {name for body in asked for name in body}
     assert taken(FIELDS[dialect]) <= given, sorted(taken(FIELDS[dialect]) - given)
     nested = {name for body in asked for name in _names(body)}
@@ -90,7 +87,7 @@ def _names(value: Any) -> Iterator[str]:
 def test_every_field_and_every_end_of_batches_is_in_a_case() -> None:
     given: set[str] = set()
     statuses: set[str] = set()
-    for case in batch_cases():
+    for case in golden.batch_cases():
         parts = case.parts
         if "parsed" in parts:
             asked = parts["request"]
@@ -103,3 +100,33 @@ def test_every_field_and_every_end_of_batches_is_in_a_case() -> None:
         assert taken(fields) <= given
     assert taken(anthropic_batches.FIELDS) | taken(anthropic_batches.REQUEST_FIELDS) <= given
     assert set(ENDED) <= statuses
+
+
+PASSED = {endpoint.path for endpoint in ENDPOINTS}
+
+
+def test_types_are_those_that_the_checks_take() -> None:
+    chat = openai_chat.FIELDS
+    assert types_of(chat["stream"]) == ["boolean"]
+    assert types_of(chat["n"]) == ["integer"]
+    assert types_of(chat["temperature"]) == ["number"]
+    assert types_of(chat["messages"]) == ["array"]
+    assert types_of(chat["stop"]) == ["string", "array"]
+    assert types_of(openai_embeddings.FIELDS["input"]) == ["string", "array"]
+
+
+def test_passed_requests_are_listed_with_what_is_read_of_them() -> None:
+    made = document()["paths"]
+    for endpoint in ENDPOINTS:
+        content = made[endpoint.path]["post"]["requestBody"]["content"]
+        kind = "multipart/form-data" if endpoint.is_form else "application/json"
+        assert content[kind]["schema"]["properties"].keys() >= {"model"}
+
+
+def test_every_reference_leads_somewhere() -> None:
+    made = document()
+    for path, operations in made["paths"].items():
+        if "post" in operations and path not in PASSED:
+            schema = operations["post"]["requestBody"]["content"]["application/json"]["schema"]
+            assert schema["$ref"].rpartition("/")[2] in made["components"]["schemas"], path
+    assert "/v2/rerank" in made["paths"] and "/v1/batches" in made["paths"]

@@ -14,21 +14,10 @@ from pathlib import Path
 
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import REVISION, SHA256, SOURCE, fetch_embedding_model
-from tests.live.catalogue import create_model
-from tests.live.clients.agent import Stage, rehearse, try_agent
-from tests.live.clients.agents import AGENTS
-from tests.live.clients.installed import Clients
-from tests.live.clients.sdk_programs import (
-    PROGRAMS,
-    SDKS,
-    Program,
-    Tried,
-    print_table,
-    try_program,
-    try_readme,
-)
-from tests.live.scripted.server import ScriptedServe
-from tests.live.serving import Serve
+from tests.live.clients import sdk_programs
+from tests.live.clients.agents import AGENTS, Stage, rehearse, try_agent
+from tests.live.scripted.model import ScriptedServe
+from tests.live.serving import Serve, create_model
 
 EMBEDDING_MODEL = "all-minilm-l6-v2"
 
@@ -40,7 +29,7 @@ def main() -> int:
     parser.add_argument("--only", help="what has this in its name")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="helexa-clients-") as temporary:
-        clients = Clients(arguments.dir or Path(temporary, "clients"))
+        clients = sdk_programs.Clients(arguments.dir or Path(temporary, "clients"))
         if arguments.no_install:
             clients.take_programs()
         else:
@@ -49,13 +38,15 @@ def main() -> int:
         for row in try_clients(clients, Path(temporary), arguments.only or ""):
             print(f"{row.client}: {row.feature}: {row.problem or 'works'}", file=sys.stderr)
             rows.append(row)
-    print_table(rows)
+    sdk_programs.print_table(rows)
     return 1 if not rows or any(row.problem for row in rows) else 0
 
 
-def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tried]:
+def try_clients(
+    clients: sdk_programs.Clients, run_dir: Path, only: str = ""
+) -> Iterator[sdk_programs.Tried]:
     """``only``: those with this in their name."""
-    programs = [one for one in PROGRAMS if only in one.file or only in one.package]
+    programs = [one for one in sdk_programs.PROGRAMS if only in one.file or only in one.package]
     agents = [one for one in AGENTS if only.lower() in one.name.lower()]
     if agents or any(one.server == "scripted" for one in programs):
         with ScriptedServe(run_dir / "scripted", run_dir / "scripts") as scripted:
@@ -63,28 +54,30 @@ def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tri
             yield from _try_programs("scripted", programs, clients, scripted)
             for agent in agents:
                 yield from try_agent(agent, _stage(clients, scripted, run_dir / agent.name))
-    if any(one.server == "real" for one in programs) or any(only in sdk for sdk in SDKS):
+    if any(one.server == "real" for one in programs) or any(
+        only in sdk for sdk in sdk_programs.SDKS
+    ):
         with _real_serve(run_dir / "real") as real:
             create_model(
                 real, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
             )
             yield from _try_programs("real", programs, clients, real)
-            for sdk in (one for one in SDKS if only in one):
-                yield from try_readme(sdk, clients, real.url)
+            for sdk in (one for one in sdk_programs.SDKS if only in one):
+                yield from sdk_programs.try_readme(sdk, clients, real.url)
     if any(one.server == "locked" for one in programs):
         with Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right") as locked:
             yield from _try_programs("locked", programs, clients, locked)
 
 
 def _try_programs(
-    server: str, programs: list[Program], clients: Clients, serve: Serve
-) -> Iterator[Tried]:
+    server: str, programs: list[sdk_programs.Program], clients: sdk_programs.Clients, serve: Serve
+) -> Iterator[sdk_programs.Tried]:
     for program in programs:
         if program.server == server:
-            yield from try_program(program, clients, serve.url)
+            yield from sdk_programs.try_program(program, clients, serve.url)
 
 
-def _stage(clients: Clients, serve: ScriptedServe, folder: Path) -> Stage:
+def _stage(clients: sdk_programs.Clients, serve: ScriptedServe, folder: Path) -> Stage:
     home, project = folder / "home", folder / "project"
     home.mkdir(parents=True)
     project.mkdir()

@@ -9,23 +9,22 @@ scripts/try-clients.
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import CLOCK_CALL
+from tests.acp.bridge import Bridge, bridge_here, endpoint_table
+from tests.live.clients.agents import call_of
+from tests.live.scripted.model import CLOCK_CALL, ScriptedModel, ScriptedServe
 from tests.live.serving import WAIT_TIMEOUT_S, Events, chat_text, events_of
 
 REQUESTS_DIR = Path(__file__).parent / "real_clients"
 
 
 class RealClient:
-    """Sends a client's request as it stands in its file, with ``changes`` in its body."""
-
     def __init__(self, url: str) -> None:
         self._url = url
 
@@ -104,11 +103,9 @@ def test_titles_and_counts(client: RealClient, hermes: ScriptedModel) -> None:
 
 def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
     """It reads the tool's input from the deltas, and the cache's part from the usage."""
-    call = '{"name": "Read", "arguments": {"file_path": "/project/README.md"}}'
-    hermes.answers(
-        "README of claude code",
-        f"<think>\nRead it.\n</think>\n\nLet me look.\n<tool_call>\n{call}\n</tool_call>",
-    )
+    call = call_of("Read", '{"file_path": "/project/README.md"}')
+    thought = "<think>\nRead it.\n</think>\n\nLet me look.\n"
+    hermes.answers("README of claude code", thought + call)
     events = client.events("claude_code_turn")
     assert events[0]["type"] == "message_start"
     assert events[0]["message"]["usage"]["input_tokens"] > 0
@@ -130,8 +127,8 @@ def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> 
 
 def test_opencode_continues_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
     """It keeps the calls' ids and wants the usage in the last chunk."""
-    call = '{"name": "bash", "arguments": {"command": "cat README.md", "description": "Show it"}}'
-    hermes.answers("List the files, opencode", f"Two.\n<tool_call>\n{call}\n</tool_call>")
+    call = call_of("bash", '{"command": "cat README.md", "description": "Show it"}')
+    hermes.answers("List the files, opencode", f"Two.\n{call}")
     chunks = client.events("opencode_turn")
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     functions = [one["function"] for delta in deltas for one in delta.get("tool_calls") or []]
@@ -157,8 +154,7 @@ def test_codex_continues_after_a_command(client: RealClient, hermes: ScriptedMod
     prompt = hermes.received("The note of codex")[-1].prompt
     assert prompt.index("Read it.") < prompt.index("Let me look.") < prompt.index("cat note.txt")
     assert "mcp__notes.read" in prompt
-    call = '<tool_call>\n{"name": "mcp__notes.read", "arguments": {}}\n</tool_call>'
-    hermes.answers("The note of codex", call)
+    hermes.answers("The note of codex", call_of("mcp__notes.read", "{}"))
     item = client.events("codex_turn")[-1]["response"]["output"][-1]
     wanted = {"type": "function_call", "namespace": "mcp__notes", "name": "read"}
     assert item | wanted == item
@@ -196,3 +192,43 @@ def test_ai_sdk_refers_to_stored_items(client: RealClient, hermes: ScriptedModel
     prompt = hermes.received("noon in the sdk")[-1].prompt
     assert "One moment." in prompt
     assert "Ask the clock." in prompt
+
+
+@pytest.fixture(params=["openai-chat", "openai-responses", "anthropic-messages"])
+async def bridge(
+    request: pytest.FixtureRequest, scripted_server: ScriptedServe, tmp_path: Path
+) -> AsyncIterator[Bridge]:
+    url = f"{scripted_server.url}/v1"
+    table = endpoint_table(url, request.param, default_model="hermes")
+    async with bridge_here(tmp_path, table) as made:
+        yield made
+
+
+async def test_a_task_of_the_editor_bridge(
+    bridge: Bridge, hermes: ScriptedModel, request: pytest.FixtureRequest
+) -> None:
+    """helexa-acp with the SDK's client on one side: it thinks, reads, edits after asking, answers;
+    the model sees each result."""
+    mark = f"task-{request.node.name}"
+    (bridge.project / "notes.txt").write_text(f"{mark}-read: buy milk\n")
+    read = call_of("read_file", '{"path": "notes.txt"}')
+    changed = {"path": "notes.txt", "old_text": "milk", "new_text": "bread"}
+    edit = call_of("edit_file", json.dumps(changed))
+    hermes.answers(f"{mark}-begin", f"<think>A file.</think>I look.\n{read}")
+    hermes.answers(f"{mark}-read", edit)
+    hermes.answers(f"edited {bridge.project}", "It says bread now.")
+    bridge.editor.permissions.append("allow_once")
+    await bridge.open()
+    answer = await bridge.ask(f"{mark}-begin")
+    assert answer.stop_reason == "end_turn"
+    assert (bridge.project / "notes.txt").read_text() == f"{mark}-read: buy bread\n"
+    shown_text = bridge.editor.texts().replace("\n", "")
+    assert shown_text == "I look.It says bread now."
+    assert bridge.editor.texts("agent_thought_chunk").strip() == "A file."
+    assert list(bridge.editor.statuses().values()) == ["completed", "completed"]
+    first, *_ = hermes.received(f"{mark}-begin")
+    assert '"name": "read_file"' in first.prompt
+    assert answer.usage is not None
+    assert answer.usage.input_tokens > first.num_prompt_tokens
+    (*_, context) = bridge.editor.updates_of("usage_update")
+    assert context.size == 131072, "the server reports it once the model is loaded"

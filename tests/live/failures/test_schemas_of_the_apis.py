@@ -15,8 +15,7 @@ import pytest
 from helexa_site.program import REPOSITORY_DIR
 from tests.browser.server import PagesServer, running_pages
 from tests.live.failures.schemathesis_hooks import PLAIN, TEXT
-from tests.live.scripted.model import ScriptedModel
-from tests.live.scripted.server import ScriptedServe
+from tests.live.scripted.model import ScriptedModel, ScriptedServe
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1200)]
 
@@ -41,7 +40,6 @@ STATUSES = "statuses"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
-    """Starts a server with rows of every kind, and no neuron behind them."""
     directory = tmp_path_factory.mktemp("schemas")
     with running_pages(directory) as server:
         yield server
@@ -66,7 +64,6 @@ def test_answers_are_as_documented(server: PagesServer, tmp_path: Path) -> None:
 def test_the_gateways_answers_are_as_documented(
     scripted_server: ScriptedServe, hermes: ScriptedModel, tmp_path: Path
 ) -> None:
-    """An engine answers at once, with short answers."""
     hermes.answers(TEXT, "Hello.")
     _run(
         f"{scripted_server.url}/openapi.json",

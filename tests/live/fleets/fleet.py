@@ -27,8 +27,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live.reading import read_snapshot_sync
 from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
-from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
-from tests.live.scripted.server import ENGINE
+from tests.live.scripted.model import ENGINE, FAMILIES, ScriptedModel, make_model
 from tests.live.scripted.simulated_devices import (
     SimulatedDevice,
     SimulatedDevices,
@@ -50,8 +49,6 @@ CONTROL = ("-m", "helexa_site.control")
 
 
 class Program:
-    """A command that may be started again after its end, with the same environment."""
-
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], log_dir: Path
     ) -> None:
@@ -81,7 +78,6 @@ class Program:
         self.process.wait(WAIT_TIMEOUT_S)
 
     def terminate(self) -> None:
-        """Asks for an end in order, and does not wait for it."""
         self.process.terminate()
 
     def end(self) -> None:
@@ -135,7 +131,6 @@ class Fleet:
         return finished.stdout
 
     def add_gateway(self, **environment: str) -> str:
-        """Its URL, once it answers."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         manage = str(REPOSITORY_DIR / "manage.py")
@@ -172,7 +167,6 @@ class Fleet:
         return self._add(name, command, **(settings | environment))
 
     def add_real_neuron(self, name: str, data_dir: Path, **environment: str) -> Program:
-        """One with this host's processors and real engines."""
         command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "neuron", "--name", name]
         settings = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_DEVICE": "cpu"}
         return self._add(name, command, **(settings | environment))
@@ -194,7 +188,6 @@ class Fleet:
         return models
 
     def invite(self, name: str, address: str) -> str:
-        """The line to paste on that host."""
         found_json = self.manage("neurons", "invite", name, "--address", address, "--json")
         line: str = json.loads(found_json)["join"]
         return line
@@ -224,7 +217,6 @@ class Fleet:
             return FleetSnapshot(neurons=())
 
     def ready(self, model: str) -> list[str]:
-        """The neurons on which it is."""
         replicas = self.snapshot().replicas_of(model)
         return [one.neuron for one in replicas if one.status is ReplicaStatus.READY]
 

@@ -1,5 +1,8 @@
-"""A real model that no host of a fleet holds, over two of them: two neurons on this machine, each
-with a memory limit that is too small for it. Real engines compute both parts."""
+"""Fleets on SQLite: a real model that no host holds, over two of them, each with a memory limit
+that is too small for it; and a model that moves between three neurons of unequal size under steady
+traffic, and a neuron that is upgraded. Which neuron a model moves to, and what waits or ends
+meanwhile, is in ``tests/fleet/placement``; what ``scripts/rolling-deploy`` does, in
+``tests/fleet/commands``."""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import pytest
 
 from fleet.services.offers.catalogue import DEFAULT_MODEL_SAMPLING
 from tests.live.conftest import with_caches
-from tests.live.fleets.fleet import Fleet, fleet_on_sqlite
+from tests.live.fleets.crowd import crowd
+from tests.live.fleets.fleet import GB, Fleet, fleet_on_sqlite
 from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of
 from tests.processes import command_line
 
@@ -77,9 +81,7 @@ def two_hosts(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> 
         yield fleet
 
 
-def test_two_hosts_answer_what_one_does(
-    two_hosts: Fleet, helexa: Serve, default_gguf: Path
-) -> None:
+def test_two_hosts_answer_as_one_does(two_hosts: Fleet, helexa: Serve, default_gguf: Path) -> None:
     """No row to the other host is rounded. It comes back when either part has ended, and an unload
     leaves nothing on either host."""
     settings = {
@@ -109,7 +111,6 @@ def test_two_hosts_answer_what_one_does(
 
 
 def engines(fleet: Fleet, host: str) -> list[psutil.Process]:
-    """The processes of engines and held stages on that host."""
     neuron = psutil.Process(fleet.programs[host].process.pid)
     children = neuron.children(recursive=True)
     return [one for one in children if "inference.engine" in command_line(one)]
@@ -124,3 +125,33 @@ def nothing_is_left(fleet: Fleet) -> bool:
         and not engines(fleet, one.name)
         for one in neurons
     )
+
+
+QUESTION = "count for me"
+TEXT = "".join(f"{number} " for number in range(20))
+NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
+
+
+def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path) -> None:
+    with fleet_on_sqlite(tmp_path) as fleet:
+        fleet.add_control()
+        fleet.add_gateway()
+        for name, card_bytes in NEURONS.items():
+            fleet.add_neuron(name, card_bytes)
+        (birch,) = fleet.add_models({"birch": 9 * GB}, pinned="birch")
+        birch.answers(QUESTION, TEXT, token_s=0.01)
+        fleet.wait(lambda: fleet.ready("birch"), "it is loaded")
+        with crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
+            for name in ("beech", "ash"):
+                fleet.manage("models", "change", "birch", "--set", f"pinned_on={name}")
+                fleet.wait(lambda name=name: fleet.ready("birch") == [name], f"it is on {name}")
+            fleet.manage("models", "change", "birch", "--set", "pinned_on=")
+            fleet.manage("neurons", "drain", "ash")
+            fleet.wait(lambda: fleet.ready("birch") not in ([], ["ash"]), "a cramped one has it")
+            fleet.wait(lambda: "ash" not in fleet.ready("birch"), "it has left")
+            fleet.programs["ash"].end()
+            fleet.programs["ash"].start()
+            fleet.wait(lambda: len(fleet.snapshot().neurons) == len(NEURONS), "it is upgraded")
+            fleet.manage("neurons", "resume", "ash")
+            fleet.wait(lambda: fleet.ready("birch") == ["ash"], "it is back")
+        assert set(asked.counted()) == {"whole"}, asked.counted()

@@ -18,7 +18,7 @@ from fleet.live.snapshot import ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.live.fleets.crowd import Crowd, crowd, ending_of
 from tests.live.fleets.fleet import GB, Fleet
-from tests.live.scripted.simulated_devices import card_watch
+from tests.live.scripted.simulated_devices import CardWatch
 from tests.servers.private_postgres import running_postgres
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
@@ -52,8 +52,6 @@ may find that one of them was preparing a request."""
 
 
 class Harmed:
-    """A fleet, and the Redis that a test may kill."""
-
     def __init__(self, fleet: Fleet, redis: MortalRedis) -> None:
         self.fleet = fleet
         self.redis = redis
@@ -67,7 +65,7 @@ def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
         fleet = Fleet(run_dir, database_url=url, redis_url=redis.url_at(port))
         try:
             start(fleet, port)
-            with card_watch(fleet.cards) as watch:
+            with CardWatch(fleet.cards) as watch:
                 yield Harmed(fleet, redis)
             assert watch.num_looks > 0
             assert watch.overcommitted == [], fleet.describe()
@@ -91,7 +89,6 @@ def start(fleet: Fleet, redis_port: int) -> None:
 
 @pytest.fixture
 def fleet(harmed: Harmed) -> Iterator[Fleet]:
-    """Settled, before and after."""
     settled(harmed.fleet)
     yield harmed.fleet
     settled(harmed.fleet)
@@ -113,13 +110,6 @@ def settled(fleet: Fleet) -> None:
     fleet.wait(is_settled, "the fleet has settled")
 
 
-def home_of(fleet: Fleet) -> str:
-    """The neuron with the pinned model. Waits while its heartbeat is late."""
-    home: str
-    (home,) = fleet.wait(lambda: fleet.ready(PINNED), "the pinned model is reported")
-    return home
-
-
 def reported(fleet: Fleet, model: str) -> ReplicaView:
     """The one replica of a loaded model. Waits while its neuron's heartbeat is late."""
     replica: ReplicaView
@@ -132,7 +122,6 @@ def asking(fleet: Fleet, *models: str):
 
 
 def ended_once(fleet: Fleet, clients: Crowd, *allowed: str) -> Counter[str]:
-    """What became of them; no way but whole and those that are allowed."""
     assert all(one.num_endings == (one.how != "connection") for one in clients.endings)
     counted = clients.counted()
     assert set(counted) <= {"whole", *allowed}, f"{counted}\n{fleet.describe()}"
@@ -175,7 +164,7 @@ def test_a_killed_control_is_followed_by_another_and_a_killed_neurons_model_come
     fleet: Fleet,
 ) -> None:
     """What shows that one leads: the pinned model, which went with its neuron, is loaded."""
-    home = home_of(fleet)
+    (home,) = fleet.wait(lambda: fleet.ready(PINNED), "the pinned model is reported")
     with asking(fleet, PINNED) as clients:
         fleet.wait(lambda: clients.num_whole() >= 3, "answers come")
         fleet.programs["control-0"].kill()

@@ -1,4 +1,5 @@
-"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start."""
+"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start; and
+what is killed under it comes back. ``test_one_serve`` kills an engine."""
 
 from __future__ import annotations
 
@@ -20,19 +21,10 @@ import pytest
 from helexa_site.bootstrap.arguments import shown_urls
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
-from tests.live.catalogue import create_model
-from tests.live.scripted.model import FAMILIES, make_model
-from tests.live.scripted.server import ENGINE
-from tests.live.serving import (
-    QUESTION,
-    STOP_TIMEOUT_S,
-    WAIT_TIMEOUT_S,
-    Serve,
-    is_named,
-    operators_password,
-    wait_until,
-)
-from tests.processes import command_line
+from tests.live import serving
+from tests.live.scripted.model import ENGINE, FAMILIES, make_model
+from tests.live.serving import Serve, wait_until
+from tests.processes import command_line, has_ended
 
 Start = Callable[..., Serve]
 
@@ -51,7 +43,6 @@ def start() -> Iterator[Start]:
 
 
 def refusal(serve: Serve, exit_code: int = 1) -> str:
-    """The one line of a start that was refused."""
     assert serve.wait_ended() == exit_code
     complaints = [line for line in serve.lines if line.startswith("helexa: ")]
     assert len(complaints) == 1, serve.output
@@ -64,7 +55,7 @@ def test_the_next_start_after_a_kill_has_what_the_first_had(tmp_path: Path) -> N
     """Nothing of the first is left behind. A stop with an answer under way finishes its stream or
     ends it in one error event."""
     model = make_model("hermes", FAMILIES["hermes"], tmp_path / "hermes")
-    model.answers(QUESTION, "Paris.")
+    model.answers(serving.QUESTION, "Paris.")
     model.answers("never come to an end", "on and on", repeats=True)
     environment = {
         "HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)]),
@@ -72,14 +63,14 @@ def test_the_next_start_after_a_kill_has_what_the_first_had(tmp_path: Path) -> N
         "HELEXA_NEURON_DRAIN_S": "3",
     }
     with Serve(tmp_path / "var", "--no-model", **environment) as first:
-        assert operators_password(first)
-        create_model(first, name=model.name, source=f"path:{model.folder}")
+        assert serving.operators_password(first)
+        serving.create_model(first, name=model.name, source=f"path:{model.folder}")
         assert "Paris" in first.answer(model=model.name)
         children = first.processes()
         assert len(children) >= 6
         first.process.kill()
         first.process.wait()
-        assert psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)[1] == []
+        assert psutil.wait_procs(children, timeout=serving.WAIT_TIMEOUT_S)[1] == []
     with Serve(tmp_path / "var", "--no-model", port=first.port, **environment) as second:
         assert "Paris" in second.answer(model=model.name)
         assert "password" not in second.output
@@ -92,13 +83,11 @@ def test_the_next_start_after_a_kill_has_what_the_first_had(tmp_path: Path) -> N
             events = list(stream)
             assert events[-1] == "[DONE]" or '"error"' in events[-1]
         assert second.wait_ended() == 0
-        assert time.monotonic() - started_s <= STOP_TIMEOUT_S
+        assert time.monotonic() - started_s <= serving.STOP_TIMEOUT_S
         assert second.processes() == []
 
 
 def test_secrets_are_private(shared_server: Serve) -> None:
-    """They are in files of 0600, on no command line, and known to those processes alone that need
-    them."""
     secrets = {}
     for name in ("secret_key", "redis/redis.conf", "redis/url"):
         path = shared_server.data_dir / name
@@ -112,7 +101,7 @@ def test_secrets_are_private(shared_server: Serve) -> None:
     for process in processes:
         assert key not in " ".join(command_line(process))
         assert password[1] not in " ".join(command_line(process))
-        has_redis = any(is_named(process, name) for name in ("gateway", "neuron"))
+        has_redis = any(serving.is_named(process, name) for name in ("gateway", "neuron"))
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             assert (password[1] in process.environ().get("REDIS_URL", "")) == has_redis
 
@@ -165,12 +154,10 @@ def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     assert "ready:" not in serve.output
     assert httpx.get(f"{serve.url}/admin/login/", timeout=60.0).status_code == 200
     assert serve.chat().status_code == 503
-    assert serve.stop() <= STOP_TIMEOUT_S
+    assert serve.stop() <= serving.STOP_TIMEOUT_S
 
 
-def test_clients_and_hosts_elsewhere_are_reported(
-    start: Start, tmp_path: Path, redis_url: str
-) -> None:
+def test_clients_elsewhere_are_reported(start: Start, tmp_path: Path, redis_url: str) -> None:
     """A gateway without a neuron, ready at an address that others reach. A Redis of one's own is
     used, and none is started."""
     flags = ("--host", "0.0.0.0", "--no-model", "--no-neuron")
@@ -180,5 +167,21 @@ def test_clients_and_hosts_elsewhere_are_reported(
     assert httpx.get(f"{url}/admin/login/", timeout=60.0).status_code == 200
     assert "clients need an API key" in serve.output
     for unwanted in ("neuron", "engine", "redis"):
-        assert not any(is_named(process, unwanted) for process in serve.processes())
-    assert serve.stop() <= STOP_TIMEOUT_S
+        assert not any(serving.is_named(process, unwanted) for process in serve.processes())
+    assert serve.stop() <= serving.STOP_TIMEOUT_S
+
+
+@pytest.mark.parametrize("name", ["neuron", "redis"])
+def test_what_is_killed_fails_the_request_once_and_comes_back(helexa: Serve, name: str) -> None:
+    assert helexa.answers(), "the model is loaded"
+    engines = [one for one in helexa.processes() if serving.is_named(one, "engine")]
+    with helexa.stream(**serving.LONG) as stream:
+        stream.next_text()
+        killed = helexa.kill(name)
+        events = list(stream)
+    assert len([event for event in events if '"error"' in event]) == 1
+    helexa.wait_printed(f"^{name}.*SIGKILL")
+    if name == "neuron":
+        wait_until(lambda: all(map(has_ended, engines)), "its engines ended with it")
+    wait_until(helexa.answers, f"answers after its {name} was killed")
+    assert helexa.find(name).pid != killed.pid

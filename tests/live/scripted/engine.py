@@ -1,9 +1,11 @@
 """An engine process that follows a script: the real channel and messages, no model.
 
 It stands in where the default model cannot call tools or think. The load spec's source,
-``path:FOLDER``, names a folder with tokenizer files and a script (``script.py`` here). A sequence
-whose tokens break the grammar it came with fails, and reports how. Where the neuron's devices are
-simulated it takes the memory that its script names (``simulated_devices.py``).
+``path:FOLDER``, names a folder with tokenizer files and a script (``script.py`` here), which holds
+a model's text: sampling, penalties and biases have no part in it. The ends of a sequence (stop ids,
+max_tokens, min_tokens), the thinking budget, the grammar and logprobs are as in the engine. A
+sequence whose tokens break the grammar it came with fails, and reports how. Where the neuron's
+devices are simulated it takes the memory that its script names (``simulated_devices.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
 
@@ -22,38 +26,159 @@ import tokenizers
 
 from inference.channel import Channel, ChannelClosedError
 from inference.engine.errors import GrammarError
-from inference.engine.sampling.grammars import GrammarCompiler
-from inference.protocol.engine import (
-    CancelSequence,
-    EngineCommand,
-    EngineStats,
-    Idle,
-    Loaded,
-    LoadFailedMessage,
-    LoadProgressed,
-    SequenceCancelled,
-    SequenceFailed,
-    SequencesEmbedded,
-    SequenceStep,
-    Shutdown,
-    StepOutputs,
-    SubmitSequence,
-    decode_engine_command,
-    encode_engine_frame,
-)
+from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
+from inference.engine.sampling.logits_processors import ThinkingBudget
+from inference.protocol import engine as protocol
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
+from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from tests.inference.reports import engine_stats, load_report
-from tests.live.scripted.performance import GrammarBrokenError, Performance
-from tests.live.scripted.script import (
-    Moment,
-    Received,
-    append_moment,
-    append_received,
-    read_script,
-)
+from tests.live.scripted import script as scripts
 from tests.live.scripted.simulated_devices import NoRoomError, Taken, take_memory
+
+TOP_LOGPROB = -0.25
+"""The log probability of the scripted token; each candidate after it is one less likely."""
+
+
+class GrammarBrokenError(Exception):
+    """The script writes what the request's grammar forbids: one of the two is wrong."""
+
+
+class Performance:
+    def __init__(
+        self,
+        submit: protocol.SubmitSequence,
+        rule: scripts.Rule,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        end_token_id: int,
+        grammars: GrammarCompiler,
+    ) -> None:
+        """Raises ``GrammarError`` for a grammar that does not compile."""
+        index = int(submit.sequence_id.rpartition("/")[2])
+        answer = rule.choices[index % len(rule.choices)]
+        token_ids = tokenizer.encode(answer, add_special_tokens=False).ids
+        self._submit = submit
+        self._rule = rule
+        self._tokens = _planned(token_ids, rule, end_token_id, submit.params)
+        self.num_output = 0
+        """Tokens so far."""
+        self._due_s = 0.0
+        grammar = submit.params.grammar
+        self._check = GrammarCheck(grammar, grammars, tokenizer) if grammar else None
+
+    @property
+    def is_queued(self) -> bool:
+        return self._rule.holds == "queue"
+
+    def is_due(self, now_s: float) -> bool:
+        if self._rule.holds is not None or now_s < self._due_s:
+            return False
+        self._due_s = now_s + self._rule.token_s
+        return True
+
+    def step(self) -> protocol.SequenceStep:
+        is_first = self.num_output == 0
+        token_ids: list[int] = []
+        reason: Literal["stop", "length"] | None = None
+        while reason is None and len(token_ids) < self._rule.tokens_per_step:
+            token_id = next(self._tokens)
+            self.num_output += 1
+            if token_id in self._submit.params.stop_token_ids:
+                reason = "stop"
+                if self._check is not None:
+                    self._check.expect_complete()
+                break
+            if self._check is not None:
+                self._check.take(token_id)
+            token_ids.append(token_id)
+            reason = self._length_reason()
+        return protocol.SequenceStep(
+            sequence_id=self._submit.sequence_id,
+            token_ids=token_ids,
+            logprobs=self._logprobs(token_ids),
+            num_cached_tokens=0 if is_first else None,
+            finish_reason=reason,
+            num_output_tokens=self.num_output if reason else 0,
+        )
+
+    def _length_reason(self) -> Literal["length"] | None:
+        return "length" if self.num_output == self._submit.params.max_tokens else None
+
+    def _logprobs(self, token_ids: list[int]) -> list[TokenLogprob] | None:
+        num_top = self._submit.params.top_logprobs
+        if num_top is None:
+            return None
+        return [
+            TokenLogprob(
+                token_id,
+                TOP_LOGPROB,
+                [(max(token_id - rank, 0), TOP_LOGPROB - rank) for rank in range(num_top)],
+            )
+            for token_id in token_ids
+        ]
+
+
+class GrammarCheck:
+    """What the engine's masks would have let through."""
+
+    def __init__(
+        self, grammar: Grammar, grammars: GrammarCompiler, tokenizer: tokenizers.Tokenizer
+    ) -> None:
+        """Raises ``GrammarError``."""
+        self._state: GrammarState = grammars.compile(grammar.text).result().start(grammar)
+        self._tokenizer = tokenizer
+        self._taken: list[int] = []
+
+    def take(self, token_id: int) -> None:
+        self._state.advance(token_id)
+        if self._state.problem is not None:
+            raise GrammarBrokenError(
+                f"after {self._written()!r} the grammar forbids "
+                f"{self._tokenizer.id_to_token(token_id)!r}"
+            )
+        self._taken.append(token_id)
+
+    def expect_complete(self) -> None:
+        if self._state.is_active and not self._state.matcher.is_accepting():
+            raise GrammarBrokenError(f"the grammar wants more after {self._written()!r}")
+
+    def _written(self) -> str:
+        written: str = self._tokenizer.decode(self._taken, skip_special_tokens=False)
+        return written
+
+
+def _planned(
+    token_ids: list[int], rule: scripts.Rule, end_token_id: int, params: SamplingParams
+) -> Iterator[int]:
+    """Yields tokens without end: where the model's end token does not count, the answer starts
+    over."""
+    once = token_ids if rule.repeats else [*token_ids, end_token_id]
+    tokens: Iterator[int] = chain.from_iterable(repeat(once))
+    if params.thinking_limit is not None:
+        tokens = _limited_thinking(tokens, params.thinking_limit)
+    return _without_early_stops(tokens, params)
+
+
+def _limited_thinking(tokens: Iterator[int], limit: ThinkingLimit) -> Iterator[int]:
+    """Thoughts over the budget are lost: the model's own end of the block comes in their place."""
+    budget = ThinkingBudget(limit)
+    for token_id in tokens:
+        if budget.forced_token is not None and token_id != limit.end_token_id:
+            continue
+        budget.advance(token_id)
+        yield token_id
+
+
+def _without_early_stops(tokens: Iterator[int], params: SamplingParams) -> Iterator[int]:
+    num_given = 0
+    for token_id in tokens:
+        if token_id in params.stop_token_ids and num_given < params.min_tokens:
+            continue
+        num_given += 1
+        yield token_id
+
 
 STEP_S = 0.001
 IDLE_S = 0.5
@@ -62,7 +187,12 @@ A_QUARTER = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors
 NUM_BLOCKS = 1000
 
 
-Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+Output = (
+    protocol.SequenceStep
+    | protocol.SequencesEmbedded
+    | protocol.SequenceFailed
+    | protocol.SequenceCancelled
+)
 
 
 class ScriptedEngine:
@@ -71,7 +201,7 @@ class ScriptedEngine:
         self._spec = spec
         folder = Path(spec.source.removeprefix("path:"))
         self._folder = folder
-        script = read_script(folder)
+        script = scripts.read_script(folder)
         tokenizer_file = folder / "tokenizer.json"
         self._context_tokens = script.context_tokens
         self._vision = script.vision
@@ -81,42 +211,41 @@ class ScriptedEngine:
         self._end_token_id = end_token_id
         self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
-        self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[protocol.EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
         self._num_steps = 0
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        if read_script(self._folder).holds_load:
-            self._send(LoadProgressed(progress=A_QUARTER))
-        while read_script(self._folder).holds_load:
+        if scripts.read_script(self._folder).holds_load:
+            self._send(protocol.LoadProgressed(progress=A_QUARTER))
+        while scripts.read_script(self._folder).holds_load:
             time.sleep(HELD_LOAD_S)
         try:
-            taken = take_memory(self._spec, read_script(self._folder))
+            taken = take_memory(self._spec, scripts.read_script(self._folder))
         except NoRoomError as error:
             failure = LoadFailure(
                 code="does_not_fit", message=str(error), needed_bytes=error.needed_bytes
             )
-            self._send(LoadFailedMessage(failure=failure))
+            self._send(protocol.LoadFailedMessage(failure=failure))
             return
-        self._send(Loaded(report=self._report(taken)))
+        self._send(protocol.Loaded(report=self._report(taken)))
         while True:
             outputs: list[Output] = [*self._take_commands(), *self._steps()]
             if outputs:
-                self._send(StepOutputs(outputs=outputs, stats=self._stats()))
+                self._send(protocol.StepOutputs(outputs=outputs, stats=self._stats()))
             elif not self._performances:
-                self._send(Idle(stats=self._stats()))
+                self._send(protocol.Idle(stats=self._stats()))
 
     def _read(self) -> None:
         try:
             while True:
-                self._commands.put(decode_engine_command(self._channel.receive()))
+                self._commands.put(protocol.decode_engine_command(self._channel.receive()))
         except ChannelClosedError:
             os._exit(0)
 
-    def _take_commands(self) -> list[SequenceFailed | SequenceCancelled]:
-        """Those that come until the next step is due."""
-        outputs: list[SequenceFailed | SequenceCancelled] = []
+    def _take_commands(self) -> list[protocol.SequenceFailed | protocol.SequenceCancelled]:
+        outputs: list[protocol.SequenceFailed | protocol.SequenceCancelled] = []
         due_s = time.monotonic() + (STEP_S if self._performances else IDLE_S)
         while (left_s := due_s - time.monotonic()) > 0:
             try:
@@ -125,21 +254,21 @@ class ScriptedEngine:
                 break
             due_s = min(due_s, time.monotonic() + STEP_S)
             match command:
-                case SubmitSequence():
+                case protocol.SubmitSequence():
                     outputs += self._start(command)
-                case CancelSequence(sequence_id=sequence_id):
+                case protocol.CancelSequence(sequence_id=sequence_id):
                     if self._performances.pop(sequence_id, None) is not None:
                         self._note(sequence_id, "cancelled")
-                        outputs.append(SequenceCancelled(sequence_id=sequence_id))
-                case Shutdown():
+                        outputs.append(protocol.SequenceCancelled(sequence_id=sequence_id))
+                case protocol.Shutdown():
                     os._exit(0)
         return outputs
 
-    def _start(self, submit: SubmitSequence) -> list[SequenceFailed]:
+    def _start(self, submit: protocol.SubmitSequence) -> list[protocol.SequenceFailed]:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
-        append_received(
+        scripts.append_received(
             self._folder,
-            Received(
+            scripts.Received(
                 sequence_id=submit.sequence_id,
                 prompt=prompt,
                 num_prompt_tokens=len(submit.token_ids),
@@ -147,7 +276,7 @@ class ScriptedEngine:
                 params=submit.params,
             ),
         )
-        rule = read_script(self._folder).rule_for(prompt)
+        rule = scripts.read_script(self._folder).rule_for(prompt)
         if rule is None:
             return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
         try:
@@ -162,8 +291,8 @@ class ScriptedEngine:
             return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
         return []
 
-    def _steps(self) -> list[SequenceStep | SequenceFailed]:
-        outputs: list[SequenceStep | SequenceFailed] = []
+    def _steps(self) -> list[protocol.SequenceStep | protocol.SequenceFailed]:
+        outputs: list[protocol.SequenceStep | protocol.SequenceFailed] = []
         now_s = time.monotonic()
         for sequence_id, performance in list(self._performances.items()):
             if not performance.is_due(now_s):
@@ -184,9 +313,11 @@ class ScriptedEngine:
 
     def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
         now_s = time.monotonic()
-        append_moment(self._folder, Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s))
+        scripts.append_moment(
+            self._folder, scripts.Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s)
+        )
 
-    def _stats(self) -> EngineStats:
+    def _stats(self) -> protocol.EngineStats:
         num_queued = sum(one.is_queued for one in self._performances.values())
         num_running = len(self._performances) - num_queued
         return engine_stats(
@@ -214,11 +345,11 @@ class ScriptedEngine:
         )
 
     def _send(self, message: msgspec.Struct) -> None:
-        self._channel.send(encode_engine_frame(message))
+        self._channel.send(protocol.encode_engine_frame(message))
 
 
-def _failed(sequence_id: str, message: str, code: str = "engine_error") -> SequenceFailed:
-    return SequenceFailed(sequence_id=sequence_id, code=code, message=message)
+def _failed(sequence_id: str, message: str, code: str = "engine_error") -> protocol.SequenceFailed:
+    return protocol.SequenceFailed(sequence_id=sequence_id, code=code, message=message)
 
 
 def main() -> None:

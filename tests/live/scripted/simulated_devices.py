@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import psutil
@@ -88,7 +88,6 @@ class SimulatedDevices:
         return self.devices()
 
     def take(self, device: str, num_bytes: int) -> None:
-        """This process holds so much of it from now on."""
         directory = self._directory(device)
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{os.getpid()}"
@@ -107,7 +106,6 @@ class SimulatedDevices:
         return taken
 
     def held_bytes(self, pid: int) -> int:
-        """What a process holds of the simulated host's memory."""
         return self.taken_bytes("cpu").get(pid, 0)
 
     def _simulation(self) -> Simulation:
@@ -157,7 +155,6 @@ class Taken:
 
 
 def take_memory(spec: LoadSpec, script: Script) -> Taken:
-    """Raises ``NoRoomError``."""
     device = spec.devices[0] if spec.devices else "cpu"
     simulated = SimulatedDevices.from_environment(os.environ)
     if simulated is None:
@@ -201,7 +198,6 @@ class CardWatch:
         self._cards = cards
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
@@ -210,15 +206,10 @@ class CardWatch:
                 self.overcommitted += [f"{neuron} {card}: {num}" for card, num in excess.items()]
             self.num_looks += 1
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-
-@contextlib.contextmanager
-def card_watch(cards: Mapping[str, SimulatedDevices]) -> Iterator[CardWatch]:
-    watch = CardWatch(cards)
-    try:
-        yield watch
-    finally:
-        watch.stop()

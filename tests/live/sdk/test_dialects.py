@@ -11,20 +11,65 @@ from typing import Any
 
 import anthropic
 import openai
+import pydantic
 import pytest
+from anthropic.types import Message
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
-from tests.live.scripted.model import ScriptedModel
-from tests.live.sdk.asking import (
-    OSLO,
-    OSLO_CALL,
-    WEATHER,
-    WEATHER_IN_MESSAGES,
-    WEATHER_IN_RESPONSES,
-    Asker,
-)
+from tests.live.scripted.model import OSLO, OSLO_CALL, SCHEMA, ScriptedModel
 
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+WEATHER_IN_RESPONSES = {"type": "function", "name": "get_weather", "parameters": SCHEMA}
+WEATHER_IN_MESSAGES = {"name": "get_weather", "input_schema": SCHEMA}
 THOUGHT = f"<think>\nShould I {OSLO_CALL}?\n</think>\n\n"
 """A call in the thoughts is a thought."""
+
+
+class Asker:
+    """Chat completions, responses and messages of the model ``hermes``, folded by the SDK where
+    they were streamed."""
+
+    def __init__(
+        self, openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, *, streams: bool
+    ) -> None:
+        self._openai: Any = openai_client
+        self._anthropic: Any = anthropic_client
+        self._streams = streams
+
+    def chat(self, messages: list[Any], **fields: Any) -> ChatCompletion:
+        body = {"model": "hermes", "messages": messages} | fields
+        create = self._openai.chat.completions.create
+        if not self._streams:
+            answer: ChatCompletion = create(**body)
+            return answer
+        state = ChatCompletionStreamState()
+        for chunk in create(**body, stream=True, stream_options={"include_usage": True}):
+            state.handle_chunk(chunk)
+        return state.get_final_completion()
+
+    def respond(self, given: Any, **fields: Any) -> Response:
+        answer: Response
+        if self._streams:
+            *_, last = self._openai.responses.create(
+                model="hermes", input=given, stream=True, **fields
+            )
+            answer = last.response
+        else:
+            answer = self._openai.responses.create(model="hermes", input=given, **fields)
+        assert answer.status == "completed"
+        return answer
+
+    def message(self, messages: list[Any], **fields: Any) -> Message:
+        body = {"model": "hermes", "max_tokens": 2000, "messages": messages} | fields
+        answer: Message
+        if self._streams:
+            with self._anthropic.messages.stream(**body) as events:
+                answer = events.get_final_message()
+        else:
+            answer = self._anthropic.messages.create(**body)
+        return answer
 
 
 @pytest.fixture(params=["whole", "streamed"])
@@ -112,7 +157,6 @@ def test_messages(asker: Asker, hermes: ScriptedModel) -> None:
 
 
 def test_many_at_once(asker: Asker, hermes: ScriptedModel) -> None:
-    """Each client gets its own call, whole, beside any other clients."""
     cities = [f"City {number}" for number in range(16)]
     for city in cities:
         hermes.answers(f"weather of {city}.", OSLO_CALL.replace("Oslo", city))
@@ -125,3 +169,40 @@ def test_many_at_once(asker: Asker, hermes: ScriptedModel) -> None:
     with ThreadPoolExecutor(len(cities)) as pool:
         answers = list(pool.map(called, cities))
     assert answers == [{"city": city, "days": 3} for city in cities]
+
+
+class Step(pydantic.BaseModel):
+    explanation: str
+    result: float
+
+
+class Solution(pydantic.BaseModel):
+    steps: list[Step]
+    answer: float
+
+
+GOOD = '{"steps": [{"explanation": "halve it", "result": 4}], "answer": 4}'
+
+
+def test_the_sdks_parse_their_own_classes(
+    openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, hermes: ScriptedModel
+) -> None:
+    """The grammar is checked against each written token."""
+    hermes.answers("solve it", GOOD)
+    hermes.answers("solve it badly", GOOD.replace("4}", '"four"}'))
+    messages: Any = [{"role": "user", "content": "solve it"}]
+    completions: Any = openai_client.chat.completions
+    fields = {"model": "hermes", "messages": messages, "response_format": Solution}
+    with completions.stream(**fields) as stream:
+        streamed = stream.get_final_completion()
+    response = openai_client.responses.parse(model="hermes", input="solve it", text_format=Solution)
+    message = anthropic_client.messages.parse(
+        model="hermes", max_tokens=500, messages=messages, output_format=Solution
+    )
+    chats = (completions.parse(**fields), streamed)
+    parsed = [chat.choices[0].message.parsed for chat in chats]
+    wanted = Solution.model_validate_json(GOOD)
+    assert [*parsed, response.output_parsed, message.parsed_output] == [wanted] * 4
+    badly = [{"role": "user", "content": "solve it badly"}]
+    with pytest.raises(openai.APIError, match="grammar"):
+        completions.parse(**fields | {"messages": badly})

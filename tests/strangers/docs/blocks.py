@@ -5,7 +5,8 @@
     ```sh
     …
 
-The mark is the line before the fence.
+The mark is the line before the fence. Readers of docs/clients.md are shown the settings that are
+tried.
 """
 
 from __future__ import annotations
@@ -77,7 +78,6 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def inline_commands(text: str) -> list[str]:
-    """The code spans of a page's prose that are commands of ours."""
     prose, is_fenced = [], False
     for line in text.splitlines():
         is_fence = FENCE.match(line) is not None
@@ -93,3 +93,25 @@ def commands_of(block: Block) -> list[str]:
     joined = re.sub(r"\\\n\s*", " ", block.text)
     lines = (re.sub(r"(^|\s+)# .*$", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]
+
+
+PAGE = "docs/clients.md"
+ADDRESS = "http://127.0.0.1:31313"
+
+
+def settings_of(scenario: str, *, url: str, model: str, key: str) -> str:
+    (block,) = (one for one in all_blocks() if one.scenario == scenario and one.page == PAGE)
+    return filled_in(block.text, url=url, model=model, key=key)
+
+
+def filled_in(text: str, *, url: str, model: str, key: str) -> str:
+    """``MODEL`` and ``KEY`` stand alone, not in the names of variables."""
+    text = text.replace(ADDRESS, url)
+    for placeholder, value in (("MODEL", model), ("KEY", key)):
+        text = re.sub(rf"(?<![A-Z_]){placeholder}(?![A-Z_])", value, text)
+    return text
+
+
+def exported(text: str) -> dict[str, str]:
+    lines = [line.removeprefix("export ") for line in text.splitlines() if "export " in line]
+    return dict(word.split("=", 1) for line in lines for word in line.split())

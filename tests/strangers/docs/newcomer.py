@@ -112,7 +112,6 @@ class Running:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, words: str) -> str:
-        """The line of its output with these words."""
 
         def line() -> str | None:
             assert self._process.poll() is None, f"{self._text} ended:\n{self.output}"

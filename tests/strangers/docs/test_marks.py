@@ -21,18 +21,9 @@ from django.core.management.base import CommandError
 from helexa_acp.config import load_config
 from helexa_site.bootstrap.arguments import parse_doctor, parse_serve
 from tests.cases import each_case
-from tests.live.clients.documented import exported, filled_in, settings_of
-from tests.strangers.docs.blocks import (
-    REPOSITORY_DIR,
-    Block,
-    all_blocks,
-    commands_of,
-    inline_commands,
-    pages,
-    text_of,
-)
+from tests.strangers.docs import blocks
 
-BLOCKS = all_blocks()
+BLOCKS = blocks.all_blocks()
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 LANGUAGES = {"sh", "python", "json", "toml", "yaml"}
 BEFORE_DJANGO = {"serve": parse_serve, "doctor": parse_doctor}
@@ -43,7 +34,7 @@ TESTS = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.
 
 
 @each_case("block", BLOCKS, ids=str)
-def test_a_block_declares_how_it_is_run(block: Block) -> None:
+def test_a_block_declares_how_it_is_run(block: blocks.Block) -> None:
     assert block.scenario or block.reason, (
         f"{block}: the line before it is neither <!-- run: SCENARIO --> nor "
         "<!-- not run: REASON -->"
@@ -53,7 +44,7 @@ def test_a_block_declares_how_it_is_run(block: Block) -> None:
 
 
 @each_case("block", [one for one in BLOCKS if one.language], ids=str)
-def test_a_block_is_of_its_language(block: Block) -> None:
+def test_a_block_is_of_its_language(block: blocks.Block) -> None:
     match block.language:
         case "sh":
             checked = subprocess.run(
@@ -78,10 +69,12 @@ def parser_of(command: str) -> ArgumentParser:
 
 
 @each_case("block", SHELL, ids=str)
-def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_their_arguments(
+    block: blocks.Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their own parsers decide, which know every flag."""
     monkeypatch.delenv("REDIS_URL", raising=False)  # with it serve has nothing to share
-    for line in commands_of(block):
+    for line in blocks.commands_of(block):
         match = MANAGE.match(line.partition("|")[0].strip())
         if match is None:
             continue
@@ -95,12 +88,12 @@ def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.Mon
                 pytest.fail(f"{block}: {line}: {error}")
 
 
-@each_case("page", pages())
+@each_case("page", blocks.pages())
 def test_commands_in_the_prose_exist(page: str) -> None:
     """Their flags as well. What a flag takes is a placeholder there."""
-    for line in inline_commands(text_of(page)):
+    for line in blocks.inline_commands(blocks.text_of(page)):
         if line.startswith("scripts/"):
-            script = REPOSITORY_DIR / line.split()[0]
+            script = blocks.REPOSITORY_DIR / line.split()[0]
             assert os.access(script, os.X_OK), f"{page}: {line}"
             continue
         match = MANAGE.match(line)
@@ -115,7 +108,6 @@ def test_commands_in_the_prose_exist(page: str) -> None:
 
 
 def flags_of(parser: ArgumentParser) -> set[str]:
-    """Returns the flags, with those of its subcommands."""
     found = set()
     for action in parser._actions:
         found |= set(action.option_strings)
@@ -125,20 +117,11 @@ def flags_of(parser: ArgumentParser) -> set[str]:
     return found
 
 
-def test_placeholders_stand_alone() -> None:
-    text = "export OPENAI_API_KEY=KEY OPENAI_MODEL=MODEL\nexport AT=http://127.0.0.1:31313/v1\n"
-    filled = filled_in(text, url="http://gateway", model="m", key="k")
-    assert exported(filled) == {
-        "OPENAI_API_KEY": "k",
-        "OPENAI_MODEL": "m",
-        "AT": "http://gateway/v1",
-    }
-
-
 @each_case("scenario", ["claude-code", "opencode", "codex", "qwen-code", "aider", "llm"])
 def test_settings_of_clients_name_the_server_and_the_model(scenario: str) -> None:
-    """``scripts/try-clients`` tries the clients with them."""
-    filled = settings_of(scenario, url="http://gateway:1", model="some-model", key="some-key")
+    filled = blocks.settings_of(
+        scenario, url="http://gateway:1", model="some-model", key="some-key"
+    )
     assert "http://gateway:1" in filled
     assert "some-model" in filled
     assert "31313" not in filled

@@ -24,7 +24,6 @@ NO_VERDICT = 2
 
 @pytest.fixture(scope="module")
 def key(server: Serve) -> str:
-    """Makes a key with every scope, of an account that no page names."""
     manage(server, "accounts", "create", "readers")
     made = manage(server, "keys", "create", "readers", "--scopes", SCOPES, "--json")
     return str(json.loads(made)["key"])
@@ -98,7 +97,6 @@ ROW = "decode, 1 at once"
 
 
 def shortened(line: str) -> str:
-    """One round of one row, of what can be imported."""
     line = re.sub(r" --rounds \d+", "", line)
     return line.replace("scripts/bench", f"scripts/bench --rounds 1 --only '{ROW}'")
 

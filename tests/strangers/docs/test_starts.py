@@ -52,7 +52,6 @@ def test_a_clone_starts_and_prints_what_the_readme_shows(
 
 @pytest.mark.parametrize("page", ["README.md", "docs/operating/hosts.md"])
 def test_an_invited_host_joins(page: str, tmp_path: Path) -> None:
-    """Both hosts are this machine, and the second has a data directory of its own."""
     invite, join = blocks_for("two-hosts", page)
     port, share = free_port(), free_port()
     first = Newcomer(

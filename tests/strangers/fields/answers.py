@@ -59,7 +59,6 @@ def error_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask_streamed(client: httpx.Client, path: str, body: dict[str, Any]) -> Answer:
-    """Chat and text completions."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     answer = Answer(200)
     with client.stream("POST", path, json=body, timeout=TIMEOUT_S) as response:

@@ -1,7 +1,7 @@
 """Each field that an endpoint honours: its least, usual and greatest value, and one step outside.
 
-``inside`` are accepted and held to the rules of ``answer_rules``; ``outside`` are refused by name.
-A field that needs others beside it has them in ``beside``. ``test_field_values`` compares the table
+``inside`` are accepted and held to the rules of ``answers``; ``outside`` are refused by name.
+A field that needs others beside it has them in ``beside``. ``test_each_field`` compares the table
 with the OpenAPI document: a field that is honoured and stands nowhere here fails.
 """
 

@@ -1,7 +1,9 @@
-"""However the tokens come, an answer is taken apart into the same thought, text and calls."""
+"""However the tokens come, an answer is taken apart into the same thought, text and calls; markers
+that are one token each, and blocks that a prompt opens."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +11,19 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.text.answers import reasoning
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart
-from inference.text.answers.reasoning import find_markers
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
-from tests.inference.text.answers.pieces import pieces_of
-from tests.inference.text.marked_calls import MarkedCalls
+from tests.inference.text.marked_calls import MarkedCalls, pieces_of
 
 
 def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> ChoiceText:
     form = MarkedCalls()
     return ChoiceText(
         tokenizer,
-        markers=find_markers(tokenizer, None),
+        markers=reasoning.find_markers(tokenizer, None),
         tool_calls=form.parser([]) if calls else None,
         shown_token_ids=form.shown_token_ids(tokenizer) if calls else frozenset(),
         **kwargs,  # type: ignore[arg-type]
@@ -77,36 +78,25 @@ def test_thinking_and_calls_are_taken_out(
     assert choice.stop == ("END" if "stop" in given else None)
 
 
-def test_the_marker_is_reported_at_once(tokenizer: Tokenizer) -> None:
-    (start,) = tokenizer.encode("<think>", add_special_tokens=False)
-    assert _choice(tokenizer).feed(start)[1] == [ThoughtPart("", "<think>", None)]
-
-
-@each_case("text", ["<think>so it is</think>yes", "<think>so it is"])
-def test_thought_tokens_are_counted_without_markers(tokenizer: Tokenizer, text: str) -> None:
-    choice = _choice(tokenizer)
-    pieces_of(choice, text)
-    thought = tokenizer.encode("so it is", add_special_tokens=False)
-    assert choice.num_thought_tokens == len(thought)
-
-
-@each_case(
-    ("text", "thought"),
-    [
-        ("<|channel>thought\nso<channel|>yes", "so"),
-        ("<|channel>thoughtful<channel|>yes", "ful"),
-        ("<|channel>tho<channel|>yes", "tho"),
-        ("<|channel>thought<channel|>yes", ""),
-        ("<|channel>so<channel|>yes", "so"),
-    ],
-)
-def test_a_label_behind_the_marker_is_no_thought(
-    byte_level_dir: Path, text: str, thought: str
+def test_the_marker_is_reported_at_once_and_not_counted(
+    tokenizer: Tokenizer,
 ) -> None:
-    backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
-    backend.add_special_tokens(["<|channel>", "<channel|>"])
-    expected = [ThoughtPart(thought, "<|channel>", "<channel|>"), TextPart("yes")]
-    assert pieces_of(_choice(Tokenizer(backend.to_str(), {})), text) == expected
+    start, *thought = tokenizer.encode("<think>so it is", add_special_tokens=False)
+    assert _choice(tokenizer).feed(start)[1] == [ThoughtPart("", "<think>", None)]
+    for end in ("</think>yes", ""):
+        pieces_of(choice := _choice(tokenizer), f"<think>so it is{end}")
+        assert choice.num_thought_tokens == len(thought)
+
+
+def test_a_label_behind_the_marker_is_no_thought(byte_level_dir: Path) -> None:
+    markers = ["<|channel>", "<channel|>"]
+    tokenizer = _with_tokens(byte_level_dir, special=True, tokens=markers)
+    for written, thought in (
+        *(("thought\nso", "so"), ("thoughtful", "ful"), ("tho", "tho")),
+        *(("thought", ""), ("so", "so")),
+    ):
+        expected = [ThoughtPart(thought, *markers), TextPart("yes")]
+        assert pieces_of(_choice(tokenizer), f"<|channel>{written}<channel|>yes") == expected
 
 
 WORDS = [
@@ -116,7 +106,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
 @given(text=TEXTS, starts_thinking=st.booleans(), calls=st.booleans())
-def test_nothing_visible_is_lost(
+def test_nothing_is_lost(
     tokenizer: Tokenizer, text: str, starts_thinking: bool, calls: bool
 ) -> None:
     """Thought, text and calls hold every character that is no white space and no marker of theirs,
@@ -143,3 +133,72 @@ def _squeezed(text: str) -> str:
     for word in ("<call>", "</call>", "{}", "<think>", " ", "\n"):
         text = text.replace(word, "")
     return text
+
+
+def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    add = backend.add_special_tokens if special else backend.add_tokens
+    add(tokens)
+    return Tokenizer(backend.to_str(), {})
+
+
+def test_known_pairs_of_one_token_each(byte_level_dir: Path, sentencepiece_dir: Path) -> None:
+    for pair in reasoning.MARKER_PAIRS:
+        for special in (True, False):
+            tokenizer = _with_tokens(byte_level_dir, special=special, tokens=list(pair))
+            found = reasoning.find_markers(tokenizer, None)
+            assert found is not None and (found.opens, found.closes) == pair
+            assert found.start_token_id != found.end_token_id
+    half = _with_tokens(byte_level_dir, special=True, tokens=["<think>"])
+    for tokenizer in (Tokenizer.load(byte_level_dir), Tokenizer.load(sentencepiece_dir), half):
+        assert reasoning.find_markers(tokenizer, "<think></think>") is None
+    both = ["<think>", "</think>", "[THINK]", "[/THINK]"]
+    tokenizer = _with_tokens(byte_level_dir, special=True, tokens=both)
+    for template, opens in (("{{ '[THINK]' }}{{ '[/THINK]' }}", "[THINK]"), ("none", "<think>")):
+        found = reasoning.find_markers(tokenizer, template)
+        assert found is not None and found.opens == opens
+
+
+@each_case(
+    ("prompt", "is_open"),
+    [
+        *((f"Hi<think>{space}", True) for space in ("", "\n", "\n\n")),
+        *((one, False) for one in ("Hi<think>\n\n</think>\n\n", "Hi<think>so", "Hi", "")),
+    ],
+)
+def test_open_blocks(
+    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, prompt: str, is_open: bool
+) -> None:
+    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    assert reasoning.opens_block(token_ids, markers, tokenizer) is is_open
+    assert not reasoning.opens_block(token_ids, None, tokenizer)
+
+
+def _kinds(tokenizer: Tokenizer, splitter: reasoning.ThinkingSplitter, text: str) -> str:
+    order = (TokenKind.OPENS, TokenKind.THOUGHT, TokenKind.CLOSES, TokenKind.ANSWER)
+    letters = dict(zip(order, "(t)a", strict=True))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    kinds = [letters[splitter.feed(token_id, "")[0]] for token_id in ids]
+    return "".join(letter for letter, _ in itertools.groupby(kinds))
+
+
+@each_case(
+    ("text", "is_open", "kinds"),
+    [
+        ("<think>so</think>yes", False, "(t)a"),
+        ("\n<think>so</think>\nyes", False, "a(t)a"),
+        ("<think></think><think>more</think>yes", False, "()(t)a"),
+        ("yes, <think>is a marker</think>", False, "a"),
+        ("yes</think>", False, "a"),
+        ("<think>a<think>b</think>yes", False, "(t)a"),
+        ("<think>for ever", False, "(t"),
+        ("so</think>yes", True, "t)a"),
+    ],
+)
+def test_where_tokens_belong(
+    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, text: str, is_open: bool, kinds: str
+) -> None:
+    splitter = reasoning.ThinkingSplitter(tokenizer, markers, is_open=is_open)
+    assert _kinds(tokenizer, splitter, text) == kinds
+    if not is_open:
+        assert _kinds(tokenizer, reasoning.ThinkingSplitter(tokenizer, None), text) == "a"

@@ -19,7 +19,7 @@ from inference.text.grammars.parts import calls_part, json_part
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.json_formats import HarmonyFormat
 from tests.cases import each_case
-from tests.inference.text.answers.pieces import pieces_of
+from tests.inference.text.marked_calls import pieces_of
 
 TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"
 SPECIAL = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
@@ -101,19 +101,13 @@ def test_headers_and_thoughts_are_no_answer(
     assert TokenKind.ANSWER not in kinds[:-num_answer]
     assert choice.num_thought_tokens == kinds.count(TokenKind.THOUGHT) > 0
 
-
-def test_templates_show_channels_and_prompts_open_no_block(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
     for template in ("{{ messages }}", None):
         assert find_markers(tokenizer, template) is None
     token_ids = tokenizer.encode("<|start|>assistant", add_special_tokens=False)
     assert not opens_block(token_ids, markers, tokenizer)
 
 
-def test_a_budget_counts_the_thoughts_alone(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
+def test_a_budget_counts_thoughts_alone(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
     budget = ThinkingBudget(
         ThinkingLimit(
             max_tokens=4,
@@ -131,7 +125,7 @@ def test_a_budget_counts_the_thoughts_alone(
     assert budget.forced_token == markers.end_token_id
 
 
-def test_grammars_hold_the_message_and_its_channel(
+def test_grammars_of_channels(
     definition: str, tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     form, choice = HarmonyFormat(), ToolChoice(mode="required")

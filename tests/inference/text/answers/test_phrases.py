@@ -22,7 +22,7 @@ from inference.text.answers.phrases import (
 )
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
-from tests.inference.text.answers.pieces import pieces_of
+from tests.inference.text.marked_calls import pieces_of
 
 OPENS, CLOSES = SPOKEN.opens[0], SPOKEN.closes[0]
 GRANITE_32 = (
@@ -35,12 +35,16 @@ GRANITE_33 = (
 )
 TAGS = find_phrases(GRANITE_33)
 assert TAGS is not None
-OPENED, CLOSED = ("opens", OPENS), ("closes", CLOSES)
+OPENED, CLOSED, OTHERWISE_CLOSED = (
+    ("opens", OPENS),
+    ("closes", CLOSES),
+    ("closes", SPOKEN.closes[1]),
+)
+SPOKEN_SO = ThoughtPart("So. ", f"{OPENS}\n", f"{CLOSES}\n")
 TAGGED = [("opens", "<think>"), "So.", ("closes", "</think>")]
 
 
 def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
-    """Neighbours of a kind joined."""
     reader = PhraseReader(phrases, **more)
     runs = [run for piece in pieces for run in reader.feed(0, piece)[1]]
     joined: list[Run] = []
@@ -60,12 +64,7 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
         (
             SPOKEN,
             f"\n {SPOKEN.opens[1]} So. Here is my res! {SPOKEN.closes[1]} Yes.",
-            [
-                ("opens", SPOKEN.opens[1]),
-                " So. Here is my res! ",
-                ("closes", SPOKEN.closes[1]),
-                " Yes.",
-            ],
+            [("opens", SPOKEN.opens[1]), " So. Here is my res! ", OTHERWISE_CLOSED, " Yes."],
         ),
         (SPOKEN, "Here is a list.", ["Here is a list."]),
         (SPOKEN, "Here is my thought", ["Here is my thought"]),
@@ -84,7 +83,7 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
         (TAGS, "<think>So.</think><resp", [*TAGGED, "<resp"]),
     ],
 )
-def test_the_text_between_phrases(
+def test_between_phrases(
     phrases: PhraseMarkers, text: str, expected: list[str | tuple[str, str]]
 ) -> None:
     """A text without a kind is a thought where the block is open, else of the answer."""
@@ -109,18 +108,15 @@ WORDS = (
     phrases=st.sampled_from([SPOKEN, TAGS]),
     is_open=st.booleans(),
 )
-def test_however_it_is_cut_it_gives_the_same(
+def test_any_cut_is_the_same(
     words: list[str], cuts: list[int], phrases: PhraseMarkers, is_open: bool
 ) -> None:
     text = "".join(words)
     borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces = [text[start:end] for start, end in itertools.pairwise(borders)]
     whole = _read(phrases, [text], is_open=is_open)
-    assert (
-        _read(phrases, pieces, is_open=is_open)
-        == whole
-        == _read(phrases, list(text), is_open=is_open)
-    )
+    for cut in (pieces, list(text)):
+        assert _read(phrases, cut, is_open=is_open) == whole
     rejoined = "".join(run for _, run in whole)
     assert rejoined == text or rejoined == text.lstrip() or phrases is TAGS
 
@@ -150,14 +146,10 @@ def test_templates_declare_them() -> None:
             [ThoughtPart("my END ", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("yes ")],
         ),
         ("Here is a list", {"stop": ["Here"]}, []),
-        (
-            f"\nSo. {CLOSES} yes",
-            {"starts_thinking": True},
-            [ThoughtPart("So. ", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("yes")],
-        ),
+        (f"\nSo. {CLOSES} yes", {"starts_thinking": True}, [SPOKEN_SO, TextPart("yes")]),
     ],
 )
-def test_an_answer_is_taken_apart(
+def test_an_answer(
     byte_level_dir: Path, text: str, given: dict[str, Any], pieces: list[Piece]
 ) -> None:
     tokenizer = Tokenizer.load(byte_level_dir)

@@ -36,10 +36,14 @@ Accepts = Callable[[Grammar, str], bool]
 
 
 @pytest.fixture(scope="module")
-def accepts(thinking_dir: Path, tokenizer: Tokenizer) -> Accepts:
-    """Whether the engine would let the text be written, and end there."""
+def theirs(thinking_dir: Path, tokenizer: Tokenizer) -> LLTokenizer:
     definition = (thinking_dir / "tokenizer.json").read_text()
-    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
+    return LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
+
+
+@pytest.fixture(scope="module")
+def accepts(theirs: LLTokenizer, tokenizer: Tokenizer) -> Accepts:
+    """Whether the engine would let the text be written, and end there."""
 
     def check(grammar: Grammar, text: str) -> bool:
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -102,27 +106,17 @@ def test_json_and_bare_calls(
         assert accepts(grammar, text) is (text in allowed), text
 
 
-@each_case(
-    ("demand", "allowed", "not_allowed"),
-    [
+def test_texts_that_are_not_json(accepts: Accepts) -> None:
+    for demand, allowed, not_allowed in (
         ({"regex": r"[a-z]+/\d\n"}, "ab/1\n", "ab/1"),
         ({"choices": ["yes", 'no "way"', "yes"]}, 'no "way"', "yes no"),
         ({"grammar": 'start: "a" | "b" "c"'}, "bc", "b"),
         ({"grammar": 'root ::= "a" [0-9]+'}, "a12", "a"),
-    ],
-)
-def test_texts_that_are_not_json(
-    accepts: Accepts, demand: dict[str, Any], allowed: str, not_allowed: str
-) -> None:
-    part = text_part(OutputFormat(path="p", **demand))
-    for grammar in (answer_grammar([part]), answer_grammar([part, part])):
-        assert accepts(grammar, allowed)
-        assert not accepts(grammar, not_allowed)
-
-
-def test_a_grammar_that_cannot_be_read() -> None:
-    with pytest.raises(GrammarRefusedError, match="cannot be read"):
-        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
+    ):
+        part = text_part(OutputFormat(path="p", **demand))
+        for grammar in (answer_grammar([part]), answer_grammar([part, part])):
+            assert accepts(grammar, allowed), demand
+            assert not accepts(grammar, not_allowed), demand
 
 
 def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:
@@ -139,9 +133,8 @@ def test_a_block_that_the_model_may_open(
     accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers, with_calls: bool
 ) -> None:
     parts = [*([_calls(tokenizer)] if with_calls else []), json_part(SCHEMA)]
-    grammar = answer_grammar(
-        parts, thinking=Thinking.POSSIBLE, markers=markers, end_token_ids=[END]
-    )
+    given = {"markers": markers, "end_token_ids": [END]}
+    grammar = answer_grammar(parts, thinking=Thinking.POSSIBLE, **given)
     assert grammar.starts_after_token_id is None
     for text in (ROME, f"<think>🙂 {{so}} <call></think>{ROME}", f"<think></think>\n\n{ROME}"):
         assert accepts(grammar, text), text
@@ -151,21 +144,14 @@ def test_a_block_that_the_model_may_open(
     assert not accepts(grammar, f"<think>so<|im_end|></think>{ROME}"), "it may not end in there"
 
 
-def test_a_block_may_be_closed_in_the_middle_of_a_character(
-    thinking_dir: Path, tokenizer: Tokenizer, markers: ReasoningMarkers
+def test_a_block_that_the_prompt_opened_or_that_closes_in_the_middle_of_a_character(
+    accepts: Accepts, theirs: LLTokenizer, tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     """A thinking limit closes it wherever it is."""
-    definition = (thinking_dir / "tokenizer.json").read_text()
-    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
     grammar = answer_grammar([json_part(None)], thinking=Thinking.POSSIBLE, markers=markers)
     ids = [markers.start_token_id, *tokenizer.encode("🙂", add_special_tokens=False)[:1]]
     matcher = LLMatcher(theirs, grammar.text)
     assert matcher.try_consume_tokens([*ids, markers.end_token_id]) == 3
-
-
-def test_a_block_that_the_prompt_opened(
-    accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
     grammar = answer_grammar([json_part(SCHEMA)], thinking=Thinking.OPENED, markers=markers)
     assert grammar.starts_after_token_id == markers.end_token_id
     for text in (f"so</think>{ROME}", f"so</think>\n\n{ROME}", f"</think>{ROME}"):
@@ -173,7 +159,7 @@ def test_a_block_that_the_prompt_opened(
     assert not accepts(grammar, "so</think>yes")
 
 
-def test_every_grammar_can_be_checked_without_the_tokenizer(
+def test_every_grammar_can_be_read_and_checked_without_the_tokenizer_or_is_refused(
     tokenizer: Tokenizer, markers: ReasoningMarkers
 ) -> None:
     parts = [_calls(tokenizer), json_part(SCHEMA)]
@@ -181,3 +167,5 @@ def test_every_grammar_can_be_checked_without_the_tokenizer(
         grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
         assert find_problem(grammar.text) is None
     assert find_problem('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
+    with pytest.raises(GrammarRefusedError, match="cannot be read"):
+        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))

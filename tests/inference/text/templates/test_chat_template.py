@@ -54,9 +54,7 @@ def _render(source: str | None, chat: ChatInput) -> str:
         (None, {}, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"),
     ],
 )
-def test_what_reaches_a_template(
-    source: str | None, kwargs: dict[str, object], expected: str
-) -> None:
+def test_what_a_template_gets(source: str | None, kwargs: dict[str, object], expected: str) -> None:
     assert _render(source, _chat(("user", "x"), **kwargs)) == expected
 
 
@@ -69,14 +67,11 @@ def _with_call(**kwargs: object) -> ChatInput:
     return ChatInput(messages=messages, **kwargs)  # type: ignore[arg-type]
 
 
-def test_call_arguments_are_objects_or_text_as_the_template_needs() -> None:
+def test_calls_are_shown_as_the_template_needs_them() -> None:
     shown = "{{ messages[0].tool_calls[0].function.arguments.a + 1 }}{{ messages[1].content }}"
     assert _render(f"{{# tools #}}{shown}", _with_call(tools=[TOOL])) == "22"
     source = "{# tools #}{{ 'calls ' + messages[0].tool_calls[0].function.arguments }}"
     assert _render(source, _with_call()) == 'calls {"a": 1}'
-
-
-def test_identifiers_are_shortened_for_a_template_that_counts_them() -> None:
     source = (
         "{# tools #}{% for m in messages %}"
         "{% set id = m.tool_call_id if m.role == 'tool' else m.tool_calls[0].id %}"
@@ -84,8 +79,8 @@ def test_identifiers_are_shortened_for_a_template_that_counts_them() -> None:
         "{% endfor %}"
     )
     called, answered = _render(source, _with_call()).strip("[]").split("][")
-    assert called == answered
-    assert called.isalnum()
+    assert called == answered and called.isalnum(), "it counts identifiers"
+    assert _render(SHOWS_CALLS, _with_call()) == "(f)[assistant][tool]2", "no place for tools"
 
 
 SHOWS_CALLS = (
@@ -112,33 +107,24 @@ ESCAPES = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ tools }}"
         (ESCAPES, _chat(("user", "x"), tools=[TOOL]), "."),
     ],
 )
-def test_what_a_template_cannot_show_is_refused(
-    source: str | None, chat: ChatInput, problem: str
-) -> None:
+def test_what_it_cannot_show_is_refused(source: str | None, chat: ChatInput, problem: str) -> None:
     with pytest.raises(TemplateRenderError, match=problem) as refused:
         _render(source, chat)
     assert refused.value.param == "tools" or problem != "no place for tools"
 
 
-def test_earlier_calls_need_no_place_for_tools() -> None:
-    assert _render(SHOWS_CALLS, _with_call()) == "(f)[assistant][tool]2"
-
-
-@each_case(
-    ("kwargs", "expected"),
-    [
+def test_what_the_template_gets_about_thinking() -> None:
+    for kwargs, expected in (
         ({}, "False"),
         ({"shows_reasoning": True}, "unsaid"),
         ({"thinking": True}, "True"),
         ({"thinking": False, "shows_reasoning": True}, "False"),
         ({"thinking": False, "template_kwargs": {"enable_thinking": True}}, "True"),
         ({"template_kwargs": {"thinking": True}}, "True"),
-    ],
-)
-def test_what_the_template_gets_about_thinking(kwargs: dict[str, object], expected: str) -> None:
-    for switch in ("enable_thinking", "thinking"):
-        source = f"{{{{ {switch} if {switch} is defined else 'unsaid' }}}}"
-        assert _render(source, _chat(("user", "x"), **kwargs)) == expected
+    ):
+        for switch in ("enable_thinking", "thinking"):
+            source = f"{{{{ {switch} if {switch} is defined else 'unsaid' }}}}"
+            assert _render(source, _chat(("user", "x"), **kwargs)) == expected, kwargs
 
 
 @each_case("source", [REFUSES_SYSTEM, FIRST_SYSTEM_ONLY, None])
@@ -177,10 +163,6 @@ TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
 def test_where_system_turns_go(source: str, turns: list[tuple[str, str]], expected: str) -> None:
     assert _render(source, _chat(*turns)) == expected
-
-
-def test_a_system_turn_that_was_lost_is_missed() -> None:
-    messages = [ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
-    assert _keeps_system_texts("one two two", messages)
-    assert not _keeps_system_texts("one two", messages)
-    assert not _keeps_system_texts("two two", messages)
+    twice = [ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
+    kept = [_keeps_system_texts(text, twice) for text in ("one two two", "one two", "two two")]
+    assert kept == [True, False, False], "one that was lost is missed"

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.images import ImageRef
@@ -62,7 +63,7 @@ def test_qwen_shows_thinking_and_closes_the_block_when_nobody_will_see_it() -> N
 FAMILIES = {"gemma": GEMMA, "llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN}
 SYSTEM, ASKED, CALLED, RESULT = HISTORY[:4]
 ANSWERED, AGAIN = HISTORY[4], ChatMessage(role="user", content="Again?")
-TWICE = ChatMessage(role="assistant", tool_calls=[CALL, CALL])
+TWICE, EMPTY = ChatMessage(role="assistant", tool_calls=[CALL, CALL]), replace(AGAIN, content="")
 
 
 @each_case(
@@ -72,18 +73,10 @@ TWICE = ChatMessage(role="assistant", tool_calls=[CALL, CALL])
         ("gemma", [SYSTEM, ASKED, AGAIN], "user\nBe brief.\n\nRain?\n\nAgain?<end_of_turn>"),
         ("gemma", [SYSTEM], "user\nBe brief.<end_of_turn>"),
         ("gemma", [ASKED, ANSWERED, ANSWERED, AGAIN], "model\nYes.\n\nYes.<end_of_turn>"),
-        (
-            "gemma",
-            [SYSTEM, ANSWERED, AGAIN],
-            "user\nBe brief.<end_of_turn>\n<start_of_turn>model\nY",
-        ),
+        ("gemma", [SYSTEM, ANSWERED, AGAIN], "brief.<end_of_turn>\n<start_of_turn>model\nY"),
         ("mistral", [SYSTEM, ASKED, AGAIN], "[INST] Be brief.\n\nRain?\n\nAgain?[/INST]"),
         ("mistral", [ASKED, SYSTEM, AGAIN], "[INST] Be brief.\n\nRain?\n\nAgain?[/INST]"),
-        (
-            "mistral",
-            [ASKED, ChatMessage(role="user", content=""), AGAIN],
-            "[INST] Rain?\n\nAgain?[",
-        ),
+        ("mistral", [ASKED, EMPTY, AGAIN], "[INST] Rain?\n\nAgain?["),
         ("mistral", [ASKED, CALLED, RESULT, AGAIN], '{"rain": true}\n\nAgain?, "call_id"'),
         ("mistral", [ASKED, CALLED, RESULT, ASKED, AGAIN], "true}\n\nRain?\n\nAgain?, "),
         ("mistral", [ASKED, CALLED, RESULT, RESULT, AGAIN], "true}\n\nAgain?, "),
@@ -91,9 +84,7 @@ TWICE = ChatMessage(role="assistant", tool_calls=[CALL, CALL])
         ("qwen", [ASKED, CALLED, RESULT, AGAIN], "<|im_start|>user\nAgain?<|im_end|>"),
     ],
 )
-def test_neighbours_are_joined_where_turns_have_to_alternate(
-    family: str, messages: list[ChatMessage], in_one_turn: str
-) -> None:
+def test_neighbours_are_joined(family: str, messages: list[ChatMessage], in_one_turn: str) -> None:
     for tools in [[], [TOOL]] if family != "gemma" else [[]]:
         assert in_one_turn in _render(FAMILIES[family], messages, tools=tools)
 
@@ -115,16 +106,8 @@ def test_images_are_joined_with_the_texts_beside_them() -> None:
     [
         ("gemma", [ANSWERED, AGAIN], "turn 1 of 2 (assistant): Conversation roles must"),
         ("gemma", [ASKED, ANSWERED, ASKED, RESULT, ANSWERED], "turn 5 of 5 (assistant after tool)"),
-        (
-            "mistral",
-            [SYSTEM, ASKED, ANSWERED, RESULT, ANSWERED],
-            "turn 4 of 4 (assistant after tool",
-        ),
-        (
-            "mistral",
-            [SYSTEM, ASKED, CALLED, AGAIN, ANSWERED, AGAIN],
-            "turn 3 of 5 (user after assi",
-        ),
+        ("mistral", [SYSTEM, ASKED, ANSWERED, RESULT, ANSWERED], "turn 4 of 4 (assistant after t"),
+        ("mistral", [SYSTEM, ASKED, CALLED, AGAIN, ANSWERED, AGAIN], "turn 3 of 5 (user after a"),
         ("mistral", [*[ASKED, ANSWERED] * 20, ASKED, CALLED, AGAIN], "turn 43 of 43 (user after a"),
         (
             "llama",
@@ -136,11 +119,7 @@ def test_images_are_joined_with_the_texts_beside_them() -> None:
             [ASKED, ANSWERED],
             "the model's chat template failed: n",
         ),
-        (
-            "{% if tools %}{{ raise_exception('tools') }}{% endif %}",
-            [ASKED],
-            "template failed: too",
-        ),
+        ("{% if tools %}{{ raise_exception('tools') }}{% endif %}", [ASKED], "failed: too"),
         (
             "{% for m in messages if m.role == 'system' or 'brief' in m.content %}"
             "{{ raise_exception('briefly') }}{% endfor %}",
@@ -150,7 +129,7 @@ def test_images_are_joined_with_the_texts_beside_them() -> None:
         ("{% nothing %}", [ASKED], "the model's chat template failed: "),
     ],
 )
-def test_what_a_template_still_refuses_is_named(
+def test_what_is_still_refused_is_named(
     source: str, messages: list[ChatMessage], turn: str
 ) -> None:
     tools = [TOOL] if source in ("llama", "mistral") or "tools" in source else []
@@ -178,9 +157,7 @@ def test_what_a_template_still_refuses_is_named(
         ],
     ],
 )
-def test_a_conversation_continues_after_a_call_of_any_arguments(
-    sent: str, written: dict[str, object]
-) -> None:
+def test_it_continues_after_a_call_of_any_arguments(sent: str, written: dict[str, object]) -> None:
     call = ToolCall(id=CALL.id, name="weather", arguments=sent)
     assert call.arguments_object == written
     turns = [ASKED, ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]

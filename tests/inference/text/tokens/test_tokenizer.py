@@ -1,20 +1,22 @@
-"""Special tokens around prompts, and files that are not what they should be."""
+"""Special tokens around prompts, files that are not what they should be, and any split of a token
+stream, whose text is the tokenizer's own decode of the whole."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
-from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
-from tests.cases import each_case
+from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN, Detokenizer, Tokenizer
 
 
 def _with_config(source: Path, target: Path, **changes: object) -> Path:
@@ -24,25 +26,20 @@ def _with_config(source: Path, target: Path, **changes: object) -> Path:
     return target
 
 
-@each_case("add_special_tokens", [True, False])
-def test_encodes_as_transformers_does(
-    byte_level_dir: Path, sentencepiece_dir: Path, add_special_tokens: bool
+def test_encodes_as_transformers_does_and_the_config_overrules_the_post_processor(
+    byte_level_dir: Path, sentencepiece_dir: Path, tmp_path: Path
 ) -> None:
-    text, given = "The capital of Straße 🙂", {"add_special_tokens": add_special_tokens}
-    for directory in (byte_level_dir, sentencepiece_dir):
-        reference = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-        assert Tokenizer.load(directory).encode(text, **given) == reference.encode(text, **given)
-    ids = Tokenizer.load(sentencepiece_dir).encode(text, **given)
-    assert (ids[0] == 1) is add_special_tokens, "the post-processor's bos"
-
-
-def test_the_config_overrules_the_post_processor(sentencepiece_dir: Path, tmp_path: Path) -> None:
-    directory = _with_config(
-        sentencepiece_dir, tmp_path / "t", add_bos_token=False, add_eos_token=True
-    )
-    token_ids = Tokenizer.load(directory).encode("The", add_special_tokens=True)
-    assert token_ids[0] != 1
-    assert token_ids[-1] == 2
+    text = "The capital of Straße 🙂"
+    for special in (True, False):
+        for directory in (byte_level_dir, sentencepiece_dir):
+            reference = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+            ids = Tokenizer.load(directory).encode(text, add_special_tokens=special)
+            assert ids == reference.encode(text, add_special_tokens=special)
+        assert (ids[0] == 1) is special, "the post-processor's bos"
+    changes = {"add_bos_token": False, "add_eos_token": True}
+    directory = _with_config(sentencepiece_dir, tmp_path / "t", **changes)
+    ids = Tokenizer.load(directory).encode("The", add_special_tokens=True)
+    assert ids[0] != 1 and ids[-1] == 2
 
 
 def test_special_tokens_in_text_become_their_ids(byte_level_dir: Path) -> None:
@@ -71,29 +68,22 @@ def test_more_tokens_than_are_wanted_are_refused(byte_level_dir: Path) -> None:
 CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
 
 
-@each_case(
-    ("name", "change", "problem"),
-    [
-        ("tokenizer.json", lambda _: None, r"tokenizer\.json is missing"),
-        ("tokenizer_config.json", lambda _: "{", "not JSON"),
-        ("tokenizer.json", lambda text: json.dumps(json.loads(text) | {"decoder": CTC}), "CTC"),
-        ("tokenizer_config.json", lambda _: '{"add_bos_token": true}', "bos_token"),
-    ],
-)
-def test_files_that_cannot_be_used_are_refused(
-    byte_level_dir: Path,
-    tmp_path: Path,
-    name: str,
-    change: Callable[[str], str | None],
-    problem: str,
-) -> None:
-    file = _with_config(byte_level_dir, tmp_path / "t") / name
-    changed = change(file.read_text())
-    file.unlink()
-    if changed is not None:
-        file.write_text(changed)
-    with pytest.raises(TokenizerFilesError, match=problem):
-        Tokenizer.load(file.parent)
+def test_files_that_cannot_be_used_are_refused(byte_level_dir: Path, tmp_path: Path) -> None:
+    definition = json.loads((byte_level_dir / "tokenizer.json").read_text())
+    for number, (name, changed, problem) in enumerate(
+        (
+            ("tokenizer.json", None, r"tokenizer\.json is missing"),
+            ("tokenizer_config.json", "{", "not JSON"),
+            ("tokenizer.json", json.dumps(definition | {"decoder": CTC}), "CTC"),
+            ("tokenizer_config.json", '{"add_bos_token": true}', "bos_token"),
+        )
+    ):
+        file = _with_config(byte_level_dir, tmp_path / f"{number}") / name
+        file.unlink()
+        if changed is not None:
+            file.write_text(changed)
+        with pytest.raises(TokenizerFilesError, match=problem):
+            Tokenizer.load(file.parent)
 
 
 def test_the_word_pieces_of_encoders(tmp_path: Path) -> None:
@@ -133,3 +123,62 @@ def test_a_long_prompt_does_not_stop_other_threads(byte_level_dir: Path) -> None
     finally:
         is_done.set()
         sleeper.join()
+
+
+@pytest.fixture(scope="module")
+def byte_level(byte_level_dir: Path) -> Tokenizer:
+    return Tokenizer.load(byte_level_dir)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(sentencepiece_dir: Path) -> Tokenizer:
+    return Tokenizer.load(sentencepiece_dir)
+
+
+def _decode(directory: Path, ids: list[int]) -> str:
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids)
+
+
+def _split(items: list[int], cuts: list[int]) -> list[list[int]]:
+    borders = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
+    return [items[start:end] for start, end in itertools.pairwise(borders)]
+
+
+def _detokenize(tokenizer: Tokenizer, chunks: list[list[int]]) -> str:
+    detokenizer = Detokenizer(tokenizer)
+    return "".join(detokenizer.feed(chunk) for chunk in chunks) + detokenizer.flush()
+
+
+@given(ids=st.lists(st.integers(0, 420)), cuts=st.lists(st.integers(0, 1000)))
+def test_byte_level_equals_decode_for_any_ids(
+    byte_level: Tokenizer, byte_level_dir: Path, ids: list[int], cuts: list[int]
+) -> None:
+    """The ids may make no valid UTF-8, be special ones, or lie past the vocabulary."""
+    assert _detokenize(byte_level, _split(ids, cuts)) == _decode(byte_level_dir, ids)
+
+
+@given(text=st.text(), ids=st.lists(st.integers(0, 300)), cuts=st.lists(st.integers(0, 1000)))
+def test_sentencepiece_equals_decode_for_any_text_and_split(
+    sentencepiece: Tokenizer, sentencepiece_dir: Path, text: str, ids: list[int], cuts: list[int]
+) -> None:
+    encoded = sentencepiece.encode(text, add_special_tokens=True)
+    expected = _decode(sentencepiece_dir, encoded)
+    assert _detokenize(sentencepiece, _split(encoded, cuts)) == expected
+    assert _detokenize(sentencepiece, _split(ids, cuts)) == _detokenize(sentencepiece, [ids])
+
+
+def test_a_character_is_never_split_a_broken_one_shows_at_the_end(
+    byte_level: Tokenizer,
+) -> None:
+    detokenizer = Detokenizer(byte_level)
+    bytes_to_id = {byte_level.bytes_of(i): i for i in range(byte_level.vocab_size)}
+    pieces = [detokenizer.feed([bytes_to_id[bytes([byte])]]) for byte in "🙂".encode()]
+    assert pieces == ["", "", "", "🙂"]
+    assert detokenizer.feed([bytes_to_id[b"\xf0"]]) == ""
+    assert detokenizer.flush() == "�"
+
+
+def test_a_continuation_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
+    ids = sentencepiece.encode("Paris", add_special_tokens=False)
+    assert Detokenizer(sentencepiece).feed(ids) == "Paris"
+    assert Detokenizer(sentencepiece, continues_text=True).feed(ids) == " Paris"

@@ -25,7 +25,6 @@ KIMI_LS = (
 KIMI_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 COMMAND_R_LS = '{"tool_call_id": "0", "tool_name": "bash", "parameters": {"command": "ls"}}'
 GRANITE_LS = '{"name": "bash", "arguments": {"command": "ls"}}'
-HARMONY_LS = '<|channel|>commentary to=bash <|constrain|>json<|message|>{"command": "ls"}'
 
 
 def _wrapped(call: str) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from inference.text.tool_calls.tag_formats import DSML
-from tests.inference.text.tool_calls.calls import Merged
-from tests.inference.text.tool_calls.formats import written
+from tests.inference.text.tool_calls.calls import Merged, written
 from tests.inference.text.tool_calls.json_examples import GRANITE_LS, LS
 
 PARIS = ("get_weather", '{"city":"Paris","days":3}')
 CALLED = ("get_weather", {"city": "Paris", "days": 3})
 GLM_PARIS = written("glm", CALLED)
-FG_PARIS = written("function_gemma", CALLED)
-SEED_PARIS = written("seed", CALLED)
 DSML_LS, DSML_PARIS = (
     written("dsml", call)
     .removeprefix(f"<{DSML}function_calls>\n")
@@ -19,8 +16,6 @@ DSML_LS, DSML_PARIS = (
     for call in (("bash", {"command": "ls"}), CALLED)
 )
 DSML_SECTION = f"<{DSML}function_calls>\n", f"\n</{DSML}function_calls>"
-INVOKE_LS = '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>'
-MINIMAX_SECTION = "<minimax:tool_call>\n", "\n</minimax:tool_call>"
 QWEN_LS = "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>"
 
 

@@ -14,8 +14,16 @@ from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.tag_formats import DSML, TagFormat
 from tests.cases import each_case
 from tests.inference.text.tool_calls import json_examples, tag_examples
-from tests.inference.text.tool_calls.calls import TOOLS, Merged, merged, parts_of, read
-from tests.inference.text.tool_calls.formats import FORMATS, Call, written
+from tests.inference.text.tool_calls.calls import (
+    FORMATS,
+    TOOLS,
+    Call,
+    Merged,
+    merged,
+    parts_of,
+    read,
+    written,
+)
 
 LS, PARIS = ("bash", {"command": "ls"}), ("get_weather", {"city": "Paris", "days": 3})
 ONE_CALL, BARE_CALL = ("harmony",), ("llama3", "plain")
@@ -34,7 +42,7 @@ EXAMPLES |= {
 
 
 @each_case("name", FORMATS)
-def test_calls_are_read_with_the_text_around_them(name: str) -> None:
+def test_calls_are_read_with_the_text_around_them_and_are_text_where_cut_off(name: str) -> None:
     calls = [LS, ("now", {}), PARIS]
     texts = [(called, json.dumps(one, separators=(",", ":"))) for called, one in calls]
     for call, text in zip(calls, texts, strict=True):
@@ -44,12 +52,7 @@ def test_calls_are_read_with_the_text_around_them(name: str) -> None:
         assert read(FORMATS[name], f"{written(name, LS)}\nDone.") == [texts[0], "Done."]
     if name not in BARE_CALL:
         assert read(FORMATS[name], f"I look.\n{written(name, LS)}") == ["I look.", texts[0]]
-
-
-@each_case("name", FORMATS)
-def test_a_call_that_is_cut_off_is_text_where_anything_of_it_is_missing(name: str) -> None:
-    text = written(name, PARIS)
-    (whole,) = read(FORMATS[name], text)
+    text, whole = written(name, PARIS), texts[-1]
     last_value = text.rindex("3")
     for cut in range(1, len(text)):
         parts = read(FORMATS[name], text[:cut])
@@ -108,7 +111,6 @@ JSON_FRAGMENTS = [
 
 
 def _answers(name: str) -> st.SearchStrategy[str]:
-    """Pieces of the format's examples, of JSON and of anything, in any order."""
     texts = [text for (owner, _), (text, _) in EXAMPLES.items() if owner == name]
     texts.append(written(name, LS))
     cut = st.tuples(st.sampled_from(texts), st.integers(0, 80), st.integers(1, 40))
@@ -187,13 +189,10 @@ def test_arguments_are_reported_as_they_come_under_a_grammar_else_whole(name: st
         assert more == [CallArguments("x")]
     assert merged([*begun, CallArguments('"}')]) == merged(whole)
     assert parser.flush() == [], "what is cut off stays unfinished"
-
-
-@each_case("begun", ['{"a', '{"name": "Alice", "age', '{"type": "object", "properties": {"'])
-def test_an_answer_in_json_is_not_held_back(begun: str) -> None:
-    parser = FORMATS["llama3"].parser(TOOLS)
-    text = begun + '": ["'
-    assert merged(part for character in text for part in parser.feed(character)) == [text]
+    for begun in ('{"a', '{"name": "Alice", "age', '{"type": "object", "properties": {"'):
+        parser, text = FORMATS["llama3"].parser(TOOLS), begun + '": ["'
+        parts = [part for character in text for part in parser.feed(character)]
+        assert merged(parts) == [text], "an answer in JSON is not held back"
 
 
 SCHEMA_WORDS = st.sampled_from(
@@ -216,9 +215,7 @@ SCHEMAS = st.recursive(
     name=st.sampled_from(list(FORMATS)),
     schema=st.dictionaries(SCHEMA_WORDS, SCHEMAS, max_size=4),
 )
-def test_no_schema_makes_a_parser_fail(
-    data: st.DataObject, name: str, schema: dict[str, object]
-) -> None:
+def test_any_schema_is_read(data: st.DataObject, name: str, schema: dict[str, object]) -> None:
     tools = [ToolDefinition(name="bash", path="", parameters=schema)]
     read(FORMATS[name], data.draw(_answers(name)), tools)
     read(FORMATS["hermes"], '<tool_call>{"arguments": {"command": 1}}</tool_call>', tools)

@@ -5,18 +5,73 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, grammar_from
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
-from tests.inference.text.tool_calls.conftest import MARKERS, Vocabulary
-from tests.inference.text.tool_calls.enforced import AUTO, REQUIRED, Enforced
-from tests.inference.text.tool_calls.formats import FORMATS, Call
-from tests.inference.text.tool_calls.formats import written as plainly_written
+from tests.inference.text.tool_calls.calls import FORMATS, Call, read, read_by_grammar, tool
+from tests.inference.text.tool_calls.calls import written as plainly_written
+from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, MARKERS, Vocabulary
+
+MAX_STEPS = 300
+AUTO, REQUIRED = ToolChoice(), ToolChoice(mode="required")
+
+
+class Enforced:
+    def __init__(
+        self,
+        name: str,
+        vocabulary: Vocabulary,
+        tools: Sequence[ToolDefinition],
+        choice: ToolChoice,
+        *,
+        parallel: bool = True,
+    ) -> None:
+        form = FORMATS[name]
+        marker_ids = form.marker_ids(vocabulary.text)
+        text = form.grammar(tools, choice, parallel=parallel, marker_ids=marker_ids)
+        assert text is not None
+        self.vocabulary = vocabulary
+        self._grammar = grammar_from("lark", text)
+        self.start()
+
+    def start(self) -> LLMatcher:
+        matcher = LLMatcher(self.vocabulary.grammar, self._grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def accepts(self, text: str | list[int]) -> bool:
+        token_ids = self.vocabulary.encode(text) if isinstance(text, str) else text
+        matcher = self.start()
+        return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
+
+    def walk(
+        self, chooser: random.Random, snippets: Sequence[str], *, ends: float, jumps: float
+    ) -> str | None:
+        """A random answer under the mask; ``None`` for one that does not end. ``ends`` and
+        ``jumps``: how often it ends where it may, and goes on with a snippet."""
+        matcher, vocabulary = self.start(), self.vocabulary
+        token_ids: list[int] = []
+        for _ in range(MAX_STEPS):
+            if matcher.is_stopped() or (matcher.is_accepting() and chooser.random() < ends):
+                return vocabulary.decode(token_ids)
+            snippet = vocabulary.encode(chooser.choice(snippets))
+            if chooser.random() < jumps and matcher.validate_tokens(snippet) == len(snippet):
+                chosen = snippet
+            else:
+                bias = matcher.compute_logit_bias()
+                chosen = [chooser.choice([i for i, allowed in enumerate(bias) if allowed])]
+            if chosen == [END_TOKEN_ID]:
+                return vocabulary.decode(token_ids)
+            assert matcher.consume_tokens(chosen), matcher.get_error()
+            token_ids += chosen
+        return None
+
 
 PROPERTIES: dict[str, Any] = {
     "city": {"type": "string"},
@@ -61,6 +116,9 @@ def written(name: str, *calls: Call) -> str:
 
 @each_case("name", FORMATS)
 def test_a_forced_call_follows_its_schema(name: str, vocabulary: Vocabulary) -> None:
+    for choice in (AUTO, ToolChoice(mode="none")):  # nothing to enforce
+        form = FORMATS[name]
+        assert form.grammar([LOOSE], choice, parallel=True, marker_ids={}) is None
     for first in (STRICT, LOOSE):
         enforced = Enforced(name, vocabulary, [first, NOW], REQUIRED)
         for allowed in (GOOD, NOW_CALL):
@@ -89,7 +147,7 @@ def test_how_many_calls_and_of_which_function(name: str, vocabulary: Vocabulary)
 
 
 @each_case("name", [*BESIDE_TEXT, "llama3"])
-def test_strict_tools_beside_free_text(name: str, vocabulary: Vocabulary) -> None:
+def test_strict_tools_and_one_call_beside_free_text(name: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(name, vocabulary, [STRICT, NOW, OTHER], AUTO)
     for text in ("", 'Text, <b>, {"a": [1]}, [x]\n\n and é🙂.\n'):
         assert enforced.accepts(text), text
@@ -99,21 +157,10 @@ def test_strict_tools_beside_free_text(name: str, vocabulary: Vocabulary) -> Non
     for call in BAD:
         assert not enforced.accepts(before + written(name, call)), call
         assert not enforced.accepts(written(name, GOOD, call)), call
-
-
-@each_case("name", [*BESIDE_TEXT, "llama3"])
-def test_at_most_one_call_beside_text(name: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(name, vocabulary, [LOOSE, OTHER], AUTO, parallel=False)
     assert enforced.accepts("No call.")
     assert enforced.accepts(written(name, ("other", {"b": "x"})))
     assert not enforced.accepts(written(name, ("other", {}), ("other", {})))
-
-
-@each_case("name", FORMATS)
-def test_nothing_to_enforce(name: str) -> None:
-    for choice in (AUTO, ToolChoice(mode="none")):
-        text = FORMATS[name].grammar([LOOSE], choice, parallel=True, marker_ids={})
-        assert text is None
 
 
 @each_case("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
@@ -126,14 +173,12 @@ def test_a_marker_that_is_spelled_out_is_enforced(name: str, vocabulary: Vocabul
     assert not enforced.accepts([*spelled, *vocabulary.encode(call.removeprefix(marker))])
 
 
-def test_a_call_without_its_outer_tags_is_enforced(vocabulary: Vocabulary) -> None:
+def test_calls_are_enforced_wherever_they_are_read(vocabulary: Vocabulary) -> None:
+    """Qwen's without their outer tags, Llama's on any line and behind its tag."""
     enforced = Enforced("qwen_coder", vocabulary, [STRICT, NOW], AUTO)
     for call, is_good in ((GOOD, True), (BAD[0], False)):
         inner = written("qwen_coder", call).removeprefix("<tool_call>\n")
         assert enforced.accepts("I look.\n" + inner.removesuffix("\n</tool_call>")) is is_good
-
-
-def test_llama_calls_are_enforced_wherever_they_are_read(vocabulary: Vocabulary) -> None:
     enforced = Enforced("llama3", vocabulary, [STRICT, NOW], AUTO)
     bad, good = written("llama3", BAD[0]), written("llama3", GOOD)
     for before in ("\n", "I look.\n ", "<|python_tag|>", "I look. <|python_tag|>"):
@@ -166,9 +211,7 @@ def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
 
 @each_case("keyword", ["pattern", "minLength"])
 @each_case("name", ["qwen_coder", "glm", "gemma_4", "dsml", "minimax", "seed"])
-def test_what_tags_cannot_hold_a_text_to_is_refused_by_name(
-    name: str, keyword: str, vocabulary: Vocabulary
-) -> None:
+def test_what_tags_cannot_hold_is_refused(name: str, keyword: str, vocabulary: Vocabulary) -> None:
     held = tool("f", {"a": {"type": "string", keyword: 3 if keyword == "minLength" else "^x"}})
     with pytest.raises(UnsupportedSchemaError, match=keyword) as caught:
         Enforced(name, vocabulary, [held], REQUIRED)
@@ -198,13 +241,6 @@ def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) ->
         assert enforced.accepts(answer) is is_accepted, arguments
 
 
-@each_case("keyword", ["required", "properties"])
-def test_a_schema_that_is_none_is_refused(keyword: str, vocabulary: Vocabulary) -> None:
-    broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
-    with pytest.raises(UnsupportedSchemaError, match="properties an object"):
-        Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
-
-
 @each_case("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
 def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> None:
     properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
@@ -217,7 +253,11 @@ def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> 
 
 
 @each_case("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
-def test_keys_that_no_tag_can_hold(key: str, vocabulary: Vocabulary) -> None:
+def test_keys_that_no_tag_can_hold_and_what_is_no_schema(key: str, vocabulary: Vocabulary) -> None:
+    for keyword in ("required", "properties"):
+        broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
+        with pytest.raises(UnsupportedSchemaError, match="properties an object"):
+            Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
     with pytest.raises(UnsupportedSchemaError):
         Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
     loose = Enforced("qwen_coder", vocabulary, [tool("f", {key: {}})], REQUIRED)

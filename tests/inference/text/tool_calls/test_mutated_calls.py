@@ -13,12 +13,11 @@ import re
 import pytest
 
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import merged, parts_of, read, tool
-from tests.inference.text.tool_calls.formats import FORMATS, WRITINGS, Call, written
+from tests.inference.text.tool_calls import calls
 from tests.time_limit import LIMIT_S
 
 TOOLS = [
-    tool(
+    calls.tool(
         "run",
         {
             "command": {"type": "string"},
@@ -30,9 +29,9 @@ TOOLS = [
         },
         required=["command"],
     ),
-    tool("note", {"name": {"type": "string"}, "id": {"type": "integer"}}),
+    calls.tool("note", {"name": {"type": "string"}, "id": {"type": "integer"}}),
 ]
-CALLS: list[Call] = [
+CALLS: list[calls.Call] = [
     ("run", {"command": "rm -rf build", "cwd": "/srv"}),
     ("run", {"command": "echo \"a\" > 'x'\n# {1: [2]}", "timeout": 30, "login": True}),
     ("run", {"command": "make", "env": {"A": "1", "B": {"c": [1, 2.5]}}, "tags": ["x", "y, z"]}),
@@ -74,19 +73,21 @@ def words(text: str) -> set[str]:
 
 
 @pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY))
-@each_case("name", WRITINGS)
+@each_case("name", calls.WRITINGS)
 def test_a_changed_call_loses_nothing(name: str) -> None:
     chooser = random.Random(f"{name} {MANY}{SEED}")
-    tool_format = FORMATS[name.removesuffix("_python")]
-    for _ in range(max(1, MANY // len(WRITINGS))):
+    tool_format = calls.FORMATS[name.removesuffix("_python")]
+    for _ in range(max(1, MANY // len(calls.WRITINGS))):
         call = chooser.choice(CALLS)
-        whole = written(name, call)
+        whole = calls.written(name, call)
         text = mutated(whole, chooser)
-        answer = read(tool_format, text, TOOLS)
+        answer = calls.read(tool_format, text, TOOLS)
         cut = chooser.randrange(len(text) + 1)
-        assert merged(parts_of(tool_format, [text[:cut], text[cut:]], TOOLS)) == answer, text
+        assert (
+            calls.merged(calls.parts_of(tool_format, [text[:cut], text[cut:]], TOOLS)) == answer
+        ), text
         if all(isinstance(one, str) for one in answer):
             assert "".join(map(str, answer)) == text
         else:
-            arguments = words(str(call)) - {"true", *words(written(name, ("", {})))}
+            arguments = words(str(call)) - {"true", *words(calls.written(name, ("", {})))}
             assert arguments & words(text) <= words(str(answer)), f"{text}\n{answer}"

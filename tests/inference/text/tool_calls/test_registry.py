@@ -1,8 +1,16 @@
-"""The tool-call format of a model, inferred from its template."""
+"""The tool-call format of a model, inferred from its template; and text to the value that a schema
+asks for."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from inference.text.tool_calls import find_tool_format
+from inference.text.tool_calls.argument_values import as_json, is_text
 from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
 
@@ -43,36 +51,105 @@ ALL = [*TEMPLATES.items(), *(("llama3", TOOLS + prompt) for prompt in GEMMA_3)]
 
 
 @each_case(("name", "template"), ALL)
-def test_a_template_shows_its_format(
-    name: str, template: str, vocabularies: dict[str, Vocabulary]
-) -> None:
+def test_templates_show_it(name: str, template: str, vocabularies: dict[str, Vocabulary]) -> None:
     found = find_tool_format(template, vocabularies["spelled"].text)
-    assert found is not None
-    assert found.name == name
+    assert found is not None and found.name == name
 
 
-@each_case("template", [None, "{{ messages[0].content }}"])
-def test_other_formats_are_not_guessed(
-    template: str | None, vocabularies: dict[str, Vocabulary]
-) -> None:
-    for vocabulary in vocabularies.values():
-        assert find_tool_format(template, vocabulary.text) is None
-
-
-def test_a_tokenizer_shows_what_its_template_does_not(
+def test_a_tokenizer_shows_the_rest(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
-    assert find_tool_format(TOOLS, vocabularies["spelled"].text) is None
-    found = find_tool_format(TOOLS, vocabularies["special"].text)
-    assert found is not None
-    assert found.name == "mistral"
-
-
-def test_only_special_markers_need_to_be_shown(vocabularies: dict[str, Vocabulary]) -> None:
-    found = find_tool_format(TEMPLATES["hermes"], vocabularies["special"].text)
-    assert found is not None
     special = vocabularies["special"]
+    for vocabulary in vocabularies.values():
+        for template in (None, "{{ messages[0].content }}"):
+            assert find_tool_format(template, vocabulary.text) is None
+    assert find_tool_format(TOOLS, vocabularies["spelled"].text) is None
+    found = find_tool_format(TOOLS, special.text)
+    assert found is not None and found.name == "mistral"
+    found = find_tool_format(TEMPLATES["hermes"], special.text)
+    assert found is not None
     markers = special.encode("<tool_call></tool_call>")
-    assert found.shown_token_ids(special.text) == frozenset(markers)
+    assert found.shown_token_ids(special.text) == frozenset(markers), "only special ones"
     assert found.shown_token_ids(vocabularies["added"].text) == frozenset()
     assert found.shown_token_ids(vocabularies["spelled"].text) == frozenset()
+
+
+INTEGER = {"type": "integer"}
+ROOT = {
+    "$defs": {"Count": INTEGER, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, INTEGER]}},
+    "properties": {"a/b": {"type": "boolean"}},
+}
+
+CASES: list[tuple[Any, str, Any]] = [
+    (INTEGER, "3", 3),
+    (INTEGER, " -3\n", -3),
+    (INTEGER, "3.0", 3),
+    (INTEGER, "3.5", "3.5"),
+    (INTEGER, "007", "007"),
+    (INTEGER, "9" * 500, "9" * 500),
+    ({"type": "number"}, "2.50", 2.5),
+    ({"type": "number"}, "1e3", 1000.0),
+    ({"type": "number"}, "NaN", "NaN"),
+    ({"type": "boolean"}, "True", True),
+    ({"type": "boolean"}, "yes", "yes"),
+    ({"type": "null"}, "None", None),
+    ({"type": "string"}, "3", "3"),
+    ({"type": "string"}, " null ", " null "),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": ["string", "integer"]}, "3", 3),
+    ({"type": ["integer", "null"]}, "x", "x"),
+    ({"type": "string", "nullable": True}, "null", None),
+    ({"anyOf": [INTEGER, {"type": "null"}]}, "null", None),
+    ({"oneOf": [{"type": "boolean"}, {"type": "string"}]}, "false", False),
+    ({"allOf": [{"$ref": "#/$defs/Count"}], "description": "how many"}, "3", 3),
+    ({"type": "array", "items": INTEGER}, "[1, 2]", [1, 2]),
+    ({"items": INTEGER}, "[1, 2]", [1, 2]),
+    ({"type": "array"}, "('a', None)", "('a', None)"),
+    ({"type": "array"}, "1, 2", "1, 2"),
+    ({"type": "object"}, '{"a": 1}', {"a": 1}),
+    ({"properties": {}}, "{'a': None}", {"a": None}),
+    ({"type": "object"}, "[1]", "[1]"),
+    ({"type": "object"}, "[" * 100_000, "[" * 100_000),
+    ({"type": "object"}, '{"a": NaN}', '{"a": NaN}'),
+    ({"enum": ["1", 2, None]}, "1", "1"),
+    ({"enum": ["1", 2, None]}, "2", 2),
+    ({"enum": ["1", 2, None]}, "null", None),
+    ({"type": "string", "enum": ["a", "b"]}, "c", "c"),
+    ({"const": True}, "true", True),
+    ({"$ref": "#/$defs/Count"}, "3", 3),
+    ({"$ref": "#/properties/a~1b"}, "true", True),
+    ({"$ref": "#/nowhere"}, "3", "3"),
+    ({"$ref": "https://example.org/schema"}, "3", "3"),
+    ({"$ref": "#/$defs/Loop"}, "3", 3),
+    ({}, "3", 3),
+    (True, "text", "text"),
+    (None, "3", "3"),
+    ({"type": 7}, "x", "x"),
+    ({"enum": 7, "anyOf": 7}, "[1]", [1]),
+]
+
+
+@each_case(("schema", "text", "value"), CASES)
+def test_a_value_follows_its_schema(schema: Any, text: str, value: Any) -> None:
+    found = json.loads(as_json(text, schema, ROOT))
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_what_stays_text_whatever_it_holds() -> None:
+    any_of = {"anyOf": [{"type": "string"}, {"const": "x"}]}
+    for schema in ({"type": "string"}, {"enum": ["a"]}, any_of, None):
+        assert is_text(schema, ROOT)
+    nullable = {"type": "string", "nullable": True}
+    for schema in ({"type": ["string", "null"]}, nullable, INTEGER, {}):
+        assert not is_text(schema, ROOT)
+
+
+TYPES = ["null", "integer", "number", "boolean", "object", "array", "string"]
+
+
+@given(text=st.text() | st.text("[]{}'\"0123.e-nul:, "), types=st.lists(st.sampled_from(TYPES)))
+def test_every_text_becomes_some_value(text: str, types: list[str]) -> None:
+    value = json.loads(as_json(text, {"type": types}, {}))
+    if types == ["string"]:
+        assert value == text

@@ -1,4 +1,5 @@
-"""Anthropic's dialect against its own SDK's types, and whatever way an answer is cut."""
+"""Anthropic's dialect against its own SDK's types, and a client's cache marks, as its upstream of
+that dialect is sent them."""
 
 from __future__ import annotations
 
@@ -14,21 +15,16 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from hypothesis import given
-from hypothesis import strategies as st
 
-from inference.protocol.events import (
-    Event,
-    Failure,
-)
-from inference.protocol.generation import (
-    ChatInput,
-)
-from inference.wire.anthropic import errors as anthropic_errors
+from inference.protocol.generation import ChatInput
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import page_of
-from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.errors import ApiError
+from inference.wire.upstream.messages_request import body_of as upstream_body
+from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
-from tests.inference.wire.answers import MADE, Part, body_of, events_of, folded, parts, randoms
+from tests.inference.gateway.upstreams.forwarding import RED_PIXELS
+from tests.inference.wire.answers import MADE, Part, body_of, events_of, randoms
 
 NESTED = anthropic_messages.NESTED_FIELDS
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -90,7 +86,7 @@ def test_every_tool_of_a_server_is_refused_by_its_type(params: Any) -> None:
         assert refused.value.param == "tools[0].type"
 
 
-def test_a_count_renders_what_the_message_would() -> None:
+def test_a_count_renders_what_the_message_would_and_generates_nothing() -> None:
     options: dict[str, Any] = {
         "system": "Be brief.",
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
@@ -101,88 +97,29 @@ def test_a_count_renders_what_the_message_would() -> None:
     body = orjson.dumps({"model": "m", "messages": MESSAGES, **options})
     counted = anthropic_messages.parse_count(body)
     assert counted.input == parse(**options).generation.input
+    for name in ("max_tokens", "stream", "temperature", "stop_sequences"):
+        with pytest.raises(ApiError, match=name):
+            anthropic_messages.parse_count(orjson.dumps({"messages": MESSAGES, name: 1}))
 
 
-@each_case("name", ["max_tokens", "stream", "temperature", "stop_sequences"])
-def test_a_count_has_nothing_to_generate(name: str) -> None:
-    body = {"model": "m", "messages": MESSAGES, name: 1}
-    with pytest.raises(ApiError, match=name):
-        anthropic_messages.parse_count(orjson.dumps(body))
+def test_a_page_says_whether_more_follow() -> None:
+    for num_objects in (0, 2, 3):
+        page = page_of([{"id": str(number)} for number in range(num_objects)], 2)
+        assert [one["id"] for one in page["data"]] == ["0", "1"][:num_objects]
+        assert page["has_more"] is (num_objects > 2)
 
 
-THINKING = [{}, {"thinking": {"type": "adaptive"}}]
-OMITTED = {"thinking": {"type": "adaptive", "display": "omitted"}}
-
-
-@pytest.mark.parametrize("thinking", [*THINKING, OMITTED], ids=["hidden", "shown", "omitted"])
-@given(answer=parts(st.text(min_size=1, max_size=20), min_size=1), random=randoms)
-def test_streams_and_bodies_agree_however_they_are_cut(
-    thinking: dict[str, Any], answer: list[Part], random: Random
-) -> None:
-    request = parse(**thinking)
-    one, other = events_of(answer, random), events_of(answer, random)
-    whole = _body(request, one)
-    assert whole == _body(request, other)
-    assert _folded(request, one) == _folded(request, other) == whole
-
-
-def _body(request: anthropic_messages.MessagesRequest, events: list[Event]) -> Any:
-    return body_of(request.body_encoder(**MADE), events)
-
-
-def _folded(request: anthropic_messages.MessagesRequest, events: list[Event]) -> Any:
-    """What a client that follows the documentation makes of the stream."""
-    frames = folded(request.stream_encoder(**MADE), events).decode().split("\n\n")
-    assert frames.pop() == ""
-    message: dict[str, Any] = {}
-    names = []
-    for frame in frames:
-        head, data = frame.split("\n", 1)
-        payload = json.loads(data.removeprefix("data: "))
-        assert head == f"event: {payload['type']}"
-        names.append(payload["type"])
-        _fold(message, payload)
-    assert names[:2] == ["message_start", "ping"]
-    assert names[-2:] == ["message_delta", "message_stop"]
-    assert names.count("content_block_start") == names.count("content_block_stop")
-    for block in message["content"]:
-        if block["type"] == "tool_use":
-            block["input"] = json.loads(block.pop("json"))
-    return message
-
-
-def _fold(message: dict[str, Any], payload: dict[str, Any]) -> None:
-    match payload["type"]:
-        case "message_start":
-            message.update(payload["message"])
-        case "content_block_start":
-            assert payload["index"] == len(message["content"])
-            message["content"].append(payload["content_block"])
-        case "content_block_delta":
-            block, delta = message["content"][payload["index"]], payload["delta"]
-            key = {"partial_json": "json"}
-            for name, value in delta.items():
-                if name != "type":
-                    name = key.get(name, name)
-                    block[name] = block.get(name, "") + value
-        case "message_delta":
-            message.update(payload["delta"])
-            message["usage"] = payload["usage"]
-
-
-def test_equal_thoughts_have_equal_signatures_and_others_others() -> None:
-    def signature(text: str) -> str:
-        body = _body(parse(**THINKING[1]), events_of([("thought", text)]))
-        signed: str = body["content"][0]["signature"]
-        return signed
-
-    assert signature("a") == signature("a") != signature("b")
+def answered(answer: list[Part], random: Random | None = None) -> Any:
+    request = parse(thinking={"type": "adaptive"})
+    return body_of(request.body_encoder(**MADE), events_of(answer, random))
 
 
 @given(random=randoms)
 def test_an_answer_can_be_sent_back_as_it_came(random: Random) -> None:
     answer = [("thought", "hm"), ("text", "Let me see."), ("call", "x")]
-    body = _body(parse(**THINKING[1]), events_of(answer, random))
+    body = answered(answer, random)
+    signed, other = (answered([("thought", text)])["content"][0] for text in ("hm", "so"))
+    assert body["content"][0] == signed and signed["signature"] != other["signature"]
     result = {"type": "tool_result", "tool_use_id": body["content"][-1]["id"], "content": "ok"}
     history = [
         *MESSAGES,
@@ -191,32 +128,71 @@ def test_an_answer_can_be_sent_back_as_it_came(random: Random) -> None:
     ]
     chat = parse(messages=history).generation.input
     assert isinstance(chat, ChatInput)
-    _, answered, tool_result = chat.messages
-    assert (answered.reasoning, answered.content) == ("hm", "Let me see.")
-    assert answered.tool_calls[0].arguments == '{"a":"x"}'
-    assert tool_result.tool_call_id == answered.tool_calls[0].id
+    _, said, tool_result = chat.messages
+    assert (said.reasoning, said.content) == ("hm", "Let me see.")
+    assert said.tool_calls[0].arguments == '{"a":"x"}'
+    assert tool_result.tool_call_id == said.tool_calls[0].id
 
 
-@each_case(
-    ("code", "type_", "status"),
-    [
-        ("queue_full", "overloaded_error", 503),
-        ("engine_error", "api_error", 500),
-        ("template_render_failed", "invalid_request_error", 422),
-        ("model_not_found", "not_found_error", 404),
-    ],
-)
-def test_errors_have_the_word_for_their_status(code: str, type_: str, status: int) -> None:
-    error = RequestFailedError(Failure(code=code, message="No."))
-    payload = json.loads(anthropic_errors.error_body(error, request_id="r"))
-    assert error.status == status
-    assert payload["type"] == "error" and payload["request_id"] == "r"
-    assert payload["error"]["type"] == type_
-    assert payload["error"]["details"] == {"error_code": code, "param": None}
+MARK = {"cache_control": {"type": "ephemeral"}}
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
+HI = {"role": "user", "content": "hi"}
 
 
-@each_case("num_objects", [0, 2, 3])
-def test_a_page_says_whether_more_follow(num_objects: int) -> None:
-    page = page_of([{"id": str(number)} for number in range(num_objects)], 2)
-    assert [one["id"] for one in page["data"]] == ["0", "1"][:num_objects]
-    assert page["has_more"] is (num_objects > 2)
+def text(text: str, mark: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"type": "text", "text": text, **(mark or {})}
+
+
+def sent(**fields: Any) -> dict[str, Any]:
+    body = {"model": "far", "max_tokens": 5, "messages": [HI], **fields}
+    generation: Any = anthropic_messages.parse(json.dumps(body).encode()).generation
+    images = {image.digest: image for image in generation.input.images}
+    found: dict[str, Any] = json.loads(upstream_body(generation, Sending(model="m", images=images)))
+    return found
+
+
+def test_marks_stand_where_the_client_set_them() -> None:
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}, **MARK}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "rain", **HOUR}
+    source = {"type": "base64", "media_type": "image/png", "data": RED_PIXELS.partition(",")[2]}
+    image = {"type": "image", "source": source, **MARK}
+    turns = [
+        {"role": "user", "content": [text("a"), text("b", MARK), text("c")]},
+        {"role": "assistant", "content": [text("so"), call]},
+        {"role": "user", "content": [result, text("d", MARK)]},
+        {"role": "assistant", "content": "Hm."},
+        {"role": "user", "content": [text("e"), image]},
+    ]
+    body = sent(
+        messages=turns,
+        system=[text("long", HOUR), text("today")],
+        tools=[TOOL, {**TOOL, "name": "g", **MARK}],
+    )
+    assert body["system"] == [text("long", HOUR), text("today")]
+    first, second, third, _, last = (turn["content"] for turn in body["messages"])
+    assert first == [text("a\nb", MARK), text("c")]
+    mark, hour = MARK["cache_control"], HOUR["cache_control"]
+    for marked, expected in (
+        (body["tools"], [None, mark]),
+        (second, [None, mark]),
+        (third, [hour, mark]),
+        (last, [None, mark]),
+    ):
+        assert [block.get("cache_control") for block in marked] == expected
+
+
+def test_turns_without_marks_are_sent_as_before() -> None:
+    body = sent(system=[text("a"), text("b")], tools=[TOOL])
+    assert body["system"] == "a\nb"
+    assert "cache_control" not in json.dumps(body)
+    assert sent(**MARK)["cache_control"] == MARK["cache_control"]
+
+
+def test_white_space_and_the_start_of_an_answer_have_no_mark() -> None:
+    for last in ("", "  "):
+        body = sent(messages=[{"role": "user", "content": [text("a", MARK), text(last, MARK)]}])
+        for block in body["messages"][0]["content"]:
+            assert block["text"].strip() or "cache_control" not in block
+    body = sent(messages=[HI, {"role": "assistant", "content": [text("It is", MARK)]}])
+    assert body["messages"][-1]["content"] == [text("It is")]

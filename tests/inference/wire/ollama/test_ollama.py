@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
-from inference.protocol.events import (
-    ChoiceFinished,
-    Event,
-    Failure,
-    Finished,
-    ToolCallDelta,
-    ToolCallStarted,
-    Usage,
-)
-from inference.protocol.generation import ChatInput
+from inference.protocol import events as protocol
 from inference.wire.common.fields import Field
 from inference.wire.common.model_card import ModelCard, ModelLocation
 from inference.wire.errors import ApiError, RequestFailedError
@@ -34,15 +22,7 @@ from inference.wire.ollama.chat import MESSAGE_FIELDS
 from inference.wire.ollama.fields import OPTION_FIELDS
 from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
-from tests.inference.wire.answers import (
-    MADE,
-    Part,
-    body_of,
-    events_of,
-    folded,
-    parts,
-    randoms,
-)
+from tests.inference.wire.answers import MADE, body_of, events_of
 from tests.inference.wire.golden import cases
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -74,25 +54,6 @@ class Clock:
         return self.now_s
 
 
-@given(answer=parts(st.text("ab\n🙂", max_size=4)), random=randoms)
-def test_lines_add_up_to_the_body(answer: list[Part], random: Random) -> None:
-    request = ollama_chat.parse(json.dumps(ASK).encode())
-    events = events_of(answer, random)
-    stream = folded(request.stream_encoder(**MADE), events)
-    body = body_of(request.body_encoder(**MADE), events)
-    *lines, last = [json.loads(line) for line in stream.splitlines()]
-    assert not any(line["done"] for line in lines)
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for line in lines:
-        message["content"] += line["message"]["content"]
-        if thinking := line["message"].get("thinking"):
-            message["thinking"] = message.get("thinking", "") + thinking
-        if calls := line["message"].get("tool_calls"):
-            message.setdefault("tool_calls", []).extend(calls)
-    assert body["message"] == message
-    assert {**body, "message": last["message"]} == last
-
-
 @each_case("case", cases("ollama_chat", "ollama_generate"), ids=str)
 def test_the_sdk_reads_every_answer(case: Any) -> None:
     if not case.is_answered:
@@ -114,46 +75,37 @@ def test_how_long_each_part_took() -> None:
     assert body["total_duration"] == 13 * second
 
 
-@each_case(
-    ("think", "thinking", "effort", "shown"),
-    [
-        (None, None, None, True),
-        (True, True, None, True),
-        (False, False, None, False),
-        ("high", True, "high", True),
-    ],
-)
-def test_thinking(think: Any, thinking: bool | None, effort: str | None, shown: bool) -> None:
-    chat = ollama_chat.parse(json.dumps({**ASK, "think": think}).encode()).generation.input
-    assert isinstance(chat, ChatInput)
-    assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == (
-        thinking,
-        effort,
-        shown,
-    )
+def test_thinking_and_a_seed_below_zero_is_any() -> None:
+    for think, expected in (
+        (None, (None, None, True)),
+        (True, (True, None, True)),
+        (False, (False, None, False)),
+        ("high", (True, "high", True)),
+    ):
+        chat: Any = ollama_chat.parse(json.dumps({**ASK, "think": think}).encode()).generation.input
+        assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == expected
+    for seed, taken in ((-1, None), (-(2**63), None), (0, 0), (7, 7)):
+        for parse, asked in (
+            (ollama_chat.parse, ASK),
+            (ollama_chat.parse_generate, {"model": "m", "prompt": "Hi"}),
+        ):
+            body = json.dumps({**asked, "options": {"seed": seed}}).encode()
+            assert parse(body).generation.sampling.seed == taken
 
 
-@each_case(
-    ("value", "is_taken"),
-    [
-        *[(value, True) for value in ("5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300")],
-        *[(value, False) for value in (0, "0", "0s", 0.0, "soon", True, [], "")],
-    ],
-)
-def test_how_long_it_stays_loaded_and_unloading_is_the_operators(
-    value: Any, is_taken: bool
-) -> None:
-    body = json.dumps({**ASK, "keep_alive": value}).encode()
-    if is_taken:
-        assert ollama_chat.parse(body)
-        return
-    with pytest.raises(ApiError) as refused:
-        ollama_chat.parse(body)
-    assert refused.value.param == "keep_alive"
+def test_how_long_it_stays_loaded_and_unloading_is_the_operators() -> None:
+    for value in ("5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300"):
+        assert ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
+    for value in (0, "0", "0s", 0.0, "soon", True, [], ""):
+        with pytest.raises(ApiError) as refused:
+            ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
+        assert refused.value.param == "keep_alive", value
 
 
 def test_the_sdk_reads_a_refusal() -> None:
-    failure = Failure(code="context_length_exceeded", message="Too long.", param="max_tokens")
+    failure = protocol.Failure(
+        code="context_length_exceeded", message="Too long.", param="max_tokens"
+    )
     body = ollama_errors.error_body(RequestFailedError(failure), request_id="r")
     assert json.loads(body)["param"] == "options.num_predict"
     error = ResponseError(body.decode(), 400)
@@ -192,21 +144,8 @@ def test_what_a_model_is() -> None:
         ollama_models.parse_show(b"{}")
 
 
-AWAY = OfferedModel(
-    card=ModelCard(
-        id="far",
-        created_unix_s=0,
-        description="",
-        aliases=(),
-        status="unloaded",
-        locations=(),
-        feasible_on=(),
-        context_tokens=None,
-    ),
-    spec_digest="",
-)
-
-
+GONE = replace(CARD, status="unloaded", locations=(), context_tokens=None, capabilities=None)
+AWAY = OfferedModel(card=GONE, spec_digest="")
 DETAILS = {
     **dict.fromkeys(("parent_model", "format", "family", "parameter_size"), str),
     "quantization_level": str,
@@ -266,22 +205,14 @@ def test_every_field_has_ollamas_type_whatever_is_known(offered: OfferedModel) -
 
 def test_arguments_that_are_no_object_are_text() -> None:
     for arguments in ("[1]", "null", '"a"', '{"a": '):
-        events: list[Event] = [
-            ToolCallStarted(request_id="r", call_id="c", name="f", call_index=0),
-            ToolCallDelta(request_id="r", arguments=arguments, call_index=0),
-            ChoiceFinished(request_id="r", reason="length"),
-            Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=1)),
+        events: list[protocol.Event] = [
+            protocol.ToolCallStarted(request_id="r", call_id="c", name="f", call_index=0),
+            protocol.ToolCallDelta(request_id="r", arguments=arguments, call_index=0),
+            protocol.ChoiceFinished(request_id="r", reason="length"),
+            protocol.Finished(
+                request_id="r", usage=protocol.Usage(prompt_tokens=1, completion_tokens=1)
+            ),
         ]
         request = ollama_chat.parse(json.dumps(ASK).encode())
         message = body_of(request.body_encoder(**MADE), events)["message"]
         assert message == {"role": "assistant", "content": f"f{arguments}"}
-
-
-@each_case(("seed", "taken"), [(-1, None), (-(2**63), None), (0, 0), (7, 7)])
-def test_a_seed_below_zero_is_any(seed: int, taken: int | None) -> None:
-    seeded = {"model": "m", "prompt": "Hi", "options": {"seed": seed}}
-    for parse, body in (
-        (ollama_chat.parse, ASK | {"options": {"seed": seed}}),
-        (ollama_chat.parse_generate, seeded),
-    ):
-        assert parse(json.dumps(body).encode()).generation.sampling.seed == taken

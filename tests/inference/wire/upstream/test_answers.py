@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.gateway.request.answer_check import AnswerCheck
-from inference.protocol.events import (
-    Accepted,
-    Delta,
-    Event,
-    Finished,
-    ToolCallStarted,
-    Usage,
-)
+from inference.protocol.events import Accepted, Delta, Event, Finished, ToolCallStarted, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
@@ -201,34 +194,16 @@ def test_usage_is_of_the_prompt_with_what_the_cache_gave_and_took() -> None:
     assert found.usage == bounded
 
 
-@each_case("start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}])
-def test_a_prompt_that_cannot_be_is_the_estimate(start: dict[str, Any]) -> None:
-    events = read(MessagesEvents, message_start(**start), message_end("end_turn"), STOP)
-    assert events[0] == Accepted(request_id="r", prompt_tokens=3)
-
-
-@each_case(
-    ("given", "reason"),
-    [
-        ("end_turn", "stop"),
-        ("max_tokens", "length"),
-        ("stop_sequence", "stop"),
-        ("model_context_window_exceeded", "context"),
-        ("tool_use", "stop"),
-    ],
-)
-def test_why_a_message_ended(given: str, reason: str) -> None:
-    end = message_end(given, stop_sequence="END" if given == "stop_sequence" else None)
-    found = content_of(read(MessagesEvents, message_start(), end, STOP))
-    assert (found.reason, found.stop_sequence) == (reason, end["delta"]["stop_sequence"])
-
-
-@each_case(("last", "reason"), [({"done_reason": "length"}, "length"), ({}, "stop")])
-def test_why_an_answer_of_lines_ended(last: dict[str, Any], reason: str) -> None:
-    assert content_of(read(OllamaEvents, line("a"), line(done=True, **last))).reason == reason
-
-
-def test_what_is_unknown_in_a_message_is_skipped() -> None:
+def test_why_it_ended_and_what_is_unknown_is_skipped() -> None:
+    for named, reason in (
+        *(("end_turn", "stop"), ("max_tokens", "length"), ("stop_sequence", "stop")),
+        *(("model_context_window_exceeded", "context"), ("tool_use", "stop")),
+    ):
+        end = message_end(named, stop_sequence="END" if named == "stop_sequence" else None)
+        found = content_of(read(MessagesEvents, message_start(), end, STOP))
+        assert (found.reason, found.stop_sequence) == (reason, end["delta"]["stop_sequence"])
+    for last, reason in (({"done_reason": "length"}, "length"), ({}, "stop")):
+        assert content_of(read(OllamaEvents, line("a"), line(done=True, **last))).reason == reason
     events = read(
         MessagesEvents,
         message_start(),
@@ -274,18 +249,15 @@ def test_what_is_no_answer_is_a_fault(reader_of: Any, frames: list[Any]) -> None
         read(reader_of, *frames)
 
 
-@each_case(
-    ("reader_of", "frames"),
-    [
-        (ChatEvents, [{"error": {"message": "no"}}]),
-        (MessagesEvents, [message_start(), {"type": "error", "error": {"type": "x"}}]),
-        (MessagesEvents, [message_start(), {"error": "no"}]),
-        (OllamaEvents, [line("a"), {"error": "boom"}]),
-    ],
-)
-def test_an_error_object_is_not_an_answer(reader_of: Any, frames: list[Any]) -> None:
-    with pytest.raises(UpstreamErrorObject):
-        read(reader_of, *frames)
+def test_an_error_object_is_not_an_answer() -> None:
+    for reader_of, *frames in (
+        (ChatEvents, {"error": {"message": "no"}}),
+        (MessagesEvents, message_start(), {"type": "error", "error": {"type": "x"}}),
+        (MessagesEvents, message_start(), {"error": "no"}),
+        (OllamaEvents, line("a"), {"error": "boom"}),
+    ):
+        with pytest.raises(UpstreamErrorObject):
+            read(reader_of, *frames)
 
 
 CHAT_WORDS = ["choices", "delta", "index", "usage", "content", "tool_calls"]
@@ -338,7 +310,10 @@ def test_an_estimate_is_within_what_may_be(pieces: list[str], most: int) -> None
     assert sum(getattr(event, "num_tokens", 0) for event in found) == last.usage.completion_tokens
 
 
-def test_tokens_that_are_not_counted_are_estimated() -> None:
+def test_tokens_that_are_not_counted_or_cannot_be_are_estimated() -> None:
+    for start in ({"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}):
+        events = read(MessagesEvents, message_start(**start), message_end("end_turn"), STOP)
+        assert events[0] == Accepted(request_id="r", prompt_tokens=3)
     end = message_end("end_turn")
     del end["usage"]
     found = read(MessagesEvents, message_start(), *TEXT, end, STOP)
@@ -363,22 +338,22 @@ def with_logprob(**changes: Any) -> Any:
         (OllamaEvents, [line("a", logprobs=[ENTRY]), DONE]),
     ],
 )
-def test_log_probabilities_are_kept_where_they_are_asked_for(
-    reader_of: Any, frames: list[Any]
-) -> None:
+def test_log_probabilities_that_are_asked_for(reader_of: Any, frames: list[Any]) -> None:
     found = read(partial(reader_of, wants_logprobs=True), *frames)
     (delta,) = [event for event in found if isinstance(event, Delta)]
     unasked = [event for event in read(reader_of, *frames) if isinstance(event, Delta)]
     assert [event.logprobs for event in unasked] == [None]
     assert delta.logprobs is not None
     assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
-    (delta,) = [event for event in read(reader_of, *frames) if isinstance(event, Delta)]
-    assert delta.logprobs is None
 
 
-@each_case("wrong", [{"logprob": 2.0}, {"bytes": [256]}, {"token": 7}])
-def test_other_log_probabilities_are_a_fault(wrong: dict[str, Any]) -> None:
+@each_case(
+    "frame",
+    [
+        *(with_logprob(**wrong) for wrong in ({"logprob": 2.0}, {"bytes": [256]}, {"token": 7})),
+        chunk({"content": "a"}, logprobs=[1]),
+    ],
+)
+def test_other_log_probabilities_are_a_fault(frame: Any) -> None:
     with pytest.raises(UpstreamFaultError):
-        read(partial(ChatEvents, wants_logprobs=True), with_logprob(**wrong))
-    with pytest.raises(UpstreamFaultError):
-        read(partial(ChatEvents, wants_logprobs=True), chunk({"content": "a"}, logprobs=[1]))
+        read(partial(ChatEvents, wants_logprobs=True), frame)

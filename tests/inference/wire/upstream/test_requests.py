@@ -34,16 +34,17 @@ from inference.wire.upstream.dialects import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
+from tests.inference.image_files import base64_of, png
 from tests.inference.wire.answers import events_read
 from tests.inference.wire.golden import Case, cases
 
 TURNS = [{"role": "user", "content": "hi"}]
-PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAJ0lEQVR42u3NsQkAAA"
-    "jAsP7/tF7hIASyp6lTCQQCgUAgEAgEgi/BAjLD/C5w/SM9AAAAAElFTkSuQmCC"
-)
+PNG = base64_of(png(32, 32))
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = {"tools": [{"type": "function", "function": {**TOOL, "strict": True}}]}
+TOOLS_OF_ANTHROPIC: dict[str, Any] = {
+    "tools": [{"name": "f", "input_schema": TOOL["parameters"], "strict": True}]
+}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
 NAMED = {"name": "answer", "schema": {"type": "object"}, "strict": True}
 STRICT = {"type": "json_schema", "json_schema": NAMED}
@@ -77,7 +78,6 @@ def turn_sent(dialect: str, turn: ChatMessage) -> dict[str, Any]:
 
 @each_case("case", cases("anthropic_messages", "ollama_chat"), ids=str)
 def test_what_came_in_its_dialect_is_sent_as_it_came(case: Case) -> None:
-    """The upstream gets a body that means the same, as our own reading of it shows."""
     is_ollamas = case.dialect == "ollama_chat"
     read = ollama_chat.parse if is_ollamas else anthropic_messages.parse
     try:
@@ -139,7 +139,7 @@ def test_turns_of_other_dialects_as_anthropics() -> None:
         {"type": "tool_result", "tool_use_id": "c2"},
         {"type": "text", "text": "so?"},
     ]
-    assert body["tools"] == [{"name": "f", "input_schema": TOOL["parameters"], "strict": True}]
+    assert body["tools"] == TOOLS_OF_ANTHROPIC["tools"]
     assert body["tool_choice"] == {"type": "auto"}
     assert body["max_tokens"] == FALLBACK_MAX_TOKENS
 
@@ -170,29 +170,16 @@ def test_turns_of_openais_dialect_are_sent_as_they_came() -> None:
         body = openai_sent(OPENAI, messages=[seen, *CHAT], **TOOLS, **choice)
         assert body["messages"] == [seen, *CHAT]
         assert {name: body[name] for name in ("tools", *choice)} == TOOLS | choice
+    assert "parallel_tool_calls" not in openai_sent(OPENAI, **TOOLS)
     assert openai_sent(OPENAI, response_format=STRICT)["response_format"] == STRICT
-
-
-def test_the_start_of_an_answer_is_continued() -> None:
-    start = {"role": "assistant", "content": "So"}
+    start = {"role": "assistant", "content": "So"}  # it is continued
     body = anthropic_sent(OPENAI, messages=[*TURNS, start])
-    assert body["messages"][-1] == start
-    assert body["continue_final_message"] is True
-
-
-def test_prompts_are_never_cut_and_get_the_catalogues_context() -> None:
-    request = parse(json.dumps({"model": "far", "messages": TURNS}).encode()).generation
-    body = sent(OLLAMA, request, max_tokens=9, context_tokens=32_768)
-    assert (body["truncate"], body["shift"]) == (False, False)
-    assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
+    assert (body["messages"][-1], body["continue_final_message"]) == (start, True)
 
 
 def test_a_prompt_without_turns_is_completed_or_refused() -> None:
-    once, two, ids = (
-        TextInput(texts=["Once"]),
-        TextInput(texts=["a", "b"]),
-        TokensInput(prompts=[[1]]),
-    )
+    once, two = TextInput(texts=["Once"]), TextInput(texts=["a", "b"])
+    ids = TokensInput(prompts=[[1]])
     for dialect, given, path, prompt in (
         (OPENAI, two, "/completions", ["a", "b"]),
         (OPENAI, ids, "/completions", [[1]]),
@@ -201,10 +188,8 @@ def test_a_prompt_without_turns_is_completed_or_refused() -> None:
         request = GenerationRequest(model="far", input=given, stop=["."])
         assert exchange_of(dialect, request, Sending(model="m")).path == path
         assert sent(dialect, request)["prompt"] == prompt
-    assert (sent(OLLAMA, request)["raw"], sent(OLLAMA, request)["options"]) == (
-        True,
-        {"stop": ["."]},
-    )
+    body = sent(OLLAMA, request)
+    assert (body["raw"], body["options"]) == (True, {"stop": ["."]})
     shown = SamplingOptions(top_logprobs=1)
     for dialect, given in ((OLLAMA, two), (OLLAMA, ids), (ANTHROPIC, once)):
         with pytest.raises(UnsupportedParameterError):
@@ -214,25 +199,23 @@ def test_a_prompt_without_turns_is_completed_or_refused() -> None:
             sent(dialect, GenerationRequest(model="far", input=once, sampling=shown))
 
 
-@each_case(
-    ("host", "name"),
-    [
-        ("api.openai.com", "max_completion_tokens"),
-        ("x.openai.azure.com", "max_completion_tokens"),
-        ("xapi.openai.com.box", "max_tokens"),
-    ],
-)
-def test_newer_models_have_a_newer_bound(host: str, name: str) -> None:
+def test_the_bound_of_an_answer_and_of_a_prompt() -> None:
+    """Newer models have a newer bound; Ollama cuts no prompt and gets the catalogue's context."""
     request = parse(json.dumps({"model": "far", "messages": TURNS}).encode()).generation
-    body = exchange_of(OPENAI, request, Sending(model="m", host=host, max_tokens=9)).body
-    assert json.loads(body)[name] == 9
-
-
-COUNTED = ChatInput(messages=[ChatMessage(role="user", content="hi")])
+    for host, name in (
+        *((one, "max_completion_tokens") for one in ("api.openai.com", "x.openai.azure.com")),
+        ("xapi.openai.com.box", "max_tokens"),
+    ):
+        body = exchange_of(OPENAI, request, Sending(model="m", host=host, max_tokens=9)).body
+        assert json.loads(body)[name] == 9
+    body = sent(OLLAMA, request, max_tokens=9, context_tokens=32_768)
+    assert (body["truncate"], body["shift"]) == (False, False)
+    assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
 
 
 def test_tokens_are_counted_by_a_prompt_alone() -> None:
-    request = TokenCountRequest(model="far", input=COUNTED)
+    chat = ChatInput(messages=[ChatMessage(role="user", content="hi")])
+    request = TokenCountRequest(model="far", input=chat)
     for dialect, path, answer in (
         (OPENAI, "/tokenize", b'{"count":7}'),
         (ANTHROPIC, "/v1/messages/count_tokens", b'{"input_tokens":7}'),
@@ -247,12 +230,17 @@ def test_tokens_are_counted_by_a_prompt_alone() -> None:
     embedding = EmbeddingRequest(model="far", input=TextInput(texts=["a"]))
     forwarded = [
         [is_forwarded(dialect, one) for dialect in (OPENAI, ANTHROPIC, OLLAMA)]
-        for one in (request, embedding, GenerationRequest(model="far", input=COUNTED))
+        for one in (request, embedding, GenerationRequest(model="far", input=chat))
     ]
     assert forwarded == [[True, True, False], [True, False, True], [True, True, True]]
 
 
-ADAPTIVE = {"type": "adaptive"}
+ADAPTIVE, DISABLED, SUMMARIZED = (
+    {"type": "adaptive"},
+    {"type": "disabled"},
+    {"display": "summarized"},
+)
+HIGH = {"reasoning_effort": "high"}
 NUMBERS = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "seed": 3}
 UNSET = {"presence_penalty": 0, "min_p": 0, "repetition_penalty": 1, "n": 1, "logprobs": False}
 JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
@@ -278,25 +266,33 @@ JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
             {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop": ["x"]},
             {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop_sequences": ["x"]},
         ),
-        (ANTHROPIC, UNSET | {"frequency_penalty": 0.0, "top_k": 0}, {}),
-        (
-            ANTHROPIC,
-            {"reasoning_effort": "high"},
-            {"thinking": ADAPTIVE, "output_config": {"effort": "high"}},
+        *(
+            (ANTHROPIC, TOOLS | choice, TOOLS_OF_ANTHROPIC | {"tool_choice": expected})
+            for choice, expected in (
+                ({"tool_choice": "none"}, {"type": "none"}),
+                ({"tool_choice": "required"}, {"type": "any"}),
+                (
+                    {"parallel_tool_calls": False},
+                    {"type": "auto", "disable_parallel_tool_use": True},
+                ),
+                (
+                    {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+                    {"type": "tool", "name": "f"},
+                ),
+            )
         ),
-        (ANTHROPIC, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}),
+        (ANTHROPIC, UNSET | {"frequency_penalty": 0.0, "top_k": 0}, {}),
+        (ANTHROPIC, HIGH, {"thinking": ADAPTIVE, "output_config": {"effort": "high"}}),
+        (ANTHROPIC, {"reasoning_effort": "none"}, {"thinking": DISABLED}),
         (
             ANTHROPIC,
-            {"reasoning_effort": "low", "include_reasoning": True},
-            {
-                "thinking": {**ADAPTIVE, "display": "summarized"},
-                "output_config": {"effort": "low"},
-            },
+            HIGH | {"include_reasoning": True},
+            {"thinking": ADAPTIVE | SUMMARIZED, "output_config": {"effort": "high"}},
         ),
         (
             ANTHROPIC,
             {"chat_template_kwargs": {"enable_thinking": False}, "response_format": SCHEMA},
-            {"thinking": {"type": "disabled"}, "output_config": {"format": JSON_SCHEMA}},
+            {"thinking": DISABLED, "output_config": {"format": JSON_SCHEMA}},
         ),
         (
             OLLAMA,
@@ -304,11 +300,11 @@ JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
             {"options": NUMBERS | {"repeat_penalty": 1.5, "repeat_last_n": -1, "stop": ["x"]}},
         ),
         *[
-            (OLLAMA, {name: value}, {"options": {name: value, "repeat_last_n": -1}})
-            for name, value in (("presence_penalty", 1.0), ("frequency_penalty", -1.0))
+            (OLLAMA, one, {"options": one | {"repeat_last_n": -1}})
+            for one in ({"presence_penalty": 1.0}, {"frequency_penalty": -1.0})
         ],
         (OLLAMA, {"logprobs": True, "top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
-        (OLLAMA, {"reasoning_effort": "high"}, {"think": "high"}),
+        (OLLAMA, HIGH, {"think": "high"}),
         (OLLAMA, {"reasoning_effort": "none"}, {"think": False}),
         (OLLAMA, {"chat_template_kwargs": {"enable_thinking": True}}, {"think": True}),
         (OLLAMA, {"response_format": {"type": "json_object"}}, {"format": "json"}),
@@ -328,28 +324,6 @@ def test_a_budget_of_thinking_is_an_effort_or_thinking_without_a_bound() -> None
         assert anthropic_sent(OLLAMA, thinking=thinking)["think"] is True
     assert "reasoning_effort" not in anthropic_sent(OPENAI)
     assert "think" not in anthropic_sent(OLLAMA, output_config={"effort": "high"})
-
-
-@each_case(
-    ("choice", "expected"),
-    [
-        ({"tool_choice": "none"}, {"type": "none"}),
-        ({"tool_choice": "required"}, {"type": "any"}),
-        ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            {"type": "tool", "name": "f"},
-        ),
-    ],
-)
-def test_the_choice_of_a_tool(choice: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert openai_sent(ANTHROPIC, **TOOLS, **choice)["tool_choice"] == expected
-
-
-def test_one_call_at_a_time_is_said_only_where_it_is_asked_for() -> None:
-    one = openai_sent(OPENAI, **TOOLS, parallel_tool_calls=False)
-    assert one["parallel_tool_calls"] is False
-    assert "parallel_tool_calls" not in openai_sent(OPENAI, **TOOLS)
 
 
 @each_case(
@@ -375,7 +349,7 @@ def test_one_call_at_a_time_is_said_only_where_it_is_asked_for() -> None:
         ],
     ],
 )
-def test_what_has_no_word_there_is_refused_by_name(
+def test_what_has_no_word_is_refused_by_name(
     dialect: str, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(UnsupportedParameterError) as caught:
@@ -387,15 +361,9 @@ def test_what_has_no_word_there_is_refused_by_name(
 @each_case("name", [name for name in SamplingOptions.__struct_fields__ if name != "max_tokens"])
 def test_every_sampling_option_is_translated_or_refused(dialect: str, name: str) -> None:
     """But for ``max_tokens``: what bounds an answer is an argument."""
-    values: dict[str, Any] = {
-        "temperature": 0.5,
-        "top_p": 0.5,
-        "repetition_penalty": 1.5,
-        "logit_bias": {1: 1.0},
-        "stop_token_ids": [1],
-        "ignore_eos": True,
-    }
-    value = values.get(name, 1)
+    others = {"logit_bias": {1: 1.0}, "stop_token_ids": [1], "ignore_eos": True}
+    numbers = {"temperature": 0.5, "top_p": 0.5, "repetition_penalty": 1.5}
+    value: Any = (numbers | others).get(name, 1)
     chat = ChatInput(messages=[ChatMessage(role="user", content="hi")])
     options = SamplingOptions(**{name: value})
     is_refused = False
@@ -412,22 +380,17 @@ def test_every_sampling_option_is_translated_or_refused(dialect: str, name: str)
         assert unfit == ([name] if is_refused else []), "of defaults the same are left out"
 
 
-@each_case(
-    ("arguments", "expected"),
-    [("{", {"invalid_arguments": "{"}), (" ", {}), (f'{{"n":{2**70}}}', {"n": 2**70})],
-)
-def test_a_call_of_any_arguments_is_sent_as_an_object(
-    arguments: str, expected: dict[str, Any]
-) -> None:
-    call = ToolCall(id="c", name="f", arguments=arguments)
-    turn = ChatMessage(role="assistant", tool_calls=[call])
-    (message,) = turn_sent(OLLAMA, turn)["messages"]
-    assert message["tool_calls"][0]["function"]["arguments"] == expected
-    (message,) = turn_sent(ANTHROPIC, turn)["messages"]
-    assert message["content"][0]["input"] == expected
-
-
-def test_a_turn_that_anthropic_has_not_is_refused() -> None:
+def test_a_call_of_any_arguments_is_sent_as_an_object_and_a_turn_that_is_none_refused() -> None:
+    large = {"n": 2**70}
+    for arguments, expected in (
+        *(("{", {"invalid_arguments": "{"}), (" ", {}), (json.dumps(large), large)),
+    ):
+        call = ToolCall(id="c", name="f", arguments=arguments)
+        turn = ChatMessage(role="assistant", tool_calls=[call])
+        (message,) = turn_sent(OLLAMA, turn)["messages"]
+        assert message["tool_calls"][0]["function"]["arguments"] == expected
+        (message,) = turn_sent(ANTHROPIC, turn)["messages"]
+        assert message["content"][0]["input"] == expected
     with pytest.raises(ApiError) as caught:
         turn_sent(ANTHROPIC, ChatMessage(role="tool", content="x"))  # a result of no call
     assert (caught.value.status, caught.value.param) == (400, "messages")
