@@ -8,7 +8,7 @@ that its family declares. Reads headers only; one place for GGUF and safetensors
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -70,11 +70,6 @@ def check_module_tensors(
         expected, found = declared[own], files.shape_of(name)
         if math.prod(expected) != math.prod(found):
             raise WrongShapeError(name, expected, found)
-
-
-def expected_tensors(config: ModelConfig) -> Iterable[str]:
-    """Every weight that a model of this config computes with, by Hugging Face name."""
-    return (tensor.name for tensor in family_of(config).tensors(config))
 
 
 def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, Shape]]:

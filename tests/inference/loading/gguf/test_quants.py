@@ -15,7 +15,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import load_file
 
 from benchmarks.weights.random_blocks import random_blocks
-from inference.loading.config.checked_shapes import expected_tensors
 from inference.loading.config.hub_config import parse_config
 from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants as gguf_quants
@@ -24,6 +23,7 @@ from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.loader import OpenedModel
 from inference.loading.weights.experts import by_expert
 from inference.models.backend import AnyModel
+from inference.models.families.registry import family_of
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import ALL_ROWS, StepInput
@@ -164,7 +164,7 @@ def mixed_file(tmp_path: Path, mix: str) -> Path:
 def reference(file: Path, model: OpenedModel) -> AnyModel:
     """torch in float32 over what gguf itself makes of the file."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
-    names = expected_tensors(model.config)
+    names = [one.name for one in family_of(model.config).tensors(model.config)]
     weights = {name: values_of(tensors[gguf_name(name)]) for name in names}
     dense = DenseWeights(weights, torch.float32, torch.device("cpu"))
     return build_model(model.config, dense, CONTEXT_TOKENS)
