@@ -57,8 +57,7 @@ def refreshed(browser: Browser, times: int = 1) -> None:
 
 def test_no_refresh_undoes_what_is_begun(browser: Browser, pages_server: PagesServer) -> None:
     """A job moves no button, an unload asks, a button pressed right after a refresh loads no page,
-    and a search, which leads to an address of its own, stays. How long a large fleet's board is,
-    and its pages, are in ``tests/fleet/dashboard/test_at_scale.py``."""
+    and a search, which leads to an address of its own, stays."""
     browser.start_anew(WIDE)
     browser.log_in(Who.OPERATOR, PASSWORD)
     browser.open("/admin/")
