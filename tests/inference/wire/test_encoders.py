@@ -21,6 +21,7 @@ from inference.protocol import events as protocol
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.chat import request as openai_chat
+from tests.cases import each_case
 from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -187,9 +188,14 @@ def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: boo
         assert reported == [None] * (len(reported) - 1) + [whole["choices"][index]["finish_reason"]]
 
 
-def test_usage_comes_when_the_operator_wants_it() -> None:
-    request = openai_chat.parse(
-        json.dumps(CHAT).encode(), RequestContext(always_include_usage=True)
-    )
+@each_case("asked", [{}, {"stream_options": {"include_usage": False}}, WITH_USAGE])
+@each_case("always", [True, False])
+def test_usage_comes_when_the_client_or_the_operator_wants_it(
+    asked: dict[str, Any], always: bool
+) -> None:
+    context = RequestContext(always_include_usage=always)
+    request = openai_chat.parse(json.dumps({**CHAT, **asked}).encode(), context)
     events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
-    assert frames_of(request.stream_encoder(**MADE), events)[-1]["usage"]["prompt_tokens"] == 9
+    usage = frames_of(request.stream_encoder(**MADE), events)[-1].get("usage")
+    assert (usage is not None) == (always or asked == WITH_USAGE)
+    assert usage is None or usage["prompt_tokens"] == 9

@@ -33,6 +33,7 @@ from metering.models import (
 )
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
+from metering.requests.shown import all_fields, details
 from metering.selectors import (
     UsageFilter,
     UsageGroup,
@@ -143,6 +144,16 @@ def test_money_is_reserved_and_charged_and_tokens_are_not(using: str) -> None:
     entry = LedgerEntry.objects.using(using).get()
     assert (entry.unit, entry.num_units, entry.cost_micro_usd) == ("second", 5, 11)
     assert UsageHour.objects.using(using).get().cost_micro_usd == 11
+
+
+def test_a_record_shows_units_that_are_no_tokens() -> None:
+    rows.insert([ended(metered=USED, **NOTHING), ended()])
+    found = {record.unit: record for record in RequestRecord.objects.all()}
+    assert found["second"].num_units == 5 and found[""].num_units == 0
+    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
+    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
+    (fields,) = all_fields([found["second"]])
+    assert (fields["unit"], fields["num_units"]) == ("second", 5)
 
 
 def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using: str) -> None:

@@ -13,6 +13,7 @@ from inference.gateway.database import FIRST_WAIT_S, READ_WAIT_S
 from metering.errors import LedgerUnavailableError
 from metering.keys.directory import LOOK_UP_TIMEOUT_S
 from metering.ledger.entries import Granted, Narrow
+from metering.ledger.pending_writes import PendingWrites
 from metering.ledger.writer import DELAYS_S, RESERVE_TIMEOUT_S
 from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
 from tests.cases import each_case
@@ -182,6 +183,25 @@ def test_one_that_cannot_be_written_does_not_hold_up_the_others(
         assert amounts(using, id) == (70, 0)
         assert "cannot be written and is dropped" in caplog.text
     setattr(gateway.database, fault, None)
+
+
+def test_a_writer_that_breaks_continues(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = make_budget(using)
+    real_write, errors = PendingWrites.write, [ValueError("no"), SystemExit(1)]
+
+    def write(pending: PendingWrites) -> None:
+        if errors:
+            raise errors.pop()
+        real_write(pending)
+
+    monkeypatch.setattr(PendingWrites, "write", write)
+    gateway.reserve("r1", budgets=(id,))
+    gateway.writer.settle(settle("r1", budgets=(id,)))
+    gateway.flush()
+    assert errors == []
+    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r1"]
 
 
 def test_words_and_numbers_that_no_column_holds(using: str, gateway: Gateway) -> None:

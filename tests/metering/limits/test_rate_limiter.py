@@ -113,6 +113,25 @@ async def test_an_answer_of_no_named_length_is_charged_half_of_what_is_left(
     assert (await clocked.acquire(who, "r3", 100)).tokens_charged == 100
 
 
+async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+    who = principal(account=RateLimits(tokens_per_minute=1000))
+    await clocked.acquire(who, "r1", 600)
+    # Its prompt was shorter than its bytes; then what came was less; a repetition changes nothing.
+    for number, (used, remaining) in enumerate(((500, 500), (50, 950), (50, 950))):
+        clocked.correct("r1", used)
+        state = await clocked.acquire(who, f"p{number}", 0)
+        assert state.tokens is not None and state.tokens.remaining == remaining
+    clocked.correct("r1", 1150)  # more than its bound
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.acquire(who, "p3", 0)
+    assert refused.value.retry_after_s == 150 * 60 / 1000
+    clocked.correct("r1", 1120)
+    clocked.release("r1")
+    await set_clock(client, START_MS + 60_000)
+    state = await clocked.acquire(who, "p4", 0)
+    assert state.tokens is not None and state.tokens.remaining == 880
+
+
 async def test_a_longer_prompt_is_charged_or_refused(
     clocked: RateLimiter, client: redis.asyncio.Redis
 ) -> None:

@@ -141,6 +141,27 @@ def test_rows_become_coarser_and_nothing_is_lost(using: str) -> None:
         assert age_s <= kept_s + HOUR_S and row.requests == row.figures["requests"]
 
 
+def test_a_late_request_still_counts_and_thirty_days_are_kept(using: str) -> None:
+    for days in (4, 4, 29, 32):
+        rows.insert([ended(ended_unix_s=NOW_UNIX_S - days * DAY_S)], using=using)
+        series_roll_up(now_unix_s=NOW_UNIX_S, using=using)
+    found = SeriesRow.objects.using(using).filter(kind=Kind.FLEET).order_by("at")
+    assert [(row.step_s, row.requests) for row in found] == [(HOUR_S, 1), (HOUR_S, 2)]
+
+
+def test_a_call_moves_a_bounded_number(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for hours in range(8, 12):
+        rows.insert([ended(ended_unix_s=NOW_UNIX_S - hours * HOUR_S)], using=using)
+    monkeypatch.setattr(store, "ROWS_PER_MOVE", 7)
+    monkeypatch.setattr(store, "MAX_BATCHES", 1)
+    pauses: list[float] = []
+    assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using, pause=pauses.append) == 7
+    assert len(pauses) == 1
+    monkeypatch.setattr(store, "MAX_BATCHES", 100)
+    series_roll_up(now_unix_s=NOW_UNIX_S, using=using)
+    assert (steps(using), figures_of(using)["requests"]) == ({QUARTER_S}, 4)
+
+
 def test_names_and_numbers_that_no_column_holds(using: str) -> None:
     at = floor_s(time.time(), MINUTE_S)
     changes: dict[SeriesKey, Any] = {

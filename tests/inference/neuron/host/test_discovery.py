@@ -283,6 +283,33 @@ def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
     assert sampler.host().cuda_unavailable == ""
 
 
+@each_case("who", ["driver", "torch"])
+def test_cards_are_unusable_until_the_driver_and_torch_have_answered(who: str) -> None:
+    """A cold import of torch may take longer than a start waits."""
+    nvml, asked, answers = FakeNvml(), threading.Event(), threading.Event()
+    if who == "driver":
+        nvml.answers.clear()
+        asked = nvml.hangs
+
+    def slow_answer() -> TorchProblem | None:
+        asked.set()
+        if who == "torch":
+            answers.wait(LIMIT_S)
+        return None
+
+    sampler = DeviceSampler(
+        lambda: discovered(nvml), torch_problem=slow_answer, first_answer_s=0.05
+    )
+    assert asked.wait(LIMIT_S)
+    assert kinds(sampler) == ["cpu"]
+    reason = {"driver": "the NVIDIA driver has not answered", "torch": "PyTorch, which was asked"}
+    assert sampler.host().cuda_unavailable.startswith(reason[who])
+    assert sampler.host().problems[0].startswith(reason[who])
+    answers.set()
+    nvml.answers.set()
+    await_cards(sampler)
+
+
 def test_torch_is_asked_again_after_a_probe_over_its_limit() -> None:
     hanging = (sys.executable, "-c", "import time; time.sleep(60)")
     limit_passed = torch_problem(hanging, timeout_s=0.0)

@@ -343,7 +343,11 @@ def test_one_that_has_ended_is_returned_again_or_its_end_alone() -> None:
     assert events[0]["response"] | {"status": "completed"} != ENDED
     assert (events[0]["response"]["output"], events[-1]["response"]) == ([], ENDED)
 
-    for status, kind in (("failed", "response.failed"), ("cancelled", "error")):
+    for status, kind in (
+        ("failed", "response.failed"),
+        ("incomplete", "response.incomplete"),
+        ("cancelled", "error"),
+    ):
         for last_number, number in ((None, 42), (50, 50), (41, 42)):
             (event,) = _events(replay(ENDED | {"status": status}, 41, last_number=last_number))
             assert (event["type"], event["sequence_number"]) == (kind, number)
