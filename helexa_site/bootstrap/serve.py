@@ -231,8 +231,8 @@ def check_ports(options: ServeOptions) -> None:
 
 
 def listening_directives(share: Share | None) -> Sequence[str]:
-    """Where the private Redis listens. Raises ``BootstrapError`` where it cannot with that
-    certificate."""
+    """Redis directives that say where the private Redis listens. Raises ``BootstrapError`` where it
+    cannot with that certificate."""
     if share is None:
         return PRIVATE
     if share.is_tls:

@@ -259,7 +259,7 @@ def _weights(described: DescribedModel) -> Iterator[Weight]:
 
 
 def _kernels(spec: LoadSpec, config: ModelConfig, device: torch.device) -> Kernels:
-    """Those that will run, as far as that is known before one is tried."""
+    """The kernels that will run, as far as that is known before one is tried."""
     is_card = device.type != "cpu"
     is_packed = spec.dtype != "float32" and not family_of(config).uses_transformers
     return Kernels(

@@ -38,7 +38,7 @@ HELD_STAGE_TRANSITIONS = {
 class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     job_id: str
-    """Of a held stage: the load job of the whole model, which is its engine's."""
+    """A held stage names the load job of the whole model, which is its engine's."""
     order: str = ""
     since_unix_s: float
     spec_digest: str = ""
@@ -64,9 +64,9 @@ class ReplicaStatus(StrEnum):
     LOADING = "loading"
     READY = "ready"
     RECOVERING = "recovering"
-    """Its engine died; the neuron loads it again from its spec."""
+    """The replica's engine died; the neuron loads it again from its spec."""
     DRAINING = "draining"
-    """It finishes its sequences and takes no others; then it is gone, or sleeps."""
+    """The replica finishes its sequences and takes no others; then it is gone, or sleeps."""
     ASLEEP = "asleep"
     """Its weights are in the host's memory; it is LOADING while they come back."""
     FAILED = "failed"

@@ -123,8 +123,8 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Reads ``tokenizer_file`` (a tokenizer.json) in its pool as soon as it is made. For one
-    thread."""
+    """Reads ``tokenizer_file`` (a tokenizer.json) in its pool as soon as it is made. One thread at
+    a time may use it."""
 
     def __init__(
         self, tokenizer_file: Path, vocab_size: int, end_token_ids: tuple[int, ...]
@@ -148,8 +148,8 @@ class GrammarCompiler:
         return None if error is None else str(error)
 
     def forget_tokenizer(self) -> None:
-        """Until the first grammar, which reads it again in 0.3 s: its tables take 36 MiB for 49,152
-        tokens and 100 MiB for 262,144, and most models never see a grammar."""
+        """The first grammar reads it again, in 0.3 s. Its tables take 36 MiB for 49,152 tokens and
+        100 MiB for 262,144, and most models never see a grammar."""
         self._tokenizer = None
 
     def _tokenizer_read(self) -> Future[LLTokenizer]:

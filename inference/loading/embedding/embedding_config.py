@@ -42,7 +42,7 @@ POOLINGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
     "lasttoken": "last",
 }
-"""By the flags of older files, and by the names of newer ones."""
+"""Keys are the flags of older files and the names of newer ones."""
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PROMPTS_CONFIG = "config_sentence_transformers.json"

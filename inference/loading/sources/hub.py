@@ -75,7 +75,7 @@ set_client_factory(open_client)
 class RepositoryListing:
     commit: str
     files: Mapping[str, PendingFile]
-    """By name, with their blobs where the hub reports them."""
+    """Keys are names; a file has its blob where the hub reports it."""
     gguf_architecture: str | None = None
     """The architecture of a repository of GGUF files, as the hub read it from one of them."""
 
