@@ -4,23 +4,33 @@ blocks, and are otherwise on their own."""
 
 from __future__ import annotations
 
+import math
 import random
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.weights.quantized_files import quantize
 from inference.models.backend import AnyModel
+from inference.models.layers.linear import LinearFactory
 from inference.models.native.model import NativeModel
+from inference.models.registry import build_model
 from inference.protocol.engine import CancelSequence
+from inference.protocol.sampling import TokenLogprob
 from tests.cases import each_case
-from tests.inference.engine.asking import Answers, run, submit, tokens_of
+from tests.inference.engine.asking import Answers, cpu_spec, run, submit, tokens_of
 from tests.inference.engine.conftest import Pair
 from tests.inference.engine.load import test_reports
+from tests.inference.models.families import tiny_hybrid
 
 VOCAB_SIZE = 128
 
@@ -234,3 +244,63 @@ def test_alone_and_among_mates(quantized_model: AnyModel, mate_lengths: list[int
         ours_by_token, theirs_by_token = dict(ours.top), dict(theirs.top)
         worst = max(abs(ours_by_token[t] - theirs_by_token[t]) for t in ours_by_token)
         assert worst <= (0.0 if isinstance(quantized_model, NativeModel) else TOLERANCE)
+
+
+@each_case("bits", [4, 8])
+@each_case("shape", [(64, 96), (96, 64), (512, 256)])
+def test_a_row_of_a_packed_product_is_the_same_in_every_batch(
+    bits: Any, shape: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    factory = LinearFactory(torch.device("cpu"), torch.float32, prefill_copies=False)
+    with ThreadPoolExecutor(1) as threads:
+        stored = quantize(torch.randn(shape, generator=generator), bits, threads)
+    product, _ = factory.linear(stored)
+    rows = torch.randn(90, shape[1], generator=generator)
+    alone = torch.cat([product.decode(row.unsqueeze(0)) for row in rows])
+    for count in (2, 3, 8, 33, 90):
+        assert torch.equal(product.decode(rows[:count]), alone[:count])
+
+
+MOST_UNITS = 2
+"""How many bfloat16 numbers apart the largest logit may be; seen is one."""
+
+
+def wide(made: PreTrainedModel) -> PreTrainedModel:
+    """Rows of several groups, and weights that do not amplify rounding."""
+    config = deepcopy(made.config)
+    for name in ("hidden_size", "intermediate_size", "moe_intermediate_size"):
+        setattr(config, name, 128)
+    config.initializer_range = 0.05
+    torch.manual_seed(3)
+    return tiny_hybrid.randomised(type(made)(config))
+
+
+def test_bfloat16_products_round_to_a_neighbour(tmp_path: Path) -> None:
+    """Products that read and give bfloat16 may round to neighbouring numbers where two orders of
+    adding up the same float32 numbers differ. The same weights computed in float32 keep to
+    ``TOLERANCE``: so it is this rounding, and no scale that rows share."""
+    directory = tiny_hybrid.save(wide(tiny_hybrid.qwen3_next()), tmp_path / "model")
+    for dtype in ("auto", "float32"):
+        spec = cpu_spec(directory, dtype=dtype, quantization="q4")
+        opened = open_model(spec, tmp_path / "cache", lambda _: None)
+        assert isinstance(opened, OpenedModel)
+        model = build_model(opened.config, opened.weights, tiny_hybrid.CONTEXT_TOKENS)
+        opened.close()
+        largest = float(tiny_hybrid.logits_of(model, prompt_of(37, seed=37)).abs().max())
+        unit = 2.0 ** (math.floor(math.log2(largest)) - 7)
+        bound = TOLERANCE + (MOST_UNITS * unit if dtype == "auto" else 0)
+        expected = watched(model, 512, [])
+        for prefill_tokens, mates in ((512, [3, 5, 9, 17, 33, 65, 90]), (9, []), (1, [])):
+            for ours, theirs in zip(watched(model, prefill_tokens, mates), expected, strict=True):
+                other = dict(theirs.top)
+                assert max(abs(value - other[token]) for token, value in ours.top) <= bound
+                if ours.token_id != theirs.token_id:
+                    break
+
+
+def watched(model: AnyModel, prefill_tokens: int, mates: list[int]) -> list[TokenLogprob]:
+    engine = tiny_hybrid.engine_of(model, num_kv_blocks=256, prefill_tokens_per_step=prefill_tokens)
+    for index, length in enumerate([37, *mates]):
+        submit(engine, str(index), prompt_of(length, seed=length), 6, top_logprobs=VOCAB_SIZE)
+    return run(engine).logprobs["0"]
