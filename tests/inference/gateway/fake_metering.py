@@ -39,6 +39,8 @@ class FakeDirectory:
         """Keys that were good once."""
         self.budgets: tuple[int, ...] = ()
         """The budgets of anonymous callers."""
+        self.num_asked_again = 0
+        """How often a key was looked up by its prefix."""
 
     def start(self) -> None:
         pass
@@ -59,6 +61,7 @@ class FakeDirectory:
         return prefix_of(presented_key)
 
     async def find_by_prefix(self, prefix: str) -> Principal:
+        self.num_asked_again += 1
         for principal in self.keys.values():
             if principal.key == prefix:
                 return principal

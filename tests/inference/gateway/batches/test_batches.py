@@ -22,6 +22,7 @@ from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.generation import Submit
+from metering.principal import Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.batches.conftest import (
@@ -38,7 +39,7 @@ from tests.inference.gateway.batches.conftest import (
 )
 from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
-from tests.inference.gateway.fake_metering import FakeLedger
+from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.image_files import data_uri, png
 
@@ -100,6 +101,26 @@ async def test_a_batch_waits_and_is_cancelled(sdk: openai.AsyncOpenAI, neuron: F
     assert await asyncio.wait_for(neuron.cancelled.get(), PATIENCE_S)
     ended = await until_ended(sdk, made.id)
     assert (ended.status, ended.output_file_id) == ("cancelled", None)
+
+
+async def test_a_key_that_lost_its_scope_runs_no_more_rows(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    keyed = sdk.with_options(api_key=KEY)
+    neuron.queue_depth = 2
+    await neuron.beat()
+    made = await begin(keyed, line("a"))
+    own = directory.keys[KEY]
+    directory.restrict(KEY, scopes=frozenset({Scope.USAGE_READ}))
+    neuron.queue_depth = 0
+    await neuron.beat()
+    await until(lambda: directory.num_asked_again > 0)
+    directory.keys[KEY] = own
+    ended = await until_ended(keyed, made.id)
+    assert counts(ended) == (1, 0, 1) and not neuron.frames
+    (error,) = (await results(keyed, ended.error_file_id)).values()
+    assert error["response"]["status_code"] == 403
+    assert error["response"]["body"]["error"]["code"] == "insufficient_scope"
 
 
 async def test_what_it_costs_is_the_operators_word(
