@@ -13,7 +13,7 @@ from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, Generate
 from inference.protocol import events as protocol
 from inference.wire.common.fields import Field
 from inference.wire.common.model_card import ModelCard, ModelLocation
-from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.errors import ApiError, RequestFailedError, UnsupportedParameterError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors
@@ -100,6 +100,19 @@ def test_how_long_it_stays_loaded_and_unloading_is_the_operators() -> None:
         with pytest.raises(ApiError) as refused:
             ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
         assert refused.value.param == "keep_alive", value
+
+
+def test_penalties_look_at_the_whole_text() -> None:
+    for last_n, penalty, is_taken in ((-1, 1.1, True), (64, 1, True), (64, 1.1, False)):
+        options = {"repeat_last_n": last_n, "repeat_penalty": penalty}
+        body = json.dumps({**ASK, "options": options}).encode()
+        if is_taken:
+            sampling = ollama_chat.parse(body).generation.sampling
+            assert sampling.repetition_penalty == penalty
+            continue
+        with pytest.raises(UnsupportedParameterError) as refused:
+            ollama_chat.parse(body)
+        assert refused.value.param == "options.repeat_last_n"
 
 
 def test_the_sdk_reads_a_refusal() -> None:
