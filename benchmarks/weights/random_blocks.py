@@ -7,7 +7,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from inference.loading.gguf import quants
-from inference.models.weights.stored import DenseWeight
+from inference.models.stored_weights import DenseWeight
 
 Bytes = npt.NDArray[np.uint8]
 

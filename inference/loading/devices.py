@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 from inference.loading.host import host_memory
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import kv_format_on
 from inference.models.errors import UnsupportedKVError
+from inference.models.kv_format import KVFormat
+from inference.models.paged_kv import kv_format_on
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_errors import BadSourceError
 

@@ -65,7 +65,7 @@ from inference.models.layers.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.parallel.shares import RankShare, rank_config, rank_cuts
 from inference.models.stages.layer_range import LayerRange, stage_config
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.settings.storage import HUGGINGFACE

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inference.loading.formats import FP8_FILES, MXFP4, Format, format_of
-from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.families.roles import Role
+from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_per_token
 from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256

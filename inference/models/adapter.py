@@ -22,7 +22,7 @@ from inference.models.families.registry import family_of
 
 if TYPE_CHECKING:
     from inference.models.step_input import StepInput
-    from inference.models.weights.weight_source import Phased
+    from inference.models.weight_source import Phased
 
 
 ADAPTABLE_ROLES = frozenset({"column", "whole_column", "row", "state"})

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from inference.models.adapter import AdapterWeights
-from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat, cache_bytes
 from inference.models.native.structs import Draw
 from inference.models.step_input import StepInput
 from inference.models.vision.tower import Tower

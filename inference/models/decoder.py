@@ -19,11 +19,10 @@ from torch.nn.functional import gelu, relu, silu
 
 from inference.models.adapter import AdapterWeights, TorchAdapter, adaptable_shapes, torch_adapter
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import Activation, MixerKind, MlpKind, ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.families.registry import family_of
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import load_attention, load_latent
 from inference.models.layers.delta_mixer import load_delta
 from inference.models.layers.experts_loading import load_sparse_mlp
@@ -31,9 +30,10 @@ from inference.models.layers.mamba import load_mamba
 from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm
 from inference.models.layers.short_conv import load_short_conv
 from inference.models.layers.step import Operators, Step
+from inference.models.paged_kv import PagedKV
 from inference.models.step_input import ImageEmbeddings, StepInput, check_positions
 from inference.models.vision.tower import build_tower
-from inference.models.weights.weight_source import Linear, NamedWeights, WeightSource
+from inference.models.weight_source import Linear, NamedWeights, WeightSource
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,

@@ -20,13 +20,13 @@ import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import cache_layout
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import cache_layout
 from inference.models.layer_configs import state_bytes
 from inference.models.layers.attention import MOST_PARTS
+from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput, all_on_device, num_blocks, rows_of
 
 logger = logging.getLogger(__name__)

@@ -13,15 +13,15 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from inference.models.cache.paged_kv import FORMAT_OF, new_layer, new_layer_state
 from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
 from inference.models.device_step import DeviceStep
 from inference.models.layers.norms import load_norm
 from inference.models.layers.step import Operators
+from inference.models.paged_kv import FORMAT_OF, new_layer, new_layer_state
 from inference.models.step_input import NUM_LONE_STATES, StepInput
-from inference.models.weights.stored import written_out
-from inference.models.weights.weight_source import WeightSource
+from inference.models.stored_weights import written_out
+from inference.models.weight_source import WeightSource
 
 HEAD_ROWS = 8192
 """Rows of the output head that are multiplied at a time."""

@@ -14,8 +14,6 @@ from __future__ import annotations
 import torch
 
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import kv_bytes_per_block
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
 from inference.models.device_step import DeviceStep
 from inference.models.families.predictor import (
@@ -26,9 +24,11 @@ from inference.models.families.predictor import (
     with_layer,
 )
 from inference.models.graphed import GraphedDecoder
+from inference.models.kv_format import kv_bytes_per_block
 from inference.models.layers.norms import load_norm
+from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 
 class TorchPredictor:

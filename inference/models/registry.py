@@ -12,13 +12,12 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from inference.models.backend import AnyModel, AnyPredictor
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import kv_format_on
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnregisteredArchitectureError
 from inference.models.families.registry import MODELS_PAGE, family_of, find_family
+from inference.models.kv_format import KVFormat
 from inference.models.native.build import (
     NativeUnavailableError,
     load_library,
@@ -26,8 +25,9 @@ from inference.models.native.build import (
 from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.model import NativeModel, NativePredictor
 from inference.models.native.packing import LANES
+from inference.models.paged_kv import kv_format_on
 from inference.models.predictor import TorchPredictor
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 
 @runtime_checkable

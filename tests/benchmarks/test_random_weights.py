@@ -15,7 +15,7 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.sources import directory_files
 from inference.models.families.registry import family_of
-from inference.models.weights.stored import DenseWeight
+from inference.models.stored_weights import DenseWeight
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 

@@ -1,5 +1,5 @@
 """The blocks of keys and values: which are in use and by whom, and the prefix cache. Only integers;
-the tensors are elsewhere (``inference.models.cache.paged_kv``).
+the tensors are elsewhere (``inference.models.paged_kv``).
 
     unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (content is known)
       ▲                    ▲  ▲   │   ▲                                │   │

@@ -1,5 +1,5 @@
 """The slots of recurrent states: reference counts, and snapshots that later prompts start from.
-Only integers; the tensors are elsewhere (``inference.models.cache.paged_kv``).
+Only integers; the tensors are elsewhere (``inference.models.paged_kv``).
 
 A written slot is never written again while it has references. A running sequence holds two slots:
 each step reads one and writes the other, and they are swapped when the step is committed. So a

@@ -45,8 +45,8 @@ from inference.loading.adapter_files import open_adapter
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel, AnyPredictor
-from inference.models.cache.kv_format import cache_layout
 from inference.models.errors import UnsupportedAdapterError
+from inference.models.kv_format import cache_layout
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.load import AdapterSpec, LoadSpec

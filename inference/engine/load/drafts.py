@@ -26,8 +26,8 @@ from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.config import ModelConfig
+from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import build_fastest_model
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError

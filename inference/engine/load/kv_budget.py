@@ -32,7 +32,7 @@ from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.backend import RemoteDevice
-from inference.models.cache.kv_format import cache_layout, kv_bytes_per_block
+from inference.models.kv_format import cache_layout, kv_bytes_per_block
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
 

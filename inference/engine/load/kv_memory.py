@@ -18,14 +18,14 @@ from inference.engine.cache.state_slots import SLOTS_PER_SEQUENCE
 from inference.engine.errors import DoesNotFitError
 from inference.loading.devices import free_memory_bytes, planned_kv_format, ranks_on_one_device
 from inference.loading.loader import OpenedModel
-from inference.models.cache.kv_format import (
+from inference.models.config import ATTENTION_KINDS, ModelConfig
+from inference.models.kv_format import (
     CacheLayout,
     KVFormat,
     cache_layout,
     kv_bytes_per_block,
     kv_bytes_per_token,
 )
-from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.stages.layer_range import stage_config
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.settings.neuron import CPU_KV_SHARE

@@ -31,7 +31,7 @@ from inference.engine.step import SMALLEST_CHUNK
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.models.backend import AnyDevice, AnyModel
-from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
+from inference.models.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Ints, StepInput
 from inference.models.vision_config import VisionConfig

@@ -37,9 +37,9 @@ from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import after_each_tensor
-from inference.models.cache.kv_format import cache_bytes
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
+from inference.models.kv_format import cache_bytes
+from inference.models.paged_kv import PagedKV
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
 from inference.protocol.engine import LoadFailedMessage

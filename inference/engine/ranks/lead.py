@@ -17,7 +17,7 @@ from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
 from inference.engine.ranks.ranked_model import Followers, Join, RankedModel
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
-from inference.models.cache.kv_format import KVFormat
+from inference.models.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
 from inference.protocol.load import NO_PROJECTOR, LoadSpec

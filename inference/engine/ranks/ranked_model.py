@@ -24,11 +24,11 @@ from inference.engine.faults import classify
 from inference.engine.step_frames import Step, message_of
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
+from inference.models.kv_format import KVFormat
+from inference.models.paged_kv import PagedKV
 from inference.models.parallel.group import TorchRankGroup
 from inference.models.step_input import StepInput
 from inference.protocol.engine import LoadFailedMessage

@@ -16,7 +16,7 @@ import msgspec
 
 from inference.engine.children import OutOfMemory
 from inference.engine.step_frames import Array, Step
-from inference.models.cache.kv_format import KVFormat
+from inference.models.kv_format import KVFormat
 from inference.protocol.engine import LoadFailedMessage, LoadProgressed
 from inference.protocol.load import LinkIdentity, LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport

@@ -19,7 +19,7 @@ import torch
 from gguf import quants as gguf_package
 from gguf.constants import GGMLQuantizationType as Type
 
-from inference.models.weights.stored import Codebook, CodebookWeight
+from inference.models.stored_weights import Codebook, CodebookWeight
 
 Bytes = npt.NDArray[np.uint8]
 Blocks = Bytes

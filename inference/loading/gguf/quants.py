@@ -29,8 +29,8 @@ from inference.loading.gguf.codebooks import (
     rows_of,
     spread,
 )
-from inference.models.weights.stored import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
-from inference.models.weights.stored import (
+from inference.models.stored_weights import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
+from inference.models.stored_weights import (
     DenseWeight,
     GroupedWeight,
     StoredWeight,

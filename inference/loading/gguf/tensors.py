@@ -34,14 +34,14 @@ from inference.models.families.family import Family
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
 from inference.models.families.tower_names import model_name
-from inference.models.weights.lazy import (
+from inference.models.lazy_weights import (
     Indices,
     MappedBlocks,
     RowReader,
     Rows,
     row_range,
 )
-from inference.models.weights.stored import CodebookWeight, StoredWeight, written_out
+from inference.models.stored_weights import CodebookWeight, StoredWeight, written_out
 from inference.protocol.load_errors import BadFileError, shape_in_words
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")

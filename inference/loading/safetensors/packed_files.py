@@ -26,7 +26,7 @@ from inference.loading.safetensors import packed_matrices as matrices
 from inference.loading.safetensors.tensors import DTYPE_BYTES, SafeTensor, SafetensorsFiles
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.families.quantization import Quantization
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     DenseWeight,
     Fp8Weight,

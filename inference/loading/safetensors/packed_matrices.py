@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+from inference.models.stored_weights import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word AWQ has each of eight neighbours."""

@@ -13,7 +13,7 @@ import safetensors
 import torch
 
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
-from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.models.stored_weights import DenseWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, shape_in_words
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}

@@ -30,7 +30,7 @@ import torch
 from inference.loading.formats import MXFP4
 from inference.loading.safetensors.tensors import SafeTensor, SafetensorsFiles
 from inference.loading.weights.tensor_files import FileTensor, MadeTensor, TensorFiles
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     TWICE_THE_MXFP4_VALUES,
     GroupedWeight,

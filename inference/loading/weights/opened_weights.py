@@ -23,8 +23,8 @@ from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES
 from inference.models.layers.linear import LinearFactory, StackedLinear
-from inference.models.weights.lazy import LazyWeight, bias_or_zeros, lazy, stack_lazy
-from inference.models.weights.stored import (
+from inference.models.lazy_weights import LazyWeight, bias_or_zeros, lazy, stack_lazy
+from inference.models.stored_weights import (
     CodebookWeight,
     DenseWeight,
     ExpertWeight,
@@ -34,7 +34,7 @@ from inference.models.weights.stored import (
     stack,
     stack_fp8,
 )
-from inference.models.weights.weight_source import (
+from inference.models.weight_source import (
     Embedding,
     GroupedProduct,
     Linear,

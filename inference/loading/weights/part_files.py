@@ -23,7 +23,7 @@ from inference.models.parallel.shares import (
     rank_share,
 )
 from inference.models.stages.layer_range import LayerRange, check_ranges
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     DenseWeight,
     StoredWeight,

@@ -32,12 +32,12 @@ import torch
 from inference.loading.formats import DENSE_FORMATS, InSitu, format_of
 from inference.loading.safetensors.tensors import INTEGER_BYTES
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
-from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role
+from inference.models.kv_format import FP8_CAPABILITY
 from inference.models.layers.kernels import fp8_reason, has_fp8
-from inference.models.weights.stored import GROUP_FEATURES, GroupedWeight, StoredWeight
+from inference.models.stored_weights import GROUP_FEATURES, GroupedWeight, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError
 from inference.supervised_threads import SupervisedPool

@@ -9,8 +9,8 @@ from collections.abc import Callable, KeysView, Mapping
 
 import torch
 
-from inference.models.weights.lazy import RowReader
-from inference.models.weights.stored import (
+from inference.models.lazy_weights import RowReader
+from inference.models.stored_weights import (
     DenseWeight,
     Fp8Weight,
     StoredWeight,

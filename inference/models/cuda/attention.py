@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import triton
 
-from inference.models.cache.kv_format import GROUP_FEATURES
-from inference.models.cache.paged_kv import LayerKV
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import GROUP_FEATURES
 from inference.models.layers.attention import MOST_PARTS, Attend
+from inference.models.paged_kv import LayerKV
 from inference.models.step_input import StepInput, on_device
 
 SMALLEST_DOT = 16

@@ -3,7 +3,7 @@
 Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; tiles of a prompt: Dao 2023,
 arXiv:2307.08691; parts of one row's context side by side: flash-decoding (Dao et al. 2023).
 
-Layouts are ``inference.models.cache.paged_kv``'s. Scores are in base 2: ``score_scale`` holds
+Layouts are ``inference.models.paged_kv``'s. Scores are in base 2: ``score_scale`` holds
 log2(e). A head's sink is one more score of its softmax, which adds nothing to the sum.
 A constexpr named ``padded_...`` is the power of two, 16 at least, that ``tl.dot`` wants.
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from inference.models.cuda.matmul_kernels import packed_product
 from inference.models.cuda.packed import TILES, Tile
 from inference.models.cuda.packed_layout import Packed, pack, pack_codes
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     NO_CODE,
     DenseWeight,

@@ -19,7 +19,7 @@ from inference.models.cuda.packed_batch import (
     is_copy_faster,
 )
 from inference.models.cuda.packed_layout import pack
-from inference.models.weights.stored import PackedWeight
+from inference.models.stored_weights import PackedWeight
 
 
 @dataclass(frozen=True, slots=True)

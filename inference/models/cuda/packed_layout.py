@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import pad
 
-from inference.models.weights.stored import Codebook, CodebookWeight, PackedWeight, SuperBlockWeight
+from inference.models.stored_weights import Codebook, CodebookWeight, PackedWeight, SuperBlockWeight
 
 PARTS = (4, 2, 1)
 """Numbers of parts that a row's features may be cut into, the best first: each is a warp's."""

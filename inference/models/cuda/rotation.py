@@ -5,10 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
-from inference.models.cache.kv_format import GROUP_FEATURES
-from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import GROUP_FEATURES
 from inference.models.layers.rope import (
     AttentionWeights,
     RopeTable,
@@ -16,6 +15,7 @@ from inference.models.layers.rope import (
     Rotation,
     torch_rotation,
 )
+from inference.models.paged_kv import LARGEST_CODE, LayerKV
 
 
 @triton.jit

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.card import CudaCapture, processor_count
 from inference.models.cuda.trials import random_on
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rope import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.paged_kv import LayerKV, new_layer
 from inference.models.step_input import StepInput
 
 if TYPE_CHECKING:

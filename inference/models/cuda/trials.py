@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.models.cuda.card import captured_ms
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     DenseWeight,
     ExpertWeight,
@@ -20,7 +20,7 @@ from inference.models.weights.stored import (
     with_tensors,
     written_out,
 )
-from inference.models.weights.weight_source import GroupedProduct, Linear
+from inference.models.weight_source import GroupedProduct, Linear
 
 if TYPE_CHECKING:
     from inference.models.cuda.packed import PackedLinear

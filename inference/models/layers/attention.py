@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from inference.models.cache.paged_kv import LayerKV
 from inference.models.device_step import DeviceStep
+from inference.models.paged_kv import LayerKV
 from inference.models.step_input import Ints, Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2

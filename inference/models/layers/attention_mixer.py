@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import rms_norm
 
-from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.norms import head_norm_weights
 from inference.models.layers.step import Step
-from inference.models.weights.weight_source import Linear, WeightSource
+from inference.models.paged_kv import LayerKV
+from inference.models.weight_source import Linear, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

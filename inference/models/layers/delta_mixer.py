@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import DeltaConfig
 from inference.models.layers.delta_net import (
@@ -34,7 +33,8 @@ from inference.models.layers.state_rows import (
     through_states,
 )
 from inference.models.layers.step import Step
-from inference.models.weights.weight_source import Linear, WeightSource
+from inference.models.paged_kv import LayerState
+from inference.models.weight_source import Linear, WeightSource
 
 
 @dataclass(frozen=True, slots=True)

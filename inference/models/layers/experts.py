@@ -27,7 +27,7 @@ from torch.nn.functional import linear, relu
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.norms import Pointwise
 from inference.models.layers.step import Step
-from inference.models.weights.weight_source import GroupedProduct, Linear
+from inference.models.weight_source import GroupedProduct, Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from inference.models.layers.experts import (
     gate_of,
 )
 from inference.models.layers.norms import TorchPointwise
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 CHOICE_BIAS = "gate.e_score_correction_bias"
 

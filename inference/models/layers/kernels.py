@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from inference.models.cache.kv_format import FP8_CAPABILITY
-from inference.models.weights.stored import (
+from inference.models.kv_format import FP8_CAPABILITY
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     CodebookWeight,
     GroupedWeight,

@@ -19,7 +19,6 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
-from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import (
@@ -31,6 +30,7 @@ from inference.models.layers.attention import (
     prefill_mask,
 )
 from inference.models.layers.rope import RopeTable, rotate_heads
+from inference.models.paged_kv import LayerKV
 from inference.models.step_input import Query, num_blocks
 
 

@@ -39,7 +39,7 @@ from inference.models.layers.kernels import (
     kernel_bits,
     pack_int4,
 )
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     DenseWeight,
     ExpertWeight,
     GroupedWeight,
@@ -48,7 +48,7 @@ from inference.models.weights.stored import (
     with_tensors,
     written_out,
 )
-from inference.models.weights.weight_source import GroupedProduct, Linear, dense_product
+from inference.models.weight_source import GroupedProduct, Linear, dense_product
 
 
 class DenseLinear:

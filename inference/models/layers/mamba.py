@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu, softplus
 
-from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import MambaConfig
 from inference.models.layers.delta_net import CHUNK_TOKENS, cut_in_chunks, decay_between
@@ -38,7 +37,8 @@ from inference.models.layers.state_rows import (
     through_states,
 )
 from inference.models.layers.step import Step
-from inference.models.weights.weight_source import Linear, WeightSource
+from inference.models.paged_kv import LayerState
+from inference.models.weight_source import Linear, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

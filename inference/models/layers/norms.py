@@ -10,7 +10,7 @@ from torch.nn.functional import layer_norm, rms_norm, silu
 
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 
 class Norm(Protocol):

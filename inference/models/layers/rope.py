@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch.nn.functional import rms_norm
 
-from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
 from inference.models.device_step import DeviceStep
+from inference.models.paged_kv import LayerKV
 from inference.models.vision_config import VisionConfig
 
 POSITIONS_MULTIPLE = 64

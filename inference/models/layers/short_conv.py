@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
 from inference.models.layers.state_rows import (
     Inputs,
@@ -19,7 +18,8 @@ from inference.models.layers.state_rows import (
     through_states,
 )
 from inference.models.layers.step import Step
-from inference.models.weights.weight_source import Linear, WeightSource
+from inference.models.paged_kv import LayerState
+from inference.models.weight_source import Linear, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

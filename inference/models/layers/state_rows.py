@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import torch
 
-from inference.models.cache.paged_kv import LayerState
 from inference.models.device_step import DeviceStep
 from inference.models.layer_configs import NEGATIVE_RATE
-from inference.models.weights.weight_source import WeightSource
+from inference.models.paged_kv import LayerState
+from inference.models.weight_source import WeightSource
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 """A layer's projections of its rows: (num_rows, ...) each."""

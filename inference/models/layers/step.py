@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.adapter import StepAdapters
-from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attend, Attention, TorchAttention
@@ -26,7 +25,8 @@ from inference.models.layers.rope import (
     rope_table,
     torch_rotation,
 )
-from inference.models.weights.weight_source import Phased
+from inference.models.paged_kv import LayerKV
+from inference.models.weight_source import Phased
 
 
 class Operators:

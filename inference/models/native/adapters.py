@@ -13,7 +13,7 @@ from inference.models.adapter import AdapterWeights, LowRank, check_known
 from inference.models.native.headers import STRUCTS
 from inference.models.native.packing import LANES, PackedLinear, pack
 from inference.models.native.structs import linear_struct
-from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, GroupedWeight
+from inference.models.stored_weights import GROUP_FEATURES, DenseWeight, GroupedWeight
 
 CLowRank, CAdaptedProjection, CAdapter = (
     STRUCTS[name] for name in ("LowRank", "AdaptedProjection", "Adapter")

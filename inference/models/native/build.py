@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from inference.environment import Role, environment_for
-from inference.models.cache.kv_format import KVFormat
+from inference.models.kv_format import KVFormat
 
 SOURCE_DIR = Path(__file__).resolve().parent / "cpp"
 SOURCE_NAME = "library.cpp"

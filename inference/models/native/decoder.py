@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import query_scale
 from inference.models.layers.rope import RopeTable
 from inference.models.native.adapters import adapter_pointers

@@ -17,6 +17,7 @@ from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.state_rows import conv_weight, decay_rate
+from inference.models.lazy_weights import LazyWeight, lazy
 from inference.models.native.adapters import AdaptedStack
 from inference.models.native.layers import (
     Angles,
@@ -30,9 +31,8 @@ from inference.models.native.layers import (
 from inference.models.native.packer import Packer
 from inference.models.native.packing import Format, PackedLinear, pack
 from inference.models.native.structs import Projection
-from inference.models.weights.lazy import LazyWeight, lazy
-from inference.models.weights.stored import DenseWeight
-from inference.models.weights.weight_source import WeightSource
+from inference.models.stored_weights import DenseWeight
+from inference.models.weight_source import WeightSource
 
 Stack = tuple[tuple[str, ...], torch.Tensor | None]
 """Names of weights that are stacked, and where each output of the first of them is in its file;

@@ -16,8 +16,6 @@ from torch.nn.functional import rms_norm
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_block
-from inference.models.cache.paged_kv import lazy_zeros
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.families.predictor import (
     PREDICTOR,
@@ -26,6 +24,7 @@ from inference.models.families.predictor import (
     lone_layer,
     with_layer,
 )
+from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_per_block
 from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import NativeAdapter, native_adapter
 from inference.models.native.decoder import (
@@ -44,9 +43,10 @@ from inference.models.native.load_layer import (
 )
 from inference.models.native.packer import Packer, packing
 from inference.models.native.packing import PackedLinear
+from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision.tower import build_tower
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 CPU = torch.device("cpu")
 

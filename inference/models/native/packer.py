@@ -22,6 +22,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from inference.models.lazy_weights import BlockRows, LazyWeight
 from inference.models.native.headers import STRUCTS
 from inference.models.native.packing import (
     LANES,
@@ -30,7 +31,6 @@ from inference.models.native.packing import (
     unwritten,
     write_panels,
 )
-from inference.models.weights.lazy import BlockRows, LazyWeight
 from inference.supervised_threads import SupervisedPool
 
 CHUNK_WEIGHTS = 2**19

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.native.headers import STRUCTS
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     GROUP_FEATURES,
     HALF_GROUP_FEATURES,
     Codebook,

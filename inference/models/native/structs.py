@@ -15,7 +15,7 @@ import torch
 from inference.models.native.headers import CONSTANTS, STRUCTS
 from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
 from inference.models.step_input import Ints
-from inference.models.weights.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
+from inference.models.stored_weights import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 MAX_PARTS = CONSTANTS["kMaxParts"]

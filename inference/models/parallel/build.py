@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayer, DecoderModel, LoneLayer, Mixer, Mlp
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.step import Step
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import RankShare, Units, kv_replicas, rank_config
 from inference.models.registry import build_model
-from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
+from inference.models.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
 
 
 class SummedMixer:

@@ -15,18 +15,18 @@ import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import KV, BackendSampler, StepBackend
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import kv_format_on
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayers, DecoderModel
+from inference.models.kv_format import KVFormat
 from inference.models.native.build import load_library
 from inference.models.native.model import NativeModel
+from inference.models.paged_kv import kv_format_on
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.step_input import StepImages, StepInput
 from inference.models.vision.tower import Tower
-from inference.models.weights.weight_source import (
+from inference.models.weight_source import (
     ForwardedWeights,
     WeightSource,
 )

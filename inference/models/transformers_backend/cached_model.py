@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicIndexedLayer
 
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
+from inference.models.kv_format import KVFormat
 from inference.models.module_cache import ATTENTION, INDEXER, StateEntry
 from inference.models.step_input import EMPTY_STATE, StepInput, all_on_device, check_positions
 from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries
@@ -45,7 +45,7 @@ from inference.models.transformers_backend.storage import (
     read_state,
     sequences_of,
 )
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 
 def sequence_cache(

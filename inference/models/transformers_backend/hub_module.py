@@ -10,15 +10,15 @@ import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.errors import (
     MissingWeightsError,
     UnsupportedAdapterError,
     UnsupportedModuleError,
 )
+from inference.models.kv_format import KVFormat
 from inference.models.layers.rope import POSITIONS_MULTIPLE
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 NUM_NAMED = 3
 """The most names that a message lists: of tensors that a module has no place for, and of fields of

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.errors import UnsupportedModuleError
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attend, TorchAttention
+from inference.models.paged_kv import LayerKV, PagedKV
 from inference.models.step_input import StepInput, check_positions
 from inference.models.transformers_backend.hub_module import (
     ModuleBackend,
@@ -34,7 +34,7 @@ from inference.models.transformers_backend.hub_module import (
     without_weights,
 )
 from inference.models.transformers_backend.inspection import AttentionCall, inspect
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 PAGED = "helexa_paged"
 """The attention function's registered name. transformers makes no masks for it."""

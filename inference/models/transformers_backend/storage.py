@@ -23,10 +23,10 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache
 
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import LayerKV, PagedKV, lazy_zeros
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
 from inference.models.module_cache import OWN, ModuleCache, StateEntry, TokenEntry
+from inference.models.paged_kv import LayerKV, PagedKV, lazy_zeros
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
 
 

@@ -28,7 +28,7 @@ from torch.nn.functional import (
 from inference.models.families.tower import TOWER
 from inference.models.layers.rope import rotate
 from inference.models.vision_config import VisionConfig
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 EPS = 1e-6
 Activation = Callable[[torch.Tensor], torch.Tensor]

@@ -35,7 +35,7 @@ from inference.models.vision.blocks import (
     rotary_angles,
 )
 from inference.models.vision_config import TowerKind, VisionConfig
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weight_source import WeightSource
 
 Projector = Callable[[torch.Tensor], torch.Tensor]
 """(num_patches, hidden_size) of the last block -> (num_rows, out_hidden_size)."""

@@ -13,7 +13,7 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.sequence import Sequence
-from inference.models.cache.paged_kv import PagedKV
+from inference.models.paged_kv import PagedKV
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams, TokenLogprob

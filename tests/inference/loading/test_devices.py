@@ -15,7 +15,7 @@ from inference.loading import loader
 from inference.loading.devices import planned_kv_format
 from inference.loading.host import host_memory, triton_problem
 from inference.loading.loader import open_model
-from inference.models.cache.kv_format import KVFormat
+from inference.models.kv_format import KVFormat
 from inference.models.native import build
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError

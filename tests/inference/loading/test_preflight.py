@@ -25,7 +25,7 @@ from inference.loading.preflight import (
     shortest_context_bytes,
     step_bytes,
 )
-from inference.models.cache.kv_format import kv_bytes_per_token
+from inference.models.kv_format import kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.kernels import has_fast_bfloat16
 from inference.protocol.load import EarlierLoads, LoadSpec

@@ -10,9 +10,9 @@ from torch.nn.functional import embedding
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import DenseLinear
-from inference.models.weights.lazy import LazyWeight, lazy, stack_lazy
-from inference.models.weights.stored import DenseWeight
-from inference.models.weights.weight_source import DenseProduct
+from inference.models.lazy_weights import LazyWeight, lazy, stack_lazy
+from inference.models.stored_weights import DenseWeight
+from inference.models.weight_source import DenseProduct
 
 TINY = ModelConfig(
     architecture="llama",

@@ -10,7 +10,7 @@ from inference.models.native.packing import (
     SUPER_BLOCK_FORMATS,
     Format,
 )
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     Codebook,
     CodebookWeight,
     GroupedWeight,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.card import CudaCapture
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import Capture, GraphedDecoder, Replay, row_buckets
+from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput, block_table_of
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 from tests.inference.models.steps import FakeCapture

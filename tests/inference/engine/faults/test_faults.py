@@ -22,7 +22,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
+from inference.models.kv_format import KVFormat
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model

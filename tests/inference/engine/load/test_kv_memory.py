@@ -26,8 +26,8 @@ from inference.engine.load.kv_memory import (
 )
 from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import planned_adapter_bytes
-from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
+from inference.models.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.layer_configs import DeltaConfig
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case

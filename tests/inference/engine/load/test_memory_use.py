@@ -29,9 +29,9 @@ from inference.engine.load.trial import measure_prefill, run_largest_steps
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.garbage import release_freed_memory
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
-from inference.models.cache.paged_kv import lazy_zeros
+from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
+from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.engine import Loaded
 from inference.protocol.load import EarlierLoads, PrefillSpeed

@@ -24,8 +24,8 @@ from inference.engine.load.quality import NotMeasurableError, compare, quality_i
 from inference.loading.described import check_shared_vocabulary
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.load import NO_PROJECTOR, Quantization, draft_spec, spec_digest

@@ -36,8 +36,8 @@ from inference.engine.ranks.ranked_model import (
 from inference.engine.ranks.smoke import chosen_devices, main
 from inference.loading.weights.part_files import rank_files
 from inference.models.backend import AnyModel
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
+from inference.models.paged_kv import PagedKV
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.parallel.shares import rank_cuts, rank_share

@@ -39,7 +39,7 @@ from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
-from inference.models.weights.stored import DenseWeight
+from inference.models.stored_weights import DenseWeight
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case

@@ -27,7 +27,7 @@ from inference.models.families.registry import family_of
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import ALL_ROWS, StepInput
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     CodebookWeight,
     DenseWeight,
     GroupedWeight,

@@ -20,7 +20,7 @@ from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.quantization import Quantization, read_quantization
 from inference.models.registry import build_model
-from inference.models.weights.stored import DenseWeight, GroupedWeight
+from inference.models.stored_weights import DenseWeight, GroupedWeight
 from inference.protocol.load_errors import BadFileError, BadSourceError
 from tests.cases import each_case
 from tests.inference.loading.conftest import opened

@@ -29,7 +29,7 @@ from inference.loading.weights.quantized_files import (
 )
 from inference.models.layers import linear
 from inference.models.layers.linear import QuantizedLinear
-from inference.models.weights.stored import DenseWeight, GroupedWeight
+from inference.models.stored_weights import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError
 from tests.cases import each_case

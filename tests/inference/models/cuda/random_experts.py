@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.models.native.packing import Format
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,
     ExpertWeight,

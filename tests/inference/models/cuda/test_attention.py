@@ -12,11 +12,11 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import DTYPE_OF, LayerKV, new_layer
 from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import TorchAttention
+from inference.models.paged_kv import DTYPE_OF, LayerKV, new_layer
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
 

@@ -15,11 +15,11 @@ from inference.engine.load.build import build_engine
 from inference.engine.sampling.drawing import TritonDrawer
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda import setup
 from inference.models.cuda.card import CudaCapture
 from inference.models.graphed import GraphedDecoder, row_buckets
+from inference.models.kv_format import KVFormat
+from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams

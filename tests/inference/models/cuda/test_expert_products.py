@@ -29,13 +29,13 @@ from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import Routes
 from inference.models.layers.experts_loading import load_grouped, load_mixture
 from inference.models.layers.linear import LinearFactory
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,
     ExpertWeight,
     GroupedWeight,
 )
-from inference.models.weights.weight_source import DenseProduct
+from inference.models.weight_source import DenseProduct
 from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import (
     IN_FEATURES,

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.paged_kv import new_layer
 from inference.models.cuda.delta import triton_chunk_states
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.delta_net import torch_chunk_states
 from inference.models.layers.linear import DenseLinear
 from inference.models.layers.norms import TorchPointwise
 from inference.models.layers.rope import rope_table, torch_rotation
+from inference.models.paged_kv import new_layer
 from inference.models.step_input import StepInput
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG

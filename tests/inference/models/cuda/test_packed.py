@@ -17,7 +17,7 @@ from inference.models.cuda.card import captured_ms
 from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     CodebookWeight,
     DenseWeight,
     Fp8Weight,

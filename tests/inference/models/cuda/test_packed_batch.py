@@ -20,7 +20,7 @@ from inference.models.cuda.packed_batch import (
     num_splits,
     tile_rows,
 )
-from inference.models.weights.stored import PackedWeight, with_tensors
+from inference.models.stored_weights import PackedWeight, with_tensors
 from tests.cases import each_case
 from tests.inference.models.cuda.test_packed import WEIGHTS, of_width, random_rows, tolerance
 

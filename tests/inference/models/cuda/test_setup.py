@@ -11,7 +11,6 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
@@ -24,12 +23,13 @@ from inference.models.decoder import DecoderModel
 from inference.models.device_step import DeviceStep
 from inference.models.errors import UnlikeKernelsError
 from inference.models.graphed import GraphedDecoder
+from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.layers.delta_net import torch_chunk_states
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.layers.rope import RopeTable, Rotation, torch_rotation
 from inference.models.parallel.group import SharedChoices
-from inference.models.weights.stored import GroupedWeight
+from inference.models.stored_weights import GroupedWeight
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 from tests.inference.models.families import tiny_hybrid

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
+from inference.models.kv_format import KVFormat
 from tests.inference.models.dense_weights import TINY, random_weights
 
 CONFIG = replace(

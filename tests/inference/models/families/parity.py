@@ -26,9 +26,9 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import adaptable_shapes
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
+from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, unsupported_reason
 from inference.protocol.engine import SequenceFailed, SubmitSequence

@@ -17,12 +17,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from inference.loading.config.hub_config import parse_config
-from inference.models.cache.kv_format import (
-    KVFormat,
-    cache_layout,
-    kv_bytes_of_layer,
-    kv_bytes_per_token,
-)
 from inference.models.families.family import Family
 from inference.models.families.gemma import layer_kv
 from inference.models.families.registry import (
@@ -32,6 +26,12 @@ from inference.models.families.registry import (
     family_of,
 )
 from inference.models.families.tower import TOWER
+from inference.models.kv_format import (
+    KVFormat,
+    cache_layout,
+    kv_bytes_of_layer,
+    kv_bytes_per_token,
+)
 from inference.models.layer_configs import state_bytes
 from inference.models.transformers_backend.model import inspect_config
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError

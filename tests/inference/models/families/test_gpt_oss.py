@@ -17,7 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from inference.loading.weights.experts import unpacked
 from inference.models.registry import unsupported_reason
-from inference.models.weights.stored import GroupedWeight
+from inference.models.stored_weights import GroupedWeight
 from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity, tiny_gguf
 from tests.inference.models.families.rows import YARN, Row

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TensorExecutor
 from inference.models.backend import AnyModel
-from inference.models.cache.paged_kv import LayerState
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.native.model import NativeModel
+from inference.models.paged_kv import LayerState
 from inference.models.step_input import NUM_LONE_STATES
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
+from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.step_input import StepInput

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from inference.models.registry import build_model
+from inference.models.stored_weights import DenseWeight
 from inference.models.transformers_backend.model import TransformersModel
-from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case
 from tests.inference.loading import conftest
 from tests.inference.models.families import parity

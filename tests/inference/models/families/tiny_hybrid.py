@@ -23,7 +23,7 @@ from transformers import (
 from inference.engine.engine import Engine
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
+from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
 from tests.inference.models.families import parity

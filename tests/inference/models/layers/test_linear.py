@@ -23,7 +23,7 @@ from inference.models.layers.linear import (
     StackedLinear,
 )
 from inference.models.native.packing import Format
-from inference.models.weights.stored import DenseWeight, GroupedWeight, StoredWeight
+from inference.models.stored_weights import DenseWeight, GroupedWeight, StoredWeight
 from tests.cases import each_case
 from tests.inference.models.stored_weights import stored_as
 

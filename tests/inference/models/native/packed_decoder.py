@@ -17,7 +17,7 @@ from inference.models.native.adapters import NativeAdapter
 from inference.models.native.decoder import NativeDecoder, NativeKV
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import Format, PackedLinear, pack
-from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.models.stored_weights import DenseWeight, StoredWeight
 from tests.inference.models.dense_weights import TINY
 from tests.inference.models.steps import step_of
 from tests.inference.models.stored_weights import stored_as

@@ -11,9 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf import quants
-from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, BlockType, packing
-from inference.models.native.packing import pack
-from inference.models.weights.lazy import (
+from inference.models.lazy_weights import (
     LazyWeight,
     MappedBlocks,
     RowReader,
@@ -21,7 +19,9 @@ from inference.models.weights.lazy import (
     row_range,
     stack_lazy,
 )
-from inference.models.weights.stored import StoredWeight, stack
+from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, BlockType, packing
+from inference.models.native.packing import pack
+from inference.models.stored_weights import StoredWeight, stack
 from tests.cases import each_case
 
 IQ2_XS = GGMLQuantizationType.IQ2_XS

@@ -14,7 +14,7 @@ from inference.models.errors import UnfitWeightsError
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.native.layers import Angles, NativeExperts, NativeJoin, NativeLayer
 from inference.models.native.packing import Format, PackedLinear, unwritten
-from inference.models.weights.stored import DenseWeight
+from inference.models.stored_weights import DenseWeight
 from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
     CONFIG,

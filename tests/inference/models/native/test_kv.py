@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cosine_similarity
 
-from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.config import ModelConfig
+from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.native.model import NativeModel
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case

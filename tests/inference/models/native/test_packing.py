@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from inference.models.layer_configs import ExpertsConfig
+from inference.models.lazy_weights import LazyWeight, RowReader, Rows, lazy, stack_lazy
 from inference.models.native import build as compilation
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.packer import CHUNK_WEIGHTS, packing
 from inference.models.native.packing import Format, pack
 from inference.models.registry import unsupported_reason
-from inference.models.weights.lazy import LazyWeight, RowReader, Rows, lazy, stack_lazy
-from inference.models.weights.stored import (
+from inference.models.stored_weights import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,
     GroupedWeight,

@@ -15,7 +15,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
 from inference.models.parallel.group import TorchRankGroup
-from inference.models.weights.stored import GroupedWeight, StoredWeight
+from inference.models.stored_weights import GroupedWeight, StoredWeight
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 300.0

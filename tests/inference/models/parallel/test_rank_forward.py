@@ -26,7 +26,7 @@ from inference.models.parallel.group import RankGroup, TorchRankGroup
 from inference.models.parallel.shares import check_groups, input_groups, rank_cuts, rank_share
 from inference.models.registry import build_model
 from inference.models.step_input import ImageEmbeddings, Ints, StepImages, StepInput
-from inference.models.weights.weight_source import DenseProduct
+from inference.models.weight_source import DenseProduct
 from tests.cases import each_case
 from tests.inference.models.parallel.ranks import (
     MemoryFiles,

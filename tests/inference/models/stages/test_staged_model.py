@@ -14,10 +14,10 @@ import torch
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.backend import AnyModel, KVStorage, PlainBackend
-from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.errors import UnsplittableError, UnsupportedAdapterError
+from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, unsupported_reason
 from inference.models.stages.build import (
@@ -30,7 +30,7 @@ from inference.models.stages.build import (
 )
 from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
-from inference.models.weights.weight_source import ForwardedWeights
+from inference.models.weight_source import ForwardedWeights
 from tests.cases import each_case
 from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors, weights_of
 from tests.inference.models.parallel.test_rank_forward import PackedFiles

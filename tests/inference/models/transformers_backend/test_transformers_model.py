@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.registry import FAMILIES, check_architecture
 from inference.models.families.transformers_types import (
@@ -27,6 +26,7 @@ from inference.models.families.transformers_types import (
     REFUSED_TYPES,
     ROW_BY_ROW_TYPES,
 )
+from inference.models.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, block_table_of
 from inference.models.transformers_backend.cached_model import CachedModel

@@ -30,8 +30,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from inference.models.cache.kv_format import KVFormat, cuda_formats
-from inference.models.cache.paged_kv import new_layer
 from inference.models.cuda.attention import TUNINGS, TritonAttention
 from inference.models.cuda.delta import triton_chunk_states
 from inference.models.cuda.drawing import draw_tokens, find_likeliest
@@ -42,9 +40,11 @@ from inference.models.cuda.packed_layout import step_features
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import KVFormat, cuda_formats
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.linear import DenseLinear
 from inference.models.layers.rope import rope_table
+from inference.models.paged_kv import new_layer
 from inference.models.step_input import StepInput, block_table_of
 from tests.inference.models.cuda.random_experts import K_KINDS, KINDS, TABLE_KINDS, random_expert
 from tests.inference.models.cuda.tiny import CONFIG

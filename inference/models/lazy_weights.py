@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.models.weights.stored import StoredWeight, stack, with_tensors
+from inference.models.stored_weights import StoredWeight, stack, with_tensors
 
 Indices = npt.NDArray[np.int64]
 Rows = slice | Indices

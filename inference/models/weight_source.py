@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from inference.models.weights.lazy import LazyWeight
-from inference.models.weights.stored import ExpertWeight, StoredWeight, written_out
+from inference.models.lazy_weights import LazyWeight
+from inference.models.stored_weights import ExpertWeight, StoredWeight, written_out
 
 
 class GroupedProduct(Protocol):

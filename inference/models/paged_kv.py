@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from inference.models.cache.kv_format import GROUP_FEATURES, KVFormat, choose_kv_format
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
+from inference.models.kv_format import GROUP_FEATURES, KVFormat, choose_kv_format
 from inference.models.layer_configs import StateShape
 from inference.models.native.build import automatic_kv_format
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from inference.models.cache.kv_format import KVFormat, kv_bytes_per_block
-from inference.models.cache.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
 from inference.models.device_step import DeviceStep
+from inference.models.kv_format import KVFormat, kv_bytes_per_block
 from inference.models.layers import attention as attention_module
 from inference.models.layers.attention import TorchAttention, gathered_bytes
+from inference.models.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
 from inference.models.step_input import StepInput
 from tests.cases import each_case
 from tests.inference.models.dense_weights import TINY

@@ -1,1 +1,0 @@
-"""Storage of the keys, values and states of sequences."""

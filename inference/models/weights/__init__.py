@@ -1,1 +1,0 @@
-"""The interface between models and weight files, and weights as files hold them."""
