@@ -26,7 +26,7 @@ from inference.models.kv_format import (
     kv_bytes_per_block,
     kv_bytes_per_token,
 )
-from inference.models.stages.layer_range import stage_config
+from inference.models.splits import stage_config
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.settings.neuron import CPU_KV_SHARE
 

@@ -40,8 +40,7 @@ from inference.loading.progress import after_each_tensor
 from inference.models.decoder import DecoderModel
 from inference.models.kv_format import cache_bytes
 from inference.models.paged_kv import PagedKV
-from inference.models.parallel.build import build_rank
-from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
+from inference.models.ranks import SharedChoices, TorchRankGroup, build_rank, file_store
 from inference.protocol.engine import LoadFailedMessage
 from inference.protocol.load_errors import BadSourceError
 

@@ -18,8 +18,7 @@ from inference.engine.ranks.ranked_model import Followers, Join, RankedModel
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
 from inference.models.kv_format import KVFormat
-from inference.models.parallel.build import build_rank
-from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
+from inference.models.ranks import SharedChoices, TorchRankGroup, build_rank, file_store
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_report import LoadReport, RankReport
 from inference.settings.neuron import STEP_TIMEOUT_S

@@ -29,7 +29,7 @@ from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import PagedKV
-from inference.models.parallel.group import TorchRankGroup
+from inference.models.ranks import TorchRankGroup
 from inference.models.step_input import StepInput
 from inference.protocol.engine import LoadFailedMessage
 from inference.protocol.load import LoadSpec

@@ -37,8 +37,8 @@ from inference.loading.weights.part_files import stage_ranges
 from inference.models.backend import AnyDevice, RemoteDevice, name_of
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_per_block
-from inference.models.stages.build import as_first_stage, build_stage
-from inference.models.stages.layer_range import stage_config
+from inference.models.splits import stage_config
+from inference.models.stage import as_first_stage, build_stage
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 

@@ -58,7 +58,7 @@ from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
 from inference.models.errors import UnsupportedAdapterError, UnsupportedKVError
-from inference.models.stages.build import BuiltStage, build_stage, on_card
+from inference.models.stage import BuiltStage, build_stage, on_card
 from inference.protocol.engine import EngineMessage, StageAlive, StageReady
 from inference.protocol.load_errors import BadSourceError
 from inference.supervised_threads import SupervisedThread

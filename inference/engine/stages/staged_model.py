@@ -32,8 +32,8 @@ from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyDevice, BackendSampler, KVStorage, PlainBackend
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, cache_bytes
-from inference.models.stages.build import AnyFirstStage, adapter_of_stage, on_card, step_of_stage
-from inference.models.stages.layer_range import LayerRange, stage_config
+from inference.models.splits import LayerRange, stage_config
+from inference.models.stage import AnyFirstStage, adapter_of_stage, on_card, step_of_stage
 from inference.models.step_input import StepInput, on_device
 from inference.protocol.load import StageSpec
 

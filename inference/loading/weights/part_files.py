@@ -14,15 +14,16 @@ from inference.loading.formats import DENSE_FORMATS
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
-from inference.models.parallel.shares import (
+from inference.models.splits import (
     Cut,
+    LayerRange,
     RankCuts,
     RankShare,
     check_groups,
+    check_ranges,
     input_groups,
     rank_share,
 )
-from inference.models.stages.layer_range import LayerRange, check_ranges
 from inference.models.stored_weights import (
     GROUP_FEATURES,
     DenseWeight,

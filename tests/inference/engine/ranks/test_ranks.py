@@ -38,23 +38,22 @@ from inference.loading.weights.part_files import rank_files
 from inference.models.backend import AnyModel
 from inference.models.decoder import DecoderModel
 from inference.models.paged_kv import PagedKV
-from inference.models.parallel.build import build_rank
-from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.models.parallel.shares import rank_cuts, rank_share
+from inference.models.ranks import TorchRankGroup, build_rank, file_store
 from inference.models.registry import build_model
+from inference.models.splits import rank_cuts, rank_share
 from inference.protocol.engine import EngineFaulted, Loaded
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.engine.asking import submit, tokens_of
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, started
-from tests.inference.models.parallel.ranks import (
+from tests.inference.models.ranks import (
     CPU,
     TIMEOUT_S,
     MemoryFiles,
     random_tensors,
     weights_of,
 )
-from tests.inference.models.parallel.tiny_configs import config_of
+from tests.inference.models.tiny_configs import config_of
 from tests.processes import has_ended
 
 CONFIG = config_of("qwen3_next")

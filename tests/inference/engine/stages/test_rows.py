@@ -32,10 +32,10 @@ from inference.engine.stages.staged_model import StagedModel
 from inference.engine.step_frames import Array, message_of, step_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
-from inference.models.stages.layer_range import LayerRange, stage_config
+from inference.models.splits import LayerRange, stage_config
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
-from tests.inference.models.parallel.tiny_configs import config_of
+from tests.inference.models.tiny_configs import config_of
 
 NUM_FEATURES = 24
 Ends = tuple[socket.socket, RowLink]

@@ -28,7 +28,7 @@ from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.layers.delta_net import torch_chunk_states
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.layers.rope import RopeTable, Rotation, torch_rotation
-from inference.models.parallel.group import SharedChoices
+from inference.models.ranks import SharedChoices
 from inference.models.stored_weights import GroupedWeight
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model

@@ -14,7 +14,7 @@ from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
-from inference.models.parallel.group import TorchRankGroup
+from inference.models.ranks import TorchRankGroup
 from inference.models.stored_weights import GroupedWeight, StoredWeight
 
 CPU = torch.device("cpu")

@@ -20,7 +20,8 @@ from inference.models.errors import UnsplittableError, UnsupportedAdapterError
 from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, unsupported_reason
-from inference.models.stages.build import (
+from inference.models.splits import LayerRange, check_ranges, stage_config
+from inference.models.stage import (
     AnyFirstStage,
     BuiltStage,
     Stage,
@@ -28,14 +29,13 @@ from inference.models.stages.build import (
     as_first_stage,
     step_of_stage,
 )
-from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from inference.models.weight_source import ForwardedWeights
 from tests.cases import each_case
-from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors, weights_of
-from tests.inference.models.parallel.test_rank_forward import PackedFiles
-from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
+from tests.inference.models.ranks import MemoryFiles, random_tensors, weights_of
 from tests.inference.models.steps import step_of
+from tests.inference.models.test_rank_forward import PackedFiles
+from tests.inference.models.tiny_configs import ALL_FACTS, config_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

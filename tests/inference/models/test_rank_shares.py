@@ -9,7 +9,7 @@ import pytest
 
 from inference.models.errors import UnsplittableError
 from inference.models.families.registry import family_of
-from inference.models.parallel.shares import (
+from inference.models.splits import (
     check_groups,
     input_groups,
     rank_config,
@@ -17,7 +17,7 @@ from inference.models.parallel.shares import (
     rank_share,
 )
 from tests.cases import each_case
-from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of, missing_families
+from tests.inference.models.tiny_configs import ALL_FACTS, config_of, missing_families
 
 SPLIT_ROLES = {"embedding", "head", "column", "row", "experts"}
 

@@ -21,22 +21,21 @@ from inference.models.decoder import DecoderModel
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import GroupedExperts, Routes, held_routes
 from inference.models.layers.step import Step
-from inference.models.parallel.build import WideNormedQKV, build_rank
-from inference.models.parallel.group import RankGroup, TorchRankGroup
-from inference.models.parallel.shares import check_groups, input_groups, rank_cuts, rank_share
+from inference.models.ranks import RankGroup, TorchRankGroup, WideNormedQKV, build_rank
 from inference.models.registry import build_model
+from inference.models.splits import check_groups, input_groups, rank_cuts, rank_share
 from inference.models.step_input import ImageEmbeddings, Ints, StepImages, StepInput
 from inference.models.weight_source import DenseProduct
 from tests.cases import each_case
-from tests.inference.models.parallel.ranks import (
+from tests.inference.models.ranks import (
     MemoryFiles,
     MemoryTensor,
     TwoRanks,
     random_tensors,
     weights_of,
 )
-from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
 from tests.inference.models.steps import step_of
+from tests.inference.models.tiny_configs import ALL_FACTS, config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

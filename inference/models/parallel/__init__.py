@@ -1,1 +1,0 @@
-"""A decoder whose weights several ranks share: each rank's part, and their collectives."""

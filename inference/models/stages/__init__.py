@@ -1,1 +1,0 @@
-"""A model as stages: runs of its layers, each on a device of its own."""
