@@ -15,7 +15,7 @@ from inference.engine.prompt_images import PromptImages
 from inference.engine.step import PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings, Ints, StepImages, on_device
-from inference.models.vision.tower import Tower
+from inference.models.vision_tower import Tower
 from inference.protocol.images import SequenceImage
 from inference.recent_results import RecentResults
 

@@ -17,7 +17,7 @@ from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, cache_bytes
 from inference.models.native.structs import Draw
 from inference.models.step_input import StepInput
-from inference.models.vision.tower import Tower
+from inference.models.vision_tower import Tower
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from inference.models.layers.short_conv import load_short_conv
 from inference.models.layers.step import Operators, Step
 from inference.models.paged_kv import PagedKV
 from inference.models.step_input import ImageEmbeddings, StepInput, check_positions
-from inference.models.vision.tower import build_tower
+from inference.models.vision_tower import build_tower
 from inference.models.weight_source import Linear, NamedWeights, WeightSource
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {

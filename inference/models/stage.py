@@ -25,7 +25,7 @@ from inference.models.paged_kv import kv_format_on
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.splits import LayerRange, stage_config
 from inference.models.step_input import StepImages, StepInput
-from inference.models.vision.tower import Tower
+from inference.models.vision_tower import Tower
 from inference.models.weight_source import (
     ForwardedWeights,
     WeightSource,

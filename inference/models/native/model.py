@@ -45,7 +45,7 @@ from inference.models.native.packer import Packer, packing
 from inference.models.native.packing import PackedLinear
 from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import StepInput, check_positions
-from inference.models.vision.tower import build_tower
+from inference.models.vision_tower import build_tower
 from inference.models.weight_source import WeightSource
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from inference.engine.load import trial
 from inference.models.backend import AnyModel
 from inference.models.families.registry import FAMILIES
-from inference.models.vision.tower import Tower
 from inference.models.vision_config import VisionConfig
+from inference.models.vision_tower import Tower
 from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.families.rows import GGUFRow

@@ -1,1 +1,0 @@
-"""Images on torch's operators: from patches to rows of a decoder."""
