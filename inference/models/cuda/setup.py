@@ -155,7 +155,7 @@ def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -
 
 def install_rotation(model: DecoderLayers) -> None:
     """Raises ``NotBuiltError``, ``WrongResultError``, and whatever launching raises."""
-    from inference.models.cuda.rotation import triton_rotation
+    from inference.models.cuda.operators import triton_rotation
 
     if reason := rotation_reason(model.config):
         raise NotBuiltError(reason)
@@ -167,7 +167,7 @@ def install_rotation(model: DecoderLayers) -> None:
 
 def install_pointwise(model: DecoderLayers) -> None:
     """Raises ``WrongResultError``, and whatever launching raises."""
-    from inference.models.cuda.pointwise import TritonPointwise
+    from inference.models.cuda.operators import TritonPointwise
 
     try_pointwise(model, TritonPointwise())
     model.operators.pointwise = TritonPointwise()
@@ -175,7 +175,7 @@ def install_pointwise(model: DecoderLayers) -> None:
 
 def install_chunk_states(model: DecoderLayers) -> None:
     """Raises ``WrongResultError``, and whatever launching raises."""
-    from inference.models.cuda.delta import triton_chunk_states
+    from inference.models.cuda.operators import triton_chunk_states
 
     try_chunk_states(model, triton_chunk_states)
     model.operators.chunk_states = triton_chunk_states

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.models.cuda.delta import triton_chunk_states
-from inference.models.cuda.pointwise import TritonPointwise
-from inference.models.cuda.rotation import triton_rotation
+from inference.models.cuda.operators import TritonPointwise, triton_chunk_states, triton_rotation
 from inference.models.device_step import DeviceStep
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import AttentionMixer

@@ -14,10 +14,8 @@ import torch
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
-from inference.models.cuda.delta import triton_chunk_states
+from inference.models.cuda.operators import TritonPointwise, triton_chunk_states, triton_rotation
 from inference.models.cuda.packed import PackedLinear
-from inference.models.cuda.pointwise import TritonPointwise
-from inference.models.cuda.rotation import triton_rotation
 from inference.models.cuda.trials import PackedTrials
 from inference.models.decoder import DecoderModel
 from inference.models.device_step import DeviceStep
@@ -127,7 +125,7 @@ def test_what_fails_leaves_torchs_operator_in_its_place(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, attention: object, reason: str
 ) -> None:
     """Without attention there are no graphs; without a rotation there is all else."""
-    monkeypatch.setattr("inference.models.cuda.rotation.triton_rotation", _refuses)
+    monkeypatch.setattr("inference.models.cuda.operators.triton_rotation", _refuses)
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
     assert isinstance(graphed, GraphedDecoder)

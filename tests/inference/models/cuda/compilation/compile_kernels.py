@@ -31,14 +31,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from inference.models.cuda.attention import TUNINGS, TritonAttention
-from inference.models.cuda.delta import triton_chunk_states
 from inference.models.cuda.drawing import draw_tokens, find_likeliest
 from inference.models.cuda.experts import stacked_product
+from inference.models.cuda.operators import TritonPointwise, triton_chunk_states, triton_rotation
 from inference.models.cuda.packed import TILES, PackedLinear
 from inference.models.cuda.packed_batch import BATCH_TILES, ROWS
 from inference.models.cuda.packed_layout import step_features
-from inference.models.cuda.pointwise import TritonPointwise
-from inference.models.cuda.rotation import triton_rotation
 from inference.models.device_step import DeviceStep
 from inference.models.kv_format import KVFormat, cuda_formats
 from inference.models.layers.attention_mixer import AttentionMixer

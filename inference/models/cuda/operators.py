@@ -1,9 +1,15 @@
-"""Norms of heads, rotation and the KV write of a step by one Triton kernel a layer, where torch's
-operators need about ten."""
+"""Triton kernels for a decoder layer's operators, each in the place of several of torch's:
+
+    rotation       norms of heads, rotation and the KV write of a step: about ten of torch's
+    pointwise      the residual sum with its norm, and the MLP's gate: two each
+    chunk states   the states that the chunks of a DeltaNet prompt begin with: one a chunk
+
+Pointwise kernels round every value where torch's operators round it."""
 
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import rms_norm
 
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
@@ -168,3 +174,155 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> R
 def padded_groups(head_dim: int) -> int:
     """The groups of a head's features that share a scale, as a power of two."""
     return int(triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)))
+
+
+@triton.jit
+def add_and_norm_kernel(
+    hidden,
+    added,
+    weight,
+    summed,
+    normed,
+    eps,
+    features: tl.constexpr,
+    padded_features: tl.constexpr,
+):
+    """Grid (rows,): ``summed`` is the sum, ``normed`` its norm."""
+    places = tl.arange(0, padded_features)
+    mask = places < features
+    row = tl.program_id(0).to(tl.int64) * features
+    dtype = summed.dtype.element_ty
+    left = tl.load(hidden + row + places, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(added + row + places, mask=mask, other=0.0).to(tl.float32)
+    rounded = (left + right).to(dtype)
+    tl.store(summed + row + places, rounded, mask=mask)
+    values = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / features + eps)
+    weights = tl.load(weight + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(normed + row + places, (values * scale * weights).to(dtype), mask=mask)
+
+
+@triton.jit
+def gate_kernel(
+    gate_up,
+    gated,
+    features,
+    block: tl.constexpr,
+):
+    """Grid (rows, blocks of features)."""
+    places = tl.program_id(1) * block + tl.arange(0, block)
+    mask = places < features
+    row = tl.program_id(0).to(tl.int64)
+    first = gate_up + row * 2 * features + places
+    gate = tl.load(first, mask=mask, other=0.0)
+    up = tl.load(first + features, mask=mask, other=0.0)
+    exact = gate.to(tl.float32)
+    opened = (exact / (1.0 + tl.exp(-exact))).to(gate.dtype)
+    result = opened.to(tl.float32) * up.to(tl.float32)
+    tl.store(gated + row * features + places, result.to(gate.dtype), mask=mask)
+
+
+BLOCK_FEATURES = 1024
+WIDEST_ROW_OF_A_WARP = 512
+"""Features of a norm; a wider row has more warps."""
+
+
+class TritonPointwise:
+    def add_and_norm(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if added is None:
+            return hidden, rms_norm(hidden, weight.shape, weight, eps)
+        num_rows, features = hidden.shape
+        padded = triton.next_power_of_2(features)
+        summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+        add_and_norm_kernel[(num_rows,)](
+            hidden.contiguous(),
+            added.contiguous(),
+            weight,
+            summed,
+            normed,
+            eps,
+            features=features,
+            padded_features=padded,
+            num_warps=min(max(padded // WIDEST_ROW_OF_A_WARP, 1), 16),
+        )
+        return summed, normed
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        num_rows, features = len(gate_up), gate_up.shape[1] // 2
+        gated = gate_up.new_empty(num_rows, features)
+        gate_kernel[(num_rows, triton.cdiv(features, BLOCK_FEATURES))](
+            gate_up.contiguous(), gated, features, block=BLOCK_FEATURES
+        )
+        return gated
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def chunk_states_kernel(
+    carried,
+    written,
+    state,
+    before,
+    after,
+    num_chunks,
+    num_heads: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    padded_keys: tl.constexpr,
+    tile_values: tl.constexpr,
+):
+    """Grid (heads, tiles of a state's values): S ← A S + B, chunk after chunk. Columns of a state
+    do not depend on each other, so a program keeps its own in registers.
+
+    ``carried`` (chunks, heads, keys, keys) are A, ``written`` (chunks, heads, keys, values) B."""
+    head = tl.program_id(0)
+    values = tl.program_id(1) * tile_values + tl.arange(0, tile_values)
+    keys = tl.arange(0, padded_keys)
+    is_key = keys < key_dim
+    mask = is_key[:, None] & (values < value_dim)[None, :]
+    of_state = keys[:, None] * value_dim + values[None, :]
+    of_carried = keys[:, None] * key_dim + keys[None, :]
+    state_numbers: tl.constexpr = key_dim * value_dim
+    current = tl.load(state + head * state_numbers + of_state, mask=mask, other=0.0)
+    place = head.to(tl.int64)
+    for _ in range(num_chunks):
+        tl.store(before + place * state_numbers + of_state, current, mask=mask)
+        carries = tl.load(
+            carried + place * (key_dim * key_dim) + of_carried,
+            mask=is_key[:, None] & is_key[None, :],
+            other=0.0,
+        )
+        writes = tl.load(written + place * state_numbers + of_state, mask=mask, other=0.0)
+        current = tl.dot(carries, current, writes, input_precision="ieee")
+        place += num_heads
+    tl.store(after + head * state_numbers + of_state, current, mask=mask)
+
+
+TILE_VALUES = 16
+"""The values of a state that each program computes: what ``tl.dot`` takes at least."""
+
+
+def triton_chunk_states(
+    carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``delta_net.ChunkStates``."""
+    num_chunks, num_heads, key_dim, value_dim = written.shape
+    before, after = torch.empty_like(written), torch.empty_like(state)
+    grid = num_heads, triton.cdiv(value_dim, TILE_VALUES)
+    chunk_states_kernel[grid](
+        carried.contiguous(),
+        written.contiguous(),
+        state.contiguous(),
+        before,
+        after,
+        num_chunks,
+        num_heads=num_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        padded_keys=max(TILE_VALUES, triton.next_power_of_2(key_dim)),
+        tile_values=TILE_VALUES,
+        num_warps=4,
+        num_stages=1,  # a chunk's product takes most of a multiprocessor's memory
+    )
+    return before, after
