@@ -24,7 +24,7 @@ from inference.models.device_step import DeviceStep
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import load_attention, load_latent
-from inference.models.layers.delta_mixer import load_delta
+from inference.models.layers.delta_net import load_delta
 from inference.models.layers.experts_loading import load_sparse_mlp
 from inference.models.layers.mamba import load_mamba
 from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm

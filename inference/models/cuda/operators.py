@@ -306,7 +306,7 @@ TILE_VALUES = 16
 def triton_chunk_states(
     carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``delta_net.ChunkStates``."""
+    """See ``state_rows.ChunkStates``."""
     num_chunks, num_heads, key_dim, value_dim = written.shape
     before, after = torch.empty_like(written), torch.empty_like(state)
     grid = num_heads, triton.cdiv(value_dim, TILE_VALUES)

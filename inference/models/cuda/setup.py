@@ -19,9 +19,9 @@ from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
-from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rope import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.layers.state_rows import ChunkStates, torch_chunk_states
 from inference.models.paged_kv import LayerKV, new_layer
 from inference.models.step_input import StepInput
 

@@ -27,12 +27,14 @@ from torch.nn.functional import silu, softplus
 
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import MambaConfig
-from inference.models.layers.delta_net import CHUNK_TOKENS, cut_in_chunks, decay_between
 from inference.models.layers.state_rows import (
+    CHUNK_TOKENS,
     Inputs,
     conv_span,
     conv_step,
     conv_weight,
+    cut_in_chunks,
+    decay_between,
     decay_rate,
     through_states,
 )

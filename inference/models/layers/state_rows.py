@@ -2,22 +2,25 @@
 
 Each sequence reads its state in one slot and writes the next one to another; no slot that is read
 is written. Rows that decode are done together, prompts one after the other. Mixers compute the
-rows and states; all use the causal convolution here, of each channel by itself and in float32. A
-prompt may be cut anywhere: the last inputs of one part are the state that goes into the next.
-"""
+rows and states. They share the causal convolution here, of each channel by itself, and the chunks
+that a prompt is cut into where its states are products of matrices; all in float32. A prompt may be
+cut anywhere: the last inputs of one part are the state that goes into the next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
+from torch.nn.functional import pad
 
 from inference.models.device_step import DeviceStep
 from inference.models.layer_configs import NEGATIVE_RATE
 from inference.models.paged_kv import LayerState
 from inference.models.weight_source import WeightSource
 
+CHUNK_TOKENS = 64
+"""Tokens of a prompt that are computed together, before the states between them are."""
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 """A layer's projections of its rows: (num_rows, ...) each."""
 Recurrence: TypeAlias = Callable[[Inputs, LayerState], tuple[torch.Tensor, LayerState]]
@@ -114,3 +117,39 @@ def conv_span(
     for back in range(1, len(weight)):
         summed.addcmul_(window[back : back + num_tokens], weight[back])
     return summed, window[num_tokens:]
+
+
+def cut_in_chunks(tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """(num_tokens, heads, …) -> (chunks, heads, size, …), filled up with zeros."""
+    missing = -len(tokens) % size
+    filled = pad(tokens, (0, 0) * (tokens.dim() - 1) + (0, missing)) if missing else tokens
+    return filled.reshape(-1, size, *filled.shape[1:]).transpose(1, 2)
+
+
+def decay_between(total: torch.Tensor) -> torch.Tensor:
+    """(..., size) -> (..., size, size): how much a token's part of the state has decayed at each
+    later token of the chunk; nothing is left of what comes later. Unmasked it would overflow."""
+    size = total.shape[-1]
+    later = torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1)
+    logarithm = total.unsqueeze(-1) - total.unsqueeze(-2)
+    return logarithm.masked_fill(later, float("-inf")).exp()
+
+
+class ChunkStates(Protocol):
+    def __call__(
+        self, carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states that chunks begin with, (chunks, heads, key_dim, value_dim), and the last
+        one's next. ``carried`` (chunks, heads, key_dim, key_dim) and ``written``, shaped as the
+        states, are A and B of ``delta_chunks``; ``state`` is the first, (heads, key_dim,
+        value_dim)."""
+        ...
+
+
+def torch_chunk_states(
+    carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    states = [state]
+    for carries, writes in zip(carried.unbind(), written.unbind(), strict=True):
+        states.append(torch.baddbmm(writes, carries, states[-1]))
+    return torch.stack(states[:-1]), states[-1]

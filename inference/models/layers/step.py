@@ -13,7 +13,6 @@ from inference.models.adapter import StepAdapters
 from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attend, Attention, TorchAttention
-from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.latent_attention import LatentAttend, LatentAttention
 from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rope import (
@@ -25,6 +24,7 @@ from inference.models.layers.rope import (
     rope_table,
     torch_rotation,
 )
+from inference.models.layers.state_rows import ChunkStates, torch_chunk_states
 from inference.models.paged_kv import LayerKV
 from inference.models.weight_source import Phased
 

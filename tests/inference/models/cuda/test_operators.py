@@ -14,10 +14,10 @@ from inference.models.cuda.operators import TritonPointwise, triton_chunk_states
 from inference.models.device_step import DeviceStep
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import AttentionMixer
-from inference.models.layers.delta_net import torch_chunk_states
 from inference.models.layers.linear import DenseLinear
 from inference.models.layers.norms import TorchPointwise
 from inference.models.layers.rope import rope_table, torch_rotation
+from inference.models.layers.state_rows import torch_chunk_states
 from inference.models.paged_kv import new_layer
 from inference.models.step_input import StepInput
 from tests.cases import each_case

@@ -23,9 +23,9 @@ from inference.models.errors import UnlikeKernelsError
 from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attend, TorchAttention
-from inference.models.layers.delta_net import torch_chunk_states
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.layers.rope import RopeTable, Rotation, torch_rotation
+from inference.models.layers.state_rows import torch_chunk_states
 from inference.models.ranks import SharedChoices
 from inference.models.stored_weights import GroupedWeight
 from tests.cases import each_case
