@@ -25,7 +25,6 @@ from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
 from inference.models.kv_format import KVFormat
 from inference.models.module_cache import ATTENTION, INDEXER, StateEntry
 from inference.models.step_input import EMPTY_STATE, StepInput, all_on_device, check_positions
-from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries
 from inference.models.transformers_backend.detection import (
     MIXED_LAYERS,
     STATE_LAYERS,
@@ -38,9 +37,11 @@ from inference.models.transformers_backend.detection import (
 )
 from inference.models.transformers_backend.hub_module import ModuleBackend, load_module
 from inference.models.transformers_backend.storage import (
+    CompressedTokens,
     ModuleStorage,
     SequenceRows,
     TokenTensors,
+    compresses_tokens,
     own_states_of,
     read_state,
     sequences_of,
@@ -114,7 +115,7 @@ def _cache_kept_here(kind: type[Any]) -> type[Any]:
 def _layer_kept_here(kind: type[Any]) -> type[Any]:
     """``kind`` with its storage in our blocks and slots."""
     bases: list[type[Any]] = []
-    if keeps_entries(kind):
+    if compresses_tokens(kind):
         bases += [CompressedTokens, PagedTokens]
     if kind in TOKEN_LAYERS or kind in MIXED_LAYERS:
         bases.append(PagedTokens)

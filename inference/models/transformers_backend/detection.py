@@ -36,13 +36,14 @@ from inference.models.module_cache import (
     StateEntry,
     TokenEntry,
 )
-from inference.models.transformers_backend.compressed_tokens import (
-    compressed_entries,
-    group_states,
-    keeps_entries,
-)
 from inference.models.transformers_backend.hub_module import hub_config, without_weights
-from inference.models.transformers_backend.storage import own_states_of, state_entry
+from inference.models.transformers_backend.storage import (
+    compressed_entries,
+    compresses_tokens,
+    group_states,
+    own_states_of,
+    state_entry,
+)
 
 NUM_ROWS = 5
 
@@ -149,7 +150,7 @@ def _check_kinds(cache: Cache, name: str) -> None:
     unknown = [
         type(layer)
         for layer in cache.layers
-        if type(layer) not in KNOWN_LAYERS and not keeps_entries(type(layer))
+        if type(layer) not in KNOWN_LAYERS and not compresses_tokens(type(layer))
     ]
     if unknown or type(cache).__name__ not in KNOWN_CACHES:
         kind = unknown[0] if unknown else type(cache)
@@ -181,7 +182,7 @@ def accepted(module: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def _layer(layer: Any, module: Any) -> Layer:
     names = ("sliding_window", "number_of_states")
     arguments = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
-    if keeps_entries(type(layer)):
+    if compresses_tokens(type(layer)):
         arguments = {"config": module.config}
     positions = getattr(layer, "indexer_position_ids", None)
     return Layer(type(layer), arguments, 0 if positions is None else positions.shape[0])
@@ -199,7 +200,7 @@ def _tokens(cache: Cache, name: str) -> Iterator[TokenEntry]:
         if (indexed := getattr(layer, "indexer_keys", None)) is not None:
             shape = 1, int(indexed.shape[-1])
             yield TokenEntry(layer=index, part=INDEXER, key_shape=shape, value_shape=(0, 0))
-        if keeps_entries(type(layer)):
+        if compresses_tokens(type(layer)):
             yield from compressed_entries(layer, index)
 
 
@@ -222,7 +223,7 @@ def _states(cache: Cache) -> Iterator[StateEntry]:
             for place, state in getattr(layer, f"{kind}_states", {}).items():
                 if state is not None:
                     yield state_entry(index, kind, place, state.shape[1:], state.dtype)
-        if keeps_entries(type(layer)):
+        if compresses_tokens(type(layer)):
             yield from group_states(layer, index)
 
 
