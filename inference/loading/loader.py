@@ -62,7 +62,7 @@ from inference.models.config import ModelConfig
 from inference.models.cuda.trials import has_expert_kernel
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
-from inference.models.native.build import find_compiler
+from inference.models.native.library import find_compiler
 from inference.models.splits import LayerRange, RankShare, rank_config, rank_cuts, stage_config
 from inference.models.weight_source import WeightSource
 from inference.protocol.load import LoadSpec

@@ -29,7 +29,7 @@ GROUP_FEATURES = 64
 smaller."""
 
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
-"""Formats of the native decoder; its own choice is ``native.build.automatic_kv_format``."""
+"""Formats of the native decoder; its own choice is ``native.library.automatic_kv_format``."""
 TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
     "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
     "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
 from inference.models.kv_format import GROUP_FEATURES, KVFormat, choose_kv_format
 from inference.models.layer_configs import StateShape
-from inference.models.native.build import automatic_kv_format
+from inference.models.native.library import automatic_kv_format
 
 DTYPE_OF: dict[KVFormat, torch.dtype] = {
     "fp32": torch.float32,

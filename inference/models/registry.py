@@ -18,11 +18,11 @@ from inference.models.decoder import DecoderModel
 from inference.models.errors import UnregisteredArchitectureError
 from inference.models.families.registry import MODELS_PAGE, family_of, find_family
 from inference.models.kv_format import KVFormat
-from inference.models.native.build import (
+from inference.models.native.decoder import ACTIVATIONS
+from inference.models.native.library import (
     NativeUnavailableError,
     load_library,
 )
-from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.model import NativeModel, NativePredictor
 from inference.models.native.packing import LANES
 from inference.models.paged_kv import kv_format_on

@@ -19,7 +19,7 @@ from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.kv_format import KVFormat
-from inference.models.native.build import load_library
+from inference.models.native.library import load_library
 from inference.models.native.model import NativeModel
 from inference.models.paged_kv import kv_format_on
 from inference.models.registry import NATIVE_IN_WORDS, native_problem

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.adapter import AdapterWeights, LowRank, check_known
-from inference.models.native.headers import STRUCTS
+from inference.models.native.library import STRUCTS
 from inference.models.native.packing import LANES, PackedLinear, pack
 from inference.models.native.structs import linear_struct
 from inference.models.stored_weights import GROUP_FEATURES, DenseWeight, GroupedWeight

@@ -21,8 +21,8 @@ from inference.models.layers.attention_mixer import query_scale
 from inference.models.layers.rope import RopeTable
 from inference.models.native.adapters import adapter_pointers
 from inference.models.native.checked_weights import CheckedWeights
-from inference.models.native.headers import INT, POINTER
 from inference.models.native.layers import NativeJoin, NativeLayer, NativeNorm
+from inference.models.native.library import INT, POINTER
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CBatch,

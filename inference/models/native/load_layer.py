@@ -28,8 +28,7 @@ from inference.models.native.layers import (
     NativeLayer,
     NativeNorm,
 )
-from inference.models.native.packer import Packer
-from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.native.packing import Format, PackedLinear, Packer, pack
 from inference.models.native.structs import Projection
 from inference.models.stored_weights import DenseWeight
 from inference.models.weight_source import WeightSource

@@ -41,8 +41,7 @@ from inference.models.native.load_layer import (
     load_norm,
     native_angles,
 )
-from inference.models.native.packer import Packer, packing
-from inference.models.native.packing import PackedLinear
+from inference.models.native.packing import PackedLinear, Packer, packing
 from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision_tower import build_tower

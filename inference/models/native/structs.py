@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from inference.models.native.headers import CONSTANTS, STRUCTS
+from inference.models.native.library import CONSTANTS, STRUCTS
 from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
 from inference.models.step_input import Ints
 from inference.models.stored_weights import GROUP_FEATURES, SUPER_BLOCK_FEATURES

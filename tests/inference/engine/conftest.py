@@ -22,7 +22,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.config.hub_config import parse_config
 from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
-from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from tests.inference import greedy as answers

@@ -16,7 +16,7 @@ from inference.loading.devices import planned_kv_format
 from inference.loading.host import host_memory, triton_problem
 from inference.loading.loader import open_model
 from inference.models.kv_format import KVFormat
-from inference.models.native import build
+from inference.models.native import library
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
 from tests.cases import each_case
@@ -37,7 +37,7 @@ def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_c
         (CPU, {}, False, b"", "fp32"),
         (CUDA, {"dtype": "float16"}, False, b"", "fp16"),
     ):
-        monkeypatch.setattr(build, "_cpu", lambda features=features: features)
+        monkeypatch.setattr(library, "_cpu", lambda features=features: features)
         assert planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
     assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
 
@@ -71,7 +71,7 @@ def test_a_format_is_had_or_refused_by_name(
     monkeypatch.setattr(loader, "fetch_files", None)  # a fetch would fail
     with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
         assert planned_kv_format(spec(kv_dtype), device, is_native=device is CPU) == kv_dtype
-    if refusal is not None and device is CPU and build.find_compiler() is not None:
+    if refusal is not None and device is CPU and library.find_compiler() is not None:
         with pytest.raises(BadSourceError, match=f"kv_dtype {kv_dtype}"):
             open_model(spec(kv_dtype, devices=["cpu"]), Path("/nowhere"), lambda _: None)
 

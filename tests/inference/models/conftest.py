@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.models.native import build
+from inference.models.native.library import find_compiler, load_library
 from tests.inference.collected import _what_was_imported_is_not_collected  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")
 def library(native_cache_dir: Path) -> ctypes.CDLL:
-    if build.find_compiler() is None:
+    if find_compiler() is None:
         pytest.skip("no C++ compiler")
-    return build.load_library(native_cache_dir)
+    return load_library(native_cache_dir)
 
 
 @pytest.fixture

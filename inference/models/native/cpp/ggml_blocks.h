@@ -14,7 +14,7 @@
 
 namespace helexa {
 
-// The numbers that GGUF has for them; mirrored in packer.py.
+// The numbers that GGUF has for them; mirrored in packing.py.
 enum BlockType : int32_t {
   kBlockQ4_0 = 2, kBlockQ4_1 = 3, kBlockQ5_0 = 6, kBlockQ5_1 = 7, kBlockQ8_0 = 8, kBlockQ2K = 10,
   kBlockQ3K = 11, kBlockQ4K = 12, kBlockQ5K = 13, kBlockQ6K = 14, kBlockIQ4NL = 20,

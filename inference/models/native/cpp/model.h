@@ -1,5 +1,5 @@
 // A model's weights and shape, and one batch of rows, as the caller describes them. Python reads
-// the structs here (headers.py).
+// the structs here (library.py).
 #pragma once
 
 #include <cstdint>

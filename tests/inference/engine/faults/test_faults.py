@@ -23,7 +23,7 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
 from inference.models.backend import AnyModel
 from inference.models.kv_format import KVFormat
-from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.protocol.engine import CancelSequence

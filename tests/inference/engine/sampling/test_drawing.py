@@ -35,9 +35,9 @@ from inference.engine.sampling.drawing import (
 )
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.cuda.setup import WrongResultError
-from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
+from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.packing import pack
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.load import LoadSpec, PrefillSpeed

@@ -22,7 +22,7 @@ from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
 from inference.models.backend import AnyModel
-from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.step_input import StepInput
 from inference.protocol.engine import CancelSequence, SequenceCancelled
 from inference.protocol.sampling import Grammar, ThinkingLimit

@@ -28,7 +28,7 @@ from inference.loading.gguf.header import read_header
 from inference.loading.loader import OpenedModel
 from inference.models.decoder import DecoderModel
 from inference.models.families.registry import family_of
-from inference.models.native import build
+from inference.models.native.library import find_compiler
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput
 
@@ -128,7 +128,7 @@ def test_the_log_probability_is_of_the_token_that_follows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("model", BOUNDS)
 def test_answers_are_as_likely_as_in_float32(
     model: str, default_gguf: Path, gemma_gguf: Path, tmp_path: Path, native_cache_dir: Path

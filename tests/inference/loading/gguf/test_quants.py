@@ -24,7 +24,7 @@ from inference.loading.loader import OpenedModel
 from inference.loading.weights.experts import by_expert
 from inference.models.backend import AnyModel
 from inference.models.families.registry import family_of
-from inference.models.native.build import find_compiler
+from inference.models.native.library import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import ALL_ROWS, StepInput
 from inference.models.stored_weights import (

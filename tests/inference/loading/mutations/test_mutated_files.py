@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from inference.loading.gguf.header import read_headers
-from inference.models.native import build
+from inference.models.native.library import find_compiler
 from inference.protocol.load_errors import BadFileError
 from tests.inference.loading.mutations.child import UNCHANGED
 from tests.inference.loading.mutations.mutations import mutate
@@ -31,7 +31,7 @@ MOST_HEADER_BYTES = 4 * 2**20
 """The files have headers of some kilobytes."""
 
 pytestmark = [
-    pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"),
     pytest.mark.limit_s(36_000),
 ]
 

@@ -19,8 +19,7 @@ from inference.models.lazy_weights import (
     row_range,
     stack_lazy,
 )
-from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, BlockType, packing
-from inference.models.native.packing import pack
+from inference.models.native.packing import BLOCK_CHUNK_WEIGHTS, BlockType, pack, packing
 from inference.models.stored_weights import StoredWeight, stack
 from tests.cases import each_case
 

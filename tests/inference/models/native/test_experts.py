@@ -13,7 +13,7 @@ from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts_loading import load_mixture
 from inference.models.native.layers import NativeLayer
 from inference.models.native.load_layer import load_experts
-from inference.models.native.packer import Packer
+from inference.models.native.packing import Packer
 from tests.cases import each_case
 from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.native.packed_decoder import (

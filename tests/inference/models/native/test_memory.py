@@ -20,8 +20,8 @@ import torch
 
 from inference.engine.errors import OutOfMemoryFault
 from inference.engine.faults import classify
-from inference.models.native.build import load_library
 from inference.models.native.decoder import NativeDecoder
+from inference.models.native.library import load_library
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import Draw
 from tests.inference.models.native.packed_decoder import (

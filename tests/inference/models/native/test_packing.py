@@ -15,10 +15,9 @@ import torch
 
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.lazy_weights import LazyWeight, RowReader, Rows, lazy, stack_lazy
-from inference.models.native import build as compilation
-from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.native.packer import CHUNK_WEIGHTS, packing
-from inference.models.native.packing import Format, pack
+from inference.models.native import library as compilation
+from inference.models.native.library import NativeUnavailableError, load_library
+from inference.models.native.packing import CHUNK_WEIGHTS, Format, pack, packing
 from inference.models.registry import unsupported_reason
 from inference.models.stored_weights import (
     TWICE_THE_MXFP4_VALUES,
