@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from inference.models.embedding_config import EmbeddingConfig, Pooling
+from inference.models.config import EmbeddingConfig, Pooling
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 
 UNUSED = ("pooler.",)

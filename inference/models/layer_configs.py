@@ -1,5 +1,7 @@
-"""Shapes of layers other than plain attention, and of the states that some keep for a sequence in
-the place of keys and values. Imports no torch: memory is planned with them."""
+"""Shapes of layers other than plain attention, and of what they keep for a sequence beside keys and
+values: states, and the cache of a module of the transformers backend, whose entries of each token
+go into blocks and those of each sequence into a state slot. Imports no torch: memory is planned
+with them."""
 
 from __future__ import annotations
 
@@ -256,3 +258,71 @@ class MambaConfig:
     @property
     def recurrent_shape(self) -> tuple[int, int, int]:
         return self.num_heads, self.head_dim, self.state_size
+
+
+ATTENTION_PART, INDEXER_PART = "attention", "indexer"
+"""Parts of a layer that keep something of each token."""
+OWN_KIND = "own"
+"""The kind of states that a module keeps apart from the layers of transformers' cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEntry:
+    """A part of a layer's entry of each token: a key and a value, or a key alone."""
+
+    layer: int
+    part: str
+    key_shape: tuple[int, int]
+    """Heads and their width."""
+    value_shape: tuple[int, int]
+    """(0, 0) of a key alone."""
+
+    @property
+    def has_values(self) -> bool:
+        return self.value_shape != (0, 0)
+
+    @property
+    def is_even(self) -> bool:
+        return self.key_shape == self.value_shape
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """Heads and width of the pair that blocks hold. Keys and values of different shapes lie one
+        after the other in it, as one head."""
+        if self.is_even:
+            return self.key_shape
+        return 1, -(-(math.prod(self.key_shape) + math.prod(self.value_shape)) // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    layer: int
+    """0 for one that is the module's own."""
+    kind: str
+    """The layer's name for it."""
+    index: int
+    """Among several of the layer, or of the module's own."""
+    shape: tuple[int, ...]
+    """The shape of one sequence's state."""
+    dtype: str | None
+    """The dtype that the module keeps it in, by torch's name; ``None``: the activations'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCache:
+    tokens: tuple[TokenEntry, ...]
+    states: tuple[StateEntry, ...]
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The shape of each entry. Blocks also name the prefixes of a module that keeps nothing of
+        a token: then they hold one number of each."""
+        return tuple(entry.kv_shape for entry in self.tokens) or ((1, 1),)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        return tuple(sorted({entry.layer for entry in self.states}))
+
+    @property
+    def state_bytes(self) -> int:
+        return STATE_ELEMENT_BYTES * sum(math.prod(entry.shape) for entry in self.states)

@@ -22,7 +22,7 @@ from inference.loading.config.hub_config import (
     refuses_malformed,
     with_model_type,
 )
-from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
+from inference.models.config import EmbeddingConfig, Pooling, ScoreActivation
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 from inference.models.families.registry import known_model_types, unknown_architecture
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
@@ -115,7 +115,7 @@ def _classifies(config: Json) -> bool:
     return is_known and any(name.endswith("ForSequenceClassification") for name in names)
 
 
-def _activation(config: Json) -> Activation:
+def _activation(config: Json) -> ScoreActivation:
     """As sentence-transformers does: a sigmoid, unless the model declares none."""
     declared = config.get("sentence_transformers") or {}
     name = declared.get("activation_fn", config.get("sbert_ce_default_activation_function"))

@@ -16,8 +16,8 @@ from inference.loading.devices import choose_dtype, earlier_loads_on
 from inference.loading.directory_tokenizer import directory_tokenizer, separator_of_pairs
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
+from inference.models.config import EmbeddingConfig
 from inference.models.embedding import declared_shapes
-from inference.models.embedding_config import EmbeddingConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer
 from inference.models.config import ModelConfig
 from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
 from inference.models.kv_format import KVFormat
-from inference.models.module_cache import ATTENTION, INDEXER, StateEntry
+from inference.models.layer_configs import ATTENTION_PART, INDEXER_PART, StateEntry
 from inference.models.step_input import EMPTY_STATE, StepInput, all_on_device, check_positions
 from inference.models.transformers_backend.detection import (
     MIXED_LAYERS,
@@ -141,7 +141,7 @@ class PagedTokens:
         """(1, heads, num_rows, width) of the next rows -> the same of all that they may see."""
         begin = self._num_seen
         self._num_seen += key_states.shape[2]
-        tokens = self._storage.tokens_of(self._layer, ATTENTION)
+        tokens = self._storage.tokens_of(self._layer, ATTENTION_PART)
         self._write(tokens, begin, self._num_seen, key_states, value_states)
         first = 0 if self._window is None else max(0, begin - self._window + 1)
         return tokens.read(self._rows.block_ids, first, self._num_seen, key_states.dtype)
@@ -151,7 +151,7 @@ class PagedTokens:
         assert isinstance(self, DynamicIndexedLayer)
         begin = self._num_indexed
         self._num_indexed += indexer_key_states.shape[1]
-        tokens = self._storage.tokens_of(self._layer, INDEXER)
+        tokens = self._storage.tokens_of(self._layer, INDEXER_PART)
         self._write(tokens, begin, self._num_indexed, indexer_key_states, None)
         dtype = indexer_key_states.dtype
         keys: torch.Tensor = tokens.read(self._rows.block_ids, 0, self._num_indexed, dtype)[0]

@@ -28,10 +28,10 @@ from transformers.cache_utils import (
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.models.families.transformers_modules import NAMES
-from inference.models.module_cache import (
-    ATTENTION,
-    INDEXER,
-    OWN,
+from inference.models.layer_configs import (
+    ATTENTION_PART,
+    INDEXER_PART,
+    OWN_KIND,
     ModuleCache,
     StateEntry,
     TokenEntry,
@@ -195,11 +195,11 @@ def _tokens(cache: Cache, name: str) -> Iterator[TokenEntry]:
             _check(keys, layer, name)
             shapes = _shape(keys), _shape(values)
             yield TokenEntry(
-                layer=index, part=ATTENTION, key_shape=shapes[0], value_shape=shapes[1]
+                layer=index, part=ATTENTION_PART, key_shape=shapes[0], value_shape=shapes[1]
             )
         if (indexed := getattr(layer, "indexer_keys", None)) is not None:
             shape = 1, int(indexed.shape[-1])
-            yield TokenEntry(layer=index, part=INDEXER, key_shape=shape, value_shape=(0, 0))
+            yield TokenEntry(layer=index, part=INDEXER_PART, key_shape=shape, value_shape=(0, 0))
         if compresses_tokens(type(layer)):
             yield from compressed_entries(layer, index)
 
@@ -229,7 +229,7 @@ def _states(cache: Cache) -> Iterator[StateEntry]:
 
 def _own_states(states: list[torch.Tensor]) -> Iterator[StateEntry]:
     for place, state in enumerate(states):
-        yield state_entry(0, OWN, place, state.shape[1:], state.dtype)
+        yield state_entry(0, OWN_KIND, place, state.shape[1:], state.dtype)
 
 
 def _number(hub: Any, name: str) -> int | None:

@@ -32,7 +32,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
-from inference.models.module_cache import OWN, ModuleCache, StateEntry, TokenEntry
+from inference.models.layer_configs import OWN_KIND, ModuleCache, StateEntry, TokenEntry
 from inference.models.paged_kv import LayerKV, PagedKV, lazy_zeros
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
 
@@ -71,12 +71,12 @@ class ModuleStorage(PagedKV):
         return {
             entry: slots
             for entry, slots in self._states.items()
-            if entry.layer == layer and entry.kind != OWN
+            if entry.layer == layer and entry.kind != OWN_KIND
         }
 
     def own_states(self) -> dict[StateEntry, torch.Tensor]:
         """The module's own states, in its order."""
-        return {entry: slots for entry, slots in self._states.items() if entry.kind == OWN}
+        return {entry: slots for entry, slots in self._states.items() if entry.kind == OWN_KIND}
 
 
 @dataclass(frozen=True, slots=True)

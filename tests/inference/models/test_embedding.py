@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel
 
 from inference.loading.embedding.embedding_config import DECODERS, ENCODERS
+from inference.models.config import EmbeddingConfig, Pooling
 from inference.models.embedding import EmbeddingModel, pool
-from inference.models.embedding_config import EmbeddingConfig, Pooling
 from inference.models.errors import MissingWeightsError
 from tests.cases import each_case
 
