@@ -1,12 +1,19 @@
 """Decoders of llama's layers whose MLPs are mixtures of experts: mixtral, olmoe, qwen2_moe and
-qwen3_moe, dots.llm1, MiniMax-M2, and ERNIE 4.5 with experts."""
+qwen3_moe, dots.llm1, MiniMax-M2, ERNIE 4.5 with experts; and gpt-oss.
+
+gpt-oss attends with sinks, within a window in every other layer, and its biased experts have a
+clamped activation. Its published files hold the experts in MXFP4, and gates and the rest row by
+row: ``loading/weights/experts.py`` cuts them up."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.family import Family, renaming
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -15,6 +22,7 @@ from inference.models.families.hub_config import (
     positive_integer,
     read_decoder,
     read_llama,
+    repeated,
     rotary_dim,
 )
 from inference.models.families.llama import ERNIE_DEFAULTS, interleaved_heads
@@ -25,7 +33,82 @@ from inference.models.families.mixture import (
     read_mixture_gguf,
     routed_fields,
 )
+from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
+
+GPT_OSS_ROUTING: dict[str, Any] = {
+    "scoring": "softmax_of_chosen",
+    "has_bias": True,
+    "swish_gain": 1.702,
+    "limit": 7.0,
+}
+"""The routing of its experts; GGUF has no key for it."""
+
+
+def read_gpt_oss(config: Json, generation: Json) -> ModelConfig:
+    check_activation(config, "silu")
+    num_layers = positive_integer(config, "num_hidden_layers")
+    inner = positive_integer(config, "intermediate_size")
+    has_bias = bool(config.get("attention_bias", True))
+    kinds = kinds_of_layers(config, repeated(num_layers, 2))
+    window = config.get("sliding_window")
+    if window is None and "sliding" in kinds:
+        raise BadFileError("config.json has sliding layers and no sliding_window")
+    return read_decoder(
+        config,
+        generation,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        has_sinks=True,
+        mixers=kinds,
+        sliding_window=window,
+        mlps=("sparse",) * num_layers,
+        experts=experts_of(
+            config,
+            intermediate_size=inner,
+            **GPT_OSS_ROUTING
+            | {
+                "swish_gain": float(config.get("swiglu_alpha", GPT_OSS_ROUTING["swish_gain"])),
+                "limit": float(config.get("swiglu_limit", GPT_OSS_ROUTING["limit"])),
+            },
+        ),
+    )
+
+
+def read_gpt_oss_gguf(keys: GGUFKeys) -> ModelConfig:
+    num_layers = keys.integer("block_count")
+    inner = keys.integer("expert_feed_forward_length")
+    experts = ExpertsConfig(
+        num_experts=keys.integer("expert_count"),
+        experts_per_token=keys.integer("expert_used_count"),
+        intermediate_size=inner,
+        normalizes=False,
+        **GPT_OSS_ROUTING,
+    )
+    config = read_decoder_gguf(
+        keys,
+        "gpt_oss",
+        intermediate_size=inner,
+        has_sinks=True,
+        mixers=windowed_layers(keys, 2),
+        sliding_window=keys.integer("attention.sliding_window"),
+        mlps=("sparse",) * num_layers,
+        experts=experts,
+    )
+    if config.rope_scaling is None:
+        return config
+    return replace(config, rope_scaling=replace(config.rope_scaling, truncates=False))
+
+
+GPT_OSS = Family(
+    name="gpt-oss",
+    model_types=("gpt_oss",),
+    gguf_architectures=("gpt-oss",),
+    read_config=read_gpt_oss,
+    read_gguf=read_gpt_oss_gguf,
+    hub_name=renaming({".mlp.router.": ".mlp.gate."}),
+)
+
 
 BLOCK_NAMES = {
     ".block_sparse_moe.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
@@ -224,4 +307,4 @@ ERNIE4_5_MOE = Family(
     hub_name=renaming(ERNIE_NAMES),
     left_out={"model.mtp_": "multi-token prediction"},
 )
-FAMILIES = (MIXTRAL, OLMOE, QWEN3_MOE, QWEN2_MOE, DOTS1, MINIMAX_M2, ERNIE4_5_MOE)
+FAMILIES = (MIXTRAL, OLMOE, QWEN3_MOE, QWEN2_MOE, DOTS1, MINIMAX_M2, ERNIE4_5_MOE, GPT_OSS)

@@ -13,7 +13,6 @@ from inference.models.families import (
     deepseek,
     gemma,
     glm,
-    gpt_oss,
     granite,
     hunyuan,
     lfm2,
@@ -23,8 +22,7 @@ from inference.models.families import (
     mixtures,
     nemotron_h,
     olmo2,
-    qwen3_5,
-    qwen_vl,
+    qwen,
 )
 from inference.models.families.family import Family
 from inference.models.families.transformers_modules import (
@@ -44,8 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     *llama.FAMILIES,
     *mistral3.FAMILIES,
     *mixtures.FAMILIES,
-    *qwen_vl.FAMILIES,
-    *qwen3_5.FAMILIES,
+    *qwen.FAMILIES,
     *gemma.FAMILIES,
     *glm.FAMILIES,
     *granite.FAMILIES,
@@ -56,7 +53,6 @@ FAMILIES: tuple[Family, ...] = (
     *nemotron_h.FAMILIES,
     *deepseek.FAMILIES,
     *llama4.FAMILIES,
-    *gpt_oss.FAMILIES,
 )
 
 _OWN = {kind: family for family in FAMILIES for kind in family.model_types}

@@ -1,20 +1,27 @@
-"""Qwen3.5 and Qwen3-Next: hybrids of Gated DeltaNet and attention with a gate on its output, with a
-dense MLP or a mixture of experts. Most layers are DeltaNet, every few are attention; a part of each
-head is rotated, and norms' weights are stored less one.
+"""Qwen3.5 and Qwen3-Next, and the Qwens beside a vision tower: Qwen2.5-VL, and Qwen3-VL without and
+with experts. ``llama`` has the plain ones, ``mixtures`` those with experts.
 
-Qwen3.5's checkpoints nest the text model beside a vision tower: config.json has it under
-``text_config``, and its tensors are called ``model.language_model.*``. A text's three rotary
-positions are all the same, so that interleaving them changes nothing. Qwen3-Next's projections go
-from key head to key head.
-"""
+Qwen3.5 and Qwen3-Next are hybrids of Gated DeltaNet and attention with a gate on its output, with a
+dense MLP or a mixture of experts. Most layers are DeltaNet, every few are attention; a part of each
+head is rotated, and norms' weights are stored less one. Qwen3-Next's projections go from key head
+to key head.
+
+Checkpoints with a tower nest the text model: config.json has it under ``text_config``, and its
+tensors are called ``model.language_model.*``. A text's three rotary positions are all the same, so
+that interleaving them changes nothing. Qwen2.5-VL's rotary frequencies turn in blocks by time,
+height and width; its published checkpoints have the text model's keys in config.json itself, and
+its tensors beside those of ``visual.*``. Some blocks of Qwen3-VL's tower are added to the decoder's
+first layers; files stack its experts, as published with their inputs first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
+from inference.models.families import llama
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
@@ -22,14 +29,16 @@ from inference.models.families.hub_config import (
     check_activation,
     positive_integer,
     read_decoder,
+    read_llama,
     repeated,
     rope_parameters,
 )
-from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of
+from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of, read_mixture_gguf
+from inference.models.families.mixtures import read_qwen3_moe
 from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION
-from inference.models.families.tower_gguf import QWEN3_PROJECTOR
-from inference.models.families.tower_hub import read_vision
+from inference.models.families.tower_gguf import QWEN2_5_PROJECTOR, QWEN3_PROJECTOR
+from inference.models.families.tower_hub import read_vision, read_windowed_vision
 from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
 from inference.protocol.load_errors import BadFileError
 
@@ -58,14 +67,14 @@ PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
 """The names that llama.cpp's converter writes today: it takes the larger of the two apart."""
 
 
-def read_config(config: Json, generation: Json) -> ModelConfig:
+def read_qwen3_5(config: Json, generation: Json) -> ModelConfig:
     text = text_config(config)
     check_activation(text, "silu")
     fields = hybrid_fields(text, DeltaNames())
     return read_decoder(text, generation, **fields, vision=read_vision(config, text))
 
 
-def read_moe_config(config: Json, generation: Json) -> ModelConfig:
+def read_qwen3_5_moe(config: Json, generation: Json) -> ModelConfig:
     text = text_config(config)
     check_activation(text, "silu")
     fields = hybrid_fields(text, DeltaNames()) | sparse_fields(text)
@@ -73,7 +82,7 @@ def read_moe_config(config: Json, generation: Json) -> ModelConfig:
     return read_decoder(text, generation, **fields, vision=read_vision(config, text))
 
 
-def read_next(config: Json, generation: Json) -> ModelConfig:
+def read_qwen3_next(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu")
     fields = hybrid_fields(config, GROUPED) | sparse_fields(config)
     return read_decoder(config, generation, **fields)
@@ -150,18 +159,18 @@ def hub_name(name: str) -> str:
     return f"model.{name.removeprefix(NESTED)}" if name.startswith(NESTED) else name
 
 
-def read_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_qwen3_5_gguf(keys: GGUFKeys) -> ModelConfig:
     fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
     return read_decoder_gguf(keys, "qwen3_5", **fields)
 
 
-def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_qwen3_5_moe_gguf(keys: GGUFKeys) -> ModelConfig:
     fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
     sparse = gguf_sparse_fields(keys, fields["num_layers"])
     return read_decoder_gguf(keys, "qwen3_5_moe", **fields, **sparse)
 
 
-def read_next_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_qwen3_next_gguf(keys: GGUFKeys) -> ModelConfig:
     is_grouped = any(name.endswith(".ssm_in.weight") for name in keys.shapes)
     names = GROUPED if is_grouped else PLAIN_QKVZ
     fields = gguf_fields(keys, names, are_value_heads_tiled=False)
@@ -206,8 +215,8 @@ QWEN3_5 = Family(
     name="qwen3_5",
     model_types=("qwen3_5", "qwen3_5_text"),
     gguf_architectures=("qwen35",),
-    read_config=read_config,
-    read_gguf=read_gguf,
+    read_config=read_qwen3_5,
+    read_gguf=read_qwen3_5_gguf,
     hub_name=hub_name,
     left_out={TOWER: VISION, **LEFT_OUT},
     predictor_name=mtp_name,
@@ -219,17 +228,86 @@ QWEN3_5_MOE = replace(
     name="qwen3_5_moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     gguf_architectures=("qwen35moe",),
-    read_config=read_moe_config,
-    read_gguf=read_moe_gguf,
+    read_config=read_qwen3_5_moe,
+    read_gguf=read_qwen3_5_moe_gguf,
 )
 QWEN3_NEXT = Family(
     name="qwen3_next",
     model_types=("qwen3_next",),
     gguf_architectures=("qwen3next",),
-    read_config=read_next,
-    read_gguf=read_next_gguf,
+    read_config=read_qwen3_next,
+    read_gguf=read_qwen3_next_gguf,
     left_out=LEFT_OUT,
     predictor_name=mtp_name,
     gguf_layer=GGUF_LAYER,
 )
-FAMILIES = (QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT)
+
+
+PUBLISHED_TOWER = "visual."
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
+
+
+def read_qwen2_5_vl(config: Json, generation: Json) -> ModelConfig:
+    text = _unscaled(text_config(config) | {"model_type": "qwen2"})
+    return replace(
+        llama.read_config(text, generation),
+        architecture=str(config["model_type"]),
+        vision=read_windowed_vision(config, text),
+    )
+
+
+def _unscaled(text: dict[str, Any]) -> dict[str, Any]:
+    """Replaces ``mrope`` by the default scaling: for text alone the two rotary embeddings are the
+    same."""
+    for key in ROPE_KEYS:
+        rope = text.get(key)
+        if isinstance(rope, dict) and "mrope" in (rope.get("rope_type"), rope.get("type")):
+            text[key] = rope | {"rope_type": "default", "type": "default"}
+    return text
+
+
+def qwen2_5_vl_name(name: str) -> str:
+    return f"model.{name}" if name.startswith(PUBLISHED_TOWER) else hub_name(name)
+
+
+def read_qwen3_vl(config: Json, generation: Json) -> ModelConfig:
+    text = text_config(config)
+    return read_llama(text, generation, qk_norm=True, vision=read_vision(config, text))
+
+
+def read_qwen3_vl_moe(config: Json, generation: Json) -> ModelConfig:
+    """The family's routing always normalises. Raises ``BadFileError``."""
+    text = text_config(config) | {"norm_topk_prob": True}
+    return replace(read_qwen3_moe(text, generation), vision=read_vision(config, text))
+
+
+QWEN2_5_VL = Family(
+    name="qwen2_5_vl",
+    model_types=("qwen2_5_vl", "qwen2_5_vl_text"),
+    gguf_architectures=("qwen2vl",),
+    read_config=read_qwen2_5_vl,
+    read_gguf=partial(llama.read_gguf, model_type="qwen2_5_vl"),
+    hub_name=qwen2_5_vl_name,
+    left_out={TOWER: VISION},
+    gguf_projectors=(QWEN2_5_PROJECTOR,),
+)
+QWEN3_VL = Family(
+    name="qwen3_vl",
+    model_types=("qwen3_vl", "qwen3_vl_text"),
+    gguf_architectures=("qwen3vl",),
+    read_config=read_qwen3_vl,
+    read_gguf=partial(read_decoder_gguf, model_type="qwen3_vl"),
+    hub_name=hub_name,
+    left_out={TOWER: VISION},
+    gguf_projectors=(QWEN3_PROJECTOR,),
+)
+QWEN3_VL_MOE = replace(
+    QWEN3_VL,
+    name="qwen3_vl_moe",
+    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    gguf_architectures=("qwen3vlmoe",),
+    read_config=read_qwen3_vl_moe,
+    read_gguf=partial(read_mixture_gguf, model_type="qwen3_vl_moe", normalizes=True),
+    has_transposed_experts=True,
+)
+FAMILIES = (QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE)
