@@ -16,13 +16,12 @@ from inference.loading.formats import FP8_FILES, INT4, INT8, MXFP4
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP, Kernels, Weight, step_bytes
 from inference.loading.sources.files import ModelFiles
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, model_name
 from inference.models.families.hub_config import Json
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_gguf_architecture, family_of
 from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, TensorRole
 from inference.models.families.tower import TOWER
-from inference.models.families.tower_names import model_name
 from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_of_layer
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load import LoadSpec

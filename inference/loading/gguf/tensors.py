@@ -30,10 +30,9 @@ from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS, Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo, unreadable_reason
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, model_name
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
-from inference.models.families.tower_names import model_name
 from inference.models.lazy_weights import (
     Indices,
     MappedBlocks,

@@ -14,8 +14,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
 from inference.models.families.registry import family_of
-from inference.models.families.tower import TOWER
-from inference.models.families.tower_names import FRAME_AXIS, PATCH_KERNEL
+from inference.models.families.tower import FRAME_AXIS, PATCH_KERNEL, TOWER
 from inference.protocol.load_errors import MissingTensorError, WrongShapeError
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")

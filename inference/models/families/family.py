@@ -19,7 +19,9 @@ from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import decoder_tensors
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json
+from inference.models.families.predictor import gguf_nextn_name
 from inference.models.families.roles import LayerNames, TensorRole
+from inference.models.families.tower import tower_name
 
 DECODER = "inference.models.decoder:DecoderModel"
 MODEL_NAMES = {
@@ -162,3 +164,13 @@ class Family:
         """All tensors of a model of this config; none where a module of transformers' computes it,
         which alone knows their names."""
         return () if self.uses_transformers else decoder_tensors(config, self.layer_names)
+
+
+def model_name(name: str, family: Family, config: ModelConfig) -> str | None:
+    """The model's name of a tensor of its GGUF files, an mmproj file among them; ``None`` for one
+    that it does not compute with."""
+    if config.vision is not None and (found := tower_name(name, config.vision)) is not None:
+        return found
+    if config.has_predictor and (found := gguf_nextn_name(name, config)) is not None:
+        return found
+    return family.gguf_name(name)

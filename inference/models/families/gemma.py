@@ -31,10 +31,9 @@ from inference.models.families.hub_config import (
     text_config,
 )
 from inference.models.families.roles import LayerNames
-from inference.models.families.tower import TOWER
+from inference.models.families.tower import TOWER, towered_name
 from inference.models.families.tower_gguf import GEMMA3_PROJECTOR
 from inference.models.families.tower_hub import read_siglip_vision
-from inference.models.families.tower_names import towered_name
 from inference.models.families.transformers_modules import TRANSFORMERS_PAGED, read_paged
 from inference.protocol.load_errors import BadFileError
 

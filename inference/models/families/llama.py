@@ -28,10 +28,9 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.mixture import read_mixture_gguf
 from inference.models.families.roles import LayerNames
-from inference.models.families.tower import TOWER
+from inference.models.families.tower import TOWER, is_rotated, towered_name
 from inference.models.families.tower_gguf import IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR
 from inference.models.families.tower_hub import read_idefics3_vision
-from inference.models.families.tower_names import is_rotated, towered_name
 from inference.protocol.load_errors import BadFileError
 
 PHI3_NAMES = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))

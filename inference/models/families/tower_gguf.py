@@ -16,7 +16,7 @@ from typing import Any
 
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.tower import NORM_EPS, ROPE_THETA, checked_tower
+from inference.models.families.tower import NORM_EPS, PATCHES, POSITIONS, ROPE_THETA, checked_tower
 from inference.models.families.tower_hub import (
     AROUND,
     AXES,
@@ -30,7 +30,6 @@ from inference.models.families.tower_hub import (
     square_fields,
     tile_fields,
 )
-from inference.models.families.tower_names import PATCHES, POSITIONS
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import LONGEST_SIDE_PX
 from inference.protocol.load_errors import BadFileError
