@@ -1,9 +1,10 @@
-"""Decoders of llama's layers: llama 1-3.x and smollm, mistral, qwen2 and qwen3, Seed-OSS, ERNIE
-4.5, SmolLM3, Phi-3 and Phi-4 (dense) with fused projections, StarCoder2 with layer norms and
-without gates; and Idefics3 and SmolVLM, a llama beside a vision tower.
+"""Decoders of llama's layers: llama 1-3.x and smollm, mistral, qwen2 and qwen3, Seed-OSS, SmolLM3,
+ERNIE 4.5, Ministral 3, whose queries grow with their position, and Phi-3 and Phi-4 (dense) with
+fused projections. Beside a vision tower: a llama (Idefics3, SmolVLM), and a mistral or a Ministral
+3 (Mistral Small 3.1 and later, Ministral 3, Pixtral).
 
-A family that differs from llama in nothing but its config needs its readers and a ``Family`` here.
-"""
+A family that differs from llama in nothing but its config needs its readers and a ``Family``
+here."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from inference.models.config import MixerKind, ModelConfig
+from inference.models.config import MixerKind, ModelConfig, QueryGrowth
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
@@ -19,10 +20,11 @@ from inference.models.families.hub_config import (
     Json,
     check_activation,
     check_no_window,
-    check_whole_rotary,
+    positive_integer,
     read_decoder,
     read_llama,
     repeated,
+    rope_parameters,
     rotary_dim,
     text_config,
 )
@@ -30,17 +32,11 @@ from inference.models.families.mixture import read_mixture_gguf
 from inference.models.families.roles import LayerNames
 from inference.models.families.tower import TOWER, is_rotated, towered_name
 from inference.models.families.tower_gguf import IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR
-from inference.models.families.tower_hub import read_idefics3_vision
+from inference.models.families.tower_hub import read_idefics3_vision, read_pixtral_vision
+from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError
 
 PHI3_NAMES = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
-STARCODER2_NAMES = LayerNames(gate_up=("mlp.c_fc",), down="mlp.c_proj")
-STARCODER2_LAYERS: dict[str, Any] = {
-    "norm": "layer",
-    "has_norm_bias": True,
-    "is_gated": False,
-    "activation": "gelu_tanh",
-}
 SMOLLM3_PERIOD = 4
 """The last of so many layers rotates nothing, where config.json does not list them."""
 ERNIE_DEFAULTS = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
@@ -144,23 +140,6 @@ def read_phi3(config: Json, generation: Json) -> ModelConfig:
     return found
 
 
-def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
-    check_activation(config, "gelu_pytorch_tanh")
-    check_whole_rotary(config)
-    has_bias = bool(config.get("use_bias", True))
-    return read_decoder(
-        config,
-        generation,
-        **STARCODER2_LAYERS,
-        rms_norm_eps=float(config.get("norm_epsilon") or 1e-5),
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        mlp_bias=has_bias,
-        sliding_window=config.get("sliding_window") or None,
-    )
-
-
 def _llama_like(model_type: str, **own: Any) -> Family:
     """A family that differs from llama in nothing but what ``read_config`` reads."""
     return Family(
@@ -233,25 +212,128 @@ PHI3 = Family(
     ),
     layer_names=PHI3_NAMES,
 )
-STARCODER2 = Family(
-    name="StarCoder2",
-    model_types=("starcoder2",),
-    gguf_architectures=("starcoder2",),
-    read_config=read_starcoder2,
-    read_gguf=partial(
-        read_decoder_gguf, model_type="starcoder2", is_windowed=True, **STARCODER2_LAYERS
-    ),
-    layer_names=STARCODER2_NAMES,
+
+
+MISTRAL3_DEFAULTS: dict[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 131_072,
+    "hidden_size": 5120,
+    "intermediate_size": 32_768,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e9,
+    "tie_word_embeddings": False,
+}
+"""The values of Mistral Small 3.1 for keys that its config leaves out."""
+PIXTRAL_DEFAULTS: dict[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": None,
+}
+"""The values of keys that Pixtral 12B's text config leaves out."""
+
+
+def read_ministral3(config: Json, generation: Json) -> ModelConfig:
+    if config.get("sliding_window") is not None:
+        raise BadFileError("a sliding window of ministral3 is not supported")
+    rope = rope_parameters(config)
+    growth = None
+    if beta := rope.get("llama_4_scaling_beta"):
+        positions = positive_integer(rope, "original_max_position_embeddings")
+        growth = QueryGrowth(beta=float(beta), positions=positions)
+    return read_llama(config, generation, query_growth=growth)
+
+
+def read_mistral3(config: Json, generation: Json) -> ModelConfig:
+    text = text_config(config, MISTRAL3_DEFAULTS)
+    readers = {"mistral": read_config, "ministral3": read_ministral3}
+    if (model_type := text["model_type"]) not in readers:
+        raise BadFileError(f"text_config has the architecture {model_type!r}, not a mistral's")
+    read = readers[model_type](text, generation)
+    return replace(read, vision=_pixtral_vision(config, text, has_projector_bias=False))
+
+
+def read_pixtral(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``, also for a LLaVA model with any other tower."""
+    tower = config.get("vision_config")
+    kind = tower.get("model_type") if isinstance(tower, dict) else None
+    if kind != "pixtral":
+        raise BadFileError(f"vision_config has the architecture {kind!r}, not 'pixtral'")
+    text = text_config(config, PIXTRAL_DEFAULTS)
+    if (model_type := text["model_type"]) != "mistral":
+        raise BadFileError(f"text_config has the architecture {model_type!r}, not a mistral's")
+    vision = _pixtral_vision(config, text, has_projector_bias=True)
+    return replace(read_config(text, generation), vision=vision)
+
+
+def _pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig | None:
+    """``None`` where there is no tower of Pixtral's. Raises ``BadFileError``."""
+    tower = config.get("vision_config")
+    if not isinstance(tower, dict) or tower.get("model_type", "pixtral") != "pixtral":
+        return None
+    config = {"spatial_merge_size": 1 if has_projector_bias else 2, **config}
+    return read_pixtral_vision(config, text, has_projector_bias=has_projector_bias)
+
+
+def read_ministral3_gguf(keys: GGUFKeys) -> ModelConfig:
+    growth = None
+    if beta := keys.number("attention.temperature_scale", 0.0):
+        positions = keys.find("attention.temperature_length") or keys.integer(
+            "rope.scaling.original_context_length"
+        )
+        growth = QueryGrowth(beta=beta, positions=positions)
+    return read_decoder_gguf(keys, "ministral3", query_growth=growth)
+
+
+MINISTRAL3 = replace(
+    MISTRAL,
+    name="Ministral 3",
+    model_types=("ministral3",),
+    gguf_architectures=("mistral3",),
+    read_config=read_ministral3,
+    read_gguf=read_ministral3_gguf,
+    interleaved_heads=interleaved_heads,
+    gguf_projectors=(PIXTRAL_PROJECTOR,),
 )
+MISTRAL3: Family = replace(
+    MISTRAL,
+    name="Mistral Small 3, Ministral 3",
+    model_types=("mistral3",),
+    gguf_architectures=(),
+    gguf_shared=("llama", "mistral3"),
+    read_config=read_mistral3,
+    read_gguf=None,
+    gguf_projectors=(PIXTRAL_PROJECTOR,),
+)
+PIXTRAL: Family = replace(
+    MISTRAL3,
+    name="Pixtral",
+    model_types=("llava",),
+    gguf_shared=("llama",),
+    read_config=read_pixtral,
+)
+"""LLaVA's layout, of which no other tower is computed."""
 FAMILIES = (
     LLAMA,
     IDEFICS3,
     MISTRAL,
+    MINISTRAL3,
+    MISTRAL3,
+    PIXTRAL,
     QWEN2,
     QWEN3,
     SEED_OSS,
     ERNIE4_5,
     SMOLLM3,
     PHI3,
-    STARCODER2,
 )

@@ -1,5 +1,8 @@
 """Decoders of llama's layers whose MLPs are mixtures of experts: mixtral, olmoe, qwen2_moe and
-qwen3_moe, dots.llm1, MiniMax-M2, ERNIE 4.5 with experts; and gpt-oss.
+qwen3_moe, dots.llm1, MiniMax-M2, ERNIE 4.5 with experts, GLM-4.5 and later, and gpt-oss.
+
+GLM-4.5's experts are chosen by their sigmoids and a bias that only chooses, of the best groups
+where there are several, beside one that all rows go through.
 
 gpt-oss attends with sinks, within a window in every other layer, and its biased experts have a
 clamped activation. Its published files hold the experts in MXFP4, and gates and the rest row by
@@ -13,7 +16,12 @@ from typing import Any
 
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.family import Family, renaming
-from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
+from inference.models.families.gguf_keys import (
+    PREDICTING_LAYERS,
+    GGUFKeys,
+    read_decoder_gguf,
+    windowed_layers,
+)
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -29,10 +37,12 @@ from inference.models.families.llama import ERNIE_DEFAULTS, interleaved_heads
 from inference.models.families.mixture import (
     SHARED_EXPERTS,
     experts_of,
+    gguf_mixture,
     mlps_of,
     read_mixture_gguf,
     routed_fields,
 )
+from inference.models.families.predictor import nextn_name
 from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -243,6 +253,32 @@ def _ernie_mlps(config: Json) -> tuple[MlpKind, ...]:
     )
 
 
+def read_glm4_moe(config: Json, generation: Json) -> ModelConfig:
+    check_activation(config, "silu", "swish")
+    defaults = {"n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True}
+    return read_decoder(
+        config,
+        generation,
+        qkv_bias=bool(config.get("attention_bias", False)),
+        qk_norm=bool(config.get("use_qk_norm", False)),
+        rotary_dim=rotary_dim(config, default=0.5),
+        **routed_fields(defaults | dict(config)),
+    )
+
+
+def read_glm4_moe_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Layers that predict further tokens come last and are left out. Raises ``BadFileError``."""
+    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
+    mixture = gguf_mixture(keys, normalizes=True)
+    return read_decoder_gguf(
+        keys,
+        "glm4_moe",
+        num_layers=num_layers,
+        is_rotated_in_part=True,
+        **mixture | {"mlps": mixture["mlps"][:num_layers]},
+    )
+
+
 MIXTRAL = Family(
     name="mixtral",
     model_types=("mixtral",),
@@ -307,4 +343,23 @@ ERNIE4_5_MOE = Family(
     hub_name=renaming(ERNIE_NAMES),
     left_out={"model.mtp_": "multi-token prediction"},
 )
-FAMILIES = (MIXTRAL, OLMOE, QWEN3_MOE, QWEN2_MOE, DOTS1, MINIMAX_M2, ERNIE4_5_MOE, GPT_OSS)
+GLM4_MOE = Family(
+    name="GLM-4.5",
+    model_types=("glm4_moe",),
+    gguf_architectures=("glm4moe",),
+    read_config=read_glm4_moe,
+    read_gguf=read_glm4_moe_gguf,
+    hub_name=renaming(SHARED_EXPERTS),
+    predictor_name=nextn_name,
+)
+FAMILIES = (
+    MIXTRAL,
+    OLMOE,
+    QWEN3_MOE,
+    QWEN2_MOE,
+    DOTS1,
+    MINIMAX_M2,
+    ERNIE4_5_MOE,
+    GLM4_MOE,
+    GPT_OSS,
+)

@@ -1,6 +1,6 @@
 """Every family that runs here. A new one is a ``Family``: in ``llama.py`` where only its config
-differs from llama's, in ``mixtures.py`` where its MLPs are experts besides, else in a file of its
-own and a line here."""
+differs from llama's, in ``mixtures.py`` where its MLPs are experts besides, in ``other_norms.py``
+where its norms are others or elsewhere; else in a file of its own, and a line here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from difflib import get_close_matches
 
 from inference.models.config import ModelConfig
 from inference.models.families import (
-    cohere,
     deepseek,
     gemma,
-    glm,
     hunyuan,
     lfm2,
     llama,
     llama4,
     mamba,
-    mistral3,
     mixtures,
-    olmo2,
+    other_norms,
     qwen,
 )
 from inference.models.families.family import Family
@@ -39,14 +36,11 @@ MODELS_PAGE = "docs/models.md"
 
 FAMILIES: tuple[Family, ...] = (
     *llama.FAMILIES,
-    *mistral3.FAMILIES,
     *mixtures.FAMILIES,
     *qwen.FAMILIES,
     *gemma.FAMILIES,
-    *glm.FAMILIES,
     *mamba.FAMILIES,
-    *olmo2.FAMILIES,
-    *cohere.FAMILIES,
+    *other_norms.FAMILIES,
     *hunyuan.FAMILIES,
     *lfm2.FAMILIES,
     *deepseek.FAMILIES,
