@@ -40,7 +40,7 @@ from inference.loading.weights.named_files import (
 )
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
-from inference.models.families.predictor import has_gguf_predictor
+from inference.models.families.decoder_tensors import has_gguf_predictor
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
 from inference.models.kv_format import cache_layout

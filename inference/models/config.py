@@ -167,7 +167,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     has_predictor: bool = False
     """Whether the layer that predicts the token after the next (multi-token prediction) is computed
-    as well: see ``families.predictor``."""
+    as well: see ``families.decoder_tensors``."""
     vision: VisionConfig | None = None
     """The vision tower of a model that accepts images; ``None``: it reads text alone."""
     module_config: Mapping[str, Any] | None = None

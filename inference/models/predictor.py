@@ -16,12 +16,12 @@ import torch
 from inference.models.backend import AnyModel
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
 from inference.models.device_step import DeviceStep
-from inference.models.families.predictor import (
+from inference.models.families.decoder_tensors import (
     PREDICTOR,
     PREDICTOR_HEAD,
     PREDICTOR_TABLE,
-    lone_layer,
-    with_layer,
+    lone_predictor_layer,
+    with_predictor_layer,
 )
 from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import kv_bytes_per_block
@@ -46,7 +46,7 @@ class TorchPredictor:
             load_norm(config, weights, PREDICTOR + name)
             for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         )
-        self._layer = load_layer(with_layer(config), weights, config.num_layers)
+        self._layer = load_layer(with_predictor_layer(config), weights, config.num_layers)
         self._embedding, self._head = model.embedding, model.head
         if weights.has(f"{PREDICTOR_TABLE}.weight"):
             self._embedding = weights.embedding(PREDICTOR_TABLE)
@@ -55,12 +55,12 @@ class TorchPredictor:
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         model = self._model
-        config = lone_layer(model.config)
+        config = lone_predictor_layer(model.config)
         return PagedKV(config, num_blocks, block_tokens, model.kv_format, model.device)
 
     def block_bytes(self, block_tokens: int) -> int:
         model = self._model
-        return kv_bytes_per_block(lone_layer(model.config), block_tokens, model.kv_format)
+        return kv_bytes_per_block(lone_predictor_layer(model.config), block_tokens, model.kv_format)
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
         on_device = DeviceStep.of(step, self._model.device)

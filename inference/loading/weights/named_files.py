@@ -11,8 +11,8 @@ import torch
 
 from inference.loading.weights.tensor_files import FileTensor, MadeTensor, TensorFiles
 from inference.models.config import ModelConfig
+from inference.models.families.decoder_tensors import PREDICTOR
 from inference.models.families.family import Family
-from inference.models.families.predictor import PREDICTOR
 from inference.models.families.registry import family_of
 from inference.models.families.tower import FRAME_AXIS, PATCH_KERNEL, TOWER
 from inference.protocol.load_errors import MissingTensorError, WrongShapeError

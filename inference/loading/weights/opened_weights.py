@@ -19,7 +19,7 @@ from inference.loading.formats import DENSE_FORMATS
 from inference.loading.progress import OnProgress
 from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
-from inference.models.families.predictor import PREDICTOR_HEAD
+from inference.models.families.decoder_tensors import PREDICTOR_HEAD
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES
 from inference.models.layers.linear import LinearFactory, StackedLinear

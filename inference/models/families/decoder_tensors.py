@@ -1,14 +1,21 @@
 """The tensors of a decoder, from its config and the names of its layers: by Hugging Face's names,
 with their roles and shapes. Files may hold each expert by itself or a layer's in one tensor; both
-come out of ``loading/weights/named_files.py`` one by one."""
+come out of ``loading/weights/named_files.py`` one by one.
+
+Some models have a layer that predicts the token after the next (multi-token prediction), which is
+attention, with an MLP of the model's kind. Inside it is called as if it were the model's last
+layer, ``model.layers.{num_layers}``. Files that lack the table or the head mean the model's own.
+
+    mtp.embed_tokens ─▶ mtp.pre_fc_norm_embedding ─┐
+                                                   ├─ mtp.fc ─▶ layer ─▶ mtp.norm ─▶ mtp.head
+                        mtp.pre_fc_norm_hidden ────┘"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.families.predictor import PREDICTOR, PREDICTOR_HEAD, PREDICTOR_TABLE
 from inference.models.families.roles import LayerNames, Section, TensorRole, column, row
 from inference.models.families.tower import tower_tensors
 from inference.models.layer_configs import DeltaConfig, LatentConfig
@@ -261,8 +268,22 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     yield from row(f"mlp.shared_expert.{experts.shared_down}", hidden, shared)
 
 
+PREDICTOR = "mtp."
+PREDICTOR_TABLE = f"{PREDICTOR}embed_tokens"
+PREDICTOR_HEAD = f"{PREDICTOR}head"
+_PREDICTOR_LAYER = f"{PREDICTOR}layers.0."
+_NEXTN_NAMES = {
+    "embed_tokens": PREDICTOR_TABLE,
+    "enorm": f"{PREDICTOR}pre_fc_norm_embedding",
+    "hnorm": f"{PREDICTOR}pre_fc_norm_hidden",
+    "eh_proj": f"{PREDICTOR}fc",
+    "shared_head.norm": f"{PREDICTOR}norm",
+    "shared_head.head": PREDICTOR_HEAD,
+}
+
+
 def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of the layer of multi-token prediction: see ``families.predictor``."""
+    """The tensors of the layer of multi-token prediction."""
     hidden = config.hidden_size
     table = config.vocab_size, hidden
     yield TensorRole(f"{PREDICTOR_TABLE}.weight", "embedding", table, is_optional=True)
@@ -273,3 +294,49 @@ def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     of_mlp = mlp_tensors(config) if config.experts is None else sparse_tensors(config)
     for tensor in (*norm_tensors(config), *attention_tensors(config), *of_mlp):
         yield in_layer(config.num_layers, tensor)
+
+
+def mtp_name(name: str, config: ModelConfig) -> str:
+    """The name inside of a tensor of files whose names of that layer begin with ``mtp.``."""
+    if not name.startswith(_PREDICTOR_LAYER):
+        return name
+    return f"model.layers.{config.num_layers}.{name.removeprefix(_PREDICTOR_LAYER)}"
+
+
+def nextn_name(name: str, config: ModelConfig) -> str:
+    """The name inside of a tensor of files that have that layer behind the model's own ones."""
+    layer = f"model.layers.{config.num_layers}."
+    stem, _, kind = name.removeprefix(layer).rpartition(".")
+    if not name.startswith(layer) or stem not in _NEXTN_NAMES:
+        return name
+    return f"{_NEXTN_NAMES[stem]}.{kind}"
+
+
+def gguf_nextn_name(name: str, config: ModelConfig) -> str | None:
+    """``blk.{num_layers}.nextn.eh_proj.weight`` -> ``mtp.fc.weight``; ``None`` for any other tensor
+    of a GGUF file: those of the layer itself are called like those of the layers before it."""
+    start = f"blk.{config.num_layers}.nextn."
+    stem, _, kind = name.removeprefix(start).rpartition(".")
+    own = _NEXTN_NAMES.get(stem.replace("shared_head_", "shared_head."))
+    return f"{own}.{kind}" if own is not None and name.startswith(start) else None
+
+
+def has_gguf_predictor(config: ModelConfig, names: Container[str]) -> bool:
+    """``names``: of a GGUF file's tensors. Files may count the layer by a key and lack it."""
+    return f"blk.{config.num_layers}.nextn.eh_proj.weight" in names
+
+
+def with_predictor_layer(config: ModelConfig) -> ModelConfig:
+    """The model as if it had the layer of multi-token prediction behind its own."""
+    return replace(
+        config,
+        num_layers=config.num_layers + 1,
+        mixers=(*config.mixer_kinds, "attention"),
+        mlps=(*config.mlp_kinds, "dense" if config.experts is None else "sparse"),
+    )
+
+
+def lone_predictor_layer(config: ModelConfig) -> ModelConfig:
+    """A model of nothing but that layer."""
+    mlp: MlpKind = "dense" if config.experts is None else "sparse"
+    return replace(config, num_layers=1, mixers=("attention",), mlps=(mlp,), delta=None)

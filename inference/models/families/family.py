@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import decoder_tensors
+from inference.models.families.decoder_tensors import decoder_tensors, gguf_nextn_name
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json
-from inference.models.families.predictor import gguf_nextn_name
 from inference.models.families.roles import LayerNames, TensorRole
 from inference.models.families.tower import tower_name
 
@@ -113,7 +112,7 @@ class Family:
     their purpose."""
     predictor_name: Callable[[str, ModelConfig], str] | None = None
     """Maps the ``hub_name`` of a tensor to a name of the layer of multi-token prediction (see
-    ``families.predictor``); ``None`` where the family knows no such layer."""
+    ``families.decoder_tensors``); ``None`` where the family knows no such layer."""
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare:
     after ``blk.N.`` and ``model.layers.N.``, without ``.weight`` and ``.bias``. A tensor whose name

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from inference.models.config import MlpKind, ModelConfig
+from inference.models.families.decoder_tensors import nextn_name
 from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import (
     PREDICTING_LAYERS,
@@ -42,7 +43,6 @@ from inference.models.families.mixture import (
     read_mixture_gguf,
     routed_fields,
 )
-from inference.models.families.predictor import nextn_name
 from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 

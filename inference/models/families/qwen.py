@@ -22,6 +22,7 @@ from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families import llama
+from inference.models.families.decoder_tensors import mtp_name
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
@@ -35,7 +36,6 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of, read_mixture_gguf
 from inference.models.families.mixtures import read_qwen3_moe
-from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION
 from inference.models.families.tower_gguf import QWEN2_5_PROJECTOR, QWEN3_PROJECTOR
 from inference.models.families.tower_hub import read_vision, read_windowed_vision

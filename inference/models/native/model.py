@@ -17,12 +17,12 @@ from torch.nn.functional import rms_norm
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.config import ATTENTION_KINDS, ModelConfig
-from inference.models.families.predictor import (
+from inference.models.families.decoder_tensors import (
     PREDICTOR,
     PREDICTOR_HEAD,
     PREDICTOR_TABLE,
-    lone_layer,
-    with_layer,
+    lone_predictor_layer,
+    with_predictor_layer,
 )
 from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_per_block
 from inference.models.layers.rope import growth_table, rope_table
@@ -197,7 +197,7 @@ class NativePredictor:
     def __init__(self, model: NativeModel, weights: WeightSource) -> None:
         """``model.config.has_predictor``. Raises ``MissingTensorError``."""
         config = model.config
-        self._config = lone_layer(config)
+        self._config = lone_predictor_layer(config)
         self._kv_format = model.kv_format
         self.num_positions = model.num_positions
         with packing(model.library, torch.get_num_threads()) as packer:
@@ -205,7 +205,9 @@ class NativePredictor:
             def table(name: str, own: PackedLinear | None) -> PackedLinear | None:
                 return _packed(packer, weights, name) if weights.has(f"{name}.weight") else own
 
-            layer = load_layer(with_layer(config), weights, config.num_layers, model.angles, packer)
+            layer = load_layer(
+                with_predictor_layer(config), weights, config.num_layers, model.angles, packer
+            )
             product = _packed(packer, weights, f"{PREDICTOR}fc")
             embedding = table(PREDICTOR_TABLE, model.embedding)
             head = table(PREDICTOR_HEAD, model.head)
