@@ -9,7 +9,6 @@ import torch
 import triton
 from torch.nn.functional import linear
 
-from inference.models.cuda.card import processor_count
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel, unpack_kernel
 from inference.models.cuda.packed_batch import (
     BatchTile,
@@ -19,6 +18,7 @@ from inference.models.cuda.packed_batch import (
     is_copy_faster,
 )
 from inference.models.cuda.packed_layout import pack
+from inference.models.cuda.trials import processor_count
 from inference.models.stored_weights import PackedWeight
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.cuda.card import CudaCapture, processor_count
-from inference.models.cuda.trials import random_on
+from inference.models.cuda.trials import CudaCapture, processor_count, random_on
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder

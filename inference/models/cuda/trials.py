@@ -1,17 +1,16 @@
 """Tries the kernels for packed weights on a card: whether they are right there, and as fast as
 torch's own. Each format is tried on the first weight that has it, and each shape timed where torch
-has a kernel as well. Imports triton only to try.
-"""
+has a kernel as well: in a captured graph, as in a decode step. Imports triton only to try."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
-from inference.models.cuda.card import captured_ms
 from inference.models.stored_weights import (
     GROUP_FEATURES,
     DenseWeight,
@@ -35,6 +34,76 @@ TRIAL_COUNTS = (3, 1), (5, 13), (17, 16), (30, 41)
 LARGEST_ERROR = 0.02
 """The error, relative to the largest product, that bfloat16 may make over a row."""
 LEAST_CAPABILITY = (8, 0)
+NUM_WARMUPS = 5
+NUM_TIMED = 20
+
+
+class CudaCapture:
+    """Captures device work as CUDA graphs that share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        """The graphs that are still there: torch ends a pool with its last graph, and refuses to
+        capture into one that has ended, as after a sleep."""
+
+    def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
+        """Runs ``forward`` once before it is captured: kernels are compiled and libraries take
+        their workspaces then, neither of which a capture allows."""
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream(self._device)
+        aside: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            forward()
+        current.wait_stream(aside)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            forward()
+        self._graphs.add(graph)
+        return graph.replay
+
+
+def captured_ms(work: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of ``work`` in a CUDA graph, as in a decode step: without what launching takes,
+    and with the device's cache full of something else each time."""
+    cache_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    other = torch.empty(cache_bytes, dtype=torch.uint8, device=device)
+
+    def evict() -> None:
+        other.zero_()
+
+    def evict_and_work() -> None:
+        evict()
+        work()
+
+    capture = CudaCapture(device)
+    both, alone = capture(evict_and_work), capture(evict)
+    with torch.cuda.device(device):
+        return _mean_ms(both) - _mean_ms(alone)
+
+
+def _mean_ms(work: Callable[[], object]) -> float:
+    """Of ``work`` on the current card, back to back, after it was warmed up."""
+    for _ in range(NUM_WARMUPS):
+        work()
+    began: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    ended: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    began.record()
+    for _ in range(NUM_TIMED):
+        work()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended)) / NUM_TIMED
+
+
+def processor_count(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # Triton's interpreter
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def has_expert_kernel(device: torch.device) -> bool:

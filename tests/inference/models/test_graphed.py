@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.models.cuda.card import CudaCapture
+from inference.models.cuda.trials import CudaCapture
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import Capture, GraphedDecoder, Replay, row_buckets
 from inference.models.paged_kv import PagedKV

@@ -16,7 +16,7 @@ from inference.engine.sampling.drawing import TritonDrawer
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cuda import setup
-from inference.models.cuda.card import CudaCapture
+from inference.models.cuda.trials import CudaCapture
 from inference.models.graphed import GraphedDecoder, row_buckets
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import PagedKV

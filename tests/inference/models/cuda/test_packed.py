@@ -13,9 +13,8 @@ from gguf.constants import GGMLQuantizationType
 from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants
-from inference.models.cuda.card import captured_ms
 from inference.models.cuda.packed import PackedLinear
-from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials
+from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials, captured_ms
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.stored_weights import (
     CodebookWeight,
