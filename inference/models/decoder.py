@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import gelu, silu
 
 from inference.models.adapter import AdapterWeights, TorchAdapter, adaptable_shapes, torch_adapter
 from inference.models.backend import PlainBackend
@@ -25,9 +25,9 @@ from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import load_attention, load_latent
 from inference.models.layers.delta_net import load_delta
-from inference.models.layers.experts_loading import load_sparse_mlp
+from inference.models.layers.experts import load_sparse_mlp
 from inference.models.layers.mamba import load_mamba
-from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm
+from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm, squared_relu
 from inference.models.layers.short_conv import load_short_conv
 from inference.models.layers.step import Operators, Step
 from inference.models.paged_kv import PagedKV
@@ -39,7 +39,7 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
-    "relu2": lambda values: relu(values).square(),
+    "relu2": squared_relu,
 }
 
 

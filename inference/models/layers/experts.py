@@ -1,33 +1,35 @@
 """A mixture of experts in place of a layer's MLP: each row goes to the few experts that its router
-chooses, and their outputs are added up by the router's weights.
+chooses, and their outputs are added up by the router's weights. Experts are computed one after the
+other on a CPU, stacked on a card.
 
     rows ─▶ router ─▶ k experts and weights of each row ─▶ rows sorted by expert
          ─▶ gate|up ─▶ silu(gate) * up * weight ─▶ down ─▶ each row's k outputs added up
 
 The weight meets the activations before ``down``, which is linear: a row's outputs are then only
-added up. Where ``down`` has a bias, the weight meets its output. Knows no files.
+added up. Where ``down`` has a bias, the weight meets its output.
 
 A rank that holds a part of the experts routes rows over all of them, as every rank does, and
 computes its own experts' part of the sum:
 
     routes      [ 0 3 ][ 2 1 ]        of experts 0 to 3, this rank holding 2 and 3
-    its own     [ - 1 ][ 0 - ]        counted from its first; those of others come last
-"""
+    its own     [ - 1 ][ 0 - ]        counted from its first; those of others come last"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
-from torch.nn.functional import linear, relu
+from torch.nn.functional import linear, pad
 
+from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.norms import Pointwise
+from inference.models.layers.norms import gate_of
 from inference.models.layers.step import Step
-from inference.models.weight_source import GroupedProduct, Linear
+from inference.models.weight_source import GroupedProduct, Linear, WeightSource
+
+CHOICE_BIAS = "gate.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,50 +118,14 @@ class Experts(Protocol):
         ...
 
 
-Gate = Callable[[torch.Tensor], torch.Tensor]
-"""(num_rows, 2 * intermediate_size), gates first, or (num_rows, intermediate_size) where there are
-none -> (num_rows, intermediate_size)."""
-
-
-def gate_of(config: ExpertsConfig, pointwise: Pointwise) -> Gate:
-    if not config.is_gated:
-        return squared_relu
-    if config.limit is None:
-        assert config.swish_gain == 1.0, "no family has the one without the other"
-        return pointwise.gate
-    return partial(clamped_gate, limit=config.limit, gain=config.swish_gain)
-
-
-def squared_relu(up: torch.Tensor) -> torch.Tensor:
-    return relu(up).square()
-
-
-def clamped_gate(gate_up: torch.Tensor, *, limit: float, gain: float) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * gain))
-
-
 class GatedExpert:
-    """``gate_up`` has the gates' outputs first."""
-
-    def __init__(
-        self,
-        gate_up: Linear,
-        down: Linear,
-        gate: Gate,
-        *,
-        has_bias: bool = False,
-        weighs_inputs: bool = False,
-    ) -> None:
-        """``has_bias``: whether ``down`` has one, which is weighed as well. ``weighs_inputs``:
-        whether weights are of its input."""
+    def __init__(self, config: ExpertsConfig, gate_up: Linear, down: Linear) -> None:
+        """``gate_up`` has the gates' outputs first."""
         self.is_phaseless = gate_up.is_phaseless and down.is_phaseless
+        self._config = config
         self._gate_up = gate_up
         self._down = down
-        self._gate = gate
-        self._has_bias = has_bias
-        self._weighs_inputs = weighs_inputs
+        self._gate = gate_of(config)
 
     def decode(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """``weights`` (num_rows, 1) float32, of the output, or of ``x``."""
@@ -174,10 +140,10 @@ class GatedExpert:
         weights: torch.Tensor | None,
         down: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        if self._weighs_inputs:
+        if self._config.weighs_inputs:
             return down(self._gate(_weighted(gate_up, weights)))
         inner = self._gate(gate_up)
-        if self._has_bias:
+        if self._config.has_bias:  # which is weighed as well
             return _weighted(down(inner), weights)
         return down(_weighted(inner, weights))
 
@@ -232,31 +198,28 @@ class GroupedExperts:
 
     def __init__(
         self,
+        config: ExpertsConfig,
         gate_up: GroupedProduct,
         down: GroupedProduct,
-        gate: Gate,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
-        *,
-        weighs_inputs: bool = False,
-        has_others: bool = False,
     ) -> None:
         """``gate_up``: from hidden_size to 2 * intermediate_size; ``down``: back. ``biases``: of
-        both, (num_experts, out_features). ``weighs_inputs``: as of ``GatedExpert``. ``has_others``:
-        whether rows may be of experts that other ranks hold: such entries are beyond the last
-        expert's and in no group, so that their products are anything. ``biases`` have then a row
-        more than there are experts."""
-        assert biases is None or not weighs_inputs, "no family has both"
+        both, (num_experts, out_features). Where ``config`` has ``held``, rows may be of experts
+        that other ranks hold: such entries are beyond the last expert's and in no group, so that
+        their products are anything."""
+        assert biases is None or not config.weighs_inputs, "no family has both"
+        self._config = config
         self._gate_up = gate_up
         self._down = down
-        self._gate = gate
+        self._gate = gate_of(config)
+        if biases is not None and config.held is not None:
+            biases = pad(biases[0], (0, 0, 0, 1)), pad(biases[1], (0, 0, 0, 1))
         self._biases = biases
-        self._weighs_inputs = weighs_inputs
-        self._has_others = has_others
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         sorted_rows = SortedRows.of(routes, self._gate_up.num_experts)
         outputs = self._outputs(x, sorted_rows)
-        if self._has_others:
+        if self._config.held is not None:
             entry = torch.arange(len(outputs), device=outputs.device)
             is_others = entry >= sorted_rows.ends[-1]
             outputs = outputs.masked_fill(is_others.unsqueeze(1), 0)
@@ -272,7 +235,7 @@ class GroupedExperts:
         """The weighted output of each entry's expert."""
         ends, weights = sorted_rows.ends, sorted_rows.weights
         inner = self._gate_up(x, ends, sorted_rows.rows)
-        if self._weighs_inputs:  # the product is linear
+        if self._config.weighs_inputs:  # the product is linear
             return self._down(self._gate(_weighted(inner, weights)), ends)
         if self._biases is None:
             return self._down(_weighted(self._gate(inner), weights), ends)
@@ -338,3 +301,69 @@ class SparseMlp:
     def routes(self, x: torch.Tensor) -> Routes:
         logits = linear(x, self.router, self._router_bias)
         return held_routes(self.config, route(self.config, logits, self._choice_bias))
+
+
+def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> SparseMlp:
+    assert config.experts is not None, "its layers are sparse"
+    return load_mixture(config.experts, weights, f"model.layers.{index}.mlp")
+
+
+def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> SparseMlp:
+    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
+    ``loading/weights/named_files.py`` cuts stacks up."""
+    shared = None
+    if config.shared_intermediate_size is not None:
+        gate = None
+        if config.gates_shared:
+            gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").view(1, -1)
+        names = config.shared_gate_up, config.shared_down
+        shared = SharedExpert(_expert(config, weights, f"{prefix}.shared_expert", *names), gate)
+    experts: Experts
+    if weights.device.type == "cpu":
+        names = config.gate_up, "down_proj"
+        prefixes = expert_prefixes(config, prefix)
+        experts = LoopedExperts([_expert(config, weights, name, *names) for name in prefixes])
+    else:
+        experts = load_grouped(config, weights, prefix)
+    router_bias = weights.tensor(f"{prefix}.gate.bias") if config.has_bias else None
+    router = weights.tensor(f"{prefix}.gate.weight")
+    choice_bias = None
+    if config.has_choice_bias:  # ERNIE's files have it along two axes
+        choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}").flatten()
+    return SparseMlp(config, router, experts, shared, router_bias, choice_bias)
+
+
+def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:
+    return (f"{prefix}.experts.{index}" for index in config.held_experts)
+
+
+def _expert(
+    config: ExpertsConfig,
+    weights: WeightSource,
+    prefix: str,
+    gate_up_names: tuple[str, ...],
+    down_name: str,
+) -> GatedExpert:
+    gate_up = weights.linear(*(f"{prefix}.{name}" for name in gate_up_names))
+    down = weights.linear(f"{prefix}.{down_name}")
+    return GatedExpert(config, gate_up, down)
+
+
+def load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GroupedExperts:
+    """All experts of a layer side by side, as a card multiplies them."""
+    prefixes = list(expert_prefixes(config, prefix))
+    gate_up = weights.grouped([[f"{own}.{part}" for part in config.gate_up] for own in prefixes])
+    down = weights.grouped([[f"{own}.down_proj"] for own in prefixes])
+    biases = _load_biases(config, weights, prefix) if config.has_bias else None
+    return GroupedExperts(config, gate_up, down, biases)
+
+
+def _load_biases(
+    config: ExpertsConfig, weights: WeightSource, prefix: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gate_ups, downs = [], []
+    for name in expert_prefixes(config, prefix):
+        both = [weights.tensor(f"{name}.{part}_proj.bias") for part in ("gate", "up")]
+        gate_ups.append(torch.cat(both))
+        downs.append(weights.tensor(f"{name}.down_proj.bias"))
+    return torch.stack(gate_ups), torch.stack(downs)

@@ -1,15 +1,19 @@
-"""Norms between a layer's parts, each with the residual sum before it, and the gate of an MLP."""
+"""Norms between a layer's parts, each with the residual sum before it, and the gates of MLPs and
+experts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch.nn.functional import layer_norm, rms_norm, silu
+from torch.nn.functional import layer_norm, relu, rms_norm, silu
 
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.weight_source import WeightSource
 
 
@@ -112,3 +116,27 @@ class TorchPointwise:
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
+
+
+Gate = Callable[[torch.Tensor], torch.Tensor]
+"""(num_rows, 2 * intermediate_size), gates first, or (num_rows, intermediate_size) where there are
+none -> (num_rows, intermediate_size)."""
+
+
+def gate_of(config: ExpertsConfig) -> Gate:
+    if not config.is_gated:
+        return squared_relu
+    if config.limit is None:
+        assert config.swish_gain == 1.0, "no family has the one without the other"
+        return TorchPointwise().gate
+    return partial(clamped_gate, limit=config.limit, gain=config.swish_gain)
+
+
+def squared_relu(up: torch.Tensor) -> torch.Tensor:
+    return relu(up).square()
+
+
+def clamped_gate(gate_up: torch.Tensor, *, limit: float, gain: float) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * gain))

@@ -12,7 +12,7 @@ from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import DeltaConfig, ExpertsConfig, LatentConfig
 from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
-from inference.models.layers.experts_loading import CHOICE_BIAS, expert_prefixes
+from inference.models.layers.experts import CHOICE_BIAS, expert_prefixes
 from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.rope import RopeTable

@@ -164,20 +164,15 @@ def test_grouped_experts_leave_out_what_others_hold() -> None:
     routes = Routes(
         torch.tensor([[0, 3], [1, 2], [2, 3], [0, 1], [3, 0], [1, 3]]), torch.rand(6, 2)
     )
-
-    def gate(both: torch.Tensor) -> torch.Tensor:
-        return (both[:, :16] * both[:, 16:].sigmoid()).to(torch.bfloat16)
-
-    experts = GroupedExperts(DenseProduct(gate_up), DenseProduct(down), gate, biases)
+    config = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=16)
+    experts = GroupedExperts(config, DenseProduct(gate_up), DenseProduct(down), biases)
     whole = experts.decode(x, routes)
     parts = []
     for first, last in ((0, 3), (3, 4)):
-        own = [torch.cat((bias[first:last], torch.full_like(bias[:1], 9e9))) for bias in biases]
+        share = replace(config, held=(first, last))
         products = (DenseProduct(weights[first:last]) for weights in (gate_up, down))
-        held = GroupedExperts(*products, gate, (own[0], own[1]), has_others=True)
-        sizes = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 16}
-        config = ExpertsConfig(**sizes, held=(first, last))
-        parts.append(held.decode(x, held_routes(config, routes)))
+        held = GroupedExperts(share, *products, (biases[0][first:last], biases[1][first:last]))
+        parts.append(held.decode(x, held_routes(share, routes)))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)
 
 

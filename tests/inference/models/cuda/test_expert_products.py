@@ -26,8 +26,7 @@ from inference.models.cuda.packed_layout import pack_scales
 from inference.models.cuda.trials import ExpertTrials
 from inference.models.families.quantization import Quantization
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.experts import Routes
-from inference.models.layers.experts_loading import load_grouped, load_mixture
+from inference.models.layers.experts import Routes, load_grouped, load_mixture
 from inference.models.layers.linear import LinearFactory
 from inference.models.stored_weights import (
     TWICE_THE_MXFP4_VALUES,

@@ -27,8 +27,14 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.experts import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.experts import Routes, SortedRows, SparseMlp, route
-from inference.models.layers.experts_loading import load_grouped, load_mixture
+from inference.models.layers.experts import (
+    Routes,
+    SortedRows,
+    SparseMlp,
+    load_grouped,
+    load_mixture,
+    route,
+)
 from inference.models.layers.linear import LinearFactory
 from tests.cases import each_case
 

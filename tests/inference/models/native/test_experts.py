@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import rms_norm
 
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.experts_loading import load_mixture
+from inference.models.layers.experts import load_mixture
 from inference.models.native.layers import NativeLayer
 from inference.models.native.load_layer import load_experts
 from inference.models.native.packing import Packer
