@@ -14,7 +14,6 @@ from typing import Any
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import (
-    PREDICTING_LAYERS,
     GGUFKeys,
     read_decoder_gguf,
     rope_scaling,
@@ -209,11 +208,10 @@ def _check_scoring(config: Json, known: str) -> None:
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """llama.cpp writes all of these models alike: the scoring of experts distinguishes V2's files.
     Its rule for groups is V3's; V2's own is not in the file. Raises ``BadFileError``."""
-    mixture = gguf_mixture(keys, normalizes=False)
+    num_layers = keys.layers_before_predictors()
+    mixture = gguf_mixture(keys, normalizes=False, num_layers=num_layers)
     experts: ExpertsConfig = mixture["experts"]
     is_v2 = experts.scoring == "softmax"
-    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
-    mixture["mlps"] = mixture["mlps"][:num_layers]
     if is_v2:
         mixture["experts"] = replace(experts, group_experts=1)
     shape = gguf_latent(keys)

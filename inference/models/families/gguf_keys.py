@@ -80,6 +80,11 @@ class GGUFKeys:
     def text(self, key: str, default: str) -> str:
         return str(self.metadata.get(f"{self.architecture}.{key}", default))
 
+    def layers_before_predictors(self) -> int:
+        """Returns the number of layers without those that predict further tokens, which come last
+        and are left out. Raises ``BadFileError``."""
+        return self.integer("block_count") - (self.find(PREDICTING_LAYERS) or 0)
+
     def heads_of_keys(self) -> int:
         """Returns the number of KV heads of layers that attend, in files that list them by layer.
         Raises ``BadFileError``."""

@@ -74,7 +74,9 @@ def read_mixture_gguf(
     return read_decoder_gguf(keys, model_type, **mixture, **declared)
 
 
-def gguf_mixture(keys: GGUFKeys, *, normalizes: bool, **declared: Any) -> dict[str, Any]:
+def gguf_mixture(
+    keys: GGUFKeys, *, normalizes: bool, num_layers: int | None = None, **declared: Any
+) -> dict[str, Any]:
     """Fields of ``ModelConfig``. Sizes and kinds of layers are those of the tensors, because files
     that are older than a key do not have it. ``declared``: fields of ``ExpertsConfig`` that the
     family knows better. Raises ``BadFileError``."""
@@ -106,7 +108,8 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool, **declared: Any) -> dict[s
     )
     experts = replace(experts, **declared)
     mlps: tuple[MlpKind, ...] = tuple(
-        "sparse" if index in stacks else "dense" for index in range(keys.integer("block_count"))
+        "sparse" if index in stacks else "dense"
+        for index in range(keys.integer("block_count") if num_layers is None else num_layers)
     )
     return {
         "experts": _checked(experts),

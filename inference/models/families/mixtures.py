@@ -18,7 +18,6 @@ from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import nextn_name
 from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import (
-    PREDICTING_LAYERS,
     GGUFKeys,
     read_decoder_gguf,
     windowed_layers,
@@ -267,15 +266,13 @@ def read_glm4_moe(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_glm4_moe_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Layers that predict further tokens come last and are left out. Raises ``BadFileError``."""
-    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
-    mixture = gguf_mixture(keys, normalizes=True)
+    num_layers = keys.layers_before_predictors()
     return read_decoder_gguf(
         keys,
         "glm4_moe",
         num_layers=num_layers,
         is_rotated_in_part=True,
-        **mixture | {"mlps": mixture["mlps"][:num_layers]},
+        **gguf_mixture(keys, normalizes=True, num_layers=num_layers),
     )
 
 

@@ -24,7 +24,7 @@ from inference.models.config import MixerKind, ModelConfig
 from inference.models.families import llama
 from inference.models.families.decoder_tensors import mtp_name
 from inference.models.families.family import Family
-from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -166,7 +166,7 @@ def read_qwen3_5_gguf(keys: GGUFKeys) -> ModelConfig:
 
 def read_qwen3_5_moe_gguf(keys: GGUFKeys) -> ModelConfig:
     fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
-    sparse = gguf_sparse_fields(keys, fields["num_layers"])
+    sparse = gguf_mixture(keys, normalizes=True, num_layers=fields["num_layers"])
     return read_decoder_gguf(keys, "qwen3_5_moe", **fields, **sparse)
 
 
@@ -174,7 +174,7 @@ def read_qwen3_next_gguf(keys: GGUFKeys) -> ModelConfig:
     is_grouped = any(name.endswith(".ssm_in.weight") for name in keys.shapes)
     names = GROUPED if is_grouped else PLAIN_QKVZ
     fields = gguf_fields(keys, names, are_value_heads_tiled=False)
-    sparse = gguf_sparse_fields(keys, fields["num_layers"])
+    sparse = gguf_mixture(keys, normalizes=True, num_layers=fields["num_layers"])
     return read_decoder_gguf(keys, "qwen3_next", **fields, **sparse)
 
 
@@ -182,9 +182,8 @@ def gguf_fields(
     keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
 ) -> dict[str, Any]:
     """``hybrid_fields`` of a GGUF. llama.cpp's converter has added the one to norms' weights, and
-    has put the negated rate of forgetting in place of its logarithm. Layers that predict further
-    tokens come last and are left out. Raises ``BadFileError``."""
-    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
+    has put the negated rate of forgetting in place of its logarithm. Raises ``BadFileError``."""
+    num_layers = keys.layers_before_predictors()
     num_value_heads = keys.integer("ssm.time_step_rank")
     interval = keys.integer("full_attention_interval", DEFAULT_INTERVAL)
     return {
@@ -203,12 +202,6 @@ def gguf_fields(
         "has_output_gate": True,
         "qk_norm": True,
     }
-
-
-def gguf_sparse_fields(keys: GGUFKeys, num_layers: int) -> dict[str, Any]:
-    """``sparse_fields`` of a GGUF, by its keys and tensors. Raises ``BadFileError``."""
-    fields = gguf_mixture(keys, normalizes=True)
-    return fields | {"mlps": fields["mlps"][:num_layers]}
 
 
 QWEN3_5 = Family(
