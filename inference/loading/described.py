@@ -16,17 +16,17 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from inference.loading.config.checked_config import check_tower
-from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.config.hub_config import (
+from inference.loading.checked_config import check_tower
+from inference.loading.checked_shapes import check_module_tensors, check_tensors
+from inference.loading.gguf.config import check_vocabulary, read_gguf_model
+from inference.loading.gguf.header import GGUFHeader
+from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.hub_config import (
     learnt_config,
     read_directory_config,
     read_json,
     refuses_malformed,
 )
-from inference.loading.gguf.config import check_vocabulary, read_gguf_model
-from inference.loading.gguf.header import GGUFHeader
-from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles

@@ -26,8 +26,8 @@ from inference.loading.devices import (
     use_device,
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
-from inference.loading.embedding.embedding_config import read_embedding_config
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, open_embedding_model
+from inference.loading.embedding_config import read_embedding_config
+from inference.loading.embedding_loader import OpenedEmbeddingModel, open_embedding_model
 from inference.loading.formats import FP8_FILES
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.host import triton_problem

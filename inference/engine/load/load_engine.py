@@ -63,7 +63,7 @@ from inference.engine.stages.stage_specs import (
 )
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings
 from inference.loading.host import triton_problem
 from inference.loading.image_processor import open_image_processor, vision_input

@@ -15,9 +15,9 @@ from typing import Any
 
 from gguf.constants import GGMLQuantizationType
 
-from inference.loading.config.checked_config import check_config, check_counts, check_tower
-from inference.loading.config.hub_config import learnt_config, refuses_malformed
+from inference.loading.checked_config import check_config, check_counts, check_tower
 from inference.loading.gguf.header import GGUFHeader, read_header, read_headers
+from inference.loading.hub_config import learnt_config, refuses_malformed
 from inference.loading.sources.files import ModelFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.config.hub_config import read_json_if_there
 from inference.loading.directory_tokenizer import written_once
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import (
@@ -32,6 +31,7 @@ from inference.loading.gguf.tokenizer import (
     convert_tokenizer,
     own_config,
 )
+from inference.loading.hub_config import read_json_if_there
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX
 from inference.protocol.load_errors import (
     BadFileError,

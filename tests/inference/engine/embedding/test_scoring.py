@@ -15,7 +15,7 @@ from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.load.load_engine import load_engine
 from inference.loading.directory_tokenizer import separator_of_pairs
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import open_model
 from inference.models.embedding import second_text
 from inference.neuron.text.embeddings import prepare_scoring

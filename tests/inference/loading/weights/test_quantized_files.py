@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from inference.loading.config.hub_config import read_directory_config
+from inference.loading.hub_config import read_directory_config
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.quantized_files import (
     CHUNK_WEIGHTS,

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from inference.loading.config.hub_config import parse_config
+from inference.loading.hub_config import parse_config
 from inference.models.cache.kv_format import (
     KVFormat,
     cache_layout,

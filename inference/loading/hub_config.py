@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from inference.loading.config.checked_config import check_config, check_counts
+from inference.loading.checked_config import check_config, check_counts
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.models.families.hub_config import Json

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 
-from inference.loading.config.hub_config import parse_config, read_json
-from inference.loading.costs.model_costs import Kind, ModelCosts
 from inference.loading.formats import FP8_FILES, INT4, INT8, MXFP4
+from inference.loading.hub_config import parse_config, read_json
+from inference.loading.model_costs import Kind, ModelCosts
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP, Kernels, Weight, step_bytes
 from inference.loading.sources.files import ModelFiles
 from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_of_layer

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inference.loading.config.checked_config import check_counts
-from inference.loading.config.hub_config import (
+from inference.loading.checked_config import check_counts
+from inference.loading.hub_config import (
     learnt_config,
     read_directory_config,
     read_json,

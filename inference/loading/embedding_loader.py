@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from inference.loading.config.checked_shapes import check_module_tensors
+from inference.loading.checked_shapes import check_module_tensors
 from inference.loading.devices import choose_dtype, earlier_loads_on
 from inference.loading.directory_tokenizer import directory_tokenizer, separator_of_pairs
 from inference.loading.safetensors.tensors import SafetensorsFiles

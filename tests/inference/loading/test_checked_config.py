@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from inference.loading.config.checked_config import check_config
-from inference.loading.config.hub_config import parse_config
+from inference.loading.checked_config import check_config
 from inference.loading.gguf.header import STRING
+from inference.loading.hub_config import parse_config
 from inference.models.config import RopeScaling
 from inference.models.layer_configs import DeltaConfig, ExpertsConfig, MambaConfig, ShortConvConfig
 from inference.protocol.load_errors import BadFileError

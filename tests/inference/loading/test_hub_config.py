@@ -13,14 +13,14 @@ from transformers import AutoConfig, GPTNeoXConfig, MambaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.engine.load.load_engine import sampling_warnings
-from inference.loading.config.hub_config import (
+from inference.loading.gguf.config import read_gguf_config
+from inference.loading.gguf.header import read_header
+from inference.loading.hub_config import (
     learnt_config,
     parse_config,
     read_directory_config,
     with_model_type,
 )
-from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import read_header
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
