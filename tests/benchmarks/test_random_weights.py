@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.weights import random_folder
 from benchmarks.weights.random_gguf import file_bytes, write
 from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
-from inference.loading.checked_shapes import check_tensors
+from inference.loading.described import check_tensors
 from inference.loading.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles

@@ -11,7 +11,7 @@ block: other weights of fp8 are multiplied out, and may be quantised on their wa
 are. Scales of activations and of keys and values are not used: those stay in the model's own dtype.
 
 The headers show first whether the tensors that a matrix is made of fit each other. Whether the
-matrix that they make is the model's is checked of all matrices alike, in ``checked_shapes``.
+matrix that they make is the model's is checked of all matrices alike, in ``described``.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from inference.loading.embedding_config import check_directory_config
+from inference.loading.hub_config import check_directory_config
 from inference.loading.progress import OnProgress, run_watched
 from inference.loading.sources.disk import bytes_under, check_disk, files_under, is_disk_full
 from inference.loading.sources.files import (

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from inference.loading.gguf.tokenizer_files import original_of
 from inference.loading.sources import disk, fetch
 from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
 from inference.loading.sources.disk import check_sha256
@@ -31,6 +30,7 @@ from inference.loading.sources.sources import (
     hub_identity,
     parse_source,
 )
+from inference.loading.tokenizer_files import original_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (

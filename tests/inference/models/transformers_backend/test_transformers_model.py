@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inference.engine.load.load_engine import load_engine
-from inference.loading.embedding_config import check_directory_config
-from inference.loading.hub_config import parse_config
+from inference.loading.hub_config import check_directory_config, parse_config
 from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.registry import FAMILIES, check_architecture

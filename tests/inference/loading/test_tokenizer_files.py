@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import convert_tokenizer
-from inference.loading.gguf.tokenizer_files import base_repositories, tokenizer_directory
+from inference.loading.tokenizer_files import (
+    base_repositories,
+    directory_tokenizer,
+    tokenizer_directory,
+)
 from inference.protocol.load_errors import BadFileError, DownloadFailedError, MissingFileError
 from inference.text.templates.template_sources import find_templates
 from tests.cases import each_case

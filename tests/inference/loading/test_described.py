@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inference.loading.checked_shapes import check_module_tensors, check_tensors
+from inference.loading.described import check_module_tensors, check_tensors
 from inference.loading.file_check import FileCheckOrder, check
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig

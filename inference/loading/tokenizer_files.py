@@ -1,8 +1,10 @@
-"""A tokenizer directory for a GGUF file, written once per vocabulary.
+"""The tokenizer directory of a model: its own, or one that is written once into the cache.
 
-    <cache>/tokenizers/<hash of the metadata>/ tokenizer.json, tokenizer_config.json
+    <cache>/tokenizers/<hash of its files or metadata>/ tokenizer.json, tokenizer_config.json
 
-    metadata ─▶ convert ─▶ directory
+    Hugging Face directory ─▶ itself, or its slow tokenizer converted by transformers
+
+    GGUF metadata ─▶ convert ─▶ directory
                    └ unknown rule, or no chat template ─▶ the base repository's files
 
     general.source / base_model … repo_url ─▶ org/name ─▶ its tokenizer.json, its chat template
@@ -19,11 +21,15 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inference.loading.directory_tokenizer import written_once
+import tokenizers
+
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import (
     WARNING,
@@ -37,13 +43,95 @@ from inference.protocol.load_errors import (
     BadFileError,
     DownloadFailedError,
     LoadError,
+    MissingFileError,
     UnknownTokenizerError,
 )
 from inference.settings.storage import HUGGINGFACE
 
+log = logging.getLogger(__name__)
+
+SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+CONFIG_FILES = (
+    *("tokenizer_config.json", "special_tokens_map.json", "merges.txt"),
+    *TEMPLATE_FILES,
+)
+
+
+def directory_tokenizer(directory: Path, cache_dir: Path) -> Path:
+    """Raises ``MissingFileError``, ``BadFileError``."""
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    sources = [directory / name for name in SLOW_TOKENIZER_FILES if (directory / name).is_file()]
+    if not sources:
+        raise MissingFileError(f"tokenizer.json is not in {directory}")
+    configs = [directory / name for name in CONFIG_FILES if (directory / name).is_file()]
+    contents = (path.name.encode() + b"\0" + path.read_bytes() for path in [*sources, *configs])
+    converted = cache_dir / "tokenizers" / _fingerprint(contents)
+    if not converted.is_dir():
+        with written_once(converted) as written:
+            _convert(directory, written)
+    return converted
+
+
+@contextmanager
+def written_once(directory: Path) -> Iterator[Path]:
+    """Yields an empty folder, which becomes ``directory`` by one rename once it is written."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
+        written = Path(partial) / "tokenizer"
+        written.mkdir()
+        yield written
+        try:
+            written.rename(directory)
+        except OSError:
+            if not directory.is_dir():  # else another process was quicker, with the same content
+                raise
+
+
+def _convert(directory: Path, written: Path) -> None:
+    from transformers import AutoTokenizer  # takes seconds, and few directories need it
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, use_fast=True, local_files_only=True)
+        tokenizer.save_pretrained(written)
+    except (ValueError, OSError, ImportError) as error:
+        raise BadFileError(f"{directory}: its tokenizer cannot be converted: {error}") from error
+    if not (written / "tokenizer.json").is_file():
+        raise BadFileError(f"{directory}: its tokenizer has no fast form (tokenizer.json)")
+    _copy_template(directory, written)
+
+
+def _copy_template(directory: Path, written: Path) -> None:
+    """The conversion writes the configuration's template as a file, which would come before the
+    directory's own."""
+    own = [directory / name for name in TEMPLATE_FILES if (directory / name).is_file()]
+    for name in TEMPLATE_FILES if own else ():
+        (written / name).unlink(missing_ok=True)
+    for path in own:
+        shutil.copyfile(path, written / path.name)
+
+
+def _fingerprint(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:24]
+
+
+def separator_of_pairs(directory: Path) -> int | None:
+    """The last token of the first text, where tokens of the second are of another type; ``None``:
+    the tokenizer has no types."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    encoded = tokenizer.encode("a", "b")
+    if 1 not in encoded.type_ids:
+        return None
+    first = encoded.type_ids.index(1)
+    return int(encoded.ids[first - 1]) if first else None
+
+
 CONVERTER_VERSION = b"3"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
-log = logging.getLogger(__name__)
 HUB_URL = re.compile(r"^(?:https?://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)/?$")
 URL_KEYS = ("source.huggingface.repository", "source.repo_url", "source.url", "repo_url", "url")
 UNUSED_TYPE = 5
@@ -65,7 +153,7 @@ def tokenizer_directory(
 ) -> Path:
     """``fetch`` brings a repository's tokenizer files, ``scheme`` is of the file's own source.
     Raises ``BadFileError``."""
-    directory = cache_dir / "tokenizers" / _fingerprint(header, scheme)
+    directory = cache_dir / "tokenizers" / _header_fingerprint(header, scheme)
     if directory.is_dir():
         return directory
     named = [*base_repositories(header.metadata), *original_of(header.path, scheme)]
@@ -89,14 +177,11 @@ def tokenizer_directory(
     return directory
 
 
-def _fingerprint(header: GGUFHeader, scheme: str) -> str:
+def _header_fingerprint(header: GGUFHeader, scheme: str) -> str:
     """Includes the source: what its repositories lack is not taken from another one's."""
-    digest = hashlib.sha256(CONVERTER_VERSION)
-    if scheme != HUGGINGFACE:
-        digest.update(scheme.encode())
+    source = b"" if scheme == HUGGINGFACE else scheme.encode()
     with header.path.open("rb") as file:
-        digest.update(file.read(header.data_offset))
-    return digest.hexdigest()[:24]
+        return _fingerprint([CONVERTER_VERSION, source, file.read(header.data_offset)])
 
 
 def tokenizer_warnings(directory: Path) -> list[str]:
