@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from inference.loading.progress import OnProgress
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.sources import parse_source, repository_of
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of

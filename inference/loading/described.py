@@ -3,9 +3,9 @@ architecture first, then that every tensor is there, in its shape; and whether o
 can serve another. Reads headers, and no weights.
 
     safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
-                   packed_files         weights/experts          named_files           │
+                   packed_files         named_files              named_files           │
     GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, weights/experts ◀──┘
+            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from inference.loading.hub_config import (
     refuses_malformed,
 )
 from inference.loading.image_processor import with_bounded_pixels
-from inference.loading.safetensors.packed_files import PackedFiles
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
-from inference.loading.weights.experts import by_expert, cut_interleaved, cut_transposed
 from inference.loading.weights.named_files import (
+    by_expert,
+    cut_interleaved,
+    cut_transposed,
     named_files,
     with_joined_tensors,
     with_predictor,
     without_absent_tower,
 )
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.packed_files import PackedFiles
+from inference.loading.weights.tensor_files import SafetensorsFiles, TensorFiles
 from inference.models.cache.kv_format import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.families.predictor import has_gguf_predictor

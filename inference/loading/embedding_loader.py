@@ -13,9 +13,9 @@ import torch
 
 from inference.loading.described import check_module_tensors
 from inference.loading.devices import choose_dtype, earlier_loads_on
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
 from inference.loading.tokenizer_files import directory_tokenizer, separator_of_pairs
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.embedding import declared_shapes
 from inference.models.embedding_config import EmbeddingConfig
 from inference.models.errors import UnsupportedModuleError

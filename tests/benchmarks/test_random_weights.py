@@ -12,8 +12,8 @@ from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureSh
 from inference.loading.described import check_tensors
 from inference.loading.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.sources import directory_files
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import family_of
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.load import LoadSpec

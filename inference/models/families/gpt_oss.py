@@ -1,6 +1,6 @@
 """gpt-oss: attention with sinks, within a window in every other layer, and biased experts behind a
 clamped activation. Its published files hold the experts in MXFP4, and gates and the rest row by
-row: ``loading/weights/experts.py`` cuts them up."""
+row: ``loading/weights/named_files.py`` cuts them up."""
 
 from __future__ import annotations
 

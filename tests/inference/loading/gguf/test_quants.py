@@ -21,7 +21,7 @@ from inference.loading.gguf.header import READABLE_TYPES, read_header, read_head
 from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.hub_config import parse_config
 from inference.loading.loader import OpenedModel
-from inference.loading.weights.experts import by_expert
+from inference.loading.weights.named_files import by_expert
 from inference.models.backend import AnyModel
 from inference.models.families.registry import family_of
 from inference.models.native.build import find_compiler

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from inference.loading.safetensors.packed_files import PackedFiles
-from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.packed_files import PackedFiles
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.quantization import Quantization, read_quantization
 from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight

@@ -22,9 +22,14 @@ from functools import cached_property
 import torch
 
 from inference.loading.formats import FP8_FILES, INT4, INT8
-from inference.loading.safetensors import packed_matrices as matrices
-from inference.loading.safetensors.tensors import DTYPE_BYTES, SafeTensor, SafetensorsFiles
-from inference.loading.weights.tensor_files import FileTensor, TensorFiles
+from inference.loading.weights import packed_matrices as matrices
+from inference.loading.weights.tensor_files import (
+    DTYPE_BYTES,
+    FileTensor,
+    SafeTensor,
+    SafetensorsFiles,
+    TensorFiles,
+)
 from inference.models.families.quantization import Quantization
 from inference.models.weights.stored import (
     GROUP_FEATURES,
