@@ -19,8 +19,8 @@ from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceU
 from inference.protocol.events import Event, Failure, Finished, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, TextInput
 from inference.protocol.sampling import TokenLogprob
-from inference.text.answers.choice_text import ChoiceText
-from inference.text.tokens.tokenizer import Detokenizer
+from inference.text.choice_text import ChoiceText
+from inference.text.tokenizer import Detokenizer
 from inference.text.tool_calls.call_parser import Decision
 
 

@@ -39,10 +39,10 @@ from inference.sandbox.jobs import (
     TokenizerFacts,
 )
 from inference.sandbox.pool import WorkerPool
-from inference.text.answers.phrases import PhraseMarkers
-from inference.text.answers.reasoning import ReasoningMarkers
-from inference.text.templates.template_sources import TemplateSources
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.phrases import PhraseMarkers
+from inference.text.reasoning import ReasoningMarkers
+from inference.text.template_sources import TemplateSources
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import FORMATS
 from inference.text.tool_calls.call_parser import CallFormat
 

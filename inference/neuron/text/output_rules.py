@@ -41,7 +41,7 @@ from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import model_limit
 from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
 from inference.sandbox.jobs import BuildGrammar
-from inference.text.grammars.answer_grammar import Thinking
+from inference.text.grammars import Thinking
 from inference.text.tool_calls.grammar_rules import callable_tools
 
 

@@ -53,9 +53,9 @@ from inference.protocol.sampling import (
     SamplingParams,
     ThinkingLimit,
 )
-from inference.text.answers.phrases import PhraseMarkers, opens_phrase
-from inference.text.answers.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 from inference.text.errors import TooManyTokensError
+from inference.text.phrases import PhraseMarkers, opens_phrase
+from inference.text.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 
 NUM_LAST_TOKENS = 32
 """Tokens checked at a prompt's end: a phrase and the white space behind it have no more."""

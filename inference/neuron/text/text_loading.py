@@ -17,10 +17,10 @@ from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LoadReport
 from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.pool import WorkerPool
-from inference.text.answers.phrases import find_phrases
-from inference.text.answers.reasoning import find_markers
-from inference.text.templates.template_sources import find_templates
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.phrases import find_phrases
+from inference.text.reasoning import find_markers
+from inference.text.template_sources import find_templates
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import find_tool_format
 from inference.version import VERSION
 

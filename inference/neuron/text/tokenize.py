@@ -19,7 +19,7 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.text.errors import TooManyTokensError
-from inference.text.tokens.tokenizer import read_json_object
+from inference.text.tokenizer import read_json_object
 
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:

@@ -6,6 +6,9 @@
 Draft 2020-12 and what older drafts spell differently. llguidance enforces; it ignores keywords that
 it does not know, so those are refused here. What it knows and how: its docs/json_schema.md.
 A schema that need not be strict loses what is refused, and is enforced without it.
+
+It may crash or hang on a schema that a stranger wrote, so this is for the workers of
+``inference.sandbox`` alone.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, cast
 
+from llguidance import LLMatcher, LLParserLimits
+
 from inference.text.errors import MalformedSchemaError, SchemaError
-from inference.text.grammars.compiling import find_problem
-from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
+from inference.text.grammars import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
 from inference.text.schemas.numbers import check_numbers, is_number, with_exact_bounds
 from inference.text.schemas.places import (
     ONE_SCHEMA,
@@ -249,3 +253,28 @@ def find_culprit(
         return place.steps
     except _EnoughTriedError:
         return place.steps
+
+
+LIMITS = LLParserLimits(verbose_errors=False)
+"""Errors without the parser's state, which is of no use to a client."""
+
+
+def find_problem(grammar: str) -> str | None:
+    """Why llguidance cannot follow it; ``None`` when it can. Without a tokenizer: token ids are not
+    checked."""
+    is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    return one_line(messages[0]) if is_broken else None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether llguidance panicked: what PyO3 then raises is no ``Exception``, and not exported."""
+    return type(error).__name__ == "PanicException"
+
+
+def one_line(message: str) -> str:
+    """``message`` as one line. Messages about regular expressions have several; the last one has
+    the reason."""
+    if message.startswith("NoExtensionBias"):
+        return "nothing can match it"
+    first, *others = [line.strip() for line in message.splitlines() if line.strip()]
+    return f"{first} {others[-1].removeprefix('error: ')}" if others else first

@@ -26,7 +26,7 @@ from inference.protocol.load_errors import (
     LoadError,
     UnknownArchitectureError,
 )
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 
 Facts = dict[str, Any]

@@ -18,7 +18,7 @@ from inference.loading.tokenizer_files import (
     tokenizer_directory,
 )
 from inference.protocol.load_errors import BadFileError, DownloadFailedError, MissingFileError
-from inference.text.templates.template_sources import find_templates
+from inference.text.template_sources import find_templates
 from tests.cases import each_case
 from tests.inference.loading.gguf.test_tokenizer import BYTE_ALPHABET
 

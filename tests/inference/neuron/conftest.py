@@ -51,7 +51,7 @@ from inference.protocol.keys import (
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.sampling import SamplingOptions
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis

@@ -23,7 +23,7 @@ from inference.protocol.events import Finished
 from inference.protocol.keys import heartbeat_key, specs_key
 from inference.protocol.load import EarlierLoads, StageSpec, spec_digest
 from inference.protocol.load_progress import LOADED, LoadStage
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
 

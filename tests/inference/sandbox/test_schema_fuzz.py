@@ -23,8 +23,7 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.jobs import Built, Refused
 from inference.sandbox.pool import WorkerPool
-from inference.text.grammars.compiling import LIMITS
-from inference.text.schemas.schema_check import KNOWN
+from inference.text.schemas.schema_check import KNOWN, LIMITS
 from tests.inference.sandbox.jobs import BYTES, check
 from tests.inference.text.schemas.test_schema_check import PERSON
 

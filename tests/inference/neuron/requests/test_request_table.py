@@ -32,8 +32,8 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
-from inference.text.answers.choice_text import ChoiceText
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.choice_text import ChoiceText
+from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import RecordingEngine, submit_of
 

@@ -38,8 +38,8 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import ThinkingLimit
-from inference.text.answers import phrases
-from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN
+from inference.text import phrases
+from inference.text.tokenizer import MAX_BYTES_PER_TOKEN
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import (
     OPENS,

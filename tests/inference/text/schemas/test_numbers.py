@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from inference.text.errors import SchemaError
-from inference.text.grammars.parts import grammar_text, json_part
+from inference.text.grammars import grammar_text, json_part
 from inference.text.schemas.schema_check import checked_schema
 from tests.cases import each_case
 

@@ -10,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.errors import SchemaError
-from inference.text.grammars.compiling import find_problem
-from inference.text.grammars.parts import grammar_text, json_part
+from inference.text.grammars import grammar_text, json_part
 from inference.text.schemas import schema_check
-from inference.text.schemas.schema_check import KNOWN, checked_schema, leniently_checked
+from inference.text.schemas.schema_check import (
+    KNOWN,
+    checked_schema,
+    find_problem,
+    leniently_checked,
+)
 from tests.cases import each_case
 
 ROOT = {"$ref": "#"}

@@ -12,12 +12,18 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inference.protocol.generation import OutputFormat, ToolDefinition
 from inference.protocol.sampling import Grammar
-from inference.text.answers.reasoning import ReasoningMarkers
 from inference.text.errors import GrammarRefusedError
-from inference.text.grammars.answer_grammar import Thinking, answer_grammar
-from inference.text.grammars.compiling import find_problem, text_part
-from inference.text.grammars.parts import bare_call_part, calls_part, json_part
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.grammars import (
+    Thinking,
+    answer_grammar,
+    bare_call_part,
+    calls_part,
+    json_part,
+    text_part,
+)
+from inference.text.reasoning import ReasoningMarkers
+from inference.text.schemas.schema_check import find_problem
+from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls
 

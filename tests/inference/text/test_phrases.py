@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
-from inference.text.answers.parts import Run, TextPart, TokenKind
-from inference.text.answers.phrases import (
+from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
+from inference.text.phrases import (
     SPOKEN,
     PhraseMarkers,
     PhraseReader,
@@ -20,7 +19,9 @@ from inference.text.answers.phrases import (
     find_phrases,
     opens_phrase,
 )
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.reasoning import Run, TokenKind
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import TextPart
 from tests.cases import each_case
 from tests.inference.text.marked_calls import pieces_of
 

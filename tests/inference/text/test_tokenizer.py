@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
-from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN, Detokenizer, Tokenizer
+from inference.text.tokenizer import MAX_BYTES_PER_TOKEN, Detokenizer, Tokenizer
 
 
 def _with_config(source: Path, target: Path, **changes: object) -> Path:

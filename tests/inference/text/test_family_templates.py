@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.images import ImageRef
+from inference.text.chat_template import ChatTemplate
 from inference.text.errors import TemplateRenderError
-from inference.text.templates.chat_template import ChatTemplate
-from inference.text.templates.template_sources import TemplateSources
+from inference.text.template_sources import TemplateSources
 from inference.wire.anthropic.messages import parse as parse_messages
 from tests.cases import each_case
 from tests.inference.text.family_templates import GEMMA, LLAMA, MISTRAL, QWEN

@@ -13,10 +13,10 @@ from jinja2 import Environment
 from transformers.utils import chat_template_utils
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
+from inference.text.chat_template import CHATML, ChatTemplate, compiled
 from inference.text.errors import TokenizerFilesError
-from inference.text.templates.chat_template import CHATML, ChatTemplate, compiled
-from inference.text.templates.template_sources import MAX_TEMPLATE_BYTES, find_templates
-from inference.text.templates.turns import plain_turns
+from inference.text.template_sources import MAX_TEMPLATE_BYTES, find_templates
+from inference.text.turns import plain_turns
 from tests.cases import each_case
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 

@@ -36,8 +36,8 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.text.errors import TemplateRenderError
-from inference.text.templates.template_sources import TemplateSources
-from inference.text.templates.turns import Turn, arrangements, plain_turns
+from inference.text.template_sources import TemplateSources
+from inference.text.turns import Turn, arrangements, plain_turns
 
 CHATML = (
     "{% for message in messages %}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from inference.protocol.load import NO_TEMPLATE, TEMPLATE_FILE
 from inference.text.errors import TokenizerFilesError
-from inference.text.tokens.tokenizer import read_json_object
+from inference.text.tokenizer import read_json_object
 
 MAX_TEMPLATE_BYTES = 1024**2
 """The largest templates of published models have a tenth of it."""

@@ -6,6 +6,13 @@ A ``Detokenizer`` gives the text of one sequence as its ids come, and never spli
 
     feed([...]) -> whole characters so far      flush() -> the rest, broken bytes as U+FFFD
 
+Each token stands for bytes, by the ``decoder`` of tokenizer.json. Two families cover the models
+that generate: byte-level BPE, where every character of a piece is one byte, and sentencepiece,
+where ``▁`` is a space and ``<0x0A>`` a byte. Both make decoding a plain concatenation, except that
+sentencepiece drops the space it put before the first word. A third, the WordPiece of encoders,
+marks what continues a word; an encoder's tokens are never shown, so that its tidying of spaces
+before punctuation is left out.
+
 The pieces joined equal the tokenizer's own decode of all ids with special tokens skipped; one
 exception: when a sentencepiece model writes bytes that are no character, the valid characters
 beside them are kept, where the tokenizer's decode replaces the whole run of bytes.
@@ -15,7 +22,10 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +33,6 @@ import tokenizers
 
 from inference.garbage import release_freed_memory
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
-from inference.text.tokens.token_bytes import (
-    LeadingSpace,
-    no_bytes,
-    num_bytes,
-    token_bytes,
-)
 
 NAMED_SPECIAL_TOKENS = (
     "bos_token",
@@ -42,6 +46,14 @@ NAMED_SPECIAL_TOKENS = (
 
 MAX_BYTES_PER_TOKEN = 512
 """More than a token of any published vocabulary stands for; the longest are 128 spaces."""
+
+
+class LeadingSpace(Enum):
+    """How decoding treats spaces at the very start of a text."""
+
+    KEEP = "keep"
+    DROP_ONE = "drop one"
+    DROP_IN_FIRST_TOKEN = "drop in first token"
 
 
 class Tokenizer:
@@ -63,15 +75,16 @@ class Tokenizer:
         parsed = json.loads(definition)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         try:
-            table = token_bytes(parsed.get("decoder"), vocabulary)
+            rule, self.leading_space = _decoding(parsed.get("decoder"))
         except TokenizerFilesError:
             if is_decoded:
                 raise
-            table = no_bytes(vocabulary)
-        self._bytes_by_id = table.by_id
+            rule, self.leading_space = (lambda _: b""), LeadingSpace.KEEP
+        self._bytes_by_id = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for piece, token_id in vocabulary.items():
+            self._bytes_by_id[token_id] = rule(piece)
         # Others fold a word that they do not know to one token, however long.
         self._is_bounded = (parsed.get("model") or {}).get("type") == "BPE"
-        self.leading_space: LeadingSpace = table.leading_space
         self.special_token_ids = frozenset(
             token_id
             for token_id, token in self._backend.get_added_tokens_decoder().items()
@@ -245,3 +258,115 @@ class Detokenizer:
         drop_one = self._leading_space is LeadingSpace.DROP_ONE
         self._leading_space = LeadingSpace.KEEP
         return data.removeprefix(b" ") if drop_one else data.replace(b" ", b"")
+
+
+BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+PieceRule = Callable[[str], bytes]
+"""The bytes that a piece of the vocabulary stands for."""
+
+
+def _decoding(decoder: Mapping[str, Any] | None) -> tuple[PieceRule, LeadingSpace]:
+    """By the ``decoder`` of a tokenizer.json. Raises ``TokenizerFilesError`` for one of another
+    family."""
+    if decoder is None:
+        raise TokenizerFilesError("tokenizer.json has no decoder")
+    steps = list(_steps(decoder))
+    return _rule(steps), _leading_space(steps)
+
+
+def _rule(steps: list[Mapping[str, Any]]) -> PieceRule:
+    match steps:
+        case [{"type": "WordPiece", "prefix": str(prefix)}]:
+            return partial(_word_piece, prefix=prefix)
+        case _ if _is_byte_level(steps):
+            return _byte_level_piece
+    return _sentencepiece_rule(steps)
+
+
+def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
+    return [step["type"] for step in steps if step["type"] != "Fuse"] == ["ByteLevel"]
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters are their own byte, the other bytes follow in
+    order from U+0100."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    others = [byte for byte in range(256) if byte not in own]
+    shifted = {chr(256 + position): byte for position, byte in enumerate(others)}
+    return {chr(byte): byte for byte in own} | shifted
+
+
+BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def _byte_level_piece(piece: str) -> bytes:
+    """An added token may hold characters outside the alphabet; it is then ordinary text."""
+    try:
+        return bytes([BYTE_OF_CHARACTER[character] for character in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _word_piece(piece: str, *, prefix: str) -> bytes:
+    """``##ing`` continues a word, other pieces begin one."""
+    if piece.startswith(prefix):
+        return piece.removeprefix(prefix).encode()
+    return f" {piece}".encode()
+
+
+def _sentencepiece_rule(steps: list[Mapping[str, Any]]) -> PieceRule:
+    replacements = []
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                replacements.append((old, new))
+            case {"type": "Metaspace", "replacement": str(old)}:
+                replacements.append((old, " "))
+            case {"type": "ByteFallback" | "Fuse"} | {"type": "Strip", "content": " ", "stop": 0}:
+                pass
+            case _:
+                raise TokenizerFilesError(
+                    f"tokenizer.json has a decoder step {dict(step)!r}; known are ByteLevel, "
+                    "Replace, Metaspace, ByteFallback, Fuse and Strip of leading spaces"
+                )
+    if not replacements:
+        raise TokenizerFilesError("tokenizer.json has a decoder that never writes a space")
+    has_byte_pieces = any(step["type"] == "ByteFallback" for step in steps)
+
+    def rule(piece: str) -> bytes:
+        if has_byte_pieces and (match := BYTE_FALLBACK_PIECE.fullmatch(piece)):
+            return bytes([int(match.group(1), 16)])
+        for old, new in replacements:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    return rule
+
+
+def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
+    for step in steps:
+        match step:
+            case {"type": "Strip", "start": 1} | {"type": "WordPiece"}:
+                return LeadingSpace.DROP_ONE
+            case {"type": "Strip", "start": int(start)} if start > 1:
+                raise TokenizerFilesError(
+                    f"tokenizer.json strips {start} leading spaces; 1 is known"
+                )
+            case {"type": "Metaspace", "prepend_scheme": "never"}:
+                return LeadingSpace.KEEP
+            case {"type": "Metaspace"}:
+                return LeadingSpace.DROP_IN_FIRST_TOKEN
+    return LeadingSpace.KEEP
+
+
+def num_bytes(text: str) -> int:
+    """Returns the text's bytes as UTF-8; what has no bytes counts as one."""
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def _steps(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if part.get("type") != "Sequence":
+        yield part
+        return
+    for step in part.get("decoders") or []:
+        yield from _steps(step)

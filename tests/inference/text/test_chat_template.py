@@ -11,9 +11,9 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
+from inference.text.chat_template import ChatTemplate, _keeps_system_texts
 from inference.text.errors import TemplateRenderError
-from inference.text.templates.chat_template import ChatTemplate, _keeps_system_texts
-from inference.text.templates.template_sources import TemplateSources
+from inference.text.template_sources import TemplateSources
 from tests.cases import each_case
 
 REFUSES_SYSTEM = (

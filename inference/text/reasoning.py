@@ -4,7 +4,7 @@
 
 A block opens only while the answer is empty but for white space; later the same token is a
 quotation in the answer. Some templates open the block inside the prompt: the answer then starts in
-it. Owns token ids only; text is ``inference.text.answers.choice_text``'s.
+it. Owns token ids only; text is ``inference.text.choice_text``'s.
 
 gpt-oss speaks in channels:
 
@@ -22,9 +22,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from inference.text.answers.parts import Run, TokenKind
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
+
+
+class TokenKind(Enum):
+    OPENS = "opens"
+    THOUGHT = "thought"
+    CLOSES = "closes"
+    ANSWER = "answer"
+    MARKUP = "markup"
+    """Belongs to the format, between messages; it is not shown."""
+
+
+Run = tuple[TokenKind, str]
+"""Text of one kind; of a marker, how it is written."""
 
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"

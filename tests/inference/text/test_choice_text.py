@@ -11,10 +11,11 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.answers import reasoning
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text import reasoning
+from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
+from inference.text.reasoning import TokenKind
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
 from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls, pieces_of
 

@@ -15,17 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.text.answers.parts import (
-    CallArguments,
-    Part,
+from inference.text.phrases import PhraseMarkers, PhraseReader, StopStrings
+from inference.text.reasoning import (
+    HarmonySplitter,
+    ReasoningMarkers,
     Run,
-    TextPart,
+    ThinkingSplitter,
     TokenKind,
 )
-from inference.text.answers.phrases import PhraseMarkers, PhraseReader, StopStrings
-from inference.text.answers.reasoning import HarmonySplitter, ReasoningMarkers, ThinkingSplitter
-from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
-from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tokenizer import Detokenizer, Tokenizer
+from inference.text.tool_calls.call_parser import CallArguments, CallParser, Part, TextPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ tokens between which some models think.
 
 A block opens only while the answer is empty but for white space. Text that may still become a
 phrase is held back; its tokens count to what it would otherwise be. Owns text only;
-``inference.text.answers.reasoning`` has the markers that are tokens.
+``inference.text.reasoning`` has the markers that are tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from inference.text.answers.parts import Run, TokenKind
-from inference.text.answers.reasoning import MARKER_PAIRS
+from inference.text.reasoning import MARKER_PAIRS, Run, TokenKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,11 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.engine.sampling.logits_processors import ThinkingBudget
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.protocol.sampling import ThinkingLimit
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
-from inference.text.answers.reasoning import ReasoningMarkers, find_markers, opens_block
-from inference.text.grammars.answer_grammar import Thinking, answer_grammar
-from inference.text.grammars.parts import calls_part, json_part
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
+from inference.text.grammars import Thinking, answer_grammar, calls_part, json_part
+from inference.text.reasoning import ReasoningMarkers, TokenKind, find_markers, opens_block
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
 from inference.text.tool_calls.json_formats import HarmonyFormat
 from tests.cases import each_case
 from tests.inference.text.marked_calls import pieces_of
