@@ -41,8 +41,8 @@ from inference.text.grammars import (
     json_part,
     text_part,
 )
+from inference.text.schemas.enforced import original_steps
 from inference.text.schemas.places import Schema, left_out
-from inference.text.schemas.rewrites import original_steps
 from inference.text.schemas.schema_check import (
     LIMITS,
     checked_schema,

@@ -21,7 +21,13 @@ from llguidance import LLMatcher, LLParserLimits
 
 from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.numbers import check_numbers, is_number, with_exact_bounds
+from inference.text.schemas.enforced import (
+    VACUOUS,
+    enforced,
+    is_number,
+    original_steps,
+    with_exact_bounds,
+)
 from inference.text.schemas.places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
@@ -34,7 +40,6 @@ from inference.text.schemas.places import (
     left_out,
     subschemas,
 )
-from inference.text.schemas.rewrites import VACUOUS, check_ends, original_steps, rewritten
 
 # llguidance refuses most values of a wrong type, some of them by a panic, and ignores the rest
 # where the schema's type does not call for them.
@@ -110,12 +115,12 @@ def checked_schema(schema: Schema) -> Schema:
     is invalid or cannot be enforced."""
     for error in _refusals(schema):
         raise error
-    enforced: Schema = _enforced(schema)
-    problem = find_problem(grammar_text([json_part(enforced)]))
+    found: Schema = enforced(schema)
+    problem = find_problem(grammar_text([json_part(found)]))
     if problem is not None:
-        steps = original_steps(schema, find_culprit(enforced, problem))
+        steps = original_steps(schema, find_culprit(found, problem))
         raise SchemaError(steps, WORDINGS.get(problem, problem))
-    return cast(Schema, with_exact_bounds(enforced))
+    return cast(Schema, with_exact_bounds(found))
 
 
 def leniently_checked(
@@ -140,17 +145,6 @@ def leniently_checked(
         except SchemaError as error:
             leave_out(error.steps if num_tries < MAX_PROBLEMS - 1 else ())
     return check(schema), places
-
-
-def _enforced(schema: Any) -> Any:
-    enforced = rewritten(schema)
-    try:
-        for place in all_places(enforced):
-            check_numbers(enforced, place)
-        check_ends(enforced)
-        return enforced
-    except SchemaError as error:
-        raise SchemaError(original_steps(schema, error.steps), str(error)) from None
 
 
 def _refusals(schema: Any) -> Iterator[SchemaError]:
