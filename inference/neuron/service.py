@@ -23,14 +23,14 @@ from redis.client import Pipeline
 
 from inference.build import this_build
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
+from inference.neuron.heartbeat import Heart, queue_heartbeat
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher, FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.process.heartbeat import Heart, queue_heartbeat
-from inference.neuron.process.name_lease import NameLease
+from inference.neuron.name_lease import NameLease
 from inference.neuron.replicas.by_model import PersistedSpecs, Replicas, SpecStore
 from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, EngineStarts
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder

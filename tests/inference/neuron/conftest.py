@@ -17,7 +17,7 @@ import redis
 
 from inference.backoff import Backoff
 from inference.neuron.host.discovery import Discovery
-from inference.neuron.process.redis_client import connect
+from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService

@@ -15,8 +15,12 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 
-from inference.neuron.process.name_lease import LEASE_EXPIRY_MS, NameLostError
-from inference.neuron.process.redis_client import AccessRefusal, InvitationVoidError
+from inference.neuron.name_lease import (
+    LEASE_EXPIRY_MS,
+    AccessRefusal,
+    InvitationVoidError,
+    NameLostError,
+)
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (

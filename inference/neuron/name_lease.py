@@ -11,6 +11,9 @@ an instance that has lost its name no longer overwrites what the next one writes
 
 The lease is also in a file in the data directory, which an instance locks while it runs. One that
 gets the lock knows that the previous one is dead, and need not wait for its lease to expire.
+
+An absent Redis is waited for. One that this host does not trust, or that refuses its invitation for
+a minute, is not: waiting changes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import fcntl
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -28,9 +32,10 @@ from typing import Any
 
 import msgspec
 import redis
+from redis.backoff import NoBackoff
 from redis.client import Pipeline
+from redis.retry import Retry
 
-from inference.neuron.process.redis_client import AccessRefusal, ensure_trusted
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S, lease_key
 
 log = logging.getLogger(__name__)
@@ -134,7 +139,7 @@ class NameLease:
                 held = self._hold(previous)
                 left_ms: Any = 0 if held is None else self._client.pttl(self.key)
             except redis.RedisError as error:
-                ensure_trusted(error)
+                _ensure_trusted(error)
                 if is_reaching:
                     log.error("the name %s waits for Redis: %s", self.neuron, error)
                 access.note(error)
@@ -148,11 +153,11 @@ class NameLease:
                 log.warning(
                     "the name %s is held: %s; waiting %.1f s for a sign of life",
                     self.neuron,
-                    in_words(held),
+                    _in_words(held),
                     max(0, left_ms) / 1000,
                 )
             elif left_ms > last_left_ms:
-                raise NameHeldError(self.neuron, in_words(held))
+                raise NameHeldError(self.neuron, _in_words(held))
             last_left_ms = max(0, left_ms)
             sleep(POLL_S)
         if earlier is not None:
@@ -175,7 +180,7 @@ class NameLease:
         ``redis.RedisError``."""
         held = self._hold(b"", queue)
         if held is not None:
-            raise NameLostError(self.neuron, in_words(held))
+            raise NameLostError(self.neuron, _in_words(held))
 
     def _hold(
         self, previous: bytes, queue: Callable[[Pipeline], object] = lambda _: None
@@ -206,7 +211,71 @@ class NameLease:
         return found
 
 
-def in_words(value: bytes) -> str:
+def _in_words(value: bytes) -> str:
     with contextlib.suppress(msgspec.DecodeError, ValueError, OverflowError):
         return str(msgspec.json.decode(value, type=LeaseHolder))
     return "an unknown holder"
+
+
+SOCKET_TIMEOUT_S = 2.0
+REFUSED_LIMIT_S = 60.0
+
+
+def connect(redis_url: str) -> redis.Redis:
+    """Bytes in and out. A command is sent once: a repeated XADD would be a repeated event."""
+    pool = redis.ConnectionPool.from_url(
+        redis_url,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=SOCKET_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return redis.Redis.from_pool(pool)
+
+
+class RedisUntrustedError(Exception):
+    """Redis has a certificate that this host does not trust: waiting changes nothing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Redis shows a certificate that this host does not trust ({reason}). Where the "
+            "certificate is another since this host was invited, run neurons invite on the "
+            "gateway and join again by its line"
+        )
+
+
+class InvitationVoidError(Exception):
+    """Redis has refused this host's name and password for so long that waiting changes nothing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Redis refuses this host's name and password ({reason}): its invitation was revoked, "
+            "or a newer one has replaced it. Run neurons invite on the gateway and join again by "
+            "its line"
+        )
+
+
+class AccessRefusal:
+    """Measures for how long Redis has refused this host without a break. A Redis that has just been
+    started has no users of invited hosts until the control has made them."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def note(self, error: redis.RedisError | None) -> None:
+        """Records the outcome of the last command. Raises ``InvitationVoidError``."""
+        if not isinstance(error, redis.AuthenticationError):
+            self._since_s = None
+            return
+        now_s = self._clock()
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s >= REFUSED_LIMIT_S:
+            raise InvitationVoidError(str(error)) from error
+
+
+def _ensure_trusted(error: redis.RedisError) -> None:
+    """Raises ``RedisUntrustedError`` where its certificate is why Redis was not reached."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        raise RedisUntrustedError(cause.verify_message) from error

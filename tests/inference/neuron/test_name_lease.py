@@ -14,23 +14,21 @@ import redis
 
 from helexa_site.bootstrap.data_directory import keep_joining, redis_url_of
 from helexa_site.bootstrap.sharing import Share
-from inference.neuron.process import redis_client
-from inference.neuron.process.heartbeat import (
+from inference.neuron import name_lease
+from inference.neuron.heartbeat import (
     MISSES_UNTIL_DEAD_ANYWAY,
     GatewayWatch,
     Heart,
     queue_heartbeat,
 )
-from inference.neuron.process.name_lease import (
+from inference.neuron.name_lease import (
+    REFUSED_LIMIT_S,
+    AccessRefusal,
+    InvitationVoidError,
     NameHeldError,
     NameLease,
     NameLostError,
     PreviousInstance,
-)
-from inference.neuron.process.redis_client import (
-    REFUSED_LIMIT_S,
-    AccessRefusal,
-    InvitationVoidError,
     RedisUntrustedError,
     connect,
 )
@@ -199,7 +197,7 @@ def test_a_refusal_counts_only_without_a_break() -> None:
 def test_a_neuron_that_is_shut_out_reports_it_once_and_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(redis_client, "REFUSED_LIMIT_S", 0.0)
+    monkeypatch.setattr(name_lease, "REFUSED_LIMIT_S", 0.0)
     ended = threading.Event()
 
     def beat() -> None:

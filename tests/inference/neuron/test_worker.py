@@ -21,14 +21,14 @@ from fleet.redis_users import secret_hash, users_apply
 from helexa_site.bootstrap.redis_server import configure_private_redis, wait_for_redis
 from helexa_site.bootstrap.sharing import Share
 from inference.neuron.__main__ import main
-from inference.neuron.process.celery_app import create_app
+from inference.neuron.neuron_process import create_app
 from inference.protocol.events import Cancelled, Finished
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL, TASK_UNLOAD_MODEL
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.inference.neuron.conftest import TestGateway, failure_of, running_engines, wait_until
 
-REPOSITORY_DIR = Path(__file__).resolve().parents[4]
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 NAMED = ("-m", "inference.neuron", "--name", "n1")
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -184,9 +184,9 @@ def test_sigterm_lets_finish_what_runs_and_further_signals_do_not(
 
 VOID = """
 import sys
-from inference.neuron.process import redis_client
-from inference.neuron.process.neuron_process import run
-redis_client.REFUSED_LIMIT_S = 0.0
+from inference.neuron import name_lease
+from inference.neuron.neuron_process import run
+name_lease.REFUSED_LIMIT_S = 0.0
 sys.exit(run("n1"))
 """
 
@@ -223,6 +223,6 @@ def test_an_interrupt_before_it_is_up_is_no_traceback(monkeypatch: pytest.Monkey
     def run(_name: str, **_: object) -> int:
         raise KeyboardInterrupt
 
-    process = "inference.neuron.process.neuron_process"
+    process = "inference.neuron.neuron_process"
     monkeypatch.setitem(sys.modules, process, SimpleNamespace(run=run))
     assert main(["--name", "n1"]) == 130
