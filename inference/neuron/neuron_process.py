@@ -35,7 +35,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
 from inference.logs.setup import configure_logging
-from inference.neuron.host.device_sampler import Devices, DeviceSampler
+from inference.neuron.device_sampler import Devices, DeviceSampler
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.name_lease import (
     InvitationVoidError,

@@ -22,9 +22,9 @@ import redis
 from redis.client import Pipeline
 
 from inference.build import this_build
+from inference.neuron.device_sampler import Devices
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
 from inference.neuron.heartbeat import Heart, queue_heartbeat
-from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher, FileChecker

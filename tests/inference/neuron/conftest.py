@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from inference.backoff import Backoff
-from inference.neuron.host.discovery import Discovery
+from inference.neuron.discovery import Discovery
 from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.request_table import RequestTable

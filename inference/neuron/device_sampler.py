@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from inference.environment import Role, environment_for
-from inference.neuron.host.discovery import Discovery, cpu_device, held_bytes
+from inference.neuron.discovery import (
+    Discovery,
+    TorchProblem,
+    cpu_device,
+    held_bytes,
+    torch_problem,
+)
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
-PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-TORCH_TIMEOUT_S = 120.0
 INTERVAL_S = 1.0
 FIRST_ANSWER_S = 10.0
 FRESH_ANSWER_S = 3.0
@@ -39,41 +38,6 @@ SILENT_AFTER_S = 10.0
 PROBE_AGAIN_S = 60.0
 DRIVER = "the NVIDIA driver"
 TORCH = "PyTorch, which was asked for the NVIDIA devices,"
-
-
-@dataclass(frozen=True, slots=True)
-class TorchProblem:
-    message: str
-    is_answered: bool
-    """``False``: the probe was over its limit, so the next one may find that they can."""
-
-
-def torch_problem(
-    command: tuple[str, ...] = (sys.executable, "-c", PROBE), *, timeout_s: float = TORCH_TIMEOUT_S
-) -> TorchProblem | None:
-    """``None``: engines can use the cards, or the probe itself failed."""
-    try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment_for(Role.OTHER, os.environ),
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        message = f"PyTorch did not find the NVIDIA devices in {timeout_s:g} s: reboot this host"
-        return TorchProblem(message, is_answered=False)
-    except OSError:
-        return None
-    if done.returncode != 0 or done.stdout.strip() != b"0":
-        return None
-    message = (
-        "PyTorch cannot use the NVIDIA devices of this host (a build without CUDA, or one that is "
-        "too new for the driver): update the driver, or install a PyTorch build for it"
-    )
-    return TorchProblem(message, is_answered=True)
 
 
 class Devices(Protocol):

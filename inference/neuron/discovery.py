@@ -1,5 +1,8 @@
 """Describes this host: cores, memory, CUDA devices, and sentences about their problems.
 
+    python -m inference.neuron.discovery ─▶ what a neuron would find here, as JSON, for the doctor:
+                                            a hanging driver blocks only that process
+
 Asks the operating system through psutil and the NVIDIA driver through NVML. No torch, so it works
 where the driver is broken, which is when it matters. A driver may also hang: callers that must not
 wait for it use a ``DeviceSampler``.
@@ -12,6 +15,8 @@ import os
 import platform
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,8 +28,9 @@ import msgspec
 import psutil
 import pynvml
 
-from inference.loading.host import host_memory
-from inference.neuron.host.cuda_cards import (
+from inference.environment import Role, environment_for
+from inference.loading.host import host_memory, triton_problem
+from inference.neuron.cuda_cards import (
     CudaCard,
     card_now,
     driver_cuda,
@@ -59,6 +65,45 @@ def installed_torch() -> InstalledTorch:
         return InstalledTorch()
     built = BUILT_FOR.search(found.locate_file("torch/version.py").read_text())
     return InstalledTorch(found.version, built["version"] if built else None)
+
+
+PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+TORCH_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProblem:
+    message: str
+    is_answered: bool
+    """``False``: the probe was over its limit, so the next one may find that they can."""
+
+
+def torch_problem(
+    command: tuple[str, ...] = (sys.executable, "-c", PROBE), *, timeout_s: float = TORCH_TIMEOUT_S
+) -> TorchProblem | None:
+    """``None``: engines can use the cards, or the probe itself failed."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment_for(Role.OTHER, os.environ),
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"PyTorch did not find the NVIDIA devices in {timeout_s:g} s: reboot this host"
+        return TorchProblem(message, is_answered=False)
+    except OSError:
+        return None
+    if done.returncode != 0 or done.stdout.strip() != b"0":
+        return None
+    message = (
+        "PyTorch cannot use the NVIDIA devices of this host (a build without CUDA, or one that is "
+        "too new for the driver): update the driver, or install a PyTorch build for it"
+    )
+    return TorchProblem(message, is_answered=True)
 
 
 @dataclass(slots=True)
@@ -243,3 +288,36 @@ def _children_of(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
+    cards: list[str]
+    problems: list[str]
+    driver: str | None = None
+    driver_cuda: str | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
+    """The CUDA that this torch is built for; ``None``: a build for CPUs."""
+    triton_problem: str | None = None
+
+
+def host_check() -> HostCheck:
+    discovery = Discovery.run()
+    cards = [device for device in discovery.devices() if device.kind == "cuda"]
+    problems = list(discovery.problems)
+    torch = installed_torch()
+    if cards and torch.version and (problem := torch_problem()):
+        problems.append(problem.message)
+    return HostCheck(
+        cards=[card.name for card in cards],
+        problems=problems,
+        driver=cards[0].driver if cards else None,
+        driver_cuda=driver_cuda(pynvml) if cards else None,
+        torch=torch.version,
+        torch_cuda=torch.cuda,
+        triton_problem=triton_problem() if cards and torch.version else None,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(host_check()) + b"\n")

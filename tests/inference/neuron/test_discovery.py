@@ -14,14 +14,14 @@ from typing import Any
 
 import pynvml
 
-from inference.neuron.host.device_sampler import (
+from inference.neuron.device_sampler import (
     PROBE_AGAIN_S,
     SILENT_AFTER_S,
     DeviceSampler,
     TorchProblem,
     torch_problem,
 )
-from inference.neuron.host.discovery import Discovery, held_bytes
+from inference.neuron.discovery import Discovery, held_bytes
 from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
 
