@@ -23,10 +23,10 @@ from inference.neuron.errors import (
     no_budget_for_answer,
     over_budget,
     prompt_too_long,
+    refused,
     what_always_fits,
 )
 from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.prompt_images import refused
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,

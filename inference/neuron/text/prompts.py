@@ -29,6 +29,7 @@ from inference.neuron.errors import (
     arguments_too_long,
     bad_token_id,
     prompt_too_long,
+    refused,
 )
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import (
@@ -40,7 +41,7 @@ from inference.neuron.text.output_rules import (
     prompt_param,
     resolve_sampling,
 )
-from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, refused, written
+from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, written
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,

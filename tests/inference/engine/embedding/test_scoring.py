@@ -18,8 +18,8 @@ from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import open_model
 from inference.loading.tokenizer_files import separator_of_pairs
 from inference.models.embedding import second_text
-from inference.neuron.text.embeddings import prepare_scoring
-from inference.neuron.text.text_loading import load_text
+from inference.neuron.text.inputs import prepare_scoring
+from inference.neuron.text.model_text import load_text
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
 from tests.cases import each_case

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from inference.neuron.errors import engine_crashed
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable, SequenceOutput
-from inference.neuron.text.answers import Answer
+from inference.neuron.text.answers import Answer, EmbeddingAnswer
 from inference.neuron.text.choice_events import Choice
-from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,

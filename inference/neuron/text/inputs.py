@@ -1,30 +1,36 @@
-"""Embedding and score requests: their inputs as token ids, and their answers.
+"""Requests whose texts only become token ids, here or for vectors: embedding, scoring, tokenizing,
+and counting a prompt.
 
 An input over the model's limit is refused with both numbers, and cut only where the client wants
-that. All inputs are one sequence to the engine. Scores are vectors of one number; those of an
-embedding model are the cosines of its vectors.
+that. All inputs of an embedding or scoring are one sequence to the engine.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from inference.neuron.errors import RequestRefusedError, context_length_exceeded
+from inference.neuron.errors import RequestRefusedError, context_length_exceeded, refused
 from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.prompt_images import refused
-from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
-from inference.protocol.events import Embedded, Event, Usage
+from inference.neuron.text.output_rules import output_rules, prompt_param
+from inference.neuron.text.prompt_images import check_sees, placed
+from inference.neuron.text.prompts import chat_prompt, checked_ids, prompt_tokens
+from inference.protocol.events import Tokenized
 from inference.protocol.generation import (
+    ChatInput,
     EmbeddingRequest,
+    GenerationRequest,
     PairsInput,
     ScoreRequest,
+    TextInput,
+    TokenCountRequest,
+    TokenizeRequest,
     TokensInput,
 )
 from inference.protocol.load_report import LoadReport
 from inference.text.errors import TooManyTokensError
+from inference.text.tokenizer import read_json_object
 
 
 def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[int]]:
@@ -117,61 +123,66 @@ def _check_dimensions(asked: int | None, report: LoadReport) -> None:
         raise refused("invalid_value", message, param="dimensions")
 
 
-def cosines(vectors: Sequence[bytes], num_firsts: int) -> list[bytes]:
-    """The cosines of the first ``num_firsts`` vectors with the others, in order, or of the only
-    first one with all others."""
-    import numpy as np  # takes 7 MB and a tenth of a second, which scores alone are worth
-
-    numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]
-    firsts, seconds = numbers[:num_firsts], numbers[num_firsts:]
-    if len(firsts) == 1:
-        firsts = firsts * len(seconds)
-    return [_cosine(*pair) for pair in zip(firsts, seconds, strict=True)]
-
-
-def _cosine(first: Any, second: Any) -> bytes:
-    length = math.sqrt(float(first @ first) * float(second @ second))
-    cosine = float(first @ second) / length if length else 0.0
-    return struct.pack("<f", max(-1.0, min(1.0, cosine)))
+def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
+    """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
+    meant to be sent."""
+    (prompt,), _ = prompt_tokens(request.input, text, None)
+    asked = GenerationRequest(
+        model=request.model, input=request.input, output_format=request.output_format
+    )
+    output_rules(asked, text)
+    return len(prompt)
 
 
-class EmbeddingAnswer:
-    """One request's vectors. With ``num_firsts``, their scores (``cosines``)."""
+MAX_RETURNED_TOKENS = 1_000_000
+"""Most tokens of one answer; beyond any context here."""
 
-    num_sequences = 1
 
-    def __init__(
-        self, request_id: str, *, num_prompt_tokens: int, num_firsts: int | None = None
-    ) -> None:
-        """``num_prompt_tokens``: of all inputs together."""
-        self._request_id = request_id
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_firsts = num_firsts
-        self._num_computed_tokens = 0
-        self._has_finished = False
+def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tokenized:
+    """Raises ``RequestRefusedError``."""
+    joined_text = ""
+    match request.input:
+        case ChatInput() as chat:
+            images, vision = chat.images, text.report.vision
+            check_sees(images, vision)
+            token_ids = _all_ids(chat_prompt(chat, text, None), request, text)
+            token_ids, _ = placed(token_ids, images, vision)
+        case TextInput(texts=texts):
+            (one,) = texts
+            token_ids = _all_ids(one, request, text)
+        case TokensInput() as given:
+            (token_ids,) = given.prompts
+            checked_ids(token_ids, given, text, None)
+            joined_text = _joined(token_ids, text)
+    return Tokenized(
+        request_id=request_id,
+        token_ids=token_ids,
+        context_tokens=text.report.context_tokens,
+        text=joined_text,
+        texts=[_joined([one], text) for one in token_ids] if request.shows_texts else None,
+        settings=_settings(text) if request.shows_settings else None,
+    )
 
-    def has_finished(self, index: int) -> bool:
-        return self._has_finished
 
-    @property
-    def has_begun(self) -> bool:
-        return self._num_computed_tokens > 0
+def _settings(text: ModelText) -> dict[str, Any]:
+    """The model's tokenizer_config.json, with the chat template that is used here."""
+    settings = read_json_object(Path(text.report.tokenizer_dir) / "tokenizer_config.json")
+    return settings | {"chat_template": text.templates.default}
 
-    def feed(self, index: int, result: SequenceStep | SequencesEmbedded) -> list[Event]:
-        assert isinstance(result, SequencesEmbedded), "text for a request for vectors"
-        self._has_finished = True
-        self._num_computed_tokens = self._num_prompt_tokens
-        vectors = result.vectors
-        if self._num_firsts is not None:
-            vectors = cosines(vectors, self._num_firsts)
-        usage = Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=0)
-        return [Embedded(request_id=self._request_id, vectors=vectors, usage=usage)]
 
-    def cut(self, index: int, used: SequenceUsage) -> None:
-        self._has_finished = True
-        self._num_computed_tokens = used.num_prompt_tokens
+def _all_ids(one: str, request: TokenizeRequest, text: ModelText) -> list[int]:
+    try:
+        return text.tokenizer.encode(
+            one, add_special_tokens=request.adds_special_tokens, max_tokens=MAX_RETURNED_TOKENS
+        )
+    except TooManyTokensError as error:
+        message = (
+            f"the text has {error.num_tokens} tokens; at most {MAX_RETURNED_TOKENS} are returned"
+        )
+        raise refused("invalid_value", message, param=prompt_param(request.input)) from None
 
-    def usage(self) -> Usage | None:
-        if self._num_computed_tokens == 0:
-            return None
-        return Usage(prompt_tokens=self._num_computed_tokens, completion_tokens=0)
+
+def _joined(token_ids: list[int], text: ModelText) -> str:
+    """Special tokens are written out, and bytes that are no character become U+FFFD."""
+    pieces = b"".join(map(text.tokenizer.bytes_of, token_ids))
+    return pieces.decode("utf-8", errors="replace")
