@@ -31,12 +31,11 @@ from inference.neuron.loads.files import Fetcher, FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.name_lease import NameLease
-from inference.neuron.replicas.by_model import PersistedSpecs, Replicas, SpecStore
 from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, EngineStarts
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder
 from inference.neuron.replicas.record import ReplicaContext
-from inference.neuron.replicas.replica import Replica
-from inference.neuron.replicas.retries import FailedLoads, RestartPolicy
+from inference.neuron.replicas.replica import Replica, Replicas
+from inference.neuron.replicas.retries import FailedLoads, PersistedSpecs, RestartPolicy, SpecStore
 from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import (

@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from inference.neuron.replicas import engine_run
-from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.replica import Replica
+from inference.neuron.replicas.retries import SpecStore
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
 from inference.protocol.keys import heartbeat_key, specs_key
