@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -165,16 +164,7 @@ MOST_COUNTED = 1000
 """Most missing tensors that are counted; the message states that there are more."""
 
 
-class DeclaredTensors(Protocol):
-    """Names and shapes as file headers declare them."""
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def shape_of(self, name: str) -> Shape: ...
-
-
-def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
+def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
     """Raises ``MissingTensorError`` and ``WrongShapeError``, naming the first tensor that differs
     from what the family of ``config`` declares."""
     names = files.names
@@ -198,7 +188,7 @@ def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
 
 
 def check_module_tensors(
-    declared: Mapping[str, Shape], files: DeclaredTensors, prefix: str = ""
+    declared: Mapping[str, Shape], files: TensorFiles, prefix: str = ""
 ) -> None:
     """Checks the tensors of a transformers module, which alone knows how the files' tensors become
     its own: those that both call alike must hold as many numbers. ``declared``: the module's, by

@@ -69,13 +69,13 @@ def directory_tokenizer(directory: Path, cache_dir: Path) -> Path:
     contents = (path.name.encode() + b"\0" + path.read_bytes() for path in [*sources, *configs])
     converted = cache_dir / "tokenizers" / _fingerprint(contents)
     if not converted.is_dir():
-        with written_once(converted) as written:
+        with _written_once(converted) as written:
             _convert(directory, written)
     return converted
 
 
 @contextmanager
-def written_once(directory: Path) -> Iterator[Path]:
+def _written_once(directory: Path) -> Iterator[Path]:
     """Yields an empty folder, which becomes ``directory`` by one rename once it is written."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
@@ -162,16 +162,16 @@ def tokenizer_directory(
         tokenizer, config = convert_tokenizer(header.metadata)
         definition = tokenizer.to_str()
     except UnknownTokenizerError as error:
-        definition, config = base_tokenizer(header.metadata, fetch, error, repositories)
+        definition, config = _base_tokenizer(header.metadata, fetch, error, repositories)
         config |= own_config(header.metadata)
     if "chat_template" not in config:
-        template = base_chat_template(fetch, repositories)
+        template = _base_chat_template(fetch, repositories)
         if template is None and repositories:
             # Asked again at the next load: the hub may only have been out of reach.
             directory = directory.with_name(f"{directory.name}-no-template")
         elif template is not None:
             config["chat_template"] = template
-    with written_once(directory) as written:
+    with _written_once(directory) as written:
         (written / "tokenizer.json").write_text(definition, encoding="utf-8")
         (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
     return directory
@@ -210,7 +210,7 @@ def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
     return []
 
 
-def base_tokenizer(
+def _base_tokenizer(
     metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, repositories: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
     """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
@@ -232,7 +232,7 @@ def base_tokenizer(
     ) from cause
 
 
-def base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> Any:
+def _base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> Any:
     """A template's text, a list of named ones, or ``None`` where none can be had."""
     for repo in repositories:
         try:

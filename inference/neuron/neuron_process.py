@@ -126,8 +126,8 @@ def run(name: str, *, expects_load: bool = False) -> int:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
     app = create_app(name=name, redis_url=redis_url)
-    register_tasks(app, service)
-    worker = create_worker(app, name=name)
+    _register_tasks(app, service)
+    worker = _create_worker(app, name=name)
     worker_shutting_down.connect(shutdown.begin, weak=False)
     shutdown.watch(service)
     service.start()
@@ -324,7 +324,7 @@ def create_app(*, name: str, redis_url: str) -> Celery:
     return app
 
 
-def create_worker(app: Celery, *, name: str) -> Any:
+def _create_worker(app: Celery, *, name: str) -> Any:
     # Root in a container is ordinary, and messages are JSON: none can carry code.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
@@ -343,7 +343,7 @@ def create_worker(app: Celery, *, name: str) -> Any:
     return worker
 
 
-def register_tasks(app: Celery, service: NeuronService) -> None:
+def _register_tasks(app: Celery, service: NeuronService) -> None:
     def take(spec_type: type[Any], call: Callable[[Any], None]) -> Callable[..., None]:
         def task(spec: dict[str, Any]) -> None:
             try:

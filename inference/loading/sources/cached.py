@@ -58,8 +58,8 @@ def cached_directory(cache_dir: Path, source: str, revision: str) -> Path:
 def _revisions(scheme: str, repository: Path) -> Iterator[CachedModel]:
     name = repository.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/")
     snapshots = {path.name for path in (repository / "snapshots").glob("*")}
-    for commit in snapshots | {*pending_commits(repository)}:
-        missing = pending_of(repository, commit)
+    for commit in snapshots | {*_pending_commits(repository)}:
+        missing = _pending_of(repository, commit)
         model = _model(f"{scheme}:{name}", commit, repository / "snapshots" / commit)
         if missing:
             wanted_bytes = model.num_bytes + sum(file.num_bytes for file in missing.values())
@@ -96,12 +96,12 @@ def _delete_snapshot(repository: Path, revision: str, names: Collection[str]) ->
     for path, _ in [*files_under(snapshot)]:
         if not names or path.relative_to(snapshot).as_posix() in names:
             path.unlink(missing_ok=True)
-    pending_remove(repository, revision, names or pending_of(repository, revision))
+    pending_remove(repository, revision, names or _pending_of(repository, revision))
     if not any(files_under(snapshot)):
         shutil.rmtree(snapshot, ignore_errors=True)
     _delete_unused_blobs(repository)
     freed = before - _file_bytes(repository)
-    if not any(repository.glob("snapshots/*")) and not pending_commits(repository):
+    if not any(repository.glob("snapshots/*")) and not _pending_commits(repository):
         shutil.rmtree(repository, ignore_errors=True)
     return freed
 
@@ -113,9 +113,9 @@ def _file_bytes(repository: Path) -> int:
 def _delete_unused_blobs(repository: Path) -> None:
     """Keeps blobs, partial ones too, that another revision uses or a download continues."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
-    for commit in pending_commits(repository):
-        pending = pending_of(repository, commit).values()
-        used |= {path.resolve() for path in partial_files(repository, pending)}
+    for commit in _pending_commits(repository):
+        pending = _pending_of(repository, commit).values()
+        used |= {path.resolve() for path in _partial_files(repository, pending)}
     for blob in (repository / "blobs").glob("*"):
         if blob.resolve() not in used:
             blob.unlink(missing_ok=True)
@@ -145,16 +145,16 @@ _decode = msgspec.json.Decoder(dict[str, PendingFile]).decode
 
 
 def pending_add(repository: Path, commit: str, files: Mapping[str, PendingFile]) -> None:
-    _write_pending(repository, commit, {**pending_of(repository, commit), **files})
+    _write_pending(repository, commit, {**_pending_of(repository, commit), **files})
 
 
 def pending_remove(repository: Path, commit: str, names: Collection[str]) -> None:
-    pending = pending_of(repository, commit)
+    pending = _pending_of(repository, commit)
     left = {name: file for name, file in pending.items() if name not in names}
     _write_pending(repository, commit, left)
 
 
-def pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
+def _pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
     """The listed files that are not there yet; empty where nothing is known of a download."""
     try:
         files = _decode(_pending_path(repository, commit).read_bytes())
@@ -164,7 +164,7 @@ def pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
     return {name: file for name, file in files.items() if not (snapshot / name).exists()}
 
 
-def pending_commits(repository: Path) -> list[str]:
+def _pending_commits(repository: Path) -> list[str]:
     return sorted(path.stem for path in (repository / "pending").glob("*.json"))
 
 
@@ -172,14 +172,14 @@ def partial_of(target: Path) -> Path:
     return target.with_name(target.name + INCOMPLETE)
 
 
-def partial_files(repository: Path, files: Iterable[PendingFile]) -> list[Path]:
+def _partial_files(repository: Path, files: Iterable[PendingFile]) -> list[Path]:
     """The beginnings of these files that interrupted downloads left."""
     partials = (partial_of(repository / "blobs" / file.etag) for file in files if file.etag)
     return [path for path in partials if path.is_file()]
 
 
 def partial_bytes(repository: Path, files: Iterable[PendingFile]) -> int:
-    return sum(path.stat().st_size for path in partial_files(repository, files))
+    return sum(path.stat().st_size for path in _partial_files(repository, files))
 
 
 def _write_pending(repository: Path, commit: str, files: Mapping[str, PendingFile]) -> None:

@@ -60,6 +60,7 @@ from inference.protocol.load_errors import (
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOWER_PART = re.compile(rf"({re.escape(TOWER)}.+\.(?:weight|bias))\.(\d)")
+Tensors = dict[str, FileTensor]
 NUM_PARTS = {PATCH_KERNEL: 2}
 """Into how many parts files divide a tensor; any other has three."""
 
@@ -120,13 +121,11 @@ def with_joined_tensors(files: TensorFiles) -> TensorFiles:
     for name in files.names:
         if match := _TOWER_PART.fullmatch(name):
             found.setdefault(match[1], {})[int(match[2])] = name
-    if not found:
-        return files
-    tensors = {name: files[name] for name in files.names}
+    joined: Tensors = {}
     for whole, parts in found.items():
         _check_parts(files, whole, parts)
-        tensors[whole] = _joined(whole, [tensors.pop(parts[i]) for i in sorted(parts)])
-    return TensorFiles(tensors, files.close)
+        joined[whole] = _joined(whole, [files[parts[i]] for i in sorted(parts)])
+    return _replaced(files, joined, {name for parts in found.values() for name in parts.values()})
 
 
 def _check_parts(files: TensorFiles, whole: str, parts: Mapping[int, str]) -> None:
@@ -160,7 +159,6 @@ _STACK = re.compile(
 _INTERLEAVED = re.compile(
     r"(?P<prefix>.*\.experts)\.(?P<projection>gate_up_proj|down_proj)(_blocks|_scales|_bias)?"
 )
-Tensors = dict[str, FileTensor]
 
 
 def by_expert(files: TensorFiles) -> TensorFiles:
@@ -184,7 +182,7 @@ def by_expert(files: TensorFiles) -> TensorFiles:
             else:
                 rows = partial(stack.stored_rows, first, first + count)
                 parts[f"{name}.weight"] = _made(stack, (count, *shape), rows)
-    return _cut(files, parts, stacks)
+    return _replaced(files, parts, stacks)
 
 
 def _vector(stack: FileTensor, index: int) -> torch.Tensor:
@@ -205,7 +203,7 @@ def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
             outputs = slice(index * width, (index + 1) * width)
             read = partial(_transposed, stack, expert, outputs)
             parts[f"{name}.weight"] = _made(stack, (width, inputs), read)
-    return _cut(files, parts, stacks)
+    return _replaced(files, parts, stacks)
 
 
 def _is_transposed(name: str, files: SafetensorsFiles, hidden_size: int) -> bool:
@@ -226,7 +224,7 @@ def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
     for source, match in stacks.items():
         if source.endswith("_bias"):
             parts |= _interleaved(files, source.removesuffix("_bias"), match)
-    return _cut(files, parts, stacks)
+    return _replaced(files, parts, stacks)
 
 
 def _interleaved(files: SafetensorsFiles, source: str, match: re.Match[str]) -> Tensors:
@@ -308,14 +306,14 @@ def _made(
     return MadeTensor(shape, stack.format, num_bytes, read)
 
 
-def _cut(
-    files: TensorFiles, parts: Mapping[str, FileTensor], stacks: Collection[str]
+def _replaced(
+    files: TensorFiles, tensors: Mapping[str, FileTensor], sources: Collection[str]
 ) -> TensorFiles:
-    """``stacks``: the names in the files that come out as ``parts``."""
-    if not parts:
+    """``sources``: the names in the files that come out as ``tensors``."""
+    if not tensors:
         return files
-    others = {name: files[name] for name in files.names if name not in stacks}
-    return TensorFiles({**others, **parts}, files.close)
+    others = {name: files[name] for name in files.names if name not in sources}
+    return TensorFiles({**others, **tensors}, files.close)
 
 
 def _check_shape(name: str, stack: FileTensor, expected: tuple[int, ...]) -> None:

@@ -189,7 +189,7 @@ class ModelText:
             log.warning("%s: %s", self.name, what)
 
 
-def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
+def _tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
     """``None`` where no answer of the model can be held to a grammar."""
     if report.kind != "generation" or report.grammar_problem is not None:
         return None
@@ -239,7 +239,7 @@ def load_text(spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText
     tokenizer = Tokenizer.load(directory, is_decoded=report.kind == "generation")
     templates = find_templates(directory, spec.chat_template)
     markers = find_markers(tokenizer, templates.default)
-    facts = tokenizer_facts(tokenizer, report)
+    facts = _tokenizer_facts(tokenizer, report)
     text = ModelText(
         name=spec.model,
         tokenizer=tokenizer,
@@ -253,13 +253,13 @@ def load_text(spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText
         max_output_tokens=spec.max_output_tokens,
     )
     if report.kind == "generation":
-        report = msgspec.structs.replace(report, template_problem=template_problem(text))
+        report = msgspec.structs.replace(report, template_problem=_template_problem(text))
         if markers is None or markers.channels is None:
-            report = with_turn_end(report, text)
-    return replace(text, report=report, fingerprint=fingerprint(spec, report))
+            report = _with_turn_end(report, text)
+    return replace(text, report=report, fingerprint=_fingerprint(spec, report))
 
 
-def template_problem(text: ModelText) -> str | None:
+def _template_problem(text: ModelText) -> str | None:
     """Describes what the model's template cannot render even in a short conversation; ``None``:
     nothing."""
     if text.templates.default is None:
@@ -282,7 +282,7 @@ def template_problem(text: ModelText) -> str | None:
     return "; ".join(problems) or None
 
 
-def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
+def _fingerprint(spec: LoadSpec, report: LoadReport) -> str:
     """Differs where the same request with the same seed may get other tokens."""
     decisive = (
         VERSION,
@@ -296,7 +296,7 @@ def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 
 
-def with_turn_end(report: LoadReport, text: ModelText) -> LoadReport:
+def _with_turn_end(report: LoadReport, text: ModelText) -> LoadReport:
     """The report, with the token with which the chat template ends an answer added to its ends:
     without it an answer would run on into the next turn. Unchanged where the files declare that
     token, or the template writes no marker there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from inference.loading.described import check_module_tensors, check_tensors
 from inference.loading.file_check import FileCheckOrder, check
 from inference.loading.loader import open_model
+from inference.loading.weights.tensor_files import MadeTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig, MambaConfig
@@ -64,13 +65,10 @@ def test_a_tensor_of_another_shape_is_named(
         assert caught.value.failure.code == "bad_file"
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    shapes: dict[str, tuple[int, ...]]
-    names = property(lambda self: set(self.shapes))
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self.shapes[name]
+def declared_files(shapes: dict[str, tuple[int, ...]]) -> TensorFiles:
+    return TensorFiles(
+        {name: MadeTensor(shape, "F32", 0, torch.Tensor) for name, shape in shapes.items()}
+    )
 
 
 EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32)
@@ -135,21 +133,21 @@ def test_each_tensor_is_checked_by_itself(
     config: ModelConfig, changes: Shapes, words: str | None
 ) -> None:
     with nullcontext() if words is None else pytest.raises(WrongShapeError, match=words):
-        check_tensors(config, Declared(shapes_of(config) | changes))
+        check_tensors(config, declared_files(shapes_of(config) | changes))
     if not changes:
         fewer = {name: one for name, one in shapes_of(config).items() if ".experts.1." not in name}
         with pytest.raises(MissingTensorError, match=r"lack .*experts\.1\.gate_proj.* and 2 more"):
-            check_tensors(config, Declared(fewer))
+            check_tensors(config, declared_files(fewer))
 
 
 def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
     """Files of other names are transformers' own business, and so is how axes are turned."""
     declared = {"wte.weight": (8, 64), "h.0.attn.weight": (64, 192)}
     files = {"transformer.wte.weight": (8, 64), "h.0.attn.weight": (192, 64), "h.0.mask": (9,)}
-    check_module_tensors(declared, Declared(files), "transformer")
+    check_module_tensors(declared, declared_files(files), "transformer")
     with pytest.raises(WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
         check_module_tensors(
-            declared, Declared(files | {"transformer.wte.weight": (7, 64)}), "transformer"
+            declared, declared_files(files | {"transformer.wte.weight": (7, 64)}), "transformer"
         )
 
 
