@@ -57,8 +57,7 @@ def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
         from inference.loading.gguf.header import read_header
 
         # A module of transformers would have to be imported, with torch.
-        metadata = read_header(files.weights[0]).metadata
-        family = check_gguf_architecture(str(metadata.get("general.architecture")))
+        family = check_gguf_architecture(read_header(files.weights[0]).architecture)
         _refuse_module(family, family.name)
         model = read_gguf_model(files, _without_pixels)
         config, tensors = model.config, gguf_tensors(model.config, model.header)
