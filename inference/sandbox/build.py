@@ -41,9 +41,7 @@ from inference.text.grammars import (
     json_part,
     text_part,
 )
-from inference.text.schemas.enforced import original_steps
-from inference.text.schemas.places import Schema, left_out
-from inference.text.schemas.schema_check import (
+from inference.text.schema_check import (
     LIMITS,
     checked_schema,
     find_culprit,
@@ -52,6 +50,8 @@ from inference.text.schemas.schema_check import (
     leniently_checked,
     one_line,
 )
+from inference.text.schema_enforced import original_steps
+from inference.text.schema_places import Schema, left_out
 from inference.text.tool_calls import FORMATS
 
 

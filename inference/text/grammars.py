@@ -19,7 +19,7 @@ from inference.protocol.generation import OutputFormat, ToolDefinition
 from inference.protocol.sampling import Grammar
 from inference.text.errors import GrammarRefusedError, SchemaError
 from inference.text.reasoning import ROLE, THOUGHTS, HarmonyTokens, ReasoningMarkers
-from inference.text.schemas.places import Schema
+from inference.text.schema_places import Schema
 
 OUR_OPTIONS = "x-guidance"
 OPTIONS = {"whitespace_pattern": r"( |\n {0,32})?"}

@@ -22,7 +22,7 @@ from inference.text.grammars import (
     text_part,
 )
 from inference.text.reasoning import ReasoningMarkers
-from inference.text.schemas.schema_check import find_problem
+from inference.text.schema_check import find_problem
 from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls

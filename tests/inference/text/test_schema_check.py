@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.text import schema_check
 from inference.text.errors import SchemaError
 from inference.text.grammars import grammar_text, json_part
-from inference.text.schemas import schema_check
-from inference.text.schemas.schema_check import (
+from inference.text.schema_check import (
     KNOWN,
     checked_schema,
     find_problem,

@@ -21,14 +21,14 @@ from llguidance import LLMatcher, LLParserLimits
 
 from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.enforced import (
+from inference.text.schema_enforced import (
     VACUOUS,
     enforced,
     is_number,
     original_steps,
     with_exact_bounds,
 )
-from inference.text.schemas.places import (
+from inference.text.schema_places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
     SCHEMA_MAPS,

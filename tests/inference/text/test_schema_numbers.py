@@ -17,7 +17,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from inference.text.errors import SchemaError
 from inference.text.grammars import grammar_text, json_part
-from inference.text.schemas.schema_check import checked_schema
+from inference.text.schema_check import checked_schema
 from tests.cases import each_case
 
 EXACTLY = Context(prec=700)

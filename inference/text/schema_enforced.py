@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 
 from inference.text.errors import SchemaError
-from inference.text.schemas.places import (
+from inference.text.schema_places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
