@@ -138,15 +138,14 @@ CELERY_FILES = {
     "fleet/tasks.py",
     "helexa_site/celery.py",
     "inference/conversations/tasks.py",
-    "inference/neuron/process/celery_app.py",
-    "inference/neuron/process/neuron_process.py",
+    "inference/neuron/neuron_process.py",
     "metering/tasks.py",
 }
 """The only files that know Celery."""
 
 BARE_IMPORTS = {
     "neuron": (
-        ("inference.neuron.process.neuron_process",),
+        ("inference.neuron.neuron_process",),
         ("django", "channels", "torch", "transformers", "llguidance", "fleet", "numpy"),
     ),
     "gateway and control": (

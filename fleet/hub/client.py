@@ -33,7 +33,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from fleet.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
 from fleet.hub.offers import HubRepository, problem_of
-from inference.loading.embedding.embedding_config import check_directory_config
+from inference.loading.hub_config import check_directory_config
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     ModelFiles,

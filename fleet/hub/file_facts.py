@@ -50,7 +50,7 @@ def _of_files(files: ModelFiles) -> FileFacts:
 @lru_cache(maxsize=64)
 def _read(paths: Sequence[Path], _changed_ns: Sequence[int], is_gguf: bool) -> FileFacts:
     if not is_gguf:
-        from inference.loading.config.hub_config import read_json  # few processes need it
+        from inference.loading.hub_config import read_json  # few processes need it
 
         config = read_json(paths[0])
         text = config.get("text_config")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
-from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.model_costs import ModelCosts
 from inference.loading.sources import pypi
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
@@ -25,7 +25,7 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
     """``free_bytes``: as a load would choose among quants. Raises ``PlanUnavailableError``,
     ``HubError``."""
     spec = entry.load_spec(job_id="", neuron="")
-    from inference.loading.costs.read_costs import read_costs  # few processes need it
+    from inference.loading.read_costs import read_costs  # few processes need it
 
     try:
         with described_files(spec, free_bytes) as files:

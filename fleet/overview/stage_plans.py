@@ -20,7 +20,7 @@ from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import stage_devices, usable, why_not_divided
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
 from fleet.placement.stages.planning import KV_TOKENS_TRIED
-from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.model_costs import ModelCosts
 from inference.protocol.load import LoadSpec
 
 WHAT_LOADS_DO = (

@@ -11,7 +11,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import ReplicaView
 from inference.backoff import Backoff
-from inference.loading.costs.model_costs import unpacked
+from inference.loading.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import TOO_LARGE
 

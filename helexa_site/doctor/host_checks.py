@@ -38,7 +38,7 @@ LITTLE_BYTES = 10 * GIB
 FEW_DESCRIPTORS = 4096
 REFUSALS_HOURS = 2
 HOW_TO_RAISE = "raise the limit: LimitNOFILE= of the unit, nofile in limits.conf, or ulimit -Hn"
-HOST_CHECK = (sys.executable, "-m", "inference.neuron.host.host_check")
+HOST_CHECK = (sys.executable, "-m", "inference.neuron.discovery")
 HOST_CHECK_TIMEOUT_S = 180.0
 """The check imports torch where there are cards, and waits for a driver that may hang."""
 ANSWER_TIMEOUT_S = 5.0
@@ -125,7 +125,7 @@ def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
 
 
 def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
-    """The findings from the output of ``inference.neuron.host.host_check``. Pure."""
+    """The findings from the output of ``inference.neuron.discovery``. Pure."""
     for problem in facts["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(text, mend or "see the troubleshooting page")

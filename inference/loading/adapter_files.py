@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from inference.loading.checked_config import LARGEST_NUMBER
 from inference.loading.progress import OnProgress
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.sources import parse_source, repository_of
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
@@ -35,8 +36,6 @@ from inference.protocol.load_errors import (
 )
 
 MOST_RANK = 512
-LARGEST_NUMBER = 3.4028234e38
-"""float32's largest number. NaN compares false with it."""
 REFUSED_FLAGS = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",

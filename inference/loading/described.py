@@ -1,50 +1,59 @@
 """A model as its configs and file headers describe it, checked to be one that can be built: its
 architecture first, then that every tensor is there, in its shape; and whether one model's drafts
-can serve another. Reads no weights.
+can serve another. Reads headers, and no weights.
 
     safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
-                   packed_files         weights/experts          named_files           │
+                   packed_files         named_files              named_files           │
     GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, weights/experts ◀──┘
+            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from inference.loading.config.checked_config import check_tower
-from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.config.hub_config import (
+from inference.loading.checked_config import check_tower
+from inference.loading.gguf.config import check_vocabulary, read_gguf_model
+from inference.loading.gguf.header import GGUFHeader
+from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.hub_config import (
     learnt_config,
     read_directory_config,
     read_json,
     refuses_malformed,
 )
-from inference.loading.gguf.config import check_vocabulary, read_gguf_model
-from inference.loading.gguf.header import GGUFHeader
-from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.image_processor import with_bounded_pixels
-from inference.loading.safetensors.packed_files import PackedFiles
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
-from inference.loading.weights.experts import by_expert, cut_interleaved, cut_transposed
 from inference.loading.weights.named_files import (
+    by_expert,
+    cut_interleaved,
+    cut_transposed,
     named_files,
     with_joined_tensors,
     with_predictor,
     without_absent_tower,
 )
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.packed_files import PackedFiles
+from inference.loading.weights.tensor_files import SafetensorsFiles, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import has_gguf_predictor
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
+from inference.models.families.roles import TensorRole
 from inference.models.kv_format import cache_layout
-from inference.protocol.load_errors import BadSourceError, OtherVocabularyError
+from inference.protocol.load_errors import (
+    BadSourceError,
+    MissingTensorError,
+    OtherVocabularyError,
+    WrongShapeError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ def describe_model(
     describe = _described_gguf if files.is_gguf else _described_safetensors
     described = describe(files, device_type, wants_predictor=wants_predictor)
     try:
-        _check_tensors(described)
+        _check_whole(described)
     except Exception:
         described.files.close()
         raise
@@ -138,7 +147,7 @@ def _bounded(config: ModelConfig, files: ModelFiles, device_type: str) -> ModelC
     return with_bounded_pixels(config, device_type, os.environ)
 
 
-def _check_tensors(described: DescribedModel) -> None:
+def _check_whole(described: DescribedModel) -> None:
     config = check_tower(described.config)
     check_tensors(config, described.files)
     if family_of(config).uses_transformers:
@@ -147,6 +156,74 @@ def _check_tensors(described: DescribedModel) -> None:
         )
 
         check_module_tensors(declared_shapes(config), described.files)
+
+
+Shape = tuple[int, ...]
+
+MOST_COUNTED = 1000
+"""Most missing tensors that are counted; the message states that there are more."""
+
+
+def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
+    """Raises ``MissingTensorError`` and ``WrongShapeError``, naming the first tensor that differs
+    from what the family of ``config`` declares."""
+    names = files.names
+    lacking = (
+        name
+        for tensor in family_of(config).tensors(config)
+        if tensor.name not in names and not tensor.is_optional
+        for name in tensor.parts or (tensor.name,)
+        if name not in names
+    )
+    missing = list(islice(lacking, MOST_COUNTED))
+    if missing:
+        count = f"{'more than ' if len(missing) == MOST_COUNTED else ''}{len(missing) - 1}"
+        others = f" and {count} more" if len(missing) > 1 else ""
+        raise MissingTensorError(f"the weight files lack {missing[0]}{others}")
+    for tensor in family_of(config).tensors(config):
+        for name, expected in _expected(tensor, names):
+            found = files.shape_of(name)
+            if not _is_same(tensor, expected, found):
+                raise WrongShapeError(name, expected, found)
+
+
+def check_module_tensors(
+    declared: Mapping[str, Shape], files: TensorFiles, prefix: str = ""
+) -> None:
+    """Checks the tensors of a transformers module, which alone knows how the files' tensors become
+    its own: those that both call alike must hold as many numbers. ``declared``: the module's, by
+    name; ``prefix``: what files may put before its names, or leave out. Raises
+    ``WrongShapeError``."""
+    for name in files.names:
+        names = name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
+        own = next((own for own in names if own in declared), None)
+        if own is None:
+            continue
+        expected, found = declared[own], files.shape_of(name)
+        if math.prod(expected) != math.prod(found):
+            raise WrongShapeError(name, expected, found)
+
+
+def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, Shape]]:
+    """Names among ``names`` that the tensor is held in, and their shapes. A weight's bias is read
+    wherever files have one, also where no family declares it."""
+    is_whole = tensor.name in names
+    held = (tensor.name,) if is_whole else tensor.parts
+    shape = tensor.shape if is_whole else tensor.shape[1:]
+    for name in held:
+        if name not in names:
+            continue
+        yield name, shape
+        stem, _, kind = name.rpartition(".")
+        if kind == "weight" and f"{stem}.bias" in names:
+            yield f"{stem}.bias", shape[:1]
+
+
+def _is_same(tensor: TensorRole, expected: Shape, found: Shape) -> bool:
+    """Files may leave out axes of one entry."""
+    if tensor.may_be_folded:
+        return math.prod(found) == math.prod(expected)
+    return found in (expected, tuple(size for size in expected if size != 1))
 
 
 def takes_draft_model(answering: ModelConfig) -> bool:

@@ -71,8 +71,8 @@ def check(order: FileCheckOrder) -> FileCheckResult:
 
 
 def _costs(order: FileCheckOrder) -> PackedCosts:
-    from inference.loading.costs.model_costs import packed
-    from inference.loading.costs.read_costs import read_costs
+    from inference.loading.model_costs import packed
+    from inference.loading.read_costs import read_costs
 
     paths = [Path(path) for path in order.weights]
     return packed(read_costs(_model_files(order.spec, paths, order.free_memory_bytes), order.spec))
@@ -97,8 +97,8 @@ def _check_files(order: FileCheckOrder) -> None:
 def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
     """``None``: a model that makes embeddings."""
     from inference.loading.described import describe_model
-    from inference.loading.embedding.embedding_config import read_embedding_config
-    from inference.loading.embedding.embedding_loader import check_embedding_tensors
+    from inference.loading.embedding_loader import check_embedding_tensors
+    from inference.loading.hub_config import read_embedding_config
 
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
         check_embedding_tensors(files, embedding)

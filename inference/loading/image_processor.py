@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from inference.loading.config.hub_config import PROCESSOR, read_json
+from inference.loading.hub_config import PROCESSOR, read_json
 from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
 from inference.models.vision_config import TowerKind, VisionConfig

@@ -25,12 +25,10 @@ from inference.loading.devices import (
     ranks_on_one_device,
     use_device,
 )
-from inference.loading.directory_tokenizer import directory_tokenizer
-from inference.loading.embedding.embedding_config import read_embedding_config
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, open_embedding_model
+from inference.loading.embedding_loader import OpenedEmbeddingModel, open_embedding_model
 from inference.loading.formats import FP8_FILES
-from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.host import triton_problem
+from inference.loading.hub_config import read_embedding_config
 from inference.loading.preflight import (
     PREFILL_TOKENS_PER_STEP,
     Kernels,
@@ -45,6 +43,7 @@ from inference.loading.progress import OnProgress
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
+from inference.loading.tokenizer_files import directory_tokenizer, tokenizer_directory
 from inference.loading.weights.opened_weights import OpenedWeights, Unquantized, open_unquantized
 from inference.loading.weights.part_files import (
     layers_of_stage,

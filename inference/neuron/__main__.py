@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     try:
         with uncollected():
-            from inference.neuron.process.neuron_process import (
+            from inference.neuron.neuron_process import (
                 run,  # a bad argument is refused without its seconds
             )
 

@@ -43,6 +43,11 @@ class RequestRefusedError(NeuronError):
         self.failure = failure
 
 
+def refused(code: str, message: str, *, param: str | None = "messages") -> RequestRefusedError:
+    """``param``: the field of the client's body."""
+    return RequestRefusedError(Failure(code=code, message=message, param=param))
+
+
 def _retryable(code: str, message: str, after_s: float = RETRY_AFTER_S) -> Failure:
     return Failure(code=code, message=message, retry_after_s=after_s)
 

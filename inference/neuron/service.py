@@ -22,21 +22,20 @@ import redis
 from redis.client import Pipeline
 
 from inference.build import this_build
+from inference.neuron.device_sampler import Devices
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
-from inference.neuron.host.device_sampler import Devices
+from inference.neuron.heartbeat import Heart, queue_heartbeat
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher, FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.process.heartbeat import Heart, queue_heartbeat
-from inference.neuron.process.name_lease import NameLease
-from inference.neuron.replicas.by_model import PersistedSpecs, Replicas, SpecStore
+from inference.neuron.name_lease import NameLease
 from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, EngineStarts
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder
 from inference.neuron.replicas.record import ReplicaContext
-from inference.neuron.replicas.replica import Replica
-from inference.neuron.replicas.retries import FailedLoads, RestartPolicy
+from inference.neuron.replicas.replica import Replica, Replicas
+from inference.neuron.replicas.retries import FailedLoads, PersistedSpecs, RestartPolicy, SpecStore
 from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import (

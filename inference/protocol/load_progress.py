@@ -1,5 +1,5 @@
 """Progress and failures of loads, and the costs of the layers of a model that did not fit:
-``inference.loading.costs.model_costs`` converts plans' costs."""
+``inference.loading.model_costs`` converts plans' costs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PackedCosts(OuterCosts, frozen=True, kw_only=True, omit_defaults=True):
-    """A ``inference.loading.costs.model_costs.ModelCosts`` as it travels and is stored."""
+    """A ``inference.loading.model_costs.ModelCosts`` as it travels and is stored."""
 
     kinds: list[LayerCost]
     layers: list[int]

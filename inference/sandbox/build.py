@@ -30,19 +30,28 @@ from inference.text.errors import (
     UnsupportedSchemaError,
     path_of,
 )
-from inference.text.grammars.answer_grammar import Thinking, answer_grammar
-from inference.text.grammars.compiling import LIMITS, find_problem, is_panic, one_line, text_part
-from inference.text.grammars.parts import (
+from inference.text.grammars import (
     ARGUMENTS_KEYS,
     TOO_DEEP,
+    Thinking,
+    answer_grammar,
     bare_call_part,
     calls_part,
     grammar_text,
     json_part,
+    text_part,
 )
-from inference.text.schemas.places import Schema, left_out
-from inference.text.schemas.rewrites import original_steps
-from inference.text.schemas.schema_check import checked_schema, find_culprit, leniently_checked
+from inference.text.schema_check import (
+    LIMITS,
+    checked_schema,
+    find_culprit,
+    find_problem,
+    is_panic,
+    leniently_checked,
+    one_line,
+)
+from inference.text.schema_enforced import original_steps
+from inference.text.schema_places import Schema, left_out
 from inference.text.tool_calls import FORMATS
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from inference.protocol.generation import ChatInput, OutputFormat, ToolChoice, ToolDefinition
 from inference.protocol.sampling import Grammar
-from inference.text.answers.reasoning import ReasoningMarkers
+from inference.text.reasoning import ReasoningMarkers
 
 MIB = 1024 * 1024
 CPU_S = 3.0

@@ -7,10 +7,10 @@ import traceback
 from inference.sandbox import jobs
 from inference.sandbox.build import build_grammar
 from inference.sandbox.errors import LossReason
+from inference.text.chat_template import ChatTemplate
 from inference.text.errors import GrammarRefusedError, TemplateRenderError
-from inference.text.templates.chat_template import ChatTemplate
-from inference.text.templates.template_sources import TemplateSources
-from inference.text.tokens.token_bytes import num_bytes
+from inference.text.template_sources import TemplateSources
+from inference.text.tokenizer import num_bytes
 
 
 def perform(job: jobs.Job, max_output_bytes: int) -> jobs.Result:

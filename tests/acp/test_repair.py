@@ -13,7 +13,7 @@ from helexa_acp.text_tools import Splitter
 from helexa_acp.tools import TOOLS
 from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta
 from inference.protocol.generation import ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart
+from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
 from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 

@@ -9,11 +9,11 @@ from typing import Any
 from benchmarks.weights import random_folder
 from benchmarks.weights.random_gguf import file_bytes, write
 from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
-from inference.loading.config.checked_shapes import check_tensors
-from inference.loading.config.hub_config import read_directory_config
+from inference.loading.described import check_tensors
+from inference.loading.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.sources import directory_files
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import family_of
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.load import LoadSpec

@@ -32,7 +32,7 @@ from fleet.placement.stages.planning import (
     divided,
     least_bytes,
 )
-from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.model_costs import ModelCosts
 from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.load import StageSpec
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
 
-from inference.loading.costs.model_costs import Kind, ModelCosts
+from inference.loading.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.load_progress import LayerCost
 

@@ -30,7 +30,7 @@ from fleet.placement.stages.devices import (
     beside_bytes,
     kv_bytes,
 )
-from inference.loading.costs.model_costs import Kind, ModelCosts
+from inference.loading.model_costs import Kind, ModelCosts
 
 Spread = Literal["device", "host", "fleet"]
 """The widest extent of one replica."""

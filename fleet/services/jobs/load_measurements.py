@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from fleet import selectors
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
-from inference.loading.costs.model_costs import unpacked
+from inference.loading.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load_progress import PackedCosts
 from inference.protocol.load_report import LoadReport

@@ -54,7 +54,7 @@ from fleet.services.jobs.load_jobs import (
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
 from fleet.services.jobs.steps import job_create
-from inference.loading.costs.model_costs import packed
+from inference.loading.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_SLEEP_MODEL
 from metering.actor import Actor

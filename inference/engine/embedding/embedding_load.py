@@ -12,7 +12,7 @@ from inference.engine.embedding.embedding_engine import EmbeddingBounds, Embeddi
 from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
 from inference.engine.errors import DoesNotFitError, StepFault, WarmupError
 from inference.engine.faults import recover
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import EmbedSequences, SequenceFailed

@@ -25,7 +25,7 @@ from inference.engine.stages.built_stages import build_stages, later_gauges, sta
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import spec_of_stage
 from inference.engine.stages.staged_model import StagedModel
-from inference.loading.config.checked_config import MOST_POSITIONS
+from inference.loading.checked_config import MOST_POSITIONS
 from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP

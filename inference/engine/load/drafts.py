@@ -22,7 +22,7 @@ from inference.loading.described import (
     takes_draft_model,
 )
 from inference.loading.devices import wanted_kv_format
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel

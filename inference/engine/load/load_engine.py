@@ -63,12 +63,12 @@ from inference.engine.stages.stage_specs import (
 )
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
-from inference.loading.gguf.tokenizer_files import tokenizer_warnings
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.host import triton_problem
 from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
+from inference.loading.tokenizer_files import tokenizer_warnings
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
 from inference.settings.neuron import ENGINE_THREADS

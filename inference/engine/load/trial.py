@@ -29,7 +29,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import SMALLEST_CHUNK
 from inference.loading.devices import earlier_loads_on
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.models.backend import AnyDevice, AnyModel
 from inference.models.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES

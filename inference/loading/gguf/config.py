@@ -15,9 +15,9 @@ from typing import Any
 
 from gguf.constants import GGMLQuantizationType
 
-from inference.loading.config.checked_config import check_config, check_counts, check_tower
-from inference.loading.config.hub_config import learnt_config, refuses_malformed
+from inference.loading.checked_config import check_config, check_counts, check_tower
 from inference.loading.gguf.header import GGUFHeader, read_header, read_headers
+from inference.loading.hub_config import learnt_config, refuses_malformed
 from inference.loading.sources.files import ModelFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
@@ -48,12 +48,11 @@ def read_gguf_config(header: GGUFHeader) -> ModelConfig:
 
 
 def _read(header: GGUFHeader) -> ModelConfig:
-    architecture = str(header.metadata.get("general.architecture"))
-    family = check_gguf_architecture(architecture)
+    family = check_gguf_architecture(header.architecture)
     if family.uses_transformers:
         from inference.loading.gguf.module import read_module_config  # imports transformers
 
-        read = family.read_config(read_module_config(header, MODULES[architecture]), {})
+        read = family.read_config(read_module_config(header, MODULES[header.architecture]), {})
         check_module_keys(gguf_keys(header), read)
         return learnt_config(check_config(replace(read, **text_facts(header.metadata))))
     return read_gguf(family, gguf_keys(header))
@@ -62,9 +61,8 @@ def _read(header: GGUFHeader) -> ModelConfig:
 def gguf_keys(header: GGUFHeader, section: str | None = None) -> GGUFKeys:
     """``section``: what most keys stand under, where that is not the architecture's name. Raises
     ``BadFileError``."""
-    section = section or str(header.metadata.get("general.architecture"))
     shapes = {name: info.shape for name, info in header.tensors.items()}
-    return GGUFKeys(header.metadata, section, shapes, _rope_divisors(header))
+    return GGUFKeys(header.metadata, section or header.architecture, shapes, _rope_divisors(header))
 
 
 def _rope_divisors(header: GGUFHeader) -> list[float] | None:

@@ -96,6 +96,10 @@ class GGUFHeader:
     tensors: Mapping[str, TensorInfo]
     data_offset: int
 
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
 
 def read_headers(paths: Sequence[Path]) -> GGUFHeader:
     """The parts of one model as one header: the first part's metadata, everybody's tensors.

@@ -23,10 +23,10 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
+from inference.loading.gguf.config import gguf_keys
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
 from inference.loading.weights.tensor_files import MadeTensor, TensorFiles
 from inference.models.config import ModelConfig
-from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.transformers_modules import added_by_metadata
 from inference.models.transformers_backend.hub_module import without_weights
 from inference.protocol.load_errors import BadFileError, WrongShapeError
@@ -35,10 +35,7 @@ from inference.protocol.load_errors import BadFileError, WrongShapeError
 def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
     """The config.json that this GGUF file corresponds to. Raises ``BadFileError``."""
     found = _read(header, tensors_of=None)["config"]
-    architecture = str(header.metadata["general.architecture"])
-    shapes = {name: info.shape for name, info in header.tensors.items()}
-    keys = GGUFKeys(header.metadata, architecture, shapes)
-    return {**found, **added_by_metadata(keys), "model_type": model_type}
+    return {**found, **added_by_metadata(gguf_keys(header)), "model_type": model_type}
 
 
 class DequantisedTensors(TensorFiles):
@@ -47,8 +44,7 @@ class DequantisedTensors(TensorFiles):
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that the module has no place for."""
         module = without_weights(config)
-        architecture = str(header.metadata["general.architecture"])
-        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
+        processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config={})
         places = get_gguf_hf_weights_map(module, processor)
         if unknown := sorted(header.tensors.keys() - places.keys()):
             raise BadFileError(

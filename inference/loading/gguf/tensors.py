@@ -81,8 +81,7 @@ class GGUFTensorFiles(TensorFiles):
 def predicting_names(header: GGUFHeader, config: ModelConfig) -> set[str]:
     """Layers behind the model's own predict further tokens, and files that have some count them
     among the blocks. The first is all that is ever computed."""
-    architecture = header.metadata.get("general.architecture")
-    if f"{architecture}.{PREDICTING_LAYERS}" not in header.metadata:
+    if f"{header.architecture}.{PREDICTING_LAYERS}" not in header.metadata:
         return set()
     layers = {name: match for name in header.tensors if (match := LAYER_NUMBER.match(name))}
     num_computed = config.num_layers + config.has_predictor

@@ -1,28 +1,24 @@
-"""Downloads in the cache: listed, and removed file by file. Imports no torch.
+"""Downloads in the cache: listed, removed file by file, and what each of them still lacks. Imports
+no torch.
 
     <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     a hub's
+    <hub cache>/models--org--name/pending/<commit>.json     {name: {"num_bytes": …, "etag": …}}
     <cache>/pypi/<package>/…                                                          pypi
 
-A blob goes with the last snapshot that points to it.
+A blob goes with the last snapshot that points to it. Pending files make a cached model partial:
+they are listed before the first byte of a download, and removed as they become complete.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from inference.loading.sources.disk import bytes_under, files_under
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
-from inference.loading.sources.resumed import (
-    partial_bytes,
-    partial_files,
-    pending_commits,
-    pending_of,
-    pending_remove,
-)
 from inference.protocol.downloads import CachedFile, CachedModel
 from inference.protocol.load_errors import BadSourceError
 
@@ -62,8 +58,8 @@ def cached_directory(cache_dir: Path, source: str, revision: str) -> Path:
 def _revisions(scheme: str, repository: Path) -> Iterator[CachedModel]:
     name = repository.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/")
     snapshots = {path.name for path in (repository / "snapshots").glob("*")}
-    for commit in snapshots | {*pending_commits(repository)}:
-        missing = pending_of(repository, commit)
+    for commit in snapshots | {*_pending_commits(repository)}:
+        missing = _pending_of(repository, commit)
         model = _model(f"{scheme}:{name}", commit, repository / "snapshots" / commit)
         if missing:
             wanted_bytes = model.num_bytes + sum(file.num_bytes for file in missing.values())
@@ -100,12 +96,12 @@ def _delete_snapshot(repository: Path, revision: str, names: Collection[str]) ->
     for path, _ in [*files_under(snapshot)]:
         if not names or path.relative_to(snapshot).as_posix() in names:
             path.unlink(missing_ok=True)
-    pending_remove(repository, revision, names or pending_of(repository, revision))
+    pending_remove(repository, revision, names or _pending_of(repository, revision))
     if not any(files_under(snapshot)):
         shutil.rmtree(snapshot, ignore_errors=True)
     _delete_unused_blobs(repository)
     freed = before - _file_bytes(repository)
-    if not any(repository.glob("snapshots/*")) and not pending_commits(repository):
+    if not any(repository.glob("snapshots/*")) and not _pending_commits(repository):
         shutil.rmtree(repository, ignore_errors=True)
     return freed
 
@@ -117,9 +113,9 @@ def _file_bytes(repository: Path) -> int:
 def _delete_unused_blobs(repository: Path) -> None:
     """Keeps blobs, partial ones too, that another revision uses or a download continues."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
-    for commit in pending_commits(repository):
-        pending = pending_of(repository, commit).values()
-        used |= {path.resolve() for path in partial_files(repository, pending)}
+    for commit in _pending_commits(repository):
+        pending = _pending_of(repository, commit).values()
+        used |= {path.resolve() for path in _partial_files(repository, pending)}
     for blob in (repository / "blobs").glob("*"):
         if blob.resolve() not in used:
             blob.unlink(missing_ok=True)
@@ -134,3 +130,68 @@ def _inside(parent: Path, name: str) -> Path:
     if not name or "/" in name or name in (".", ".."):
         raise BadSourceError(f"{name!r} is not the name of anything in the cache")
     return parent / name
+
+
+INCOMPLETE = ".incomplete"
+
+
+class PendingFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    num_bytes: int
+    etag: str = ""
+    """Names its blob; empty where the hub's listing has none."""
+
+
+_decode = msgspec.json.Decoder(dict[str, PendingFile]).decode
+
+
+def pending_add(repository: Path, commit: str, files: Mapping[str, PendingFile]) -> None:
+    _write_pending(repository, commit, {**_pending_of(repository, commit), **files})
+
+
+def pending_remove(repository: Path, commit: str, names: Collection[str]) -> None:
+    pending = _pending_of(repository, commit)
+    left = {name: file for name, file in pending.items() if name not in names}
+    _write_pending(repository, commit, left)
+
+
+def _pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
+    """The listed files that are not there yet; empty where nothing is known of a download."""
+    try:
+        files = _decode(_pending_path(repository, commit).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    snapshot = repository / "snapshots" / commit
+    return {name: file for name, file in files.items() if not (snapshot / name).exists()}
+
+
+def _pending_commits(repository: Path) -> list[str]:
+    return sorted(path.stem for path in (repository / "pending").glob("*.json"))
+
+
+def partial_of(target: Path) -> Path:
+    return target.with_name(target.name + INCOMPLETE)
+
+
+def _partial_files(repository: Path, files: Iterable[PendingFile]) -> list[Path]:
+    """The beginnings of these files that interrupted downloads left."""
+    partials = (partial_of(repository / "blobs" / file.etag) for file in files if file.etag)
+    return [path for path in partials if path.is_file()]
+
+
+def partial_bytes(repository: Path, files: Iterable[PendingFile]) -> int:
+    return sum(path.stat().st_size for path in _partial_files(repository, files))
+
+
+def _write_pending(repository: Path, commit: str, files: Mapping[str, PendingFile]) -> None:
+    path = _pending_path(repository, commit)
+    if not files:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(files))
+    written.replace(path)
+
+
+def _pending_path(repository: Path, commit: str) -> Path:
+    return repository / "pending" / f"{commit}.json"

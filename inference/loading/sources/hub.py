@@ -1,17 +1,21 @@
 """A hub of Hugging Face's protocol: what a repository holds, and its files by way of the cache.
 
+    <target>.incomplete ─▶ GET, Range: bytes=<its size>- ─▶ checked ─▶ <target>, by one rename
+
 With HF_HUB_OFFLINE nothing is asked. huggingface_hub never resumes a file, so blobs are transferred
-by ``resumed`` and linked by huggingface_hub, whose HTTP client asks the proxy that the environment
-names for a URL.
+here, each from where it was broken off, and linked by huggingface_hub, whose HTTP client asks the
+proxy that the environment names for a URL. A blob's name, its etag, stands for its bytes: a partial
+file of that name is the beginning of the same file. One process at a time writes it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx2
 from huggingface_hub import (
@@ -25,17 +29,23 @@ from huggingface_hub import (
     set_client_factory,
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from inference.loading.sources.cached import PendingFile, partial_of
+from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.hub_sources import repository_dir
-from inference.loading.sources.resumed import PendingFile, transfer
 from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHITECTURE
+from inference.protocol.load_errors import HashMismatchError
 from inference.proxies import UnsupportedProxyError, proxy_for
 
 ANSWER_LIMIT_S = 10.0
 """The limit of each read of an answer."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
+PIECE_BYTES = 10 * 10**9
+"""A larger file comes in pieces, each by a ``Range`` of its own: the hub's network serves no more
+than 50 GB at once."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
@@ -145,3 +155,40 @@ class HuggingFaceHub:
                 sha256=found.etag if is_sha256 else None,
             )
         return Path(hf_hub_download(repo, name, revision=commit, cache_dir=cache_dir, **common))
+
+
+def transfer(
+    url: str, target: Path, *, num_bytes: int, headers: Mapping[str, str], sha256: str | None
+) -> None:
+    """``sha256``: of the whole file, which is checked where it came in parts. ``url`` is asked
+    again for each part, so it has to outlast the transfer. Blocks while another process writes the
+    same file. Raises huggingface_hub's errors and ``OSError``."""
+    partial = partial_of(target)
+    while not target.exists():
+        with partial.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if target.exists():  # another process finished it meanwhile, and this one is empty
+                partial.unlink(missing_ok=True)
+                return
+            is_of_parts = _continue(url, file, num_bytes, headers)
+            try:
+                if sha256 is not None and is_of_parts:
+                    check_sha256(partial, sha256)
+                partial.replace(target)
+            except HashMismatchError:
+                file.truncate(0)
+
+
+def _continue(url: str, file: BinaryIO, num_bytes: int, headers: Mapping[str, str]) -> bool:
+    """Whether it came in parts: some of it was there, or it is larger than a piece."""
+    first = done = file.seek(0, 2)
+    if done > num_bytes:
+        first = done = file.truncate(0)
+    while done < num_bytes:
+        end = min(num_bytes, done + PIECE_BYTES)
+        # http_get reads from ``done`` on, up to this end.
+        piece = {"Range": f"bytes=0-{end - 1}"} if num_bytes > PIECE_BYTES else {}
+        http_get(url, file, resume_size=done, headers={**headers, **piece}, expected_size=end)
+        done = end
+    file.flush()
+    return first > 0 or num_bytes > PIECE_BYTES

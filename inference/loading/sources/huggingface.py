@@ -27,8 +27,14 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from inference.loading.embedding.embedding_config import check_directory_config
+from inference.loading.hub_config import check_directory_config
 from inference.loading.progress import OnProgress, run_watched
+from inference.loading.sources.cached import (
+    PendingFile,
+    partial_bytes,
+    pending_add,
+    pending_remove,
+)
 from inference.loading.sources.disk import bytes_under, check_disk, files_under, is_disk_full
 from inference.loading.sources.files import (
     SAFETENSORS_INDEX,
@@ -41,12 +47,6 @@ from inference.loading.sources.files import (
 )
 from inference.loading.sources.hub import HuggingFaceHub, RepositoryListing, TransportError
 from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource, repository_dir
-from inference.loading.sources.resumed import (
-    PendingFile,
-    partial_bytes,
-    pending_add,
-    pending_remove,
-)
 from inference.models.families.registry import check_gguf_architecture, may_read_images
 from inference.protocol.load_errors import (
     BadSourceError,

@@ -1,24 +1,58 @@
-"""``TensorFiles`` by the names and in the shapes that the model asks for."""
+"""``TensorFiles`` by the names and in the shapes that the model asks for: renamed, a tower's parts
+joined, and each expert of a stack a matrix of its own. A stack is cut where it lies: nothing but
+the expert that is asked for is read.
+
+    by_expert         mlp.experts.gate_proj.weight  (E, out, in)     mlp.experts.0.gate_proj.weight
+                      mlp.experts.gate_proj.bias    (E, out)         mlp.experts.0.gate_proj.bias
+                      mlp.experts.gate_up_proj      (E, 2 out, in)   gate_proj's rows, up_proj's
+    cut_transposed    mlp.experts.gate_up_proj      (E, in, 2 out)   the same, transposed
+                      mlp.experts.down_proj         (E, in, out)
+    cut_interleaved   mlp.experts.gate_up_proj_blocks  (E, 2 out, in / 32, 16)   rows 0, 2, 4 … are
+                      mlp.experts.gate_up_proj_scales  (E, 2 out, in / 32)       gate_proj's, rows
+                      mlp.experts.gate_up_proj_bias    (E, 2 out)                1, 3, 5 … up_proj's
+
+Transposed are Qwen3-VL's mixtures, some of whose files have their outputs first, as others do: the
+model's width shows which. Interleaved are gpt-oss's; dense files of it have a transposed stack in
+place of blocks and scales.
+
+MXFP4 (OCP Microscaling Formats 1.0): 32 numbers of four bits share a power of two. Twice such a
+number is whole, so that a code of eight bits and half the scale hold it exactly.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from inference.loading.weights.tensor_files import FileTensor, MadeTensor, TensorFiles
+from inference.loading.formats import MXFP4
+from inference.loading.weights.tensor_files import (
+    FileTensor,
+    MadeTensor,
+    SafeTensor,
+    SafetensorsFiles,
+    TensorFiles,
+)
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import PREDICTOR
 from inference.models.families.family import Family
 from inference.models.families.registry import family_of
 from inference.models.families.tower import FRAME_AXIS, PATCH_KERNEL, TOWER
-from inference.protocol.load_errors import MissingTensorError, WrongShapeError
+from inference.protocol.load_errors import (
+    BadFileError,
+    MissingTensorError,
+    WrongShapeError,
+    shape_in_words,
+)
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOWER_PART = re.compile(rf"({re.escape(TOWER)}.+\.(?:weight|bias))\.(\d)")
+Tensors = dict[str, FileTensor]
 NUM_PARTS = {PATCH_KERNEL: 2}
 """Into how many parts files divide a tensor; any other has three."""
 
@@ -79,16 +113,14 @@ def with_joined_tensors(files: TensorFiles) -> TensorFiles:
     for name in files.names:
         if match := _TOWER_PART.fullmatch(name):
             found.setdefault(match[1], {})[int(match[2])] = name
-    if not found:
-        return files
-    tensors = {name: files[name] for name in files.names}
+    joined: Tensors = {}
     for whole, parts in found.items():
-        _check(files, whole, parts)
-        tensors[whole] = _joined(whole, [tensors.pop(parts[i]) for i in sorted(parts)])
-    return TensorFiles(tensors, files.close)
+        _check_parts(files, whole, parts)
+        joined[whole] = _joined(whole, [files[parts[i]] for i in sorted(parts)])
+    return _replaced(files, joined, {name for parts in found.values() for name in parts.values()})
 
 
-def _check(files: TensorFiles, whole: str, parts: Mapping[int, str]) -> None:
+def _check_parts(files: TensorFiles, whole: str, parts: Mapping[int, str]) -> None:
     wanted = NUM_PARTS.get(whole, 3)
     if parts.keys() != set(range(wanted)):
         raise MissingTensorError(f"the files have {len(parts)} of {wanted} parts of {whole}")
@@ -109,3 +141,173 @@ def _joined(whole: str, parts: Sequence[FileTensor]) -> MadeTensor:
         return torch.stack(tensors, dim=FRAME_AXIS) if are_frames else torch.cat(tensors)
 
     return MadeTensor(shape, first.format, sum(part.num_bytes for part in parts), read)
+
+
+EXPONENT_BIAS = 127
+_STACK = re.compile(
+    r"(?P<prefix>.*\.experts)\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
+    r"(?P<kind>\.weight|\.bias)?"
+)
+_INTERLEAVED = re.compile(
+    r"(?P<prefix>.*\.experts)\.(?P<projection>gate_up_proj|down_proj)(_blocks|_scales|_bias)?"
+)
+
+
+def by_expert(files: TensorFiles) -> TensorFiles:
+    """``files`` themselves where they hold no stacks. Raises ``BadFileError``."""
+    parts: Tensors = {}
+    stacks = {name: match for name in files.names if (match := _STACK.fullmatch(name))}
+    for source, match in stacks.items():
+        stack = files[source]
+        is_bias = match["kind"] == ".bias"
+        if len(stack.shape) != 3 - is_bias:
+            words = shape_in_words(stack.shape)
+            raise BadFileError(f"{source} is {words}, and no stack of experts")
+        num_rows = 1 if is_bias else stack.shape[1]
+        names = [match["projection"]] if is_bias else _projections(match)
+        count, shape = num_rows // len(names), stack.shape[2:]
+        for name, expert, index in _each(match, names, stack.shape[0]):
+            first = expert * num_rows + index * count
+            if is_bias:
+                read = partial(_vector, stack, first)
+                parts[f"{name}.bias"] = _made(stack, stack.shape[1:], read)
+            else:
+                rows = partial(stack.stored_rows, first, first + count)
+                parts[f"{name}.weight"] = _made(stack, (count, *shape), rows)
+    return _replaced(files, parts, stacks)
+
+
+def _vector(stack: FileTensor, index: int) -> torch.Tensor:
+    return written_out(stack.stored_rows(index, index + 1)).view(-1)
+
+
+def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
+    """``files`` themselves where they hold no such stacks."""
+    parts: Tensors = {}
+    stacks = [name for name in files.names if _is_transposed(name, files, hidden_size)]
+    for source in stacks:
+        match, stack = _STACK.fullmatch(source), files[source]
+        assert match is not None
+        names = _projections(match)
+        num_experts, inputs, num_outputs = stack.shape
+        width = num_outputs // len(names)
+        for name, expert, index in _each(match, names, num_experts):
+            outputs = slice(index * width, (index + 1) * width)
+            read = partial(_transposed, stack, expert, outputs)
+            parts[f"{name}.weight"] = _made(stack, (width, inputs), read)
+    return _replaced(files, parts, stacks)
+
+
+def _is_transposed(name: str, files: SafetensorsFiles, hidden_size: int) -> bool:
+    match, shape = _INTERLEAVED.fullmatch(name), files.shape_of(name)
+    if match is None or len(shape) != 3 or shape[1] == shape[2]:
+        return False
+    return hidden_size == (shape[1] if match["projection"] == "gate_up_proj" else shape[2])
+
+
+def _transposed(stack: SafeTensor, expert: int, outputs: slice) -> torch.Tensor:
+    return stack.columns(expert, outputs).T.contiguous()
+
+
+def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
+    """``files`` themselves where they hold no such experts. Raises ``BadFileError``."""
+    parts: Tensors = {}
+    stacks = {name: match for name in files.names if (match := _INTERLEAVED.fullmatch(name))}
+    for source, match in stacks.items():
+        if source.endswith("_bias"):
+            parts |= _interleaved(files, source.removesuffix("_bias"), match)
+    return _replaced(files, parts, stacks)
+
+
+def _interleaved(files: SafetensorsFiles, source: str, match: re.Match[str]) -> Tensors:
+    """The experts of the stacks whose names begin with ``source``."""
+    biases, names = files[f"{source}_bias"], _projections(match)
+    if len(biases.shape) != 2:
+        words = shape_in_words(biases.shape)
+        raise BadFileError(f"{source}_bias is {words}, and no stack of vectors")
+    num_experts, num_outputs = biases.shape
+    each = [
+        (name, expert, slice(index, None, len(names)), len(range(index, num_outputs, len(names))))
+        for name, expert, index in _each(match, names, num_experts)
+    ]
+    parts: Tensors = {}
+    for name, expert, outputs, count in each:
+        parts[f"{name}.bias"] = _made(biases, (count,), partial(_entry, biases, expert, outputs))
+    if {f"{source}_blocks", f"{source}_scales"} <= files.names:
+        blocks, scales = files[f"{source}_blocks"], files[f"{source}_scales"]
+        groups = scales.shape[2:]
+        _check_shape(f"{source}_scales", scales, (*biases.shape, *groups[:1]))
+        _check_shape(f"{source}_blocks", blocks, (*biases.shape, *groups, GROUP_FEATURES // 2))
+        row_bytes = (blocks.num_bytes + scales.num_bytes) // math.prod(biases.shape)
+        for name, expert, outputs, count in each:
+            read = partial(_packed, blocks, scales, expert, outputs, f"{name}.weight")
+            shape = count, groups[0] * GROUP_FEATURES
+            parts[f"{name}.weight"] = MadeTensor(shape, MXFP4, count * row_bytes, read)
+    elif source in files.names:
+        stack = files[source]
+        _check_shape(source, stack, (num_experts, *stack.shape[1:2], num_outputs))
+        for name, expert, outputs, count in each:
+            read_dense = partial(_transposed, stack, expert, outputs)
+            parts[f"{name}.weight"] = _made(stack, (count, stack.shape[1]), read_dense)
+    return parts
+
+
+def _entry(stack: SafeTensor, expert: int, outputs: slice) -> torch.Tensor:
+    return stack.part(expert)[outputs]
+
+
+def _packed(
+    blocks: SafeTensor, scales: SafeTensor, expert: int, outputs: slice, name: str
+) -> GroupedWeight:
+    return unpacked(_entry(blocks, expert, outputs), _entry(scales, expert, outputs), name)
+
+
+def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight") -> GroupedWeight:
+    """``blocks`` (rows, groups, 16) uint8, the lower four bits first; ``scales`` (rows, groups)
+    uint8 exponents. Exact. Raises ``BadFileError``."""
+    values = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
+    pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1)
+    codes = values[pairs.flatten().int()].view(blocks.shape[0], -1)
+    exponents = scales.int() - EXPONENT_BIAS - 1
+    if bool((scales == 255).any()):
+        raise BadFileError(f"{name} has a scale that is not a number")
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents)
+    return GroupedWeight(bits=8, codes=codes, scales=powers, is_mxfp4=True)
+
+
+def _each(
+    match: re.Match[str], names: Collection[str], num_experts: int
+) -> Iterator[tuple[str, int, int]]:
+    """Yields the name of each expert's part without its ending, the expert, and the part's place
+    among the expert's."""
+    for expert in range(num_experts):
+        for index, name in enumerate(names):
+            yield f"{match['prefix']}.{expert}.{name}", expert, index
+
+
+def _projections(match: re.Match[str]) -> tuple[str, ...]:
+    projection = match["projection"]
+    return ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
+
+
+def _made(
+    stack: FileTensor, shape: tuple[int, ...], read: Callable[[], torch.Tensor | StoredWeight]
+) -> MadeTensor:
+    """A part of ``stack`` of so many elements."""
+    num_bytes = stack.num_bytes * math.prod(shape) // math.prod(stack.shape)
+    return MadeTensor(shape, stack.format, num_bytes, read)
+
+
+def _replaced(
+    files: TensorFiles, tensors: Mapping[str, FileTensor], sources: Collection[str]
+) -> TensorFiles:
+    """``sources``: the names in the files that come out as ``tensors``."""
+    if not tensors:
+        return files
+    others = {name: files[name] for name in files.names if name not in sources}
+    return TensorFiles({**others, **tensors}, files.close)
+
+
+def _check_shape(name: str, stack: FileTensor, expected: tuple[int, ...]) -> None:
+    if stack.shape != expected:
+        raise WrongShapeError(name, expected, stack.shape)

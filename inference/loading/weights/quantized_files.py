@@ -30,8 +30,7 @@ import numpy.typing as npt
 import torch
 
 from inference.loading.formats import DENSE_FORMATS, InSitu, format_of
-from inference.loading.safetensors.tensors import INTEGER_BYTES
-from inference.loading.weights.tensor_files import FileTensor, TensorFiles
+from inference.loading.weights.tensor_files import INTEGER_BYTES, FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role

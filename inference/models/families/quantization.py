@@ -1,6 +1,6 @@
 """config.json's declaration of quantised safetensors, and which of the methods are read.
 
-``loading/safetensors/packed_files.py`` reads them: it takes each matrix's parameters from its
+``loading/weights/packed_files.py`` reads them: it takes each matrix's parameters from its
 tensors, which are more exact than config.json's declaration for all.
 """
 
@@ -16,7 +16,7 @@ Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]
 """``quant_method`` of config.json."""
 
 MXFP4, MXFP4_MODEL = "mxfp4", "gpt_oss"
-"""``loading/weights/experts.py`` reads those."""
+"""``loading/weights/named_files.py`` reads those."""
 READ_BITS = (4, 8)
 READ_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 """The formats of compressed-tensors; ``naive-quantized`` is either of the two before it."""

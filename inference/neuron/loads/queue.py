@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from inference.neuron.host.device_sampler import Devices
+from inference.neuron.device_sampler import Devices
 from inference.neuron.loads.load import (
     KINDS,
     Load,

@@ -23,7 +23,7 @@ from inference.neuron.loads.watch import SilenceTimer
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaContext, ReplicaRecord, spans_neurons
 from inference.neuron.replicas.retries import RestartPolicy
-from inference.neuron.text.text_loading import load_text
+from inference.neuron.text.model_text import load_text
 from inference.protocol import engine as messages
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus

@@ -5,22 +5,28 @@
     ASLEEP ─▶ LOADING ─ admitted as a load is ─▶ command to the engine ─▶ READY
 
 Its own thread, in ``EngineRuns``, listens to the engine: so waking waits in another one.
+
+``Replicas`` are those of this neuron, of each model at most one that is not on its way out.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from pathlib import Path
 
 import msgspec
 
 from inference.loading.sources.sources import local_identity
 from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import GRACE_S
 from inference.neuron.replicas.engine_run import EngineRuns
+from inference.neuron.replicas.record import ReplicaContext
 from inference.protocol.engine import DropAdapter, Wake
 from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedThread
 
@@ -208,3 +214,65 @@ class Replica(EngineRuns):
             with self._changed:
                 self._begin_turn(engine)
             self._send(Wake())
+
+
+class Replicas:
+    """Any thread may call; nothing blocks, and nothing is started or ended here. ``_lock`` guards
+    the map; a replica's own lock may be taken inside it, never the other way round."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_model: dict[str, Replica] = {}
+        self.is_closed = False
+
+    def all(self) -> list[Replica]:
+        with self._lock:
+            return list(self._by_model.values())
+
+    def find(self, model: str) -> Replica | None:
+        with self._lock:
+            return self._by_model.get(model)
+
+    def close(self) -> bool:
+        """The neuron ends: none comes any more. Whether this call closed it."""
+        with self._lock:
+            was_open, self.is_closed = not self.is_closed, True
+            return was_open
+
+    def add(
+        self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
+    ) -> tuple[Replica | None, Replica | None]:
+        """The replica that is to be started, and the one that it replaces. No new one where the
+        model is here or on its way by that spec: that one is the new job's. ``recovering``: a
+        previous instance had it, and what was requested since goes before that."""
+        with self._lock:
+            current = self._by_model.get(spec.model)
+            if self.is_closed or (recovering and current is not None):
+                return None, current
+            if current is not None and _is_loaded_by(current, spec):
+                if not current.is_resting:  # its waking is the new job's, its sleep is not
+                    current.adopt_job(spec)
+                return None, current
+            replica = Replica(spec, context, recovering=recovering, predecessor=current)
+            self._by_model[spec.model] = replica
+            return replica, current
+
+    def forget(self, load: Load) -> None:
+        """Forgets the replica of that load, which is gone. One that has taken its place stays."""
+        with self._lock:
+            replica = self._by_model.get(load.spec.model)
+            if replica is not None and replica.load is load:
+                del self._by_model[load.spec.model]
+
+    def weights_of_others(self, load: Load) -> set[Path]:
+        others = [replica.load for replica in self.all() if replica.load is not load]
+        return {path for other in others for path in other.weights}
+
+
+def _is_loaded_by(replica: Replica, spec: LoadSpec) -> bool:
+    if spec_digest(replica.spec) != spec_digest(spec):
+        return False
+    if not replica.is_resting:
+        return replica.status not in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING)
+    kinds = {name.partition(":")[0] for name in replica.load.devices}
+    return not spec.devices or {*spec.devices} <= {*replica.load.devices, *kinds}

@@ -1,4 +1,5 @@
-"""When an engine that died is started again, and when a load that failed may be tried again.
+"""What is loaded again: when an engine that died is started again, when a load that failed may be
+tried again, and what an earlier instance of this neuron had loaded.
 
 What a failure depended on has to have changed:
 
@@ -18,10 +19,15 @@ the failure, so those are not compared. ``FailedLoads`` watches for the rest:
 Until then the control and gateways do not try the model there again, except by hand. Files on this
 disk, downloaded ones too, are checked often, the hub is asked rarely. A download that was removed
 has not changed until it exists again.
+
+``PersistedSpecs`` mirrors the specs of loaded models in Redis, so that this neuron's next instance
+reloads them. The neuron's memory is the truth; the hash is written again with every heartbeat, so a
+Redis that came back empty holds it a second later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -31,17 +37,25 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import redis
+from redis.client import Pipeline
+
 from inference.backoff import Backoff
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_sources import hub_cache_dir
 from inference.loading.sources.sources import hub_identity, local_identity, weights_identity
+from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
+from inference.protocol.held import blame, load_mark
+from inference.protocol.keys import specs_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.supervised_threads import SupervisedThread
 
 if TYPE_CHECKING:
-    from inference.neuron.replicas.replica import Replica
+    from inference.neuron.replicas.record import ReplicaContext
+    from inference.neuron.replicas.replica import Replica, Replicas
 
 log = logging.getLogger(__name__)
 
@@ -227,3 +241,88 @@ class _Found:
     """The hub's first answer."""
     asked_s: float | None = None
     """When the hub was last asked."""
+
+
+LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
+
+
+class SpecStore:
+    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
+        self._client = client
+        self._key = specs_key(neuron)
+
+    def read(self) -> list[LoadSpec]:
+        """Specs that the previous instance had loaded. Raises ``redis.RedisError``."""
+        specs = []
+        for model, data in self._client.hgetall(self._key).items():
+            try:
+                specs.append(msgspec.json.decode(data, type=LoadSpec))
+            except msgspec.MsgspecError as error:
+                log.error("the stored load spec of %s is not understood: %s", model, error)
+        return specs
+
+    def write(self, specs: list[LoadSpec]) -> None:
+        """Makes the hash hold exactly these. Raises ``redis.RedisError``."""
+        with self._client.pipeline(transaction=True) as pipeline:
+            self.queue(pipeline, specs)
+            pipeline.execute()
+
+    def queue(self, pipeline: Pipeline, specs: list[LoadSpec]) -> None:
+        pipeline.delete(self._key)
+        if specs:
+            pipeline.hset(
+                self._key, mapping={spec.model: msgspec.json.encode(spec) for spec in specs}
+            )
+
+
+class PersistedSpecs:
+    def __init__(self, store: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
+        self._store = store
+        self._replicas = replicas
+        self._context = context
+        self._is_restored = False
+
+    def restore(self) -> None:
+        """Reloads the previous instance's models once, the most recently used first, in case not
+        all have room. A model that was requested since then keeps its new spec; what that instance
+        was reading, and nothing else, when it died is not loaded. Raises ``redis.RedisError``."""
+        if self._is_restored:
+            return
+        specs = self._store.read()
+        marks = self._context.marks.earlier
+        for spec in sorted(specs, key=lambda one: (-(one.last_used_unix_s or 0.0), one.model)):
+            if not spec.order:
+                log.warning("%s is not loaded again: it was saved without an order", spec.model)
+                continue
+            is_lethal = not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
+            replica, _ = self._replicas.add(spec, self._context, recovering=True)
+            if replica is None:
+                continue
+            if is_lethal:
+                log.error("%s is not loaded again: it ended the previous instance", spec.model)
+                replica.refuse(LoadFailure(code="bad_file", message=LETHAL))
+                continue
+            log.info("loading %s again: the previous instance had it", spec.model)
+            with contextlib.suppress(LoadRefusedError):  # which its thread will report
+                self._context.loads.accept(replica.load)
+            replica.start()
+        self._is_restored = True
+
+    def queue(self, pipeline: Pipeline) -> None:
+        """Adds them to the transaction of a heartbeat, so that a reader of a failed load no longer
+        finds its persisted spec."""
+        self._store.queue(pipeline, self._specs())
+
+    def save(self) -> None:
+        """Save the specs of loaded models when they change. Does nothing before ``restore`` has
+        read the old ones."""
+        if not self._is_restored:
+            return
+        try:
+            self._store.write(self._specs())
+        except redis.RedisError as error:
+            log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
+
+    def _specs(self) -> list[LoadSpec]:
+        specs = (replica.persisted_spec for replica in self._replicas.all())
+        return [spec for spec in specs if spec is not None]

@@ -25,7 +25,7 @@ from typing import Any
 import redis
 
 from inference.neuron.errors import RequestRefusedError, neuron_stopping
-from inference.neuron.process.heartbeat import GatewayWatch
+from inference.neuron.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.intake import Intake
 from inference.neuron.requests.publisher import EventPublisher

@@ -40,11 +40,12 @@ from inference.neuron.requests.request_table import (
     RequestTable,
     sequence_id,
 )
-from inference.neuron.text.answers import build_answer
-from inference.neuron.text.embeddings import (
-    EmbeddingAnswer,
+from inference.neuron.text.answers import EmbeddingAnswer, build_answer
+from inference.neuron.text.inputs import (
+    count_tokens,
     prepare_embedding,
     prepare_scoring,
+    tokenized,
 )
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget, used_sampling
@@ -52,7 +53,6 @@ from inference.neuron.text.prompt_images import sequence_images
 from inference.neuron.text.prompts import Prepared, prepare
 from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
-from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Event, Failure, TokensCounted, Traced
 from inference.protocol.generation import (

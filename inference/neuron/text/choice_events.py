@@ -35,9 +35,10 @@ from inference.protocol.events import (
     ToolCallStarted,
 )
 from inference.protocol.sampling import TokenLogprob
-from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.choice_text import ChoiceText, Piece, ThoughtPart, merged
+from inference.text.reasoning import TokenKind
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
 
 CALL_ID_DIGITS = 24
 

@@ -23,10 +23,10 @@ from inference.neuron.errors import (
     no_budget_for_answer,
     over_budget,
     prompt_too_long,
+    refused,
     what_always_fits,
 )
 from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.prompt_images import refused
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
@@ -41,7 +41,7 @@ from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import model_limit
 from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
 from inference.sandbox.jobs import BuildGrammar
-from inference.text.grammars.answer_grammar import Thinking
+from inference.text.grammars import Thinking
 from inference.text.tool_calls.grammar_rules import callable_tools
 
 

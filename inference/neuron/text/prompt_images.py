@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.neuron.errors import RequestRefusedError
-from inference.protocol.events import Failure
+from inference.neuron.errors import RequestRefusedError, refused
 from inference.protocol.images import (
     ImageLayout,
     ImageRatioError,
@@ -20,8 +19,6 @@ from inference.protocol.images import (
     VisionInput,
     image_layout,
 )
-
-PARAM = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,3 @@ def sequence_images(
         digest, runs = one.image.digest, list(one.runs)
         made.append(SequenceImage(digest=digest, data=data, runs=runs, grid=one.grid))
     return made
-
-
-def refused(code: str, message: str, *, param: str | None = PARAM) -> RequestRefusedError:
-    return RequestRefusedError(Failure(code=code, message=message, param=param))

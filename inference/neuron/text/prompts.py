@@ -29,6 +29,7 @@ from inference.neuron.errors import (
     arguments_too_long,
     bad_token_id,
     prompt_too_long,
+    refused,
 )
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import (
@@ -40,7 +41,7 @@ from inference.neuron.text.output_rules import (
     prompt_param,
     resolve_sampling,
 )
-from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, refused, written
+from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, written
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -53,9 +54,9 @@ from inference.protocol.sampling import (
     SamplingParams,
     ThinkingLimit,
 )
-from inference.text.answers.phrases import PhraseMarkers, opens_phrase
-from inference.text.answers.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 from inference.text.errors import TooManyTokensError
+from inference.text.phrases import PhraseMarkers, opens_phrase
+from inference.text.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 
 NUM_LAST_TOKENS = 32
 """Tokens checked at a prompt's end: a phrase and the white space behind it have no more."""

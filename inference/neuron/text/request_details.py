@@ -21,8 +21,8 @@ from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.text.prompts import Prepared
 from inference.protocol.events import MAX_TRACE_BYTES, Traced
-from inference.text.answers.choice_text import Piece, ThoughtPart
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.choice_text import Piece, ThoughtPart
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import Decision
 
 logger = logging.getLogger(__name__)

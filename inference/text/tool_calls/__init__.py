@@ -3,8 +3,8 @@ is detected from its chat template, else from its tokenizer."""
 
 from __future__ import annotations
 
-from inference.text.answers.reasoning import CHANNEL, MESSAGE
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.reasoning import CHANNEL, MESSAGE
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
 from inference.text.tool_calls.grammar_rules import marker_token_id

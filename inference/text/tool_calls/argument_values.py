@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.schemas.places import referenced
+from inference.text.schema_places import referenced
 
 WHITESPACE = " \t\r\n"
 MAX_SCALAR_LENGTH = 400

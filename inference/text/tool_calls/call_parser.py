@@ -15,12 +15,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import (
     WHITESPACE,
     JsonCopy,
@@ -41,6 +41,32 @@ MAX_FOREIGN_LENGTH = 1_000
 """A longer block is not searched for what makes it none; it is parsed when it may be whole."""
 MAX_TRIES = 8
 """How many markers a block is parsed at before it is held back to the answer's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text for the client to read; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A tool call begins; its name is whole. The call before it, if any, is complete."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the running call's arguments; never empty. A call's pieces concatenate to one
+    valid JSON object, as soon as the next call starts or the parser is flushed. Only where they are
+    streamed under a grammar may the answer's end cut them off."""
+
+    fragment: str
+
+
+Part = TextPart | CallStarted | CallArguments
 
 
 class ReadCall(NamedTuple):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
-from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS, rerooted
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.grammars import OPTIONS, OUR_OPTIONS, rerooted
+from inference.text.tokenizer import Tokenizer
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 

@@ -35,7 +35,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from inference.text.answers.reasoning import (
+from inference.text.reasoning import (
     CALL_HEAD,
     CALL_HEAD_END,
     CHANNEL,
@@ -46,7 +46,7 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, fitted
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
@@ -330,7 +330,7 @@ class MistralFormat(CallFormat):
 
 
 class HarmonyFormat(CallFormat):
-    """A message to a function, whose head ``inference.text.answers.reasoning`` has put in one form.
+    """A message to a function, whose head ``inference.text.reasoning`` has put in one form.
     The model ends with each call, so an answer has one at most. Grammars are of the whole answer
     behind its thinking: its channel too."""
 

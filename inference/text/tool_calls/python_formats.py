@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
+from inference.text.grammars import OPTIONS, OUR_OPTIONS
 from inference.text.tool_calls.argument_values import (
     KnownTools,
     python_as_json,

@@ -31,7 +31,7 @@ from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, K
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
-from inference.loading.costs.read_costs import read_costs
+from inference.loading.read_costs import read_costs
 from inference.loading.sources.files import ModelFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError

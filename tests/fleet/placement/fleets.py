@@ -14,7 +14,7 @@ from fleet.placement import Catalogue, Load, Reject
 from fleet.placement.decisions import Jobs, Observed, Plan
 from fleet.placement.reconcile import reconcile
 from fleet.placement.stages.devices import BY_KIND, Speed, StageDevice
-from inference.loading.costs.model_costs import Kind, ModelCosts
+from inference.loading.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load_progress import KindBytes, LayerCost
 from inference.protocol.load_report import AsleepBytes, LoadReport

@@ -19,7 +19,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.loading.config.hub_config import parse_config
+from inference.loading.hub_config import parse_config
 from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
 from inference.models.native.library import NativeUnavailableError, load_library

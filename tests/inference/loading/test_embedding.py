@@ -14,8 +14,8 @@ from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoTokenizer
 
 from inference.loading import loader
-from inference.loading.embedding.embedding_config import EmbeddingConfig, read_embedding_config
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, check_embedding_fits
+from inference.loading.embedding_loader import OpenedEmbeddingModel, check_embedding_fits
+from inference.loading.hub_config import EmbeddingConfig, read_embedding_config
 from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.load import EarlierLoads, LoadSpec
@@ -26,7 +26,7 @@ from inference.protocol.load_errors import (
     LoadError,
     UnknownArchitectureError,
 )
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 
 Facts = dict[str, Any]

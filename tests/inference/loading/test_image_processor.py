@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from inference.loading.config.hub_config import parse_config
+from inference.loading.hub_config import parse_config
 from inference.loading.image_processor import (
     MOST_PIXELS_ON_CPU,
     ImageFileProcessor,

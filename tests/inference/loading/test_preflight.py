@@ -12,11 +12,10 @@ from gguf.constants import GGMLQuantizationType
 from msgspec.structs import replace as replace_spec
 
 from inference.loading import loader
-from inference.loading.config.hub_config import parse_config
-from inference.loading.costs.model_costs import ModelCosts
-from inference.loading.costs.read_costs import config_tensors, model_costs
 from inference.loading.devices import choose_device, choose_dtype, earlier_loads_on
 from inference.loading.formats import FORMATS
+from inference.loading.hub_config import parse_config
+from inference.loading.model_costs import ModelCosts
 from inference.loading.preflight import (
     Kernels,
     MemoryNeed,
@@ -25,6 +24,7 @@ from inference.loading.preflight import (
     shortest_context_bytes,
     step_bytes,
 )
+from inference.loading.read_costs import config_tensors, model_costs
 from inference.models.kv_format import kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.kernels import has_fast_bfloat16

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel
 
-from inference.loading.embedding.embedding_config import DECODERS, ENCODERS
+from inference.loading.hub_config import DECODERS, ENCODERS
 from inference.models.config import EmbeddingConfig, Pooling
 from inference.models.embedding import EmbeddingModel, pool
 from inference.models.errors import MissingWeightsError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.loading.config.hub_config import parse_config
+from inference.loading.hub_config import parse_config
 from inference.models.config import ModelConfig
 from inference.models.families.registry import FAMILIES
 from tests.inference.models.families import tiny_hybrid as hybrids

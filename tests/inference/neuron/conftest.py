@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from inference.backoff import Backoff
-from inference.neuron.host.discovery import Discovery
-from inference.neuron.process.redis_client import connect
+from inference.neuron.discovery import Discovery
+from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
@@ -51,7 +51,7 @@ from inference.protocol.keys import (
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.sampling import SamplingOptions
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis

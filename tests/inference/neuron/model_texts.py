@@ -14,10 +14,9 @@ import pytest
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.requests.starter import Starter
-from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.model_text import ModelText, load_text
 from inference.neuron.text.output_rules import TokenBudget
 from inference.neuron.text.prompts import Prepared, prepare
-from inference.neuron.text.text_loading import load_text
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Event, Failure
 from inference.protocol.generation import (

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import redis
 
-from inference.neuron.replicas.by_model import SpecStore
+from inference.neuron.replicas.retries import SpecStore
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
 from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark

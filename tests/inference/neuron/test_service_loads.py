@@ -15,15 +15,15 @@ import pytest
 import redis
 
 from inference.neuron.replicas import engine_run
-from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.replica import Replica
+from inference.neuron.replicas.retries import SpecStore
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
 from inference.protocol.keys import heartbeat_key, specs_key
 from inference.protocol.load import EarlierLoads, StageSpec, spec_digest
 from inference.protocol.load_progress import LOADED, LoadStage
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.neuron.replicas.by_model import SpecStore
+from inference.neuron.replicas.retries import SpecStore
 from inference.protocol.events import Finished
 from inference.protocol.load import LoadSpec
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until

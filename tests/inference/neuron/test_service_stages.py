@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from inference.neuron.replicas import held_stages
-from inference.neuron.replicas.by_model import SpecStore
+from inference.neuron.replicas.retries import SpecStore
 from inference.protocol.heartbeat import HeldStage
 from inference.protocol.load import LinkIdentity, StageOf, StageSpec
 from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until

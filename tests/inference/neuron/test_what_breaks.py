@@ -14,7 +14,7 @@ import redis
 
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher
-from inference.neuron.process.redis_client import connect
+from inference.neuron.name_lease import connect
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests import starter

@@ -23,10 +23,9 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.jobs import Built, Refused
 from inference.sandbox.pool import WorkerPool
-from inference.text.grammars.compiling import LIMITS
-from inference.text.schemas.schema_check import KNOWN
+from inference.text.schema_check import KNOWN, LIMITS
 from tests.inference.sandbox.jobs import BYTES, check
-from tests.inference.text.schemas.test_schema_check import PERSON
+from tests.inference.text.test_schema_check import PERSON
 
 NUM_SCHEMAS = int(os.environ.get("HELEXA_FUZZ_SCHEMAS", "0"))
 SEED = int(os.environ.get("HELEXA_FUZZ_SEED", "1"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.text.answers.reasoning import ReasoningMarkers, find_markers
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.reasoning import ReasoningMarkers, find_markers
+from inference.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.text.answers.choice_text import ChoiceText, Piece, merged
+from inference.text.choice_text import ChoiceText, Piece, merged
 from inference.text.tool_calls.argument_values import KnownTools
 from inference.text.tool_calls.call_parser import CallFormat, Notation
 from inference.text.tool_calls.grammar_rules import WantedCalls

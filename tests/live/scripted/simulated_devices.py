@@ -24,7 +24,7 @@ from typing import Literal, Self
 import msgspec
 import psutil
 
-from inference.neuron.host.discovery import Discovery
+from inference.neuron.discovery import Discovery
 from inference.protocol.heartbeat import DeviceInfo, HostInfo, device_name
 from inference.protocol.load import LoadSpec
 from inference.settings.neuron import DEVICE_SOURCE
@@ -46,7 +46,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevices:
-    """``inference.neuron.host.device_sampler.Devices`` over a file."""
+    """``inference.neuron.device_sampler.Devices`` over a file."""
 
     path: Path
 

@@ -22,7 +22,7 @@ from fleet.services.jobs.load_measurements import load_need_record
 from fleet.services.jobs.model_loads import placed_load_start
 from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.steps import spec_of
-from inference.loading.costs.model_costs import packed, unpacked
+from inference.loading.model_costs import packed, unpacked
 from inference.protocol.heartbeat import DeviceInfo, ReplicaState, ReplicaStatus
 from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadSpec

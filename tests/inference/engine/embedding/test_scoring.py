@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.load.load_engine import load_engine
-from inference.loading.directory_tokenizer import separator_of_pairs
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import open_model
+from inference.loading.tokenizer_files import separator_of_pairs
 from inference.models.embedding import second_text
-from inference.neuron.text.embeddings import prepare_scoring
-from inference.neuron.text.text_loading import load_text
+from inference.neuron.text.inputs import prepare_scoring
+from inference.neuron.text.model_text import load_text
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
 from tests.cases import each_case

@@ -15,13 +15,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import load_file
 
 from benchmarks.weights.random_blocks import random_blocks
-from inference.loading.config.hub_config import parse_config
 from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.header import READABLE_TYPES, read_header, read_headers
 from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.hub_config import parse_config
 from inference.loading.loader import OpenedModel
-from inference.loading.weights.experts import by_expert
+from inference.loading.weights.named_files import by_expert
 from inference.models.backend import AnyModel
 from inference.models.families.registry import family_of
 from inference.models.native.library import find_compiler

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from inference.loading.gguf.header import read_header
 from inference.loading.gguf.pre_tokenizers import PRE_TOKENIZERS
 from inference.loading.gguf.tokenizer import WARNING, convert_tokenizer
-from inference.loading.gguf.tokenizer_files import tokenizer_directory, tokenizer_warnings
+from inference.loading.tokenizer_files import tokenizer_directory, tokenizer_warnings
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf

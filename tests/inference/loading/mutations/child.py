@@ -22,7 +22,7 @@ import torch
 
 from inference.garbage import release_freed_memory
 from inference.loading.adapter_files import open_adapter
-from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import open_model
 from inference.models import registry
 from inference.models.embedding import EmbeddingModel

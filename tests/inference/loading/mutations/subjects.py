@@ -18,7 +18,7 @@ from transformers import BertConfig, BertModel
 
 from tests.inference.adapter_files import write_adapter
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
-from tests.inference.loading.safetensors import test_packed_files as packed
+from tests.inference.loading.weights import test_packed_files as packed
 from tests.inference.models.families import hybrid_gguf, mixtures, state_gguf, test_gpt_oss
 from tests.inference.models.families import tiny_hybrid as hybrids
 from tests.inference.models.families import tiny_states as states

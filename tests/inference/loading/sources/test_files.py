@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.loading.sources.cached import delete_cached, list_cached
+from inference.loading.sources.cached import PendingFile, delete_cached, list_cached, pending_add
 from inference.loading.sources.files import (
     WantedFiles,
     check_shards,
@@ -17,7 +17,6 @@ from inference.loading.sources.files import (
     projector_beside,
     wanted_files,
 )
-from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.loading.sources.sources import directory_files, path_files
 from inference.protocol.load_errors import (
     BadSourceError,

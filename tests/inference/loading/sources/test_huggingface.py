@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from inference.loading.sources import disk, resumed
-from inference.loading.sources.cached import list_cached
+from inference.loading.sources import disk
+from inference.loading.sources import hub as hub_module
+from inference.loading.sources.cached import list_cached, partial_of
 from inference.loading.sources.files import TEXT_FILES, ModelFiles
 from inference.loading.sources.hub_sources import HubSource, hub_cache_dir, repository_dir
 from inference.loading.sources.huggingface import Repository
-from inference.loading.sources.resumed import partial_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
@@ -249,7 +249,7 @@ def continued(slow_hub: FakeHub, folder: Path, content: bytes, change: Change) -
     change(partial_of(target))
     slow_hub.ranges.clear()
     url, sha256 = f"{slow_hub.url}/org/tiny/resolve/main/x-Q4_0.gguf", target.name
-    resumed.transfer(url, target, num_bytes=len(WEIGHTS), headers={}, sha256=sha256)
+    hub_module.transfer(url, target, num_bytes=len(WEIGHTS), headers={}, sha256=sha256)
     assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
     return [wanted for _, wanted in slow_hub.ranges]
 
@@ -278,7 +278,7 @@ def test_a_file_too_large_for_one_answer_continues_in_pieces(
     num_pieces: int,
 ) -> None:
     """What is damaged comes anew, once."""
-    monkeypatch.setattr(resumed, "PIECE_BYTES", 400_000)
+    monkeypatch.setattr(hub_module, "PIECE_BYTES", 400_000)
     ranges = continued(slow_hub, tmp_path, WEIGHTS[:615_000], change)
     rest = ["bytes=615000-1014999", "bytes=1015000-1414999", "bytes=1415000-1499999"]
     assert (ranges[:3], len(ranges)) == (rest, num_pieces)

@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from inference.loading.gguf.tokenizer_files import original_of
 from inference.loading.sources import disk, fetch
-from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
+from inference.loading.sources.cached import (
+    PendingFile,
+    cached_directory,
+    delete_cached,
+    list_cached,
+    pending_add,
+)
 from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.fetch import Fetched, FetchFailed, FetchOrder
 from inference.loading.sources.files import ModelFiles
@@ -24,13 +29,13 @@ from inference.loading.sources.hub_sources import (
     hub_schemes,
     repository_dir,
 )
-from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.loading.sources.sources import (
     fetch_files,
     fetch_tokenizer,
     hub_identity,
     parse_source,
 )
+from inference.loading.tokenizer_files import original_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (

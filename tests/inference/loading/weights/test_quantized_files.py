@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from inference.loading.config.hub_config import read_directory_config
-from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.hub_config import read_directory_config
 from inference.loading.weights.quantized_files import (
     CHUNK_WEIGHTS,
     QuantizedFiles,
     check_quantization,
     quantize,
 )
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.layers import linear
 from inference.models.layers.linear import QuantizedLinear
 from inference.models.stored_weights import DenseWeight, GroupedWeight

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from inference.engine.ranks.lead import follower_spec
 from inference.engine.stages.stage_specs import check_divided
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.experts import by_expert
+from inference.loading.weights.named_files import by_expert
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import check_architecture, family_of
 from inference.models.registry import build_model
 from inference.protocol.load import LoadSpec

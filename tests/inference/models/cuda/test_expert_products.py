@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from inference.loading.formats import format_of
-from inference.loading.safetensors.packed_files import PackedFiles
-from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.experts import by_expert
+from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
+from inference.loading.weights.packed_files import PackedFiles
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.cuda.experts import (
     UnlikeExpertsError,
     chosen_tile_rows,

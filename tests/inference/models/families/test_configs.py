@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from inference.loading.config.hub_config import parse_config
+from inference.loading.hub_config import parse_config
 from inference.models.families.family import Family
 from inference.models.families.gemma import layer_kv
 from inference.models.families.registry import (

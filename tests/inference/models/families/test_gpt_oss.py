@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference.loading.weights.experts import unpacked
+from inference.loading.weights.named_files import unpacked
 from inference.models.registry import unsupported_reason
 from inference.models.stored_weights import GroupedWeight
 from inference.protocol.load_errors import BadFileError

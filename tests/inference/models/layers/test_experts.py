@@ -23,9 +23,9 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.experts import by_expert
+from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
+from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import (
     Routes,

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from inference.loading.config.hub_config import parse_config
+from inference.loading.hub_config import parse_config
 from inference.models.families.transformers_types import CACHED_TYPES, NESTED_TYPES, PAGED_TYPES
 from inference.models.registry import build_model
 from inference.models.transformers_backend.cached_model import CachedModel

@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inference.engine.load.load_engine import load_engine
-from inference.loading.config.hub_config import parse_config
-from inference.loading.embedding.embedding_config import check_directory_config
+from inference.loading.hub_config import check_directory_config, parse_config
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.registry import FAMILIES, check_architecture
 from inference.models.families.transformers_types import (

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from inference.loading.costs.read_costs import read_costs
 from inference.loading.described import DescribedModel, describe_model
 from inference.loading.file_check import FileCheckOrder, check
+from inference.loading.read_costs import read_costs
 from inference.loading.sources.sources import path_files
 from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 from inference.protocol.load import LoadSpec

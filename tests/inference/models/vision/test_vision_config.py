@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inference.loading.config.hub_config import parse_config, read_directory_config
+from inference.loading.hub_config import parse_config, read_directory_config
 from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
 from inference.models.families.tower import with_pixels

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from inference.neuron.errors import engine_crashed
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable, SequenceOutput
-from inference.neuron.text.answers import Answer
+from inference.neuron.text.answers import Answer, EmbeddingAnswer
 from inference.neuron.text.choice_events import Choice
-from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -32,8 +31,8 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
-from inference.text.answers.choice_text import ChoiceText
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.choice_text import ChoiceText
+from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import RecordingEngine, submit_of
 

@@ -17,7 +17,7 @@ from msgspec import structs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.neuron.process.redis_client import connect
+from inference.neuron.name_lease import connect
 from inference.neuron.requests import requests
 from inference.neuron.requests.requests import Inbox
 from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
@@ -150,7 +150,7 @@ def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:
 DIES = """
 import os, signal, sys
 from inference.neuron.requests.starter import PreparingMarks
-from inference.neuron.process.redis_client import connect
+from inference.neuron.name_lease import connect
 marks = PreparingMarks(connect(sys.argv[1]), neuron="n1", epoch="e1")
 marks.keep(0.0)
 marks.begin("done")

@@ -28,9 +28,9 @@ from inference.protocol.events import (
     ToolCallStarted,
 )
 from inference.protocol.sampling import TokenLogprob
-from inference.text.answers.choice_text import ChoiceText
-from inference.text.answers.reasoning import find_markers
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.choice_text import ChoiceText
+from inference.text.reasoning import find_markers
+from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls
 

@@ -14,9 +14,8 @@ import pytest
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.request_table import sequence_id
-from inference.neuron.text.embeddings import (
-    EmbeddingAnswer,
-    cosines,
+from inference.neuron.text.answers import EmbeddingAnswer, cosines
+from inference.neuron.text.inputs import (
     prepare_embedding,
     prepare_scoring,
 )

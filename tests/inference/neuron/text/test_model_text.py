@@ -18,7 +18,7 @@ from inference.protocol.engine import SequenceCancelled, SequenceStep
 from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Finished, Traced
 from inference.protocol.generation import TextInput, ToolDefinition
 from inference.settings.neuron import ACCOUNTS
-from inference.text.answers.phrases import SPOKEN
+from inference.text.phrases import SPOKEN
 from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import (

@@ -35,7 +35,7 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.pool import WorkerPool
 from inference.sandbox.work import perform
-from inference.text.answers.parts import CallArguments, CallStarted
+from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.requests import RedisImageReader
+from inference.neuron.text.inputs import count_tokens, tokenized
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompt_images import PlacedImage, placed, sequence_images
 from inference.neuron.text.prompts import Prepared
-from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.events import Failure, Finished
 from inference.protocol.generation import (
     ChatInput,

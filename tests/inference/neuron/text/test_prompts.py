@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.text import tokenize
+from inference.neuron.text import inputs
 from inference.neuron.text.answers import echo_of
+from inference.neuron.text.inputs import count_tokens, tokenized
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget, used_sampling
 from inference.neuron.text.prompts import (
@@ -24,7 +25,6 @@ from inference.neuron.text.prompts import (
     prepare,
     shortened,
 )
-from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.events import Tokenized, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
@@ -38,8 +38,8 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import ThinkingLimit
-from inference.text.answers import phrases
-from inference.text.tokens.tokenizer import MAX_BYTES_PER_TOKEN
+from inference.text import phrases
+from inference.text.tokenizer import MAX_BYTES_PER_TOKEN
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import (
     OPENS,
@@ -102,7 +102,7 @@ def test_tokens_are_those_that_the_prompt_is_answered_with(
     with pytest.raises(RequestRefusedError) as refused:
         _tokenized(byte_level_dir, TokensInput(prompts=[[10**6]]))
     assert refused.value.failure.code == "bad_token_id"
-    monkeypatch.setattr(tokenize, "MAX_RETURNED_TOKENS", 2)
+    monkeypatch.setattr(inputs, "MAX_RETURNED_TOKENS", 2)
     with pytest.raises(RequestRefusedError, match="at most 2"):
         _tokenized(byte_level_dir, TextInput(texts=["The cat sat on the mat"]))
 

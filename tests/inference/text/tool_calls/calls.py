@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
 from inference.text.tool_calls import FORMATS as FORMATS
 from inference.text.tool_calls import json_formats as js
-from inference.text.tool_calls.call_parser import CallFormat
+from inference.text.tool_calls.call_parser import (
+    CallArguments,
+    CallFormat,
+    CallStarted,
+    Part,
+    TextPart,
+)
 from inference.text.tool_calls.tag_formats import DSML
 
 

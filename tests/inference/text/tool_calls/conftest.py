@@ -9,7 +9,7 @@ import tokenizers
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import json_formats as js
 from inference.text.tool_calls.tag_formats import DSML
 

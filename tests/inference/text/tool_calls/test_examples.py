@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted
+from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.tag_formats import DSML, TagFormat
 from tests.cases import each_case
 from tests.inference.text.tool_calls import json_examples, tag_examples

@@ -1,1 +1,0 @@
-"""Configs of models, read from their files and checked."""

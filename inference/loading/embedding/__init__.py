@@ -1,1 +1,0 @@
-"""Embedding models: what their files hold, and how they are opened."""

@@ -1,1 +1,0 @@
-"""This host: its devices, their readings, and its problems."""

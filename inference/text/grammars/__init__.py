@@ -1,1 +1,0 @@
-"""Grammars that an engine's answer follows."""

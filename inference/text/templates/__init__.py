@@ -1,1 +1,0 @@
-"""Conversations to prompts, by a model's chat template."""

@@ -1,0 +1,199 @@
+"""Numbers that a grammar allows are those that its schema allows, compared as decimals; a number
+that cannot be enforced exactly is refused at its place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from inference.text.errors import SchemaError
+from inference.text.grammars import grammar_text, json_part
+from inference.text.schema_check import checked_schema
+from tests.cases import each_case
+
+EXACTLY = Context(prec=700)
+PREFERRED = ("", ".eE-0", "0123456789", "eE+0123456789")
+COMPARISONS = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+    "multipleOf": lambda value, bound: EXACTLY.remainder(value, bound) == 0,
+    "const": lambda value, constant: value == constant,
+}
+
+
+def _decimal(number: int | float) -> Decimal:
+    return Decimal(repr(number))
+
+
+def _matches(schema: dict[str, Any], value: Decimal) -> bool:
+    types = schema.get("type", "number")
+    if types == "integer" and value != value.to_integral_value(context=EXACTLY):
+        return False
+    return (
+        all(
+            COMPARISONS[keyword](value, _decimal(bound))
+            for keyword, bound in schema.items()
+            if keyword in COMPARISONS
+        )
+        and ("enum" not in schema or value in map(_decimal, schema["enum"]))
+        and all(_matches(option, value) for option in schema.get("allOf", ()))
+        and ("anyOf" not in schema or any(_matches(option, value) for option in schema["anyOf"]))
+    )
+
+
+def _check(schema: dict[str, Any], *, seed: int = 1, num_walks: int = 15) -> None:
+    enforced = checked_schema(schema)
+    for preferred in PREFERRED:
+        for answer in answers(enforced, seed=seed, num_walks=num_walks, preferred=preferred):
+            if not answer or answer[0] not in "-0123456789":
+                continue  # no number: the schema's bounds do not concern it
+            exponent = answer.lower().partition("e")[2]
+            assert len(exponent) <= 3 or not schema.keys() & COMPARISONS.keys(), answer
+            if len(exponent) <= 3:
+                assert _matches(schema, Decimal(answer)), answer
+
+
+@each_case(
+    "schema",
+    [
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.062},
+        {"type": "number", "minimum": -0.99, "exclusiveMaximum": 0.0},
+        {"type": "number", "allOf": [{"exclusiveMinimum": -0.0}, {"maximum": 0.1}]},
+        {"type": "number", "minimum": -5.5, "exclusiveMaximum": -5},
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1},
+        {"type": ["integer", "number"], "maximum": -11},
+        {"type": ["integer", "number"], "enum": [-57000000000000.0, 0.5, 10, 0]},
+        {"type": "number", "multipleOf": 0.01, "minimum": -3.14, "maximum": 1e6},
+        {"type": "number", "multipleOf": 1000, "minimum": -8765432109876543},
+        {"type": "integer", "multipleOf": 7, "exclusiveMaximum": 0},
+        {"const": -0.0},
+    ],
+)
+def test_answers_are_within_the_bounds(schema: dict[str, Any]) -> None:
+    _check(schema, num_walks=40)
+
+
+@each_case(
+    ("schema", "path"),
+    [
+        ({"type": "integer", "minimum": 1e20, "maximum": 1e21}, "S.minimum"),
+        ({"type": "number", "minimum": 10**20}, "S.minimum"),
+        ({"type": "integer", "maximum": 1e20}, "S.maximum"),
+        ({"type": "integer", "minimum": -(2**63)}, "S.minimum"),
+        ({"type": "number", "maximum": 2**63 - 1}, "S.maximum"),
+        ({"properties": {"x": {"type": "integer", "const": 1e20}}}, "S.properties.x.const"),
+        ({"const": -(2**63)}, "S.const"),
+        ({"const": {"a": [-(2**63) + 1]}}, "S.const.a[0]"),
+        ({"enum": [1, 100000000000000001]}, "S.enum[1]"),
+        ({"enum": [13.644796474277825]}, "S.enum[0]"),
+        ({"minimum": float("inf")}, "S.minimum"),
+        ({"multipleOf": 1000003}, "S.multipleOf"),
+        ({"multipleOf": 9990, "minimum": 1}, "S.multipleOf"),
+        ({"type": "number", "multipleOf": 1.2e-8}, "S.multipleOf"),
+        ({"items": {"allOf": [{"multipleOf": 101}, {"multipleOf": 97}]}}, "S.items"),
+        ({"multipleOf": 7, "enum": [3, 14]}, "S"),
+        ({"nullable": True, "allOf": [{"minimum": 1e30}]}, "S.allOf[0].minimum"),
+        (
+            {"items": {"nullable": True, "allOf": [{"minimum": 1e30}]}},
+            "S.items.allOf[0].minimum",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_enforced(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+
+
+NUMBERS = (
+    st.integers(-20, 20)
+    | st.decimals(-20, 20, places=3).map(float)
+    | st.sampled_from([0.0, -0.0, 0.1, 99, 100, 9.999, 1e3, 1e17, -1e15, 2**53, 1e-7, -2.5e-6])
+)
+LIMITS = {
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS),
+    "multipleOf": st.sampled_from([0.01, 0.5, 1, 2.5, 3, 7, 1.25, 100]),
+    "enum": st.lists(NUMBERS, min_size=1, max_size=3),
+    "const": NUMBERS,
+}
+TYPES = st.sampled_from(["integer", "number"])
+LIMITED = st.fixed_dictionaries({}, optional={"type": TYPES, **LIMITS})
+SCHEMAS = st.fixed_dictionaries(
+    {"type": TYPES},
+    optional={
+        **LIMITS,
+        "allOf": st.lists(LIMITED, min_size=1, max_size=2),
+        "anyOf": st.lists(LIMITED, min_size=1, max_size=2),
+    },
+).filter(lambda schema: "anyOf" not in schema or "multipleOf" not in str(schema))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schema=SCHEMAS, seed=st.integers(0, 1000))
+def test_any_numbers_that_are_accepted_are_enforced(schema: dict[str, Any], seed: int) -> None:
+    try:
+        _check(schema, seed=seed, num_walks=3)
+    except SchemaError:
+        return
+
+
+END = 256
+
+
+class _Bytes:
+    eos_token_id = END
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(END)), b"<end>")
+    special_token_ids = (END,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def answers(
+    schema: Any, *, seed: int, num_walks: int, max_bytes: int = 60, preferred: str = ""
+) -> Iterator[str]:
+    """Returns those of ``num_walks`` answers that end within ``max_bytes``. ``preferred``
+    characters are chosen more often."""
+    matcher = LLMatcher(TOKENIZER, grammar_text([json_part(schema)]))
+    assert not matcher.is_error(), matcher.get_error()
+    chosen = random.Random(seed)
+    for _ in range(num_walks):
+        answer = _walk(matcher.deep_copy(), chosen, max_bytes, preferred.encode())
+        if answer is not None:
+            yield answer.decode()
+
+
+def _walk(
+    matcher: LLMatcher, chosen: random.Random, max_bytes: int, preferred: bytes
+) -> bytes | None:
+    answer = bytearray()
+    mask = allocate_token_bitmask(1, END + 1)
+    while len(answer) < max_bytes and not matcher.is_stopped():
+        fill_next_token_bitmask(matcher, mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        tokens = [int(token) for token in allowed if token < 128]
+        if END in allowed and (not tokens or chosen.random() < 0.15):
+            return bytes(answer)
+        liked = [token for token in tokens if token in preferred]
+        token = chosen.choice(liked if liked and chosen.random() < 0.6 else tokens)
+        assert matcher.consume_token(token), matcher.get_error()
+        answer.append(token)
+    return bytes(answer) if matcher.is_stopped() and not matcher.is_error() else None
