@@ -43,6 +43,13 @@ from inference.models.families.decoder_tensors import PREDICTOR
 from inference.models.families.family import Family
 from inference.models.families.registry import family_of
 from inference.models.families.tower import FRAME_AXIS, PATCH_KERNEL, TOWER
+from inference.models.stored_weights import (
+    GROUP_FEATURES,
+    TWICE_THE_MXFP4_VALUES,
+    GroupedWeight,
+    StoredWeight,
+    written_out,
+)
 from inference.protocol.load_errors import (
     BadFileError,
     MissingTensorError,
