@@ -34,7 +34,7 @@ from fleet.overview.lines import (
     NeuronLine,
     ReplicaLine,
 )
-from fleet.placement.devices.needs import Needs
+from fleet.placement.needs import Needs
 from fleet.placement.returning import Devices, is_large_enough, why_unmet
 from fleet.services.hosts.neurons import models_to_restore
 from inference.protocol.downloads import CacheReport

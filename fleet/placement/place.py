@@ -14,6 +14,14 @@
     its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
 
+Models evicted for a load move to free memory elsewhere, without another eviction.
+
+    free memory in pieces:  a [ old 10 | free 6 ]   b [ free 12 ]      new needs 14
+    the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is evicted
+
+Busy and pinned models never move, nor those that can sleep in place, or that another neuron has as
+well. Evictions prefer models that can move (``FleetCapacity``).
+
 Of several ready replicas a request goes to the one of its conversation.
 
     hint ─▶ rendezvous: the replica that this conversation's prefix belongs to, unless it is over
@@ -33,20 +41,20 @@ from dataclasses import dataclass, replace
 from fleet.catalogue import CatalogueEntry
 from fleet.live.load_estimates import load_estimate
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
-from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.room import (
+from fleet.placement.capacity import HELD, Catalogue, idle_age_s, may_sleep
+from fleet.placement.decisions import Decision, Load, Reject, Route, Wait, with_load
+from fleet.placement.failures import retry_in_s
+from fleet.placement.held_stages import stage_failed, stages_under_way
+from fleet.placement.leaving import taking_requests
+from fleet.placement.refusals import never_loads, refuse
+from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
+from fleet.placement.room import (
     WAKE_AGAIN_S,
     Room,
     find_room,
     has_just_failed,
     reachable,
 )
-from fleet.placement.failures import retry_in_s
-from fleet.placement.held_stages import stage_failed, stages_under_way
-from fleet.placement.leaving import taking_requests
-from fleet.placement.refusals import never_loads, refuse
-from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0
@@ -83,7 +91,7 @@ def place(
     if room.failed.everywhere is not None:
         return never_loads(entry, room.failed.everywhere)
     if room.candidate is not None:
-        return load_decision(entry, room.candidate)
+        return room.candidate.load(entry.name)
     if draining:
         return _wait(entry, min(draining, key=_soonest))
     if (waits := _wait_for_room(entry, room)) is not None:
@@ -106,7 +114,7 @@ def place_on(
     """Ignores earlier failures: the operator chose the neuron."""
     room = find_room(entry, snapshot, catalogue, only=neuron.name, tries_again=True)
     if room.candidate is not None:
-        return load_decision(entry, room.candidate)
+        return room.candidate.load(entry.name)
     return refuse(room, snapshot, only=neuron.name)
 
 
@@ -139,17 +147,6 @@ def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaV
         digest = entry.spec_digest()
         serving = [replica for replica in serving if replica.spec_digest == digest] or serving
     return serving
-
-
-def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
-    return Load(
-        neuron=candidate.neuron,
-        model=entry.name,
-        devices=candidate.devices,
-        stages=candidate.stages,
-        predicted_tokens_per_s=candidate.predicted_tokens_per_s,
-        evict=candidate.evict,
-    )
 
 
 def _with_status(
@@ -226,6 +223,48 @@ def _wait_for_drain(
         eta_s=host.returns_in_s,
         is_for_drain=True,
     )
+
+
+def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
+    """The loads elsewhere of models evicted for ``load``; each takes the earlier ones into account.
+    None evicts. One on the same neuron, on another device of it, begins once the model is
+    unloaded."""
+    entry = catalogue.get(load.model)
+    if entry is None or snapshot.neuron(load.neuron) is None:
+        return ()
+    expected = with_load(snapshot, load, entry)
+    moves: list[Load] = []
+    for neuron_name, model in load.evictions:
+        moved, neuron = catalogue.get(model), snapshot.neuron(neuron_name)
+        if moved is None or neuron is None or not _is_worth_moving(moved, neuron, expected):
+            continue
+        held = {replica.neuron for replica in expected.replicas_of(model)}
+        room = find_room(moved, expected, catalogue, excluded=held, may_evict=False)
+        if room.candidate is None:
+            continue
+        move = room.candidate.load(moved.name)
+        if not (move.neuron == neuron_name and {*move.devices} & _devices_on(load, neuron_name)):
+            moves.append(move)
+            expected = with_load(expected, move, moved)
+    return tuple(moves)
+
+
+def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetSnapshot) -> bool:
+    """``neuron``: before the eviction."""
+    replica = neuron.replica_of(moved.name)
+    if replica is None or replica.status is not ReplicaStatus.READY:
+        return False
+    if idle_age_s(replica) is None or moved.effective_min_replicas > 0:
+        return False
+    is_elsewhere = any(other.status in HELD for other in expected.replicas_of(moved.name))
+    return not is_elsewhere and not may_sleep(replica, neuron)
+
+
+def _devices_on(load: Load, neuron: str) -> set[str]:
+    """The load's devices there: a model of unknown size would move back to them."""
+    if neuron == load.neuron:
+        return {*load.devices}
+    return {stage.device for stage in load.stages if stage.neuron == neuron}
 
 
 BALANCE = 1.25

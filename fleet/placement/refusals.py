@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.placement.capacity import DeviceCapacity
 from fleet.placement.decisions import Reject
-from fleet.placement.devices.capacity import DeviceCapacity
-from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.room import Room
-from fleet.placement.devices.staged import Division, why_not_divided
+from fleet.placement.division import Division, why_not_divided
 from fleet.placement.failures import LOCAL_SOURCE, retry_in_s
+from fleet.placement.needs import Needs
 from fleet.placement.returning import (
     Devices,
     UnavailableHost,
@@ -20,7 +19,8 @@ from fleet.placement.returning import (
     unavailable_hosts,
     why_unmet,
 )
-from fleet.placement.stages.planning import StageRefusal
+from fleet.placement.room import Room
+from fleet.placement.stage_plans import StageRefusal
 from inference.protocol.load_progress import SUGGESTIONS
 from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 

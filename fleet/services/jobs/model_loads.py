@@ -3,7 +3,7 @@ as placement decided in a gateway or in the control plane.
 
 Loads are started one at a time for each model: two gateways may decide on snapshots that differ by
 a heartbeat, and choose different neurons. So the model's row is locked while its active loads are
-read. Evicted models move to free memory (``fleet.placement.devices.moves``); both jobs' notes name
+read. Evicted models move to free memory (``fleet.placement.place``); both jobs' notes name
 it.
 """
 
@@ -37,13 +37,12 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load, Reject, Route, Wait, place
-from fleet.placement.devices.capacity import REPLACEABLE, may_sleep
-from fleet.placement.devices.moves import moves_for
-from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.staged import held_stages, why_not_divided
+from fleet.placement.capacity import REPLACEABLE, may_sleep
+from fleet.placement.division import held_stages, why_not_divided
 from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on
-from fleet.placement.place import place_on
+from fleet.placement.needs import Needs
+from fleet.placement.place import moves_for, place_on
 from fleet.services.hosts.neurons import neuron_models_to_restore_add, reporting_neuron
 from fleet.services.jobs.load_jobs import (
     check_not_kept,

@@ -20,7 +20,7 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.models import LoadJob, Replica
 from fleet.placement import Load, Route, Wait, place
-from fleet.placement.devices.staged import held_stages
+from fleet.placement.division import held_stages
 from fleet.placement.held_stages import stage_neurons
 from fleet.services.hosts.neurons import reporting_neuron
 from fleet.services.jobs.load_jobs import decided_load_start

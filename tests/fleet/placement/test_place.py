@@ -13,11 +13,10 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Wait, place
-from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
-from fleet.placement.devices.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, Needs
+from fleet.placement.capacity import MIN_TIME_SLICE_S
 from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
+from fleet.placement.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, WANTED_CONTEXTS, Needs
 from fleet.placement.refusals import SUGGESTION
-from fleet.placement.stages.devices import WANTED_CONTEXTS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case

@@ -20,11 +20,17 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import KnownDevice
 from fleet.live.snapshot import ReplicaView
-from fleet.placement.devices.candidates import Clearing, PlacementCandidate, cleared, freed_by
-from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate, FleetCapacity
-from fleet.placement.devices.needs import Needs
-from fleet.placement.stages.devices import BY_KIND, LEAST_TOKENS, StageDevice, speed_of
-from fleet.placement.stages.planning import (
+from fleet.placement.capacity import (
+    Clearing,
+    DeviceCapacity,
+    EvictionCandidate,
+    FleetCapacity,
+    cleared,
+    freed_by,
+)
+from fleet.placement.decisions import PlacementCandidate
+from fleet.placement.needs import BY_KIND, LEAST_TOKENS, Needs, StageDevice, speed_of
+from fleet.placement.stage_plans import (
     KV_TOKENS_TRIED,
     Spread,
     StagePlan,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from fleet.placement.stages.devices import (
+from fleet.placement.needs import (
     BLOCK_TOKENS,
     GB,
     LEAST_TOKENS,

@@ -1,30 +1,39 @@
-"""Finds where a model could be loaded now, or after time slices. Pure.
+"""Finds where a model could be loaded now, or after time slices: with free memory, or with memory
+that evictions free. Pure.
 
 sleeping ─▶ it wakes where it sleeps                                      ─┐
 else     ─▶ whole: cards before processors, so that a model that a card    ├─▶ on free memory,
             could hold after a wait does not go to a processor at once     │   on that of idle
-else     ─▶ divided, where no device could hold it (``devices.staged``)   ─┘   ones, on later
+else     ─▶ divided, where no device could hold it (``division``)         ─┘   ones, on later
+
+A replica that spans devices needs its part on each, all on one neuron. One that sleeps wakes on its
+own devices only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
-from fleet.placement.decisions import Catalogue
-from fleet.placement.devices.candidates import (
+from fleet.placement.capacity import (
+    Catalogue,
     Clearing,
-    PlacementCandidate,
-    waking_candidate,
-    whole_candidate,
+    DeviceCapacity,
+    EvictionCandidate,
+    FleetCapacity,
+    capacity_of,
+    cleared,
+    devices_of,
+    waking_bytes,
 )
-from fleet.placement.devices.capacity import FleetCapacity, capacity_of
-from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.staged import Division, to_weigh
+from fleet.placement.decisions import PlacementCandidate
+from fleet.placement.division import Division, to_weigh
 from fleet.placement.failures import NONE_FAILED, FailedLoads, failed_loads, with_reported_costs
 from fleet.placement.held_stages import failing_stages
+from fleet.placement.needs import Needs
 from fleet.placement.returning import is_large_enough
 from inference.protocol.heartbeat import ReplicaStatus
 
@@ -108,6 +117,113 @@ def _divided(room: Room, division: Division, excluded: Collection[str], *, may_e
         return replace(room, candidate=candidate)
     later = division.candidate(excluded, Clearing.IN_USE)
     return replace(room, after_time_slices=later, division=division)
+
+
+def whole_candidate(
+    needs: Needs,
+    kind: DeviceKind,
+    by_neuron: Mapping[str, Sequence[DeviceCapacity]],
+    clearing: Clearing,
+) -> PlacementCandidate | None:
+    """The neuron where it is soonest and least is lost; of free ones, the fullest devices with all
+    the wanted memory (context and sequences), else those with most."""
+    found = [
+        one
+        for neuron, devices in by_neuron.items()
+        if (one := _on_neuron(needs, kind, neuron, devices, clearing)) is not None
+    ]
+    best = min(found, key=lambda one: (one[0].rank, *one[1], one[0].neuron), default=None)
+    return best and best[0]
+
+
+def _on_neuron(
+    needs: Needs,
+    kind: DeviceKind,
+    neuron: str,
+    devices: Sequence[DeviceCapacity],
+    clearing: Clearing,
+) -> tuple[PlacementCandidate, tuple[bool, int]] | None:
+    """The candidate on the neuron's best devices, and the snugness of the worst of these. A model
+    of unknown size evicts no replica: whether that makes room would be unknown."""
+    each = needs.device_bytes(neuron, kind)
+    if each is None and clearing is not Clearing.NOTHING:
+        return None
+    options = []
+    for device in devices:
+        if device.info.total_memory_bytes < needs.least_total_bytes:
+            continue
+        if (found := cleared(device, needs.entry, each or 0, clearing)) is not None:
+            alone = PlacementCandidate(neuron, (device.name,), each, *found)
+            snugness = _snugness(needs, device.free_bytes(needs.entry.name), each)
+            options.append((alone.rank, snugness, device.name, alone))
+    if len(options) < needs.num_devices:
+        return None
+    best = sorted(options, key=lambda option: option[:3])[: needs.num_devices]
+    evicted = {one.replica.model: one for *_, alone in best for one in alone.evicted}
+    candidate = PlacementCandidate(
+        neuron,
+        tuple(sorted(name for _, _, name, _ in best)),
+        each,
+        tuple(evicted.values()),
+        is_promised=any(alone.is_promised for *_, alone in best),
+    )
+    return candidate, best[-1][1]
+
+
+def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
+    """Orders devices; less is better. Those with all the wanted memory come first, the fullest
+    before the others, so that large ones stay free for large models; of those with less, the one
+    with most. A model of unknown size tries that first."""
+    if needed_bytes is None:
+        return (False, -free_bytes)
+    is_tight = free_bytes < needs.wanted_bytes(needed_bytes)
+    return (is_tight, -free_bytes if is_tight else free_bytes)
+
+
+def waking_candidate(
+    entry: CatalogueEntry,
+    sleeping: Sequence[ReplicaView],
+    capacity: FleetCapacity,
+    kind: DeviceKind,
+    clearing: Clearing,
+) -> PlacementCandidate | None:
+    """The neuron on which the sleeping model could wake soonest. One divided over cards and
+    processors counts as one on cards."""
+    found = (_waking_on(entry, replica, capacity, kind, clearing) for replica in sleeping)
+    fitting = [one for one in found if one is not None]
+    return min(fitting, key=lambda one: (one.rank, one.neuron), default=None)
+
+
+def _waking_on(
+    entry: CatalogueEntry,
+    replica: ReplicaView,
+    capacity: FleetCapacity,
+    kind: DeviceKind,
+    clearing: Clearing,
+) -> PlacementCandidate | None:
+    here = [
+        device
+        for by_name in capacity.by_kind.values()
+        for device in by_name.get(replica.neuron, ())
+    ]
+    names = devices_of(replica, here[0].neuron) if here else ()
+    devices = [device for device in here if device.name in names]
+    on_cards = any(device.info.kind == "cuda" for device in devices)
+    if len(devices) < max(1, len(names)) or on_cards != (kind == "cuda"):
+        return None
+    evicted: dict[str, EvictionCandidate] = {}
+    is_promised = False
+    for device in devices:
+        needed_bytes = waking_bytes(replica, device.name)
+        found = cleared(device, entry, needed_bytes, clearing, leaves_itself=False)
+        if found is None:
+            return None
+        evicted |= {one.replica.model: one for one in found[0]}
+        is_promised |= found[1]
+    largest = max(waking_bytes(replica, device.name) for device in devices)
+    return PlacementCandidate(
+        replica.neuron, tuple(sorted(names)), largest, tuple(evicted.values()), is_promised
+    )
 
 
 def reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:

@@ -1,7 +1,9 @@
-"""The devices of a snapshot: free memory, and replicas that may be evicted or can sleep. Pure.
+"""The devices of a snapshot: free memory, replicas that may be evicted or can sleep, and the
+evictions that make room. Pure.
 
     FleetSnapshot, Catalogue ──FleetCapacity──▶ DeviceCapacity* ▷ EvictionCandidate*
-                                                                     least valuable first
+                                                   │                 least valuable first
+                                                   └──cleared──▶ the evictions for a need
 
 A sleeping replica uses almost no device memory, and keeps its weights in the host's memory. Waking
 it counts as a load of a fraction of the cost.
@@ -14,13 +16,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement.decisions import Catalogue
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
+Catalogue = Mapping[str, CatalogueEntry]
+"""Every enabled model by its name, for the priorities of evictable models."""
 IDLE_TIME_SLICE_S = 5.0
 """How long a ready replica stays even if it is unused: the requests for its load are on their way.
 Two models that displace each other each stay at least this long."""
@@ -289,3 +293,66 @@ def stays_s(replica: ReplicaView) -> float:
 
 def _value(evictable: EvictionCandidate) -> tuple[int, bool, float, str]:
     return (evictable.priority, not evictable.is_idle, evictable.loss, evictable.replica.model)
+
+
+Evicted = tuple[EvictionCandidate, ...]
+
+
+class Clearing(Enum):
+    """Which replicas leave for a model: none, idle ones now, or also those in use, after their time
+    slices. Replicas of a higher priority never do."""
+
+    NOTHING = auto()
+    IDLE = auto()
+    IN_USE = auto()
+
+
+def freed_by(
+    clearing: Clearing, entry: CatalogueEntry, device: DeviceCapacity, *, leaves_itself: bool = True
+) -> list[EvictionCandidate]:
+    """The replicas that may leave the device, the least valuable first."""
+    return [
+        one
+        for one in device.evictables
+        if clearing is not Clearing.NOTHING
+        and (clearing is Clearing.IN_USE or one.goes_now)
+        and one.priority <= entry.effective_priority
+        and (leaves_itself or one.replica.model != entry.name)
+    ]
+
+
+def cleared(
+    device: DeviceCapacity,
+    entry: CatalogueEntry,
+    needed_bytes: int,
+    clearing: Clearing,
+    *,
+    leaves_itself: bool = True,
+) -> tuple[Evicted, bool] | None:
+    """The evictions that make room, and whether that room is promised to another model; ``None``:
+    all together are not enough."""
+    evictables = freed_by(clearing, entry, device, leaves_itself=leaves_itself)
+    evicted = evictions_for(needed_bytes - device.free_bytes(entry.name), evictables)
+    if evicted is not None or clearing is not Clearing.IN_USE:
+        return None if evicted is None else (evicted, False)
+    evicted = evictions_for(needed_bytes - device.info.free_memory_bytes, evictables)
+    return None if evicted is None else (evicted, True)
+
+
+def evictions_for(lacking_bytes: int, evictables: Sequence[EvictionCandidate]) -> Evicted | None:
+    """The least valuable replicas that free enough, without superfluous ones."""
+    chosen: list[EvictionCandidate] = []
+    freed = 0
+    for evictable in evictables:
+        if freed >= lacking_bytes:
+            break
+        if evictable.freed_bytes > 0:
+            chosen.append(evictable)
+            freed += evictable.freed_bytes
+    if freed < lacking_bytes:
+        return None
+    for evictable in reversed(chosen[:-1]):
+        if freed - evictable.freed_bytes >= lacking_bytes:
+            chosen.remove(evictable)
+            freed -= evictable.freed_bytes
+    return tuple(chosen)
