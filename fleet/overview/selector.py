@@ -36,7 +36,7 @@ from fleet.overview.lines import (
 )
 from fleet.placement.needs import Needs
 from fleet.placement.returning import Devices, is_large_enough, why_unmet
-from fleet.services.hosts.neurons import models_to_restore
+from fleet.services.neurons import models_to_restore
 from inference.protocol.downloads import CacheReport
 from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.refusals import Refused

@@ -80,7 +80,7 @@ def has_keys() -> bool:
 def default_model_entry() -> CatalogueEntry | None:
     """``None``: an operator has disabled or deleted it. Raises ``BootstrapError``."""
     from fleet import selectors
-    from fleet.services.offers.catalogue import DEFAULT_MODEL_NAME
+    from fleet.services.catalogue import DEFAULT_MODEL_NAME
 
     with _database():
         return selectors.catalogue_find(DEFAULT_MODEL_NAME)

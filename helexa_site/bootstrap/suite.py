@@ -77,7 +77,7 @@ def default_model_spec() -> LoadSpec:
     import django
 
     django.setup()
-    from fleet.services.offers import catalogue
+    from fleet.services import catalogue
 
     return LoadSpec(
         job_id="test",

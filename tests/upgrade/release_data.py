@@ -20,8 +20,8 @@ import fleet.services as fleet_services
 import metering.services as metering_services
 from fleet import neuron_client
 from fleet.models import Download, Neuron
-from fleet.services.offers.catalogue import alias_create, catalogue_model_create
-from fleet.services.offers.upstreams import upstream_create, upstream_discovered
+from fleet.services.catalogue import alias_create, catalogue_model_create
+from fleet.services.upstreams import upstream_create, upstream_discovered
 from fleet.upstreams.discovery import KnownModel
 from helexa_site.backup.files_and_secrets import files_dir
 from inference.batches import services as batches

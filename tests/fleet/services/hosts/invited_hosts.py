@@ -9,7 +9,7 @@ import redis
 
 from fleet import services
 from fleet.live import reading as live
-from fleet.services.hosts import invitations
+from fleet.services import invitations
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 

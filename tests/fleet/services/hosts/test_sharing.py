@@ -22,7 +22,7 @@ from fleet.errors import InvitationError, UnknownNeuronError
 from fleet.live import reading as live
 from fleet.live.desired_state import decode_desired_states
 from fleet.models import FleetPolicy, Invitation, NeuronWish
-from fleet.services.hosts import invitations
+from fleet.services import invitations
 from helexa_site.bootstrap.arguments import ServeOptions
 from helexa_site.bootstrap.redis_server import URL_FILE
 from helexa_site.bootstrap.serve import with_kept_share

@@ -27,8 +27,8 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, Download, Neuron
-from fleet.services.jobs import downloads
-from fleet.services.jobs.downloads import download_neuron
+from fleet.services import downloads
+from fleet.services.downloads import download_neuron
 from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
 from inference.protocol.downloads import encode_cache_report
 from inference.protocol.keys import downloads_key

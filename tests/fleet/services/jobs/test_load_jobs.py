@@ -24,7 +24,7 @@ from fleet.live.load_orders import load_orders
 from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, LoadJob, LoadMeasurement, Neuron, Replica
-from fleet.services.jobs import reconciling, steps
+from fleet.services import job_steps, reconciling
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
@@ -66,7 +66,7 @@ def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> 
     edited = start()
     assert (edited.pk != job.pk, fresh(job).status) == (True, LoadJobStatus.CANCELLED)
     assert sent.tasks[-1][1][0]["revision"] == "2.0"
-    steps.job_end(job=edited, status=LoadJobStatus.CANCELLED)
+    job_steps.job_end(job=edited, status=LoadJobStatus.CANCELLED)
     assert start().pk != edited.pk, "the last one has ended"
     assert len(sent.tasks) == 3
     sent.broker_is_away = True
@@ -86,7 +86,7 @@ def test_what_is_removed_meanwhile_is_named(
     def removing(job: LoadJob) -> None:
         table.objects.all().delete()
 
-    monkeypatch.setattr(steps, "_active_beside", removing)
+    monkeypatch.setattr(job_steps, "_active_beside", removing)
     with pytest.raises(error, match=name):
         start()
     assert not LoadJob.objects.exists() and not sent.tasks
@@ -172,7 +172,7 @@ def test_cancelling_a_load_unloads_it_and_a_restarted_neuron_has_lost_it_or_resu
     assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
     with pytest.raises(JobCannotBeCancelledError, match="An unload cannot be called back"):
         services.load_job_cancel(actor=COMMAND, job=ending)
-    steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
+    job_steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
     with pytest.raises(JobCannotBeCancelledError, match="has ended"):
         services.load_job_cancel(actor=COMMAND, job=job)
     LoadJob.objects.all().delete()

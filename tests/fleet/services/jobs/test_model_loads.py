@@ -18,10 +18,10 @@ from fleet.errors import ModelRecoveringError, NeuronAwayError, PlacementRefused
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.placement import Load, place_on
-from fleet.services.jobs.load_measurements import load_need_record
-from fleet.services.jobs.model_loads import placed_load_start
-from fleet.services.jobs.reconciling import jobs_known
-from fleet.services.jobs.steps import spec_of
+from fleet.services.job_steps import spec_of
+from fleet.services.load_measurements import load_need_record
+from fleet.services.model_loads import placed_load_start
+from fleet.services.reconciling import jobs_known
 from inference.loading.costs.model_costs import packed, unpacked
 from inference.protocol.heartbeat import DeviceInfo, ReplicaState, ReplicaStatus
 from inference.protocol.keys import heartbeat_key

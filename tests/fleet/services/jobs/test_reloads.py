@@ -21,7 +21,7 @@ from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
 from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
-from fleet.services.jobs.reloads import reload_plan
+from fleet.services.load_jobs import reload_plan
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND, CONTROL, GATEWAY

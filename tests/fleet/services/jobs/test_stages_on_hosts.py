@@ -21,8 +21,8 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
 from fleet.placement import Wait
-from fleet.services.jobs.reconciling import jobs_known
-from fleet.services.jobs.stage_orders import stage_load_call_off
+from fleet.services.reconciling import jobs_known
+from fleet.services.stage_orders import stage_load_call_off
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
 from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
@@ -194,7 +194,7 @@ def test_each_neuron_is_ordered_its_own_evictions_which_the_job_records(
     full: World, caplog: pytest.LogCaptureFixture, admin_client: Client
 ) -> None:
     full.tick()
-    with caplog.at_level(logging.WARNING, logger="fleet.services.jobs.steps"):
+    with caplog.at_level(logging.WARNING, logger="fleet.services.job_steps"):
         full.request()
     job = newest()
     assert (job.neuron.name, job.evict) == ("a", ["old"])

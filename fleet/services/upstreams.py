@@ -13,7 +13,7 @@ from fleet import selectors
 from fleet.errors import UpstreamInUseError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.nouns import UPSTREAMS
-from fleet.services.jobs.load_measurements import catalogue_changed
+from fleet.services.load_measurements import catalogue_changed
 from fleet.upstreams.discovery import KnownModel
 from fleet.upstreams.probe import Probed, probe
 from fleet.upstreams.rules import (

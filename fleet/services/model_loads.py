@@ -43,16 +43,17 @@ from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for, place_on
-from fleet.services.hosts.neurons import neuron_models_to_restore_add, reporting_neuron
-from fleet.services.jobs.load_jobs import (
+from fleet.services.job_steps import job_create
+from fleet.services.load_jobs import (
     check_not_kept,
     decided_load_start,
+    model_reload_everywhere,
     model_unload_everywhere,
+    reload_job_start,
     unload_job_start,
 )
-from fleet.services.jobs.load_measurements import layer_costs_record
-from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
-from fleet.services.jobs.steps import job_create
+from fleet.services.load_measurements import layer_costs_record
+from fleet.services.neurons import neuron_models_to_restore_add, reporting_neuron
 from inference.loading.costs.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_SLEEP_MODEL

@@ -23,7 +23,7 @@ from fleet.live import reading as live
 from fleet.live.desired_state import Admission
 from fleet.models import FleetPolicy, Invitation, NeuronWish
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
-from fleet.services.hosts.neurons import desired_states_publish, neuron_admit, neuron_expect
+from fleet.services.neurons import desired_states_publish, neuron_admit, neuron_expect
 from helexa_site.bootstrap.redis_server import URL_FILE
 from helexa_site.bootstrap.sharing import Share, find_share, forget_share, keep_share, reached_at
 from helexa_site.program import Installation, installation

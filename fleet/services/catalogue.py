@@ -20,8 +20,8 @@ from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.hub.offers import expected_vram_mb
 from fleet.models import Alias, CatalogueModel, Neuron, NeuronWish, Upstream
 from fleet.models_toml.values import name_of_id
-from fleet.services.jobs.load_jobs import model_unload_everywhere
-from fleet.services.jobs.load_measurements import (
+from fleet.services.load_jobs import model_unload_everywhere
+from fleet.services.load_measurements import (
     catalogue_changed,
     kept_unloaded_forget,
     load_measurements_forget,

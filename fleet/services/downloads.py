@@ -32,8 +32,7 @@ from fleet.live import reading as live
 from fleet.live.cached_models import is_of_source, read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
-from fleet.services.hosts.neurons import reporting_neuron
-from fleet.services.jobs.steps import (
+from fleet.services.job_steps import (
     NO_REASON,
     job_abandoned,
     job_end,
@@ -41,6 +40,7 @@ from fleet.services.jobs.steps import (
     job_send,
     jobs_fail,
 )
+from fleet.services.neurons import reporting_neuron
 from inference.loading.sources.hub_sources import is_downloaded
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,

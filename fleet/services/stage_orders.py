@@ -34,7 +34,7 @@ from fleet.placement.held_stages import (
     next_step,
     unwanted_stages,
 )
-from fleet.services.jobs.steps import (
+from fleet.services.job_steps import (
     PICKUP_TIMEOUT,
     Send,
     job_end,

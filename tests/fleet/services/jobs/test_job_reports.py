@@ -18,7 +18,7 @@ from fleet.errors import (
 )
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Replica
-from fleet.services.jobs import steps
+from fleet.services import job_steps
 from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes
@@ -128,7 +128,7 @@ def test_progress_has_a_clock_for_each_stage_and_the_model_its_size(job, build) 
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.weight_bytes == 77
     with pytest.raises(IllegalTransitionError):
-        steps.job_end(job=ended, status=LoadJobStatus.CANCELLED)
+        job_steps.job_end(job=ended, status=LoadJobStatus.CANCELLED)
     # The next one is estimated by it.
     again, stale = start(), LoadJob.objects.latest("created_at")
     assert again.expected_load_s == 60.0
@@ -136,8 +136,8 @@ def test_progress_has_a_clock_for_each_stage_and_the_model_its_size(job, build) 
     running = at(LoadStage.PREFLIGHT, 0, again)
     assert running.share is not None and running.eta_s is not None
     assert 0.0 <= running.share < 0.5 and 30.0 < running.eta_s <= 60.0
-    assert steps.job_end(job=running, status=LoadJobStatus.CANCELLED)
-    assert not steps.job_end(job=stale, status=LoadJobStatus.SUCCEEDED), "its claim is lost"
+    assert job_steps.job_end(job=running, status=LoadJobStatus.CANCELLED)
+    assert not job_steps.job_end(job=stale, status=LoadJobStatus.SUCCEEDED), "its claim is lost"
     assert at(LoadStage.WEIGHTS, 50, again).status == LoadJobStatus.CANCELLED
 
 

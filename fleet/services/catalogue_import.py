@@ -12,7 +12,7 @@ from fleet.errors import CatalogueChangedError
 from fleet.models import Alias, CatalogueModel
 from fleet.models_toml import Document, ModelsTomlError, Plan, plan_import
 from fleet.models_toml.plan import Change
-from fleet.services.offers.catalogue import (
+from fleet.services.catalogue import (
     alias_create,
     alias_delete,
     alias_update,
@@ -20,7 +20,7 @@ from fleet.services.offers.catalogue import (
     catalogue_model_delete,
     catalogue_model_update,
 )
-from fleet.services.offers.upstreams import upstream_create, upstream_delete, upstream_update
+from fleet.services.upstreams import upstream_create, upstream_delete, upstream_update
 from metering.actor import Actor
 
 

@@ -28,12 +28,12 @@ from fleet.live.desired_state import Admission
 from fleet.live.reports import Report, log_refusal
 from fleet.live.snapshot import FleetSnapshot, build_snapshot, protocol_problems
 from fleet.models import CatalogueModel, Device, Neuron, NeuronWish, Replica
-from fleet.services.hosts.neurons import desired_state_of_first_sight
-from fleet.services.jobs.load_measurements import (
+from fleet.services.job_reports import adapter_unload_advance, load_job_advance, load_job_lose
+from fleet.services.load_measurements import (
     kept_unloaded_forget_neuron,
     prefill_averages_record,
 )
-from fleet.services.jobs.moves import adapter_unload_advance, load_job_advance, load_job_lose
+from fleet.services.neurons import desired_state_of_first_sight
 from inference.protocol.heartbeat import (
     DeviceInfo,
     HeldStage,

@@ -22,13 +22,13 @@ from fleet.placement import Load
 from fleet.placement.decisions import Action, Jobs, Plan, Sleep, Unload, stage_evictions
 from fleet.placement.failures import LOST_ITS_ROOM, NEURON_RESTARTED
 from fleet.placement.reconcile import BACKOFF, reconcile
-from fleet.services.hosts.neurons import (
+from fleet.services.load_jobs import unload_job_start
+from fleet.services.model_loads import placed_load_start, sleep_job_start
+from fleet.services.neurons import (
     models_to_restore,
     neuron_models_restored,
     neurons_overdue,
 )
-from fleet.services.jobs.load_jobs import unload_job_start
-from fleet.services.jobs.model_loads import placed_load_start, sleep_job_start
 from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)

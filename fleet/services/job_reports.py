@@ -34,13 +34,7 @@ from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.failures import NEURON_RESTARTED
 from fleet.placement.place import place_on
-from fleet.services.jobs.load_measurements import (
-    layer_costs_record,
-    load_measurement_record,
-    load_need_record,
-    weight_bytes_record,
-)
-from fleet.services.jobs.steps import (
+from fleet.services.job_steps import (
     NO_REASON,
     Send,
     job_claim,
@@ -50,6 +44,12 @@ from fleet.services.jobs.steps import (
     send_load,
     send_reload,
     send_unload,
+)
+from fleet.services.load_measurements import (
+    layer_costs_record,
+    load_measurement_record,
+    load_need_record,
+    weight_bytes_record,
 )
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S

@@ -3,8 +3,9 @@
     job_create ─▶ PENDING ─▶ RUNNING ─▶ SUCCEEDED, FAILED, CANCELLED
        └─▶ message, once the transaction commits
 
-The table of steps is ``LOAD_JOB_TRANSITIONS``; ``moves`` decides on them by the neurons' reports.
-One conditional UPDATE on the old status claims a step; a caller that changes no row does nothing.
+The table of steps is ``LOAD_JOB_TRANSITIONS``; ``job_reports`` decides on them by what neurons
+report. One conditional UPDATE on the old status claims a step; a caller that changes no row does
+nothing.
 
 The database holds one active load or reload for a model and neuron, and one active unload or sleep.
 A request for an active job returns that job; a load with another spec replaces it.

@@ -24,8 +24,8 @@ from django.utils import timezone
 from fleet.live import reading as live
 from fleet.models import Invitation
 from fleet.redis_users import USER_PREFIX, user_name
-from fleet.services.hosts.heartbeats import problem_record
-from fleet.services.hosts.invitations import redis_users_apply
+from fleet.services.heartbeats import problem_record
+from fleet.services.invitations import redis_users_apply
 from inference.protocol.keys import (
     NEURON_KEYS,
     gateways_write,
