@@ -31,7 +31,7 @@ class Config:
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str | None = field(repr=False)
-    """The configured key; ``None``: the data directory's own, see ``helexa_site.instance``."""
+    """The configured key; ``None``: the data directory's own."""
     secret_key_is_kept: bool
     """Whether a key exists that other processes have as well, for making API keys."""
     debug: bool
@@ -40,7 +40,7 @@ class Config:
     unknown and may be public."""
     allowed_hosts: tuple[str, ...]
     """Names for this server beside those derived from ``listen_host``: see
-    ``helexa_site.web.hosts``."""
+    ``helexa_site.middleware``."""
     trusted_proxies: tuple[Network, ...]
     csrf_trusted_origins: tuple[str, ...]
     allowed_origins: tuple[str, ...]
@@ -108,7 +108,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     values |= {
         "data_dir": data_dir,
         "database_url": values["database_url"] or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
-        "redis_url": values["redis_url"] or _private_redis_url(data_dir) or DEFAULT_REDIS_URL,
+        "redis_url": values["redis_url"] or private_redis_url(data_dir) or DEFAULT_REDIS_URL,
         "secret_key_is_kept": values["secret_key"] is not None
         or (data_dir / SECRET_KEY_FILE).is_file(),
         "files_dir": files_dir.resolve() if files_dir else None,
@@ -139,7 +139,7 @@ def _or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _private_redis_url(data_dir: Path) -> str | None:
+def private_redis_url(data_dir: Path) -> str | None:
     """The private Redis of the ``serve`` that runs on the data directory, for commands in another
     terminal."""
     try:

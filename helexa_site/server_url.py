@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django.core.management.base import CommandError
 
-from helexa_site.bootstrap.data_directory import find_running
+from helexa_site.data_directory import find_running
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 

@@ -33,7 +33,7 @@ from fleet.services.invitations import (
     redis_unshare,
     sharing_state,
 )
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 
 MAX_FOLLOWED_JOBS = 20
 

@@ -24,8 +24,9 @@ from fleet.live.desired_state import Admission
 from fleet.models import FleetPolicy, Invitation, NeuronWish
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
 from fleet.services.neurons import desired_states_publish, neuron_admit, neuron_expect
-from helexa_site.bootstrap.redis_server import URL_FILE
-from helexa_site.bootstrap.sharing import Share, find_share, forget_share, keep_share, reached_at
+from helexa_site.addresses import reached_at
+from helexa_site.config import private_redis_url
+from helexa_site.data_directory import Share, find_share, forget_share, keep_share
 from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME
@@ -274,11 +275,8 @@ def _ensure_private() -> None:
 
 def _is_private() -> bool:
     """Whether Redis is ``serve``'s own in this data directory."""
-    try:
-        url: str = (_redis_dir() / URL_FILE).read_text()
-    except OSError:
-        return False
-    return url == settings.CONFIG.redis_url
+    url: str = settings.CONFIG.redis_url
+    return private_redis_url(settings.CONFIG.data_dir) == url
 
 
 def _redis_dir() -> Path:

@@ -27,8 +27,8 @@ from helexa_site.backup.files_and_secrets import (
     restore_key,
     restore_settings,
 )
-from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import Config
+from helexa_site.data_directory import LOCK_FILE
 from helexa_site.migration_guard import OLDEST, recorded
 from helexa_site.program import REPOSITORY_DIR, program
 from helexa_site.whole_file import try_lock

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from helexa_site.backup.archive import BackupError
-from helexa_site.bootstrap.data_directory import JOINED
 from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.data_directory import JOINED, secret_key
 from helexa_site.doctor.examine import SET_BY_THE_START
-from helexa_site.instance import secret_key
 from helexa_site.whole_file import write_whole, written_whole
 from inference.settings.gateway import SECRET_KEY
 from inference.settings.installation import URL

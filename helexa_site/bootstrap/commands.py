@@ -22,9 +22,9 @@ from helexa_site.bootstrap.arguments import (
     parser_of,
 )
 from helexa_site.bootstrap.console import complain, print_line, print_step
-from helexa_site.bootstrap.data_directory import keep_joining, kept_joining, redis_url_of
 from helexa_site.bootstrap.environment import ensure_environment, venv_dir
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.data_directory import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import (
     Installation,
     default_data_dir,

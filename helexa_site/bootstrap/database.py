@@ -15,7 +15,7 @@ from fleet.catalogue import CatalogueEntry
 from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.data_directory import Share
 from helexa_site.migration_guard import ensure_schema_is_known, missing_migrations
 
 # Models are imported inside the functions: only after django.setup().

@@ -23,7 +23,7 @@ from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Reject, place
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.database import default_model_entry
-from helexa_site.instance import INSTANCE_HEADER, instance_id
+from helexa_site.data_directory import INSTANCE_HEADER, instance_id
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.settings.gateway import SERVE_KEY
 

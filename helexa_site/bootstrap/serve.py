@@ -26,20 +26,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from signal import Signals
 
-from helexa_site.bootstrap.arguments import (
-    ServeOptions,
-    base_url,
-    default_neuron_name,
-    is_loopback,
-    shown_urls,
-)
+from helexa_site.addresses import base_url, is_loopback, shown_urls, try_to_listen
+from helexa_site.bootstrap.arguments import ServeOptions, default_neuron_name
 from helexa_site.bootstrap.console import print_line, print_step
-from helexa_site.bootstrap.data_directory import (
-    RunningServe,
-    claimed_data_directory,
-    forget_running,
-    write_running,
-)
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
@@ -51,10 +40,18 @@ from helexa_site.bootstrap.redis_server import (
     find_redis_server,
     wait_for_redis,
 )
-from helexa_site.bootstrap.sharing import Share, find_share, try_to_listen
 from helexa_site.bootstrap.supervisor import ChildSpec, LogFile, Supervisor
 from helexa_site.config import Config, read_config
-from helexa_site.instance import SecretKeyError, secret_key
+from helexa_site.data_directory import (
+    RunningServe,
+    SecretKeyError,
+    Share,
+    claimed_data_directory,
+    find_share,
+    forget_running,
+    secret_key,
+    write_running,
+)
 from helexa_site.program import default_data_dir, pasteable_program, program
 from inference.environment import Role, child_environment, environment_for, forget_secrets
 from inference.garbage import uncollected

@@ -9,7 +9,7 @@ from enum import StrEnum
 from importlib import metadata
 from typing import Any
 
-from helexa_site.bootstrap.arguments import is_loopback
+from helexa_site.addresses import is_loopback
 from helexa_site.bootstrap.environment import STAMP, installed_version, pins_of, unmet, venv_dir
 from helexa_site.config import SECRET_KEY_FILE, Config, read_config
 from helexa_site.databases import database_settings

@@ -18,11 +18,10 @@ import redis
 
 from fleet.live.reading import redis_client
 from fleet.live.refusals import read_refusals
-from helexa_site.bootstrap.arguments import reachable_host
-from helexa_site.bootstrap.sharing import try_to_listen
+from helexa_site.addresses import reachable_host, try_to_listen
 from helexa_site.config import Config
+from helexa_site.data_directory import INSTANCE_HEADER, instance_id
 from helexa_site.doctor.examine import Finding, failed, ok, warning
-from helexa_site.instance import INSTANCE_HEADER, instance_id
 from helexa_site.program import REPOSITORY_DIR, Installation, installation, program
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.environment import Role, environment_for

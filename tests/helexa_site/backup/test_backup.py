@@ -29,8 +29,8 @@ from helexa_site.backup.archive import (
     unpack,
 )
 from helexa_site.backup.files_and_secrets import ensure_key_fits, restore_key, settings_text
-from helexa_site.bootstrap.data_directory import claimed_data_directory
 from helexa_site.config import read_config
+from helexa_site.data_directory import claimed_data_directory
 from tests.cases import each_case
 from tests.helexa_site import processes
 from tests.servers.private_postgres import new_database, running_postgres

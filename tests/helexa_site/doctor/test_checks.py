@@ -15,6 +15,7 @@ from benchmarks.ports import free_port
 from fleet.live.reports import Report
 from helexa_site.bootstrap.commands import run
 from helexa_site.config import Config, read_config
+from helexa_site.data_directory import instance_id
 from helexa_site.doctor import examine, host_checks, service_checks
 from helexa_site.doctor.examine import (
     Finding,
@@ -27,7 +28,6 @@ from helexa_site.doctor.examine import (
     settings_findings,
 )
 from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
-from helexa_site.instance import instance_id
 from helexa_site.program import Installation
 from inference.protocol.refusals import Refused
 from inference.settings.gateway import MetricsListen

@@ -16,12 +16,12 @@ import pytest
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 
+from helexa_site import middleware
+from helexa_site.addresses import client_address, counted_address
 from helexa_site.bootstrap.arguments import gateway_host
 from helexa_site.config import Config, read_config
 from helexa_site.doctor.examine import settings_findings
-from helexa_site.web import middleware
-from helexa_site.web.client_address import client_address, counted_address
-from helexa_site.web.hosts import allowed_hosts, host_is_allowed
+from helexa_site.middleware import allowed_hosts, host_is_allowed
 from inference.settings.gateway import ALLOWED_HOSTS
 from inference.settings.setting import SettingError
 from tests.cases import each_case
@@ -154,7 +154,7 @@ PROXY = "10.1.0.7"
     ],
 )
 def test_only_a_trusted_proxys_header_counts(
-    monkeypatch: pytest.MonkeyPatch, settings: Any, peer: str, forwarded: str | None, outcome: str
+    settings: Any, peer: str, forwarded: str | None, outcome: str
 ) -> None:
     settings.ALLOWED_HOSTS = ["chat.example.org"]
     config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
@@ -163,7 +163,7 @@ def test_only_a_trusted_proxys_header_counts(
 
     def asked(method: str = "POST", *, redirects: bool = True) -> Any:
         """The request after the middleware, or its answer where it gives one."""
-        monkeypatch.setattr(middleware, "CONFIG", replace(config, redirects_to_https=redirects))
+        settings.CONFIG = replace(config, redirects_to_https=redirects)
         request = factory.generic(method, "/admin/?a=b", REMOTE_ADDR=peer)
         answer = middleware.HttpsMiddleware(lambda _: HttpResponse()).process_request(request)
         return request if answer is None else answer

@@ -19,10 +19,9 @@ from django.test import Client, RequestFactory
 from django.urls import path
 from whitenoise.middleware import WhiteNoiseMiddleware
 
-from helexa_site import urls
-from helexa_site.web import error_pages, pages
-from helexa_site.web.api_reference import calls
-from helexa_site.web.middleware import HEADER, POLICY, policy_text
+from helexa_site import pages, urls
+from helexa_site.api_reference import calls
+from helexa_site.middleware import HEADER, POLICY, policy_text
 from inference.settings.table import SETTINGS
 from inference.wire.openapi import document
 from tests.cases import each_case
@@ -95,7 +94,7 @@ def test_a_refusal_and_a_failure(
         assert meant["code"] == "unknown_url"
         words_end = "Did you mean /v1/chat/completions? What there is: /docs."
         assert meant["message"].endswith(words_end)
-    monkeypatch.setattr(error_pages, "render_page", Mock(side_effect=OperationalError("away")))
+    monkeypatch.setattr(pages, "render_page", Mock(side_effect=OperationalError("away")))
     response = client.get(address, HTTP_ACCEPT=PAGE)
     assert response.status_code == status
     assert words in response.text and "<h1>" in response.text, "also without the database"

@@ -26,7 +26,7 @@ from fleet.services import invitations
 from helexa_site.bootstrap.arguments import ServeOptions
 from helexa_site.bootstrap.redis_server import URL_FILE
 from helexa_site.bootstrap.serve import with_kept_share
-from helexa_site.bootstrap.sharing import SHARE_FILE, Share, find_share, keep_share
+from helexa_site.data_directory import SHARE_FILE, Share, find_share, keep_share
 from helexa_site.exit_codes import ExitCode
 from helexa_site.program import Installation
 from inference.protocol.joining import decode_joining

@@ -1,9 +1,9 @@
-"""Marks parts of unfold's pages for screen readers: the main part, icons, whose names are not to be
-read out, and unnamed elements. ``helexa/labels.js`` marks later additions of scripts."""
+"""The filters that every template has: times, and landmarks for screen readers."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from itertools import count
 
 from django import template
@@ -22,6 +22,8 @@ register = template.Library()
 
 @register.filter
 def with_landmarks(html: SafeString) -> SafeString:
+    """Marks parts of unfold's pages: the main part, icons, whose names are not to be read out, and
+    unnamed elements. ``helexa/labels.js`` marks later additions of scripts."""
     numbers = count(1)
     marked = ICON.sub('<span aria-hidden="true"', html)
     marked = marked.replace(MAIN, f'{MAIN} role="main" tabindex="-1"', 1)
@@ -35,3 +37,10 @@ def with_landmarks(html: SafeString) -> SafeString:
         marked,
     )
     return mark_safe(marked)
+
+
+@register.filter("moment")
+def moment_text(moment: datetime | None) -> str:
+    """The one format in which pages print a time: ``2026-01-31 12:00:05 UTC``. ``moment`` is aware
+    of its zone; empty for ``None``."""
+    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
