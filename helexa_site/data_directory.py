@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from helexa_site.addresses import reached_at
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.whole_file import keep_once, try_lock, write_whole
 from inference.protocol.joining import Joining

@@ -7,9 +7,8 @@ from typing import cast
 from django.templatetags.static import static
 from django.utils.functional import SimpleLazyObject
 
-from helexa_site.config import read_config
+from helexa_site.config import database_settings, read_config
 from helexa_site.data_directory import secret_key
-from helexa_site.databases import database_settings
 from helexa_site.middleware import allowed_hosts
 from helexa_site.navigation import navigation_of, searched_models, searched_pages
 from helexa_site.program import REPOSITORY_DIR

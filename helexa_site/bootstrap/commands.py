@@ -21,9 +21,9 @@ from helexa_site.bootstrap.arguments import (
     parse_serve,
     parser_of,
 )
-from helexa_site.bootstrap.console import complain, print_line, print_step
+from helexa_site.bootstrap.console import BootstrapError, complain, print_line, print_step
 from helexa_site.bootstrap.environment import ensure_environment, venv_dir
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.config import open_only_what_is_there
 from helexa_site.data_directory import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import (
     Installation,
@@ -220,8 +220,6 @@ def _django(arguments: list[str]) -> int:
     with uncollected():
         from django.core.management import execute_from_command_line
         from django.db import Error
-
-        from helexa_site.databases import open_only_what_is_there
 
     if not asks_for_help and arguments[0] not in SETS_UP:
         open_only_what_is_there()

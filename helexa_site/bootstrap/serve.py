@@ -28,8 +28,7 @@ from signal import Signals
 
 from helexa_site.addresses import base_url, is_loopback, shown_urls, try_to_listen
 from helexa_site.bootstrap.arguments import ServeOptions, default_neuron_name
-from helexa_site.bootstrap.console import print_line, print_step
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError, print_line, print_step
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
     PRIVATE,
@@ -259,14 +258,13 @@ def start(
     # Django reads its settings when it is imported, which is now, while the neuron starts.
     with uncollected():
         from helexa_site.bootstrap import readiness
-        from helexa_site.bootstrap.database import prepare_database, prepare_fleet
 
-    password = prepare_database(with_model=options.with_model)
+    password = readiness.prepare_database(with_model=options.with_model)
     url = base_url(options.host, options.port)
     shown_url, *more_urls = shown_urls(options.host, options.port)
     ensure_running = supervisor.ensure_running
     try:
-        prepare_fleet(with_neuron=options.with_neuron, share=options.share)
+        readiness.prepare_fleet(with_neuron=options.with_neuron, share=options.share)
         # Ours alone, for polling the gateway on any address.
         os.environ.setdefault(SERVE_KEY.name, secrets.token_urlsafe(32))
         gateway = gateway_spec(options.host, options.port)  # before the control forgets its secrets
@@ -317,7 +315,7 @@ def _start_gateway(
 
 def _print_next_steps(options: ServeOptions, config: Config, curl_line: str) -> None:
     # These need Django's settings.
-    from helexa_site.bootstrap.database import has_keys
+    from helexa_site.bootstrap.readiness import has_keys
     from inference.gateway.request.identify import allows_anonymous
 
     if not has_keys():

@@ -11,8 +11,7 @@ from typing import Any
 
 from helexa_site.addresses import is_loopback
 from helexa_site.bootstrap.environment import STAMP, installed_version, pins_of, unmet, venv_dir
-from helexa_site.config import SECRET_KEY_FILE, Config, read_config
-from helexa_site.databases import database_settings
+from helexa_site.config import SECRET_KEY_FILE, Config, database_settings, read_config
 from helexa_site.program import REPOSITORY_DIR, program
 from inference.settings.gateway import LISTEN_HOST, TRUSTED_PROXIES
 from inference.settings.setting import SettingError

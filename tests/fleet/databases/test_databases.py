@@ -17,8 +17,8 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.bootstrap.database import prepare_database
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
+from helexa_site.bootstrap.readiness import prepare_database
 from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
 from tests.cases import each_case

@@ -16,7 +16,7 @@ from benchmarks.ports import free_port
 from helexa_site.addresses import reached_at, shown_urls
 from helexa_site.bootstrap import redis_server
 from helexa_site.bootstrap.arguments import parse_neuron
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.bootstrap.redis_server import (
     MAX_SOCKET_PATH_BYTES,
     configure_private_redis,

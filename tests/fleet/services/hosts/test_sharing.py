@@ -27,7 +27,7 @@ from helexa_site.bootstrap.arguments import ServeOptions
 from helexa_site.bootstrap.redis_server import URL_FILE
 from helexa_site.bootstrap.serve import with_kept_share
 from helexa_site.data_directory import SHARE_FILE, Share, find_share, keep_share
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from helexa_site.program import Installation
 from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key

@@ -1,19 +1,59 @@
-"""Chooses a command's server: the named one, else the serve here, else the default port of this
-machine."""
+"""The base of helexa's commands: without checks of the project, with exit codes, and a server."""
 
 from __future__ import annotations
 
 import os
 import urllib.parse
+from enum import IntEnum
 from pathlib import Path
 
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError
 
 from helexa_site.data_directory import find_running
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 
 DEFAULT_URL = "http://127.0.0.1:31313"
+
+
+class QuickCommand(BaseCommand):
+    """A command without Django's checks of the project, which import every page and take longer
+    than most commands. They concern no setting of an operator's, and the tests run them."""
+
+    requires_system_checks: list[str] = []
+
+
+class ExitCode(IntEnum):
+    """For scripts. Documented in docs/operating/install.md."""
+
+    DONE = 0
+    REFUSED = 1
+    """It failed, or a value is not allowed."""
+    USAGE = 2
+    """The command line is wrong. argparse exits with it."""
+    NOT_FOUND = 3
+    CONFLICT = 4
+    """The present state does not allow it."""
+    DENIED = 5
+    """The key is missing or wrong, or lacks the permission."""
+    UNAVAILABLE = 6
+    """The server, its database or its Redis does not answer. The same command may succeed later."""
+
+
+BY_STATUS = {
+    401: ExitCode.DENIED,
+    403: ExitCode.DENIED,
+    404: ExitCode.NOT_FOUND,
+    409: ExitCode.CONFLICT,
+    429: ExitCode.UNAVAILABLE,
+    502: ExitCode.UNAVAILABLE,
+    503: ExitCode.UNAVAILABLE,
+    504: ExitCode.UNAVAILABLE,
+}
+
+
+def exit_code(http_status: int) -> ExitCode:
+    return BY_STATUS.get(http_status, ExitCode.REFUSED)
 
 
 def server_url(url: str | None, data_dir: Path) -> str:
