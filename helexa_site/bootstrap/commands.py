@@ -190,7 +190,7 @@ def _doctor(arguments: list[str]) -> int:
     if not REDIS_URL.read(os.environ) and (joining := kept_joining(_data_dir(), None)):
         os.environ[REDIS_URL.name] = redis_url_of(joining, _data_dir())
     os.environ.setdefault(LISTEN_HOST.name, options.host)
-    from helexa_site.doctor.examine import examine, has_failed, lines_of, object_of
+    from helexa_site.doctor import examine, has_failed, lines_of, object_of
 
     findings = []
     for finding in examine(options.host, options.port):

@@ -14,7 +14,7 @@ from django.test import Client
 
 from fleet import selectors
 from fleet.upstreams.secret import unseal
-from helexa_site.backup.files_and_secrets import files_dir
+from helexa_site.backup_parts import files_dir
 from inference.batches.files import FileStore
 from inference.batches.selectors import batch_find, file_find
 from inference.conversations.selectors import history_items

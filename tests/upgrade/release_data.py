@@ -23,7 +23,7 @@ from fleet.models import Download, Neuron
 from fleet.services.catalogue import alias_create, catalogue_model_create
 from fleet.services.upstreams import upstream_create, upstream_discovered
 from fleet.upstreams.discovery import KnownModel
-from helexa_site.backup.files_and_secrets import files_dir
+from helexa_site.backup_parts import files_dir
 from inference.batches import services as batches
 from inference.batches.files import FileStore
 from inference.conversations.records import ResponseRecord

@@ -17,18 +17,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from helexa_site.backup import commands, databases
-from helexa_site.backup.archive import (
-    FORMAT,
-    MANIFEST,
+from helexa_site import backup, backup_parts
+from helexa_site.backup import FORMAT, MANIFEST, extract, pack, unpack
+from helexa_site.backup_parts import (
     BackupError,
     Manifest,
-    extract,
+    ensure_key_fits,
     os_error_text,
-    pack,
-    unpack,
+    restore_key,
+    settings_text,
 )
-from helexa_site.backup.files_and_secrets import ensure_key_fits, restore_key, settings_text
 from helexa_site.config import read_config
 from helexa_site.data_directory import claimed_data_directory
 from tests.cases import each_case
@@ -70,12 +68,12 @@ def test_a_copy_is_of_one_moment_and_stops_no_writer(tmp_path: Path) -> None:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("INSERT INTO users VALUES ('half-written')")
         out.mkdir()
-        assert databases.copy_file(database, out) == {"users": 1}
+        assert backup_parts.copy_file(database, out) == {"users": 1}
         writer.execute("COMMIT")
-    assert databases.has_rows(database)
-    kept = databases.put_in_place(out, database)
-    assert databases.whole_rows(database) == {"users": 1}
-    assert kept is not None and databases.whole_rows(kept) == {"users": 2}
+    assert backup_parts.has_rows(database)
+    kept = backup_parts.put_in_place(out, database)
+    assert backup_parts.whole_rows(database) == {"users": 1}
+    assert kept is not None and backup_parts.whole_rows(kept) == {"users": 2}
 
 
 @pytest.mark.slow
@@ -216,18 +214,18 @@ def test_an_archive_is_read_as_it_was_packed_or_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_restored_here_is_refused(tmp_path: Path) -> None:
-    commands.ensure_restorable(MADE)
+    backup.ensure_restorable(MADE)
     for changes, reason in (
         ({"migrations": [["fleet", "9999_future"]]}, r"fleet\.9999_future is not known"),
         ({"migrations": [["fleet", "0001_initial"]]}, r"before 0\.2\.0"),
         ({"vendor": "postgresql"}, "of postgresql"),
     ):
         with pytest.raises(BackupError, match=reason):
-            commands.ensure_restorable(replace(MADE, **changes))  # type: ignore[arg-type]
+            backup.ensure_restorable(replace(MADE, **changes))  # type: ignore[arg-type]
     with claimed_data_directory(tmp_path):
-        with pytest.raises(BackupError, match="stop it first"), commands.without_serve(tmp_path):
+        with pytest.raises(BackupError, match="stop it first"), backup.without_serve(tmp_path):
             pytest.fail("a serve runs")
-    with commands.without_serve(tmp_path):
+    with backup.without_serve(tmp_path):
         pass
     place = Path("/data")  # an error of the disk names its place
     assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
@@ -259,11 +257,11 @@ def make_users(path: Path, user: str) -> None:
 def test_a_damaged_database_is_no_backup(tmp_path: Path) -> None:
     broken = tmp_path / "broken.sqlite3"
     broken.write_bytes(b"SQLite format 3\0" + b"\x7f" * 5000)
-    assert databases.has_rows(broken)
+    assert backup_parts.has_rows(broken)
     with pytest.raises(BackupError, match=r"damaged|cannot be copied"):
-        databases.copy_file(broken, tmp_path)
+        backup_parts.copy_file(broken, tmp_path)
     with pytest.raises(BackupError, match="damaged"):
-        databases.whole_rows(broken)
+        backup_parts.whole_rows(broken)
     make_database(
         tmp_path / "db",
         "CREATE TABLE a (id INTEGER PRIMARY KEY)",
@@ -271,24 +269,24 @@ def test_a_damaged_database_is_no_backup(tmp_path: Path) -> None:
         "INSERT INTO b VALUES (7)",
     )
     with pytest.raises(BackupError, match="a row of b refers to nothing"):
-        databases.whole_rows(tmp_path / "db")
+        backup_parts.whole_rows(tmp_path / "db")
 
 
 @each_case("is_damaged", [False, True])
 def test_the_database_that_was_there_is_kept_beside(tmp_path: Path, is_damaged: bool) -> None:
     """Damage is why there are backups. A restore that fails leaves the database there."""
     database = tmp_path / "helexa.sqlite3"
-    assert not databases.has_rows(database)
+    assert not backup_parts.has_rows(database)
     if is_damaged:
         database.write_bytes(b"no database at all" * 100)
     else:
         make_users(database, "of now")
     before = database.read_bytes()
     with pytest.raises(OSError, match="No such file"):  # of a full disk it is another one
-        databases.put_in_place(tmp_path / "nothing", database)
+        backup_parts.put_in_place(tmp_path / "nothing", database)
     assert database.read_bytes() == before
-    make_users(tmp_path / databases.FILE, "of then")
-    kept = databases.put_in_place(tmp_path, database)
+    make_users(tmp_path / backup_parts.DATABASE_FILE, "of then")
+    kept = backup_parts.put_in_place(tmp_path, database)
     assert names_in(database) == ["of then"]
     assert kept is not None and (is_damaged or names_in(kept) == ["of now"])
     assert not is_damaged or kept.read_bytes() == before

@@ -13,21 +13,23 @@ import pytest
 
 from benchmarks.ports import free_port
 from fleet.live.reports import Report
+from helexa_site import doctor, doctor_services
 from helexa_site.bootstrap.commands import run
 from helexa_site.config import Config, read_config
 from helexa_site.data_directory import instance_id
-from helexa_site.doctor import examine, host_checks, service_checks
-from helexa_site.doctor.examine import (
+from helexa_site.doctor import (
+    GIB,
     Finding,
     Level,
+    disk_findings,
     has_failed,
     lines_of,
     object_of,
     ok,
+    port_findings,
     run_checks,
     settings_findings,
 )
-from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
 from helexa_site.program import Installation
 from inference.protocol.refusals import Refused
 from inference.settings.gateway import MetricsListen
@@ -98,23 +100,23 @@ def test_disk(config: Config, tmp_path: Path) -> None:
 
 def of_redis(**changes: Any) -> list[Finding]:
     facts = {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0}
-    return list(service_checks.info_findings(facts | changes, 0.3))
+    return list(doctor_services.info_findings(facts | changes, 0.3))
 
 
 def of_bounds(clients_bytes: int, value_bytes: int, *invited: str) -> list[Finding]:
     bounds = {"maxmemory-clients": clients_bytes, "proto-max-bulk-len": value_bytes}
-    return list(service_checks.bounds_findings(["default", *invited], bounds))
+    return list(doctor_services.bounds_findings(["default", *invited], bounds))
 
 
 def of_descriptors(limit: int, num_overloaded: int = 0) -> list[Finding]:
     refused = {Refused("queue_full", "research"): 3, Refused("invalid_api_key", ""): 4}
     if num_overloaded:
         refused[Refused("overloaded", "")] = num_overloaded
-    return list(host_checks.descriptor_limit_findings(limit, refused))
+    return list(doctor_services.descriptor_limit_findings(limit, refused))
 
 
 def of_clocks(redis_s: float) -> list[Finding]:
-    return [service_checks.clock_finding(redis_s, 99.9, 100.1)]
+    return [doctor_services.clock_finding(redis_s, 99.9, 100.1)]
 
 
 def of_fleet(*versions: str | None) -> list[Finding]:
@@ -122,13 +124,13 @@ def of_fleet(*versions: str | None) -> list[Finding]:
         Report("box", version and heartbeat("box", version=version), "it is refused: nonsense")
         for version in versions
     ]
-    return list(service_checks.report_findings(reports))
+    return list(doctor_services.report_findings(reports))
 
 
 def of_gpus(**changes: Any) -> list[Finding]:
     card = {"cards": ["RTX 4090"], "driver": "580.65", "driver_cuda": "13.0"}
     facts = {"problems": [], "torch": "2.13.0", "torch_cuda": "13.0", **card}
-    return list(host_checks.gpu_fact_findings(facts | changes))
+    return list(doctor.gpu_fact_findings(facts | changes))
 
 
 NO_COMPILER = "GPU kernels cannot be built without a C compiler: install gcc"
@@ -174,12 +176,12 @@ def test_facts(found: Callable[[], list[Finding]], expected: list[Level], words:
 def test_what_can_be_asked_here(config: Config, redis_url: str, db: None) -> None:
     missing = f"unix://{config.data_dir}/none.sock"
     for url, expected in ((redis_url, [OK, OK]), (missing, [FAILED]), ("http://redis", [FAILED])):
-        found = service_checks.redis_findings(replace(config, redis_url=url))
+        found = doctor_services.redis_findings(replace(config, redis_url=url))
         assert levels(list(found)) == expected
-    assert all(finding.level is not WARNING for finding in host_checks.gpu_findings())
-    nonsense = host_checks.gpu_findings(("/bin/echo", "Segmentation fault"))
+    assert all(finding.level is not WARNING for finding in doctor.gpu_findings())
+    nonsense = doctor.gpu_findings(("/bin/echo", "Segmentation fault"))
     assert levels(list(nonsense)) == [WARNING]
-    assert service_checks.schema_finding().level is OK
+    assert doctor_services.schema_finding().level is OK
 
 
 @each_case("path", ["/health", "/metrics"])
@@ -250,8 +252,8 @@ def test_settings_that_cannot_be_read_are_a_line(
     for name in wrong:
         monkeypatch.delenv(name)
     monkeypatch.setenv("DATABASE_URL", "mysql://db/helexa")
-    (found,) = examine.examine("127.0.0.1", 31313)
-    assert (found.check, found.level) == ("settings", examine.Level.FAILED)
+    (found,) = doctor.examine("127.0.0.1", 31313)
+    assert (found.check, found.level) == ("settings", doctor.Level.FAILED)
     assert "DATABASE_URL" in found.text
 
 
@@ -261,15 +263,15 @@ MET = f"psutil=={metadata.version('psutil')}"
 def test_a_wheel_is_held_to_its_own_pins_and_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
+    monkeypatch.setattr(doctor, "REPOSITORY_DIR", tmp_path)
     for pins, level, text in (
         ([MET, 'psutil==0.1; extra == "other"'], "ok", "as the wheel pins them"),
         ([MET, "redis==0.1"], "warning", "not as the wheel pins them: redis==0.1"),
         ([MET, 'redis==0.1; extra == "neuron"'], "warning", "redis==0.1"),
     ):
         monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
-        (finding,) = examine.package_findings()
+        (finding,) = doctor.package_findings()
         assert finding.level == level and text in finding.text
-    monkeypatch.setattr(host_checks, "installation", lambda: Installation.WHEEL)
+    monkeypatch.setattr(doctor, "installation", lambda: Installation.WHEEL)
     (warned, *_) = of_gpus(torch=None, torch_cuda=None, cards=[], driver=None, driver_cuda=None)
     assert "[neuron]" in warned.mend  # its ``helexa neuron`` installs nothing

@@ -20,7 +20,7 @@ from helexa_site import middleware
 from helexa_site.addresses import client_address, counted_address
 from helexa_site.bootstrap.arguments import gateway_host
 from helexa_site.config import Config, read_config
-from helexa_site.doctor.examine import settings_findings
+from helexa_site.doctor import settings_findings
 from helexa_site.middleware import allowed_hosts, host_is_allowed
 from inference.settings.gateway import ALLOWED_HOSTS
 from inference.settings.setting import SettingError

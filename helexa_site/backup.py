@@ -1,39 +1,71 @@
-"""Makes and restores backups: the tables as they were, then the newer migrations."""
+"""``manage.py backup`` and ``restore``.
+
+    database     SQLite: one file by SQLite's backup API. PostgreSQL: a COPY of each table,
+                 all in one snapshot. Either while everything runs
+    files        what clients uploaded, and results of batches
+    secrets      the key that signs sessions and API keys, and what this host joined with
+    settings     the variables that were set, as an environment file
+      └─▶ one archive, mode 0600, with a manifest: version, migrations, rows, checksums
+
+Models and Redis' contents are not in it: models are downloaded again, and Redis has only live
+state.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.backup import databases
-from helexa_site.backup.archive import FORMAT, BackupError, Manifest, pack, unpack
-from helexa_site.backup.files_and_secrets import (
+from helexa_site.backup_parts import (
+    DATABASE_FILE,
+    BackupError,
+    Manifest,
+    copy_file,
     copy_files,
     copy_secrets,
+    copy_tables,
+    ensure_empty,
     ensure_key_fits,
+    has_rows,
+    load_tables,
+    put_in_place,
     restore_files,
     restore_key,
     restore_settings,
+    whole_rows,
 )
 from helexa_site.config import Config
 from helexa_site.data_directory import LOCK_FILE
 from helexa_site.migration_guard import OLDEST, recorded
 from helexa_site.program import REPOSITORY_DIR, program
-from helexa_site.whole_file import try_lock
+from helexa_site.whole_file import try_lock, written_whole
 from inference.settings.storage import FILES_DIR
 from inference.version import VERSION
+
+SCRATCH_DATABASE = "helexa_restore_check"
+FORMAT = 1
+MANIFEST = "manifest.json"
+RETIRED_APPS = frozenset({"axes"})
+"""Apps of earlier releases. Databases keep their tables and records of their migrations, and a
+restored one does without them."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manifest:
@@ -49,9 +81,9 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
             raise BackupError("there is no database to back up here yet")
         columns: dict[str, list[str]] = {}
         if connection.vendor == "sqlite":
-            rows = databases.copy_file(Path(connection.settings_dict["NAME"]), folder)
+            rows = copy_file(Path(connection.settings_dict["NAME"]), folder)
         else:
-            rows, columns = databases.copy_tables(folder)
+            rows, columns = copy_tables(folder)
         copy_files(config, folder)
         copy_secrets(config, os.environ, folder)
         manifest = Manifest(
@@ -67,7 +99,7 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
     with _scratch_beside(target) as folder:
         written = unpack(target, folder)
         if written.vendor == "sqlite":
-            databases.whole_rows(folder / databases.FILE)
+            whole_rows(folder / DATABASE_FILE)
     return written
 
 
@@ -76,9 +108,6 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
     """A folder on the target's own disk, which has room."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as folder:
         yield Path(folder)
-
-
-SCRATCH_DATABASE = "helexa_restore_check"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,23 +132,23 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
         ensure_key_fits(config, folder)
         database, kept = Path(connection.settings_dict["NAME"]), None
         if manifest.vendor == "sqlite":
-            _migrate_file(folder / databases.FILE, database, replace=replace)
+            _migrate_file(folder / DATABASE_FILE, database, replace=replace)
         else:
-            databases.ensure_empty()
-            databases.load_tables(folder, manifest)
+            ensure_empty()
+            load_tables(folder, manifest)
             call_command("migrate", verbosity=0, interactive=False)
         restore_files(config, folder)
         settings = restore_settings(config, folder)
         if manifest.vendor == "sqlite":
-            kept = databases.put_in_place(folder, database)
+            kept = put_in_place(folder, database)
         restore_key(config, folder)
     return Restored(manifest=manifest, settings=settings, kept=kept)
 
 
 def _migrate_file(restored: Path, database: Path, *, replace: bool) -> None:
     """Migrates the restored file before it is the database."""
-    databases.whole_rows(restored)
-    if databases.has_rows(database) and not replace:
+    whole_rows(restored)
+    if has_rows(database) and not replace:
         raise BackupError(f"{database} is there already: --replace puts it aside")
     connection.close()
     connection.settings_dict["NAME"] = str(restored)
@@ -191,3 +220,82 @@ def without_serve(data_dir: Path) -> Iterator[None]:
         if not try_lock(file):
             raise BackupError(f"{program()} serve runs on {data_dir}: stop it first")
         yield
+
+
+def pack(folder: Path, manifest: Manifest, target: Path) -> None:
+    """Packs everything below ``folder`` into ``target``, atomically."""
+    files = {
+        path.relative_to(folder).as_posix(): _sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest_json = json.dumps(asdict(manifest) | {"files": files}, indent=2)
+    (folder / MANIFEST).write_text(manifest_json)
+    with (
+        written_whole(target) as file,
+        tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar,
+    ):
+        for name in (MANIFEST, *files):
+            tar.add(folder / name, arcname=name, filter=_without_owner)
+
+
+def extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Extracts files and folders. Raises ``tarfile.TarError`` for an archive with anything else, or
+    outside ``folder``, of which nothing is extracted.
+
+    ``filter="data"`` does as much since Python 3.11.4; Debian 12 has 3.11.2.
+    """
+    root = folder.resolve()
+    for member in tar.getmembers():
+        is_below = (root / member.name).resolve().is_relative_to(root)
+        if not is_below or not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} is no file below the archive's folder")
+    tar.extraction_filter = getattr(tarfile, "data_filter", None)
+    tar.extractall(root)
+
+
+def unpack(source: Path, folder: Path) -> Manifest:
+    """Extracts into ``folder``. Raises ``BackupError`` where something is missing, was changed, or
+    has an unknown format."""
+    try:
+        with tarfile.open(source, "r:gz") as tar:
+            extract(tar, folder)
+        fields: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise BackupError(f"{source} cannot be unpacked in {folder.parent}: {error}") from error
+        raise BackupError(f"{source} is no backup that can be read: {error}") from error
+    if fields.get("format") != FORMAT:
+        raise BackupError(
+            f"{source} is of format {fields.get('format')}, and this helexa reads {FORMAT}"
+        )
+    manifest = Manifest(**fields)
+    for name, digest in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != digest:
+            raise BackupError(f"{source} is damaged: {name} is not what was backed up")
+    return _without_retired(manifest)
+
+
+def _without_retired(manifest: Manifest) -> Manifest:
+    def is_kept(table: str) -> bool:
+        return not any(table.startswith(f"{app}_") for app in RETIRED_APPS)
+
+    return replace(
+        manifest,
+        migrations=[one for one in manifest.migrations if one[0] not in RETIRED_APPS],
+        rows={table: count for table, count in manifest.rows.items() if is_kept(table)},
+        columns={table: names for table, names in manifest.columns.items() if is_kept(table)},
+    )
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o600
+    return member
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,5 @@
-"""Services that this host connects to: Redis and its clock, the database, and the fleet."""
+"""The doctor's checks of services: Redis and its clock, refused connections, the database, and the
+fleet."""
 
 from __future__ import annotations
 
@@ -14,15 +15,21 @@ from django.db import DatabaseError, connection
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live.reading import read_live_fleet, redis_client
+from fleet.live.refusals import read_refusals
 from fleet.live.reports import Report
 from fleet.redis_users import USER_PREFIX
 from helexa_site.config import Config
-from helexa_site.doctor.examine import Finding, failed, ok, warning
+from helexa_site.doctor import Finding, failed, ok, warning
 from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
 from helexa_site.program import program
+from inference.descriptors import DescriptorMarks, raise_descriptor_limit
+from inference.protocol.refusals import OVERLOADED, Refused
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 from inference.version import VERSION
 
+FEW_DESCRIPTORS = 4096
+REFUSALS_HOURS = 2
+HOW_TO_RAISE = "raise the limit: LimitNOFILE= of the unit, nofile in limits.conf, or ulimit -Hn"
 MIN_VERSION = (6, 2)
 INVITING_VERSION = (7, 0)
 TIMEOUT_S = 5.0
@@ -202,3 +209,25 @@ def report_findings(reports: Sequence[Report]) -> Iterator[Finding]:
             )
         elif not heartbeat.host.problems:
             yield ok(f"{name} runs helexa {VERSION}")
+
+
+def descriptor_findings() -> Iterator[Finding]:
+    try:
+        refused = read_refusals(redis_client(), hours=REFUSALS_HOURS)
+    except (redis.RedisError, OSError):
+        refused = {}  # Redis has a line of its own
+    yield from descriptor_limit_findings(raise_descriptor_limit(), refused)
+
+
+def descriptor_limit_findings(limit: int, refused: Mapping[Refused, int]) -> Iterator[Finding]:
+    """``limit``: of a process started from here. Pure."""
+    num_clients = DescriptorMarks.of_limit(limit).refuse_from
+    text = f"a process may have {limit:,} file descriptors, a gateway's clients {num_clients:,}"
+    yield warning(text, HOW_TO_RAISE) if limit < FEW_DESCRIPTORS else ok(text)
+    num_refused = sum(number for one, number in refused.items() if one.code == OVERLOADED)
+    if num_refused:
+        yield warning(
+            f"gateways ran out of file descriptors: {num_refused:,} connections were refused since "
+            "the last full hour but one",
+            f"{HOW_TO_RAISE}, or run another gateway",
+        )

@@ -1,4 +1,5 @@
-"""The database's part of a backup, while others write to it, and a restored one in its place.
+"""The parts of a backup: the database, while others write to it, and a restored one in its place;
+clients' files and results of batches; the signing key, joining parameters, and set variables.
 
 SQLite: a copy of the file, made by SQLite itself. PostgreSQL: a COPY of each of our tables, in one
 snapshot; pg_dump may be missing, or of another version than the server.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,46 @@ from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.backup.archive import BackupError, Manifest
+from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.data_directory import JOINED, secret_key
+from helexa_site.doctor import SET_BY_THE_START
 from helexa_site.migration_guard import recorded
-from helexa_site.whole_file import written_whole
+from helexa_site.whole_file import write_whole, written_whole
+from inference.settings.gateway import SECRET_KEY
+from inference.settings.installation import URL
+from inference.settings.table import NAMES
 
-FOLDER = "database"
-FILE = f"{FOLDER}/helexa.sqlite3"
+DATABASE_FOLDER = "database"
+DATABASE_FILE = f"{DATABASE_FOLDER}/helexa.sqlite3"
 BUSY_TIMEOUT_S = 60.0
 OTHER_SESSIONS = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
+
+
+class BackupError(Exception):
+    """A backup or a restore failed. It has changed nothing, or undone what it had begun."""
+
+
+def os_error_text(error: OSError, place: Path) -> str:
+    return str(error) if error.filename is not None else f"{place}: {error.strerror}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    format: int
+    version: str
+    made_at: str
+    vendor: str
+    """``sqlite`` or ``postgresql``."""
+    migrations: list[list[str]]
+    """App and name of each migration in the database."""
+    rows: dict[str, int]
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """Columns of each table in the order of the copy; PostgreSQL only."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by path."""
 
 
 @contextlib.contextmanager
@@ -41,7 +73,7 @@ def _opened(database: Path) -> Iterator[sqlite3.Connection]:
 def copy_file(database: Path, folder: Path) -> dict[str, int]:
     """Returns rows by table. A reader of a database in WAL mode blocks no writer. Raises
     ``BackupError``."""
-    target = folder / FILE
+    target = folder / DATABASE_FILE
     target.parent.mkdir(mode=0o700)
     try:
         with _opened(database) as source, _opened(target) as copy:
@@ -88,7 +120,7 @@ def put_in_place(folder: Path, database: Path) -> Path | None:
     """Makes the restored file the database. Returns the new path of the previous one, which stays
     where there is no room for the new one."""
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / FILE).open("rb") as source, written_whole(database) as target:
+    with (folder / DATABASE_FILE).open("rb") as source, written_whole(database) as target:
         shutil.copyfileobj(source, target)
         target.flush()
         os.fsync(target.fileno())
@@ -109,7 +141,7 @@ def _put_aside(database: Path) -> Path:
 
 
 def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
-    (folder / FOLDER).mkdir(mode=0o700)
+    (folder / DATABASE_FOLDER).mkdir(mode=0o700)
     rows: dict[str, int] = {}
     columns: dict[str, list[str]] = {}
     with transaction.atomic(), connection.cursor() as cursor:
@@ -117,7 +149,7 @@ def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
         for table in our_tables():
             description = connection.introspection.get_table_description(cursor, table)
             columns[table] = [column.name for column in description]
-            with (folder / FOLDER / f"{table}.copy").open("wb") as file:
+            with (folder / DATABASE_FOLDER / f"{table}.copy").open("wb") as file:
                 with cursor.cursor.copy(f"COPY {_table(table, columns[table])} TO STDOUT") as copy:
                     for chunk in copy:
                         file.write(chunk)
@@ -134,7 +166,7 @@ def load_tables(folder: Path, manifest: Manifest) -> None:
         # Replaces rows that migrations have made.
         cursor.execute(f"TRUNCATE {', '.join(map(_quoted, columns))}")
         for table, names in columns.items():
-            with (folder / FOLDER / f"{table}.copy").open("rb") as file:
+            with (folder / DATABASE_FOLDER / f"{table}.copy").open("rb") as file:
                 with cursor.cursor.copy(f"COPY {_table(table, names)} FROM STDIN") as copy:
                     while chunk := file.read(1 << 20):
                         copy.write(chunk)
@@ -192,3 +224,99 @@ def _table(table: str, columns: list[str]) -> str:
 
 def _quoted(name: str) -> str:
     return str(connection.ops.quote_name(name))
+
+
+FILES_FOLDER = "files"
+
+
+def copy_files(config: Config, folder: Path) -> None:
+    """Copies them after the database, so that each row has its content."""
+    source = files_dir(config)
+    target = folder / FILES_FOLDER
+    for path in source.iterdir() if source.is_dir() else ():
+        if path.is_file():
+            target.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                _copy(path, target / path.name)
+
+
+def restore_files(config: Config, folder: Path) -> None:
+    """Restores them to this host's directory."""
+    source = folder / FILES_FOLDER
+    if not source.is_dir():
+        return
+    target = files_dir(config)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in source.iterdir():
+        with path.open("rb") as file, written_whole(target / path.name) as new:
+            shutil.copyfileobj(file, new)
+
+
+def files_dir(config: Config) -> Path:
+    return config.files_dir or config.data_dir / FILES_FOLDER
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A finished file never changes, so a link is a copy of it; unfinished results still grow."""
+    if "." not in source.name:
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # on another disk, or one without links
+            pass
+    shutil.copyfile(source, target)
+
+
+SETTINGS = "settings.env"
+OF_THE_MOMENT = SET_BY_THE_START | {
+    SECRET_KEY.name,  # a file of its own
+    URL.name,
+}
+
+
+def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -> None:
+    write_whole(folder / SECRET_KEY_FILE, secret_key(config))
+    write_whole(folder / SETTINGS, settings_text(environment))
+    if (joined := config.data_dir / JOINED).is_dir():
+        shutil.copytree(joined, folder / JOINED)
+
+
+def settings_text(environment: Mapping[str, str]) -> str:
+    names = sorted((NAMES - OF_THE_MOMENT) & environment.keys())
+    return "".join(f"{name}={shlex.quote(environment[name])}\n" for name in names)
+
+
+def ensure_key_fits(config: Config, folder: Path) -> None:
+    """Raises ``BackupError`` where another key is set here, which would invalidate restored
+    sessions and keys."""
+    restored = (folder / SECRET_KEY_FILE).read_text()
+    if config.secret_key is not None and config.secret_key != restored:
+        raise BackupError(
+            "HELEXA_SECRET_KEY is another one here than in the backup, and no API key of the "
+            "backup would be known: unset it, or set it to what is in the backup's secret_key"
+        )
+
+
+def restore_settings(config: Config, folder: Path) -> Path:
+    """Returns the path of the settings. The operator sets them again: addresses may have
+    changed."""
+    if (joined := folder / JOINED).is_dir():
+        (config.data_dir / JOINED).mkdir(mode=0o700, exist_ok=True)
+        for path in joined.iterdir():
+            _put(path, config.data_dir / JOINED / path.name)
+    settings = config.data_dir / f"restored-{SETTINGS}"
+    _put(folder / SETTINGS, settings)
+    return settings
+
+
+def restore_key(config: Config, folder: Path) -> None:
+    if config.secret_key is None:
+        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
+
+
+def _put(source: Path, target: Path) -> None:
+    """Copies the file. An existing one with other content is kept beside it."""
+    text = source.read_text()
+    if target.exists() and (existing := target.read_text()) != text:
+        write_whole(target.with_name(f"{target.name}.before-restore"), existing)
+    write_whole(target, text)
