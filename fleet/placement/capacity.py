@@ -225,6 +225,12 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
     return tuple((cards or names)[:1])
 
 
+def stage_neurons(replica: ReplicaView) -> frozenset[str]:
+    """The other neurons that hold stages of it."""
+    stages = () if replica.report is None else replica.report.stages
+    return frozenset(stage.neuron for stage in stages if stage.neuron)
+
+
 def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
     """Bytes freed on that device of its neuron by its eviction; 0 where unknown."""
     report, total = replica.report, replica.memory_bytes

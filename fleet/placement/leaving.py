@@ -19,9 +19,9 @@ from fleet.placement.capacity import (
     freed_on,
     idle_age_s,
     may_sleep,
+    stage_neurons,
 )
 from fleet.placement.decisions import Assignment, Sleep, Unload, assignment_of
-from fleet.placement.held_stages import stage_neurons
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 DRAINS = "its neuron drains"

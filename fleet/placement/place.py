@@ -44,9 +44,8 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.capacity import HELD, Catalogue, idle_age_s, may_sleep
 from fleet.placement.decisions import Decision, Load, Reject, Route, Wait, with_load
 from fleet.placement.failures import retry_in_s
-from fleet.placement.held_stages import stage_failed, stages_under_way
 from fleet.placement.leaving import taking_requests
-from fleet.placement.refusals import never_loads, refuse
+from fleet.placement.refusals import never_loads, refuse, stage_failed
 from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
 from fleet.placement.room import (
     WAKE_AGAIN_S,
@@ -78,7 +77,7 @@ def place(
     if absent := snapshot.absent_holders(entry.name):
         reason = f"{entry.name} is on {' and '.join(absent)}, which has just fallen silent"
         return Wait(neuron=absent[0], model=entry.name, reason=reason, eta_s=GONE_ETA_S)
-    if held := stages_under_way(entry.name, snapshot):
+    if held := _stages_under_way(entry.name, snapshot):
         return held
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
     room = find_room(
@@ -147,6 +146,20 @@ def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaV
         digest = entry.spec_digest()
         serving = [replica for replica in serving if replica.spec_digest == digest] or serving
     return serving
+
+
+def _stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
+    """A wait, where neurons hold stages of a model that no replica uses yet, or any more."""
+    held = [one for one in snapshot.held_stages() if one.stage.model == model and not one.is_failed]
+    if not held:
+        return None
+    neurons = sorted({one.neuron for one in held})
+    return Wait(
+        neuron=held[0].stage.engine_neuron,
+        model=model,
+        reason=f"{model} is loaded on several hosts, and stages of it are on "
+        f"{' and '.join(neurons)}",
+    )
 
 
 def _with_status(

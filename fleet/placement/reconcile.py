@@ -28,7 +28,7 @@ from dataclasses import replace
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.placement.capacity import HELD, REPLACEABLE, Catalogue, idle_age_s
+from fleet.placement.capacity import HELD, REPLACEABLE, Catalogue, idle_age_s, stage_neurons
 from fleet.placement.decisions import (
     Action,
     Assignment,
@@ -43,7 +43,6 @@ from fleet.placement.decisions import (
     with_load,
     with_status,
 )
-from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import (
     DRAINS,
     staying,

@@ -14,9 +14,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission, DesiredState, KnownDevice
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement.capacity import stage_neurons
 from fleet.placement.decisions import Reject
 from fleet.placement.division import are_large_enough_together
-from fleet.placement.held_stages import stage_neurons
 from fleet.placement.needs import Needs
 from inference.protocol.heartbeat import DeviceInfo
 

@@ -31,8 +31,13 @@ from fleet.placement.capacity import (
 )
 from fleet.placement.decisions import PlacementCandidate
 from fleet.placement.division import Division, to_weigh
-from fleet.placement.failures import NONE_FAILED, FailedLoads, failed_loads, with_reported_costs
-from fleet.placement.held_stages import failing_stages
+from fleet.placement.failures import (
+    NONE_FAILED,
+    FailedLoads,
+    failed_loads,
+    failing_stages,
+    with_reported_costs,
+)
 from fleet.placement.needs import Needs
 from fleet.placement.returning import is_large_enough
 from inference.protocol.heartbeat import ReplicaStatus

@@ -40,8 +40,8 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from fleet.placement import Load, Route, Wait, place
+from fleet.placement.capacity import stage_neurons
 from fleet.placement.division import held_stages
-from fleet.placement.held_stages import stage_neurons
 from fleet.services.job_steps import (
     job_abandoned,
     job_create,

@@ -37,9 +37,8 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load, Reject, Route, Wait, place
-from fleet.placement.capacity import REPLACEABLE, may_sleep
+from fleet.placement.capacity import REPLACEABLE, may_sleep, stage_neurons
 from fleet.placement.division import held_stages, why_not_divided
-from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for, place_on
