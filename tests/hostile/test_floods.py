@@ -24,7 +24,7 @@ from inference.protocol import keys
 from inference.redis_connections import connect_exempt
 from metering.actor import GATEWAY
 from metering.models import AuditEntry
-from tests.fleet.services.hosts.invited_hosts import guest, invite
+from tests.fleet.services.invited_hosts import guest, invite
 from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB
 from tests.hostile.hostile_host import VALUE
 from tests.live.serving import wait_until

@@ -27,7 +27,7 @@ from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.services.jobs.conftest import HERE, names, status_of
+from tests.fleet.services.conftest import HERE, names, status_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

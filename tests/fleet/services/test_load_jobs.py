@@ -32,7 +32,7 @@ from inference.protocol.load_report import StageReport
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.services.jobs.conftest import HERE, fresh, later, names, observe, start, unload
+from tests.fleet.services.conftest import HERE, fresh, later, names, observe, start, unload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

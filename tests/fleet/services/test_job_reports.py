@@ -26,7 +26,7 @@ from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.conftest import GIB
-from tests.fleet.services.jobs.conftest import HERE, fresh, later, observe, start, status_of, unload
+from tests.fleet.services.conftest import HERE, fresh, later, observe, start, status_of, unload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

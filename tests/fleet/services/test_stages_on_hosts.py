@@ -25,7 +25,7 @@ from fleet.services.reconciling import jobs_known
 from fleet.services.stage_orders import stage_load_call_off
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
-from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
+from tests.fleet.services.stage_world import GIB, NAMES, World
 from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.django_db(transaction=True)

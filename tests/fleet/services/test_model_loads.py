@@ -32,7 +32,7 @@ from metering.actor import COMMAND
 from metering.api.problems import problem_response
 from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.fleets import dense, mixture
-from tests.fleet.services.jobs.conftest import HERE, fresh, names, observe, start
+from tests.fleet.services.conftest import HERE, fresh, names, observe, start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

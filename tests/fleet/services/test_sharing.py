@@ -33,7 +33,7 @@ from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.services.hosts.invited_hosts import ADDRESS, guest, invite, shared_redis
+from tests.fleet.services.invited_hosts import ADDRESS, guest, invite, shared_redis
 from tests.metering.callers import staff
 from tests.servers.private_redis import running_redis
 

@@ -37,7 +37,7 @@ from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.services.jobs.download_reports import (
+from tests.fleet.services.download_reports import (
     GB,
     SOURCE,
     beast,
