@@ -42,6 +42,7 @@ from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.load import StageSpec
 
+Devices = Sequence[DeviceInfo | KnownDevice]
 NOT_OF_STAGES = ("draft_model", "mtp")
 """Kinds of speculation that models of several stages do not have."""
 
@@ -236,9 +237,18 @@ def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[Sta
     )
 
 
-def are_large_enough_together(
-    needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]
-) -> bool:
+def is_large_enough(needs: Needs, neuron: str, devices: Devices) -> bool:
+    """Whether one neuron has enough large devices for the model, whole or divided over them,
+    ignoring their load. If the need is unknown, their number decides."""
+    for kind in needs.kinds:
+        least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
+        sizes = [device.total_memory_bytes for device in devices if device.kind == kind]
+        if sum(size >= least for size in sizes) >= needs.num_devices:
+            return True
+    return _are_large_enough_together(needs, neuron, devices)
+
+
+def _are_large_enough_together(needs: Needs, neuron: str, devices: Devices) -> bool:
     """Whether the model, divided over them, would fit on devices of one neuron, ignoring their
     load. While its layers' costs are unknown, the devices' total size decides."""
     entry = needs.entry
@@ -280,7 +290,7 @@ def to_weigh(
         (device.free_bytes(entry.name), name, device.name)
         for kind in needs.kinds
         for name, here in capacity.of_kind(entry, kind, excluded).items()
-        if are_large_enough_together(needs, name, here[0].neuron.devices)
+        if _are_large_enough_together(needs, name, here[0].neuron.devices)
         for device in here
     ]
     if not options:

@@ -9,11 +9,10 @@ from fleet.live.desired_state import Admission
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
 from fleet.placement.capacity import DeviceCapacity
 from fleet.placement.decisions import Reject
-from fleet.placement.division import Division, why_not_divided
+from fleet.placement.division import Devices, Division, why_not_divided
 from fleet.placement.failures import LOCAL_SOURCE, UNKNOWN, retry_in_s, stage_retry_in_s
 from fleet.placement.needs import Needs
 from fleet.placement.returning import (
-    Devices,
     UnavailableHost,
     recovering,
     unavailable_hosts,

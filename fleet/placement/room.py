@@ -30,7 +30,7 @@ from fleet.placement.capacity import (
     waking_bytes,
 )
 from fleet.placement.decisions import PlacementCandidate
-from fleet.placement.division import Division, to_weigh
+from fleet.placement.division import Division, is_large_enough, to_weigh
 from fleet.placement.failures import (
     NONE_FAILED,
     FailedLoads,
@@ -39,7 +39,6 @@ from fleet.placement.failures import (
     with_reported_costs,
 )
 from fleet.placement.needs import Needs
-from fleet.placement.returning import is_large_enough
 from inference.protocol.heartbeat import ReplicaStatus
 
 WAKE_AGAIN_S = 5.0

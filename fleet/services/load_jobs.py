@@ -292,8 +292,7 @@ def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
     """Where it is loaded first, or why it is reloaded in place. Pure."""
-    neuron = snapshot.neuron(neuron_name)
-    replica = neuron.replica_of(entry.name) if neuron is not None else None
+    replica = _replica_on(neuron_name, entry.name, snapshot)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return "In place: it serves no requests now"
     others = tuple(one for one in snapshot.neurons if one.name != neuron_name)
@@ -313,11 +312,15 @@ def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
     return "In place; requests wait meanwhile: no other neuron has room for a second one"
 
 
+def _replica_on(neuron_name: str, model_name: str, snapshot: FleetSnapshot) -> ReplicaView | None:
+    neuron = snapshot.neuron(neuron_name)
+    return None if neuron is None else neuron.replica_of(model_name)
+
+
 def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) -> None:
     """Raises ``PlacementRefusedError`` for a replica with stages on several hosts: those end with
     its engine, and are placed anew by the memory that is free then."""
-    neuron = snapshot.neuron(neuron_name)
-    replica = None if neuron is None else neuron.replica_of(model_name)
+    replica = _replica_on(neuron_name, model_name, snapshot)
     if replica is not None and (others := stage_neurons(replica)):
         raise PlacementRefusedError(
             f"{model_name} lies on {neuron_name} and {' and '.join(sorted(others))} together, and "
@@ -326,8 +329,7 @@ def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) 
 
 
 def _keep_stages(job: LoadJob, entry: CatalogueEntry, snapshot: FleetSnapshot) -> None:
-    neuron = snapshot.neuron(job.neuron.name)
-    replica = None if neuron is None else neuron.replica_of(job.model_name)
+    replica = _replica_on(job.neuron.name, job.model_name, snapshot)
     stages = held_stages(entry, replica)
     job.stages = msgspec.to_builtins(list(stages))
     if stages and replica is not None and replica.report is not None:

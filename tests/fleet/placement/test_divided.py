@@ -11,9 +11,9 @@ from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Wait, place, place_on
 from fleet.placement.decisions import Unload, Waiting, with_load
+from fleet.placement.division import is_large_enough
 from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for
-from fleet.placement.returning import is_large_enough
 from inference.protocol.heartbeat import HeldStageStatus, device_name
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport
