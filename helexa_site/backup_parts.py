@@ -22,7 +22,7 @@ from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.config import FILES_FOLDER, SECRET_KEY_FILE, Config
 from helexa_site.data_directory import JOINED, secret_key
 from helexa_site.doctor import SET_BY_THE_START
 from helexa_site.migration_guard import recorded
@@ -226,12 +226,9 @@ def _quoted(name: str) -> str:
     return str(connection.ops.quote_name(name))
 
 
-FILES_FOLDER = "files"
-
-
 def copy_files(config: Config, folder: Path) -> None:
     """Copies them after the database, so that each row has its content."""
-    source = files_dir(config)
+    source = config.stored_files_dir
     target = folder / FILES_FOLDER
     for path in source.iterdir() if source.is_dir() else ():
         if path.is_file():
@@ -245,15 +242,11 @@ def restore_files(config: Config, folder: Path) -> None:
     source = folder / FILES_FOLDER
     if not source.is_dir():
         return
-    target = files_dir(config)
+    target = config.stored_files_dir
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in source.iterdir():
         with path.open("rb") as file, written_whole(target / path.name) as new:
             shutil.copyfileobj(file, new)
-
-
-def files_dir(config: Config) -> Path:
-    return config.files_dir or config.data_dir / FILES_FOLDER
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ from inference.settings.setting import Setting, SettingError
 from inference.settings.table import check_settings
 
 SECRET_KEY_FILE = "secret_key"
+FILES_FOLDER = "files"
 PRIVATE_REDIS_URL_FILE = "redis/url"
 DEFAULT_HSTS_S = 30 * 24 * 3600
 T = TypeVar("T")
@@ -92,6 +93,11 @@ class Config:
     hsts_s: int
     drain_s: int
     redis_stall_s: int
+
+    @property
+    def stored_files_dir(self) -> Path:
+        """What clients uploaded, and results of batches."""
+        return self.files_dir or self.data_dir / FILES_FOLDER
 
 
 SETTINGS: dict[str, Setting[Any]] = {

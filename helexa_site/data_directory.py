@@ -45,7 +45,7 @@ from inference.settings.setting import SettingError
 LOCK_FILE = "serve.lock"
 RUNNING_FILE = "serve.json"
 JOINED = "neurons"
-SHARE_FILE = "share.json"
+SHARE_FILE = "redis/share.json"
 INSTANCE_HEADER = "x-helexa-instance"
 INSTANCE_CHARACTERS = 32
 SECRET_KEY_BYTES = 48
@@ -217,20 +217,20 @@ class Share:
         return text if is_its_own else ""
 
 
-def keep_share(redis_dir: Path, share: Share) -> None:
+def keep_share(data_dir: Path, share: Share) -> None:
     """Raises ``OSError``."""
-    write_whole(redis_dir / SHARE_FILE, json.dumps({"host": share.host, "port": share.port}))
+    write_whole(data_dir / SHARE_FILE, json.dumps({"host": share.host, "port": share.port}))
 
 
-def forget_share(redis_dir: Path) -> None:
+def forget_share(data_dir: Path) -> None:
     """Raises ``OSError``."""
-    (redis_dir / SHARE_FILE).unlink(missing_ok=True)
+    (data_dir / SHARE_FILE).unlink(missing_ok=True)
 
 
-def find_share(redis_dir: Path) -> Share | None:
+def find_share(data_dir: Path) -> Share | None:
     """``None``: the page has opened none, or the file has no valid address."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads((redis_dir / SHARE_FILE).read_text())
+        found = json.loads((data_dir / SHARE_FILE).read_text())
         return Share(host=str(found["host"]), port=int(found["port"]))
     return None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -215,7 +214,7 @@ def sharing_state() -> Sharing:
         can_open=is_private and not policy.share_address and bool(addresses),
         can_close=is_private
         and bool(policy.share_address)
-        and find_share(_redis_dir()) is not None,
+        and find_share(settings.CONFIG.data_dir) is not None,
         addresses=addresses,
     )
 
@@ -232,13 +231,13 @@ def redis_share(*, actor: Actor, host: str, port: int) -> None:
         raise InvitationError("it is open already")
     share = Share(host=host, port=port)
     try:
-        keep_share(_redis_dir(), share)
+        keep_share(settings.CONFIG.data_dir, share)
     except OSError as error:
         raise InvitationError(f"the data directory cannot be written: {error}") from error
     try:
         _listen(share)
     except InvitationError:
-        forget_share(_redis_dir())
+        forget_share(settings.CONFIG.data_dir)
         raise
     share_record(actor=actor, address=share.address, is_tls=False, certificate="")
 
@@ -247,10 +246,10 @@ def redis_unshare(*, actor: Actor) -> None:
     """Closes it again; connected hosts stay until their connection ends. Raises
     ``InvitationError``."""
     _ensure_private()
-    if find_share(_redis_dir()) is None:
+    if find_share(settings.CONFIG.data_dir) is None:
         raise InvitationError("it was not opened from here: start serve without --share")
     _listen(None)
-    forget_share(_redis_dir())
+    forget_share(settings.CONFIG.data_dir)
     share_record(actor=actor, address="", is_tls=False, certificate="")
 
 
@@ -277,8 +276,3 @@ def _is_private() -> bool:
     """Whether Redis is ``serve``'s own in this data directory."""
     url: str = settings.CONFIG.redis_url
     return private_redis_url(settings.CONFIG.data_dir) == url
-
-
-def _redis_dir() -> Path:
-    data_dir: Path = settings.CONFIG.data_dir
-    return data_dir / "redis"

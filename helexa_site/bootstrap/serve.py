@@ -151,8 +151,8 @@ def serve(options: ServeOptions) -> int:
         print_step("data", str(config.data_dir))
         private_redis = None
         if not REDIS_URL.read(os.environ):
+            options = with_kept_share(options, config.data_dir)
             redis_dir = config.data_dir / "redis"
-            options = with_kept_share(options, redis_dir)
             listening = listening_directives(options.share)
             private_redis = configure_private_redis(redis_dir, listening=listening)
             stack.callback(discard_private_redis, private_redis, redis_dir)
@@ -197,10 +197,10 @@ def _wait_and_stop(events: Events, supervisor: Supervisor) -> None:
             raise event
 
 
-def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
+def with_kept_share(options: ServeOptions, data_dir: Path) -> ServeOptions:
     """``--share`` takes precedence. An unavailable address is left out, with a line on the
     terminal: the rest of serve does not need it."""
-    share = find_share(redis_dir) if options.share is None else None
+    share = find_share(data_dir) if options.share is None else None
     if share is None:
         return options
     if error := try_to_listen(share.host, share.port):

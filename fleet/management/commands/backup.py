@@ -10,7 +10,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from helexa_site.backup import back_up
-from helexa_site.backup_parts import FILES_FOLDER, BackupError, os_error_text
+from helexa_site.backup_parts import BackupError, os_error_text
+from helexa_site.config import FILES_FOLDER
 from helexa_site.management.base import QuickCommand
 from helexa_site.program import program
 from helexa_site.settings import CONFIG

@@ -101,13 +101,13 @@ def test_a_host_is_invited_without_a_restart(
     with redis.Redis(host=HOST, port=port) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
 
-    assert find_share(redis_dir) == Share(host=HOST, port=port)
+    assert find_share(redis_dir.parent) == Share(host=HOST, port=port)
     page = admin_client.get(PAGE).text
     assert "Stop sharing" in page and 'id="share"' not in page
     assert admin_client.post(PAGE, {"do": "close"}).status_code == 302
     assert not is_open(port)
     assert private.ping(), "its socket stays"
-    assert find_share(redis_dir) is None
+    assert find_share(redis_dir.parent) is None
     assert FleetPolicy.objects.get().share_address == ""
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(
     (redis_dir / URL_FILE).write_text(ours)
     assert private.config_get("port") == {"port": "0"} and not is_open(port)
     assert not AuditEntry.objects.filter(action="fleet.share").exists()
-    assert find_share(redis_dir) is None
+    assert find_share(redis_dir.parent) is None
     assert not FleetPolicy.objects.exclude(share_address="").exists()
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=True, certificate="PEM")
     page = admin_client.get(PAGE).text
@@ -162,20 +162,20 @@ def test_the_next_serve_opens_it_again(
     redis_dir: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redis_dir.mkdir()
-    assert with_kept_share(OPTIONS, redis_dir) is OPTIONS
+    assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
     share = Share(host=HOST, port=port)
-    keep_share(redis_dir, share)
-    assert with_kept_share(OPTIONS, redis_dir).share == share
+    keep_share(redis_dir.parent, share)
+    assert with_kept_share(OPTIONS, redis_dir.parent).share == share
     flag = replace(OPTIONS, share=Share(host="10.0.0.5", port=1))
-    assert with_kept_share(flag, redis_dir) is flag
+    assert with_kept_share(flag, redis_dir.parent) is flag
     with socket.socket() as taken:
         taken.bind((HOST, port))
         taken.listen()
-        assert with_kept_share(OPTIONS, redis_dir) is OPTIONS
+        assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
     assert f"not at {HOST}:{port}" in capsys.readouterr().out
     for text in ("", "{", "[]", json.dumps({"host": HOST})):
-        (redis_dir / SHARE_FILE).write_text(text)
-        assert with_kept_share(OPTIONS, redis_dir) is OPTIONS
+        (redis_dir.parent / SHARE_FILE).write_text(text)
+        assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
 
 
 __all__ = ["shared_redis"]
