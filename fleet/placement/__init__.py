@@ -8,7 +8,8 @@ reconcile    what the control does in a tick (``fleet.placement.reconcile``)
 
 from fleet.placement.capacity import Catalogue
 from fleet.placement.decisions import Decision, Load, Reject, Route, Wait
-from fleet.placement.place import RoutingHint, place, place_on, route
+from fleet.placement.place import place, place_on
+from fleet.placement.targets import RoutingHint, route
 
 __all__ = [
     "Catalogue",

@@ -21,30 +21,18 @@ Models evicted for a load move to free memory elsewhere, without another evictio
 
 Busy and pinned models never move, nor those that can sleep in place, or that another neuron has as
 well. Evictions prefer models that can move (``FleetCapacity``).
-
-Of several ready replicas a request goes to the one of its conversation.
-
-    hint ─▶ rendezvous: the replica that this conversation's prefix belongs to, unless it is over
-            the bound ─▶ the next hash's ─▶ … ─▶ the least busy
-
-Every gateway computes the same answer, so that a conversation's turns share one prefix cache.
-Source of the bound: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads".
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.load_estimates import load_estimate
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.capacity import HELD, Catalogue, idle_age_s, may_sleep
-from fleet.placement.decisions import Decision, Load, Reject, Route, Wait, with_load
+from fleet.placement.decisions import Decision, Load, Reject, Wait, with_load
 from fleet.placement.failures import retry_in_s
-from fleet.placement.leaving import taking_requests
 from fleet.placement.refusals import never_loads, refuse, stage_failed
 from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
 from fleet.placement.room import (
@@ -54,6 +42,7 @@ from fleet.placement.room import (
     has_just_failed,
     reachable,
 )
+from fleet.placement.targets import route
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0
@@ -115,37 +104,6 @@ def place_on(
     if room.candidate is not None:
         return room.candidate.load(entry.name)
     return refuse(room, snapshot, only=neuron.name)
-
-
-def route(
-    entry: CatalogueEntry,
-    snapshot: FleetSnapshot,
-    *,
-    hint: RoutingHint | None = None,
-    sent: Mapping[str, int] | None = None,
-) -> Route | None:
-    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests sent there that no
-    heartbeat shows yet."""
-    ready = serving(entry, snapshot)
-    if not ready:
-        return None
-    if sent:
-        ready = [
-            replace(replica, queue_depth=replica.queue_depth + sent.get(replica.neuron, 0))
-            for replica in ready
-        ]
-    return Route(neuron=choose_replica(ready, hint).neuron, model=entry.name)
-
-
-def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
-    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
-    only while none of the present one serves."""
-    ready = _with_status(reachable(snapshot, entry.name), ReplicaStatus.READY)
-    serving = taking_requests(entry, ready, snapshot)
-    if len({replica.spec_digest for replica in serving}) > 1:
-        digest = entry.spec_digest()
-        serving = [replica for replica in serving if replica.spec_digest == digest] or serving
-    return serving
 
 
 def _stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
@@ -278,44 +236,3 @@ def _devices_on(load: Load, neuron: str) -> set[str]:
     if neuron == load.neuron:
         return {*load.devices}
     return {stage.device for stage in load.stages if stage.neuron == neuron}
-
-
-BALANCE = 1.25
-"""A replica's limit is this many times the mean of all outstanding requests, plus ``SLACK``."""
-SLACK = 1
-"""Few requests are no load worth a prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingHint:
-    """Hashes of the request's first messages, the shortest prefix first. All turns of a
-    conversation share the first one; the longer ones distinguish conversations that begin alike."""
-
-    prefixes: tuple[bytes, ...] = ()
-
-
-def choose_replica(ready: Sequence[ReplicaView], hint: RoutingHint | None) -> ReplicaView:
-    if len(ready) == 1:
-        return ready[0]
-    if hint is not None:
-        most = _bound(ready)
-        left = list(ready)
-        for prefix in hint.prefixes:
-            if len(left) == 1:
-                break
-            preferred = max(left, key=lambda replica: rendezvous(prefix, replica.neuron))
-            if preferred.num_requests < most:
-                return preferred
-            left.remove(preferred)
-    return min(ready, key=lambda replica: (replica.num_requests, replica.neuron))
-
-
-def rendezvous(prefix: bytes, neuron: str) -> bytes:
-    """The neuron with the highest score owns the prefix; when one leaves, only its prefixes
-    move."""
-    return hashlib.blake2b(neuron.encode(), key=prefix[:64], digest_size=8).digest()
-
-
-def _bound(ready: Sequence[ReplicaView]) -> int:
-    outstanding = 1 + sum(replica.num_requests for replica in ready)
-    return math.ceil(BALANCE * outstanding / len(ready)) + SLACK
