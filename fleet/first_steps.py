@@ -24,8 +24,8 @@ from django.views.decorators.http import require_GET, require_POST
 from fleet.admin.loading import actor_of
 from fleet.management.clients import CLIENTS, Target, settings_text
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
-from fleet.services.hosts.invitations import DEFAULT_SHARE_PORT, sharing_state
-from helexa_site.web.pages import SHOWN_ONCE, render_page
+from fleet.services.invitations import DEFAULT_SHARE_PORT, sharing_state
+from helexa_site.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.errors import MeteringValueError
 from metering.keys.store import without_playground_keys

@@ -17,7 +17,7 @@ django_application = get_asgi_application()
 from django.core.signals import request_finished  # noqa: E402
 from django.db import connections  # noqa: E402
 
-from helexa_site.instance import secret_key  # noqa: E402
+from helexa_site.data_directory import secret_key  # noqa: E402
 from helexa_site.routing import build_application  # noqa: E402
 from helexa_site.settings import CONFIG  # noqa: E402
 from inference.descriptors import raise_descriptor_limit  # noqa: E402

@@ -1,4 +1,8 @@
-"""Everything an operator can set from the environment, parsed once and typed."""
+"""Everything an operator can set from the environment, parsed once and typed; and Django's settings
+of the database, from its URL.
+
+Standard library only at import: settings are checked before anything is installed.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from helexa_site.program import default_data_dir
 from inference.settings import gateway, storage
 from inference.settings.gateway import MetricsSetting
 from inference.settings.kinds import Network
-from inference.settings.setting import Setting
+from inference.settings.setting import Setting, SettingError
 from inference.settings.table import check_settings
 
 SECRET_KEY_FILE = "secret_key"
+FILES_FOLDER = "files"
 PRIVATE_REDIS_URL_FILE = "redis/url"
 DEFAULT_HSTS_S = 30 * 24 * 3600
 T = TypeVar("T")
@@ -31,7 +37,7 @@ class Config:
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str | None = field(repr=False)
-    """The configured key; ``None``: the data directory's own, see ``helexa_site.instance``."""
+    """The configured key; ``None``: the data directory's own."""
     secret_key_is_kept: bool
     """Whether a key exists that other processes have as well, for making API keys."""
     debug: bool
@@ -40,7 +46,7 @@ class Config:
     unknown and may be public."""
     allowed_hosts: tuple[str, ...]
     """Names for this server beside those derived from ``listen_host``: see
-    ``helexa_site.web.hosts``."""
+    ``helexa_site.middleware``."""
     trusted_proxies: tuple[Network, ...]
     csrf_trusted_origins: tuple[str, ...]
     allowed_origins: tuple[str, ...]
@@ -88,6 +94,11 @@ class Config:
     drain_s: int
     redis_stall_s: int
 
+    @property
+    def stored_files_dir(self) -> Path:
+        """What clients uploaded, and results of batches."""
+        return self.files_dir or self.data_dir / FILES_FOLDER
+
 
 SETTINGS: dict[str, Setting[Any]] = {
     name.lower(): setting
@@ -108,7 +119,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     values |= {
         "data_dir": data_dir,
         "database_url": values["database_url"] or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
-        "redis_url": values["redis_url"] or _private_redis_url(data_dir) or DEFAULT_REDIS_URL,
+        "redis_url": values["redis_url"] or private_redis_url(data_dir) or DEFAULT_REDIS_URL,
         "secret_key_is_kept": values["secret_key"] is not None
         or (data_dir / SECRET_KEY_FILE).is_file(),
         "files_dir": files_dir.resolve() if files_dir else None,
@@ -139,10 +150,67 @@ def _or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _private_redis_url(data_dir: Path) -> str | None:
+def private_redis_url(data_dir: Path) -> str | None:
     """The private Redis of the ``serve`` that runs on the data directory, for commands in another
     terminal."""
     try:
         return (data_dir / PRIVATE_REDIS_URL_FILE).read_text() or None
     except OSError:
         return None
+
+
+CONNECTION_MAX_AGE_S = 600
+"""A thread of the gateway's or the control's keeps its connection from query to query: connecting
+to PostgreSQL costs several times a query. A lost one is detected before the next query."""
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""libpq's: a server behind a broken network times out after about ten seconds, where the system's
+own defaults wait for a quarter of an hour, and revoked keys would work as long. Values in the URL
+take precedence."""
+SQLITE_OPTIONS = {
+    "timeout": 20,
+    "transaction_mode": "IMMEDIATE",
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+WANTED = "DATABASE_URL is not like postgres://user:password@host/helexa or sqlite:////path/to/file"
+
+
+def database_settings(url: str) -> dict[str, Any]:
+    """One entry of ``DATABASES``. Raises ``SettingError`` without the URL, which may contain a
+    password."""
+    import dj_database_url  # with the other requirements
+
+    try:
+        parsed: dict[str, Any] = {
+            **dj_database_url.parse(url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True)
+        }
+    except ValueError:
+        raise SettingError(WANTED) from None
+    match parsed["ENGINE"]:
+        case "django.db.backends.sqlite3":
+            parsed["OPTIONS"] = SQLITE_OPTIONS
+        case "django.db.backends.postgresql":
+            parsed["OPTIONS"] = POSTGRESQL_OPTIONS | parsed.get("OPTIONS", {})
+        case _:
+            raise SettingError(WANTED)
+    return parsed
+
+
+def open_only_what_is_there() -> None:
+    """SQLite creates missing files. A command without a database reports that instead, and leaves
+    no file behind."""
+    from django.db import connections  # which reads the settings, and they are made with this
+
+    settings = connections.settings["default"]
+    path = str(settings["NAME"])
+    if "sqlite3" not in settings["ENGINE"] or path.startswith((":", "file:")):
+        return
+    if not Path(path).exists():
+        connections["default"].settings_dict["NAME"] = f"file:{quote(path)}?mode=rw"

@@ -36,8 +36,8 @@ from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
 from django.utils.deprecation import MiddlewareMixin
 
+from helexa_site.addresses import client_address, counted_address
 from helexa_site.models import LoginAttempt
-from helexa_site.web.client_address import client_address, counted_address
 from metering.actor import user_actor
 from metering.services.audit import audit_entry_create
 

@@ -18,7 +18,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.whole_file import try_lock
 
 OLDEST = "0.2.0"

@@ -83,7 +83,7 @@ def build_application(
         max_bytes=gateway.config.max_stored_response_bytes,
     )
     batch_store = BatchStore(
-        FileStore(gateway.config.files_dir or gateway.config.data_dir / "files"),
+        FileStore(gateway.config.stored_files_dir),
         max_files=gateway.config.max_stored_files,
         max_bytes=gateway.config.max_stored_file_bytes,
         max_open_batches=gateway.config.max_open_batches,

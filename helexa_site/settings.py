@@ -7,12 +7,11 @@ from typing import cast
 from django.templatetags.static import static
 from django.utils.functional import SimpleLazyObject
 
-from helexa_site.config import read_config
-from helexa_site.databases import database_settings
-from helexa_site.instance import secret_key
+from helexa_site.config import database_settings, read_config
+from helexa_site.data_directory import secret_key
+from helexa_site.middleware import allowed_hosts
+from helexa_site.navigation import navigation_of, searched_models, searched_pages
 from helexa_site.program import REPOSITORY_DIR
-from helexa_site.web.hosts import allowed_hosts
-from helexa_site.web.navigation import navigation_of, searched_models, searched_pages
 from inference.version import VERSION
 
 CONFIG = read_config()
@@ -26,7 +25,7 @@ CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.has_secure_cookies
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-"""``helexa_site.web.middleware`` removes it from requests that are not a trusted proxy's."""
+"""``helexa_site.middleware`` removes it from requests that are not a trusted proxy's."""
 SECURE_HSTS_SECONDS = CONFIG.hsts_s
 SILENCED_SYSTEM_CHECKS = [
     # Other names under this one, and browsers' lists, are not ours to decide on.
@@ -59,10 +58,10 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "helexa_site.web.middleware.ContentSecurityMiddleware",
-    "helexa_site.web.middleware.CompressionMiddleware",
-    "helexa_site.web.hosts.HostMiddleware",
-    "helexa_site.web.middleware.HttpsMiddleware",
+    "helexa_site.middleware.ContentSecurityMiddleware",
+    "helexa_site.middleware.CompressionMiddleware",
+    "helexa_site.middleware.HostMiddleware",
+    "helexa_site.middleware.HttpsMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -88,10 +87,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
-            "builtins": [
-                "helexa_site.templatetags.moments",
-                "helexa_site.templatetags.landmarks",
-            ],
+            "builtins": ["helexa_site.templatetags.filters"],
         },
     },
 ]
@@ -179,7 +175,7 @@ UNFOLD = {
         lambda _request: static("helexa/charts.js"),
         lambda _request: static("helexa/labels.js"),
     ],
-    "ENVIRONMENT": "helexa_site.web.pages.open_access_label",
+    "ENVIRONMENT": "helexa_site.pages.open_access_label",
     "LOGIN": {"form": "helexa_site.logins.OperatorLoginForm"},
     "DASHBOARD_CALLBACK": "fleet.dashboard.views.dashboard_context",
     "SIDEBAR": {"navigation": navigation_of},

@@ -6,18 +6,18 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 
 from fleet.api.overview import VersionView
+from helexa_site.api_reference import api_reference
 from helexa_site.logins import Login, Logout
-from helexa_site.web.api_reference import api_reference
-from helexa_site.web.pages import favicon, front, settings_page
+from helexa_site.pages import favicon, front, settings_page
 
 # Imported here and not when Django is set up: most processes and commands have no pages, and these
 # are half of all imports.
 admin.autodiscover()
 
-handler400 = "helexa_site.web.error_pages.page_bad_request"
-handler403 = "helexa_site.web.error_pages.page_forbidden"
-handler404 = "helexa_site.web.error_pages.page_not_found"
-handler500 = "helexa_site.web.error_pages.page_failed"
+handler400 = "helexa_site.pages.page_bad_request"
+handler403 = "helexa_site.pages.page_forbidden"
+handler404 = "helexa_site.pages.page_not_found"
+handler500 = "helexa_site.pages.page_failed"
 
 urlpatterns = [
     path("admin/dashboard/", include("fleet.dashboard.urls")),

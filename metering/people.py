@@ -22,7 +22,7 @@ from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 from unfold.widgets import UnfoldAdminPasswordWidget
 
-from helexa_site.web.pages import shell_of
+from helexa_site.pages import shell_of
 from metering.actor import user_actor
 from metering.services.audit import CHANGED_FIELDS, audit_entry_create
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import os
 
-from helexa_site.bootstrap.isolation import isolate
+from helexa_site.bootstrap.suite import isolate
 
 isolate(os.environ)

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from helexa_site.doctor.examine import Level, lines_of, package_findings
-from helexa_site.doctor.host_checks import gpu_findings
+from helexa_site.doctor import Level, gpu_findings, lines_of, package_findings
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.engine import (
     Awake,

@@ -26,7 +26,7 @@ from fleet.live.cached_models import CachedLine, cached_list
 from fleet.management.sizes import size_text
 from fleet.models import Download, LoadJob
 from fleet.placement.decisions import stage_evictions
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 from metering.actor import Actor
 
 TIMES = ("created_at", "started_at", "reported_at", "finished_at")

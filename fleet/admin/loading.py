@@ -12,7 +12,7 @@ from fleet import services
 from fleet.errors import FleetError, ModelAlreadyLoadedError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Replica
-from fleet.services.jobs.model_loads import EVERYWHERE, ON_NEURON
+from fleet.services.model_loads import EVERYWHERE, ON_NEURON
 from metering.actor import Actor, user_actor
 
 

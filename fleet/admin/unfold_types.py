@@ -24,7 +24,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.errors import CatalogueValueError, FleetError
-from helexa_site.web.pages import SHOWN_ONCE, render_page
+from helexa_site.pages import SHOWN_ONCE, render_page
 from metering.actor import Actor
 from metering.errors import MeteringError, MeteringValueError
 

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import FleetView
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 
 
 class Scheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]

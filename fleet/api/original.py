@@ -21,7 +21,7 @@ from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
-from fleet.services.jobs.steps import wait_for_job
+from fleet.services.job_steps import wait_for_job
 from inference.build import Build
 from inference.protocol.heartbeat import (
     DeviceInfo,

@@ -23,7 +23,7 @@ from fleet.models import CatalogueModel
 from fleet.nouns import AUDIT, SETTINGS
 from fleet.overview.selector import fleet_overview
 from fleet.placement.decisions import assignment_of
-from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
+from helexa_site.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object
 from inference.protocol.engine_logs import MAX_LINES
 from metering.api.problems import ProblemError, ensure_one_of

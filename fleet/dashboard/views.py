@@ -27,13 +27,13 @@ from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
 from fleet.overview.selector import fleet_overview, job_lines_by_id
-from fleet.services.hosts.invitations import (
+from fleet.services.invitations import (
     DEFAULT_SHARE_PORT,
     redis_share,
     redis_unshare,
     sharing_state,
 )
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 
 MAX_FOLLOWED_JOBS = 20
 

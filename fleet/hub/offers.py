@@ -10,8 +10,9 @@ from fleet.catalogue import CatalogueEntry, SettingValue
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models_toml.values import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
-from fleet.placement.devices.needs import Needs
-from fleet.placement.returning import is_large_enough, unavailable_hosts
+from fleet.placement.division import is_large_enough
+from fleet.placement.needs import Needs
+from fleet.placement.returning import unavailable_hosts
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     GGUFVariant,

@@ -20,9 +20,8 @@ from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
 
-from helexa_site.exit_codes import ExitCode, exit_code
+from helexa_site.management.base import ExitCode, checked_url, exit_code
 from helexa_site.program import program
-from helexa_site.server_url import checked_url
 from inference import proxies
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL

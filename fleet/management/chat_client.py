@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from fleet.management.backend import NO_ANSWER, Server
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from helexa_site.program import program
 
 TIMEOUT_S = 660.0

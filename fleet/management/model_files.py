@@ -18,7 +18,7 @@ from fleet.hub.offers import expected_vram_mb
 from fleet.management import verbs
 from fleet.management.following import download_line, follow_download
 from fleet.management.sizes import size_text
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from inference.loading.sources.files import JOINED_BY, wanted_files
 from inference.protocol.load import NO_PROJECTOR
 from inference.protocol.load_errors import BadSourceError

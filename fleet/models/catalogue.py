@@ -15,7 +15,7 @@ from inference.protocol.load_progress import PackedCosts
 
 
 class CatalogueModel(CatalogueColumns):
-    """A name and its settings. Written by ``fleet.services.offers.catalogue``."""
+    """A name and its settings. Written by ``fleet.services.catalogue``."""
 
     name = models.CharField(
         max_length=100,

@@ -198,7 +198,7 @@ PULLS = models.Q(kind=DownloadKind.PULL)
 class Download(Job):
     """A pull of a model's files to a neuron, or their deletion there. On a neuron at most one pull
     of the same files is active. It moves by the table of load jobs;
-    ``fleet.services.jobs.downloads`` moves it. Neurons know it by its id."""
+    ``fleet.services.downloads`` moves it. Neurons know it by its id."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=DownloadKind.choices, default=DownloadKind.PULL)
@@ -253,7 +253,7 @@ class Download(Job):
 
 class LoadMeasurement(models.Model):
     """The last load of one model on one neuron. Written by
-    ``fleet.services.jobs.load_measurements``; deleted when the model's files or their form change,
+    ``fleet.services.load_measurements``; deleted when the model's files or their form change,
     because it no longer holds then."""
 
     model = models.ForeignKey(

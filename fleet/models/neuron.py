@@ -134,7 +134,7 @@ class Replica(models.Model):
 
 class NeuronWish(models.Model):
     """The state that the operator wants of a neuron, which may not have reported yet. Written by
-    ``fleet.services.hosts.neurons`` only."""
+    ``fleet.services.neurons`` only."""
 
     neuron_name = models.CharField(max_length=100, unique=True)
     admission = models.CharField(
@@ -200,7 +200,7 @@ class FleetPolicy(models.Model):
 
 
 class Invitation(models.Model):
-    """Written by ``fleet.services.hosts.invitations`` only. The control makes the user in Redis
+    """Written by ``fleet.services.invitations`` only. The control makes the user in Redis
     from it again wherever Redis has forgotten it."""
 
     neuron_name = models.CharField(max_length=63, unique=True)

@@ -24,7 +24,7 @@ DIALECTS = [(word, word) for word in get_args(Dialect)]
 
 
 class Upstream(models.Model):
-    """Written by ``fleet.services.offers.upstreams`` only."""
+    """Written by ``fleet.services.upstreams`` only."""
 
     name = models.CharField(max_length=63, unique=True, help_text="A lower-case slug, as gpu-box.")
     url = models.CharField(

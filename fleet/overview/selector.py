@@ -34,9 +34,10 @@ from fleet.overview.lines import (
     NeuronLine,
     ReplicaLine,
 )
-from fleet.placement.devices.needs import Needs
-from fleet.placement.returning import Devices, is_large_enough, why_unmet
-from fleet.services.hosts.neurons import models_to_restore
+from fleet.placement.division import Devices, is_large_enough
+from fleet.placement.needs import Needs
+from fleet.placement.returning import why_unmet
+from fleet.services.neurons import models_to_restore
 from inference.protocol.downloads import CacheReport
 from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.refusals import Refused

@@ -3,7 +3,7 @@
 CatalogueEntry ─▶ files that describe it ─▶ ModelCosts ─▶ the plan, and what else would fit
                   in the hub, or on this disk
 
-Plans follow placement's rules (``placement.devices.staged``), so each can be loaded.
+Plans follow placement's rules (``placement.division``), so each can be loaded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
 from fleet.hub.layer_costs import entry_costs
 from fleet.live.snapshot import FleetSnapshot
-from fleet.placement.devices.capacity import FleetCapacity
-from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.staged import stage_devices, usable, why_not_divided
-from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.planning import KV_TOKENS_TRIED
+from fleet.placement.capacity import FleetCapacity
+from fleet.placement.division import stage_devices, usable, why_not_divided
+from fleet.placement.needs import Needs, StageDevice
+from fleet.placement.stage_plans import (
+    KV_TOKENS_TRIED,
+    Spread,
+    StagePlan,
+    StageRefusal,
+    plan_stages,
+)
 from inference.loading.model_costs import ModelCosts
 from inference.protocol.load import LoadSpec
 

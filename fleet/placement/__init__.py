@@ -6,14 +6,12 @@ place_on     one load on one neuron: its devices, and what leaves for it
 reconcile    what the control does in a tick (``fleet.placement.reconcile``)
 """
 
-from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
-from fleet.placement.failures import FAILED_LOAD_BACKOFF_S
-from fleet.placement.place import RoutingHint, place, place_on, route
-from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S
+from fleet.placement.capacity import Catalogue
+from fleet.placement.decisions import Decision, Load, Reject, Route, Wait
+from fleet.placement.place import place, place_on
+from fleet.placement.targets import RoutingHint, route
 
 __all__ = [
-    "FAILED_LOAD_BACKOFF_S",
-    "NO_NEURON_RETRY_AFTER_S",
     "Catalogue",
     "Decision",
     "Load",

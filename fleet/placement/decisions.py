@@ -1,17 +1,26 @@
-"""Placement's decisions: on one request, and on the whole fleet in a tick of the control."""
+"""Placement's decisions, on one request and on the whole fleet in a tick of the control, and the
+snapshot that is expected after one, before heartbeats show it.
+
+Callers apply each decision before making the next. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import IdleAction
 from fleet.live.desired_state import TimeSlice
+from fleet.live.measurements import DeviceKind
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement.capacity import MIN_TIME_SLICE_S, Evicted, devices_of, freed_on
+from fleet.placement.needs import Needs
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.load import StageSpec
-
-Catalogue = Mapping[str, CatalogueEntry]
-"""Every enabled model by its name, for the priorities of evictable models."""
 
 
 def stage_evictions(stages: Sequence[StageSpec]) -> tuple[tuple[str, str], ...]:
@@ -44,6 +53,55 @@ class Load:
     def evictions(self) -> tuple[tuple[str, str], ...]:
         own = ((self.neuron, model) for model in self.evict)
         return (*own, *stage_evictions(self.stages))
+
+
+UNTOUCHED = -(2**31)
+"""Below every priority: no eviction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementCandidate:
+    """``device_bytes`` is needed on each device, of stages at most; ``None`` while unknown."""
+
+    neuron: str
+    devices: tuple[str, ...]
+    device_bytes: int | None
+    evicted: Evicted = ()
+    """The evictions on ``neuron``; each of ``stages`` names its own."""
+    is_promised: bool = False
+    """Another model has priority."""
+    stages: tuple[StageSpec, ...] = ()
+    """The model's division over the devices; empty: undivided."""
+    predicted_tokens_per_s: float | None = None
+    """The plan of ``stages`` predicts this rate for one request."""
+
+    @property
+    def evict(self) -> tuple[str, ...]:
+        return tuple(sorted({one.replica.model for one in self.evicted}))
+
+    @property
+    def ready_in_s(self) -> float:
+        """Seconds until all evictions are possible."""
+        first = MIN_TIME_SLICE_S if self.is_promised else 0.0
+        return max((one.in_s for one in self.evicted), default=0.0) + first
+
+    @property
+    def rank(self) -> tuple[bool, float, int, float]:
+        """Sort key, the best first: the soonest, then the lowest of the highest priorities that
+        leave, then the least total loss."""
+        priority = max((one.priority for one in self.evicted), default=UNTOUCHED)
+        loss = sum(one.loss for one in self.evicted)
+        return (self.is_promised, self.ready_in_s, priority, loss)
+
+    def load(self, model: str) -> Load:
+        return Load(
+            neuron=self.neuron,
+            model=model,
+            devices=self.devices,
+            stages=self.stages,
+            predicted_tokens_per_s=self.predicted_tokens_per_s,
+            evict=self.evict,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,3 +235,74 @@ def assignment_of(entry: CatalogueEntry) -> Assignment:
         idle_ttl_s=entry.idle_ttl_s,
         idle_action=entry.idle_action,
     )
+
+
+def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:
+    """Removes its evictions, and adds its own memory."""
+    neuron = snapshot.neuron(load.neuron)
+    if neuron is None:
+        return snapshot
+    taken = _taken_bytes(load, entry)
+    loading = ReplicaView(
+        neuron=neuron.name,
+        model=load.model,
+        job_id="",
+        status=ReplicaStatus.LOADING,
+        status_age_s=0.0,
+        devices=load.devices,
+        memory_bytes=sum(taken.values()),
+    )
+    neuron = _changed(neuron, {*load.evict, load.model}, taken)
+    replicas = sorted([*neuron.replicas, loading], key=lambda replica: replica.model)
+    snapshot = _with_neuron(snapshot, replace(neuron, replicas=tuple(replicas)))
+    for stage in load.stages:
+        if stage.neuron and (other := snapshot.neuron(stage.neuron)) is not None:
+            changed = _changed(other, stage.evict, {stage.device: stage.memory_bytes})
+            snapshot = _with_neuron(snapshot, changed)
+    return snapshot
+
+
+def with_status(
+    snapshot: FleetSnapshot, neuron_name: str, model: str, status: ReplicaStatus
+) -> FleetSnapshot:
+    neuron = snapshot.neuron(neuron_name)
+    if neuron is None:
+        return snapshot
+    replicas = tuple(
+        replace(replica, status=status, status_age_s=0.0) if replica.model == model else replica
+        for replica in neuron.replicas
+    )
+    return _with_neuron(snapshot, replace(neuron, replicas=replicas))
+
+
+def _with_neuron(snapshot: FleetSnapshot, changed: NeuronView) -> FleetSnapshot:
+    neurons = tuple(
+        changed if neuron.name == changed.name else neuron for neuron in snapshot.neurons
+    )
+    return replace(snapshot, neurons=neurons)
+
+
+def _changed(
+    neuron: NeuronView, leaving: Collection[str], taken_bytes: Mapping[str, int]
+) -> NeuronView:
+    """The neuron without the replicas of ``leaving``, and with memory taken on its devices."""
+    more_bytes = Counter[str]()
+    for replica in neuron.replicas:
+        for name in devices_of(replica, neuron) if replica.model in leaving else ():
+            more_bytes[name] += freed_on(replica, name, neuron)
+    devices = []
+    for info in neuron.devices:
+        free = min(info.total_memory_bytes, info.free_memory_bytes + more_bytes[device_name(info)])
+        free = max(0, free - taken_bytes.get(device_name(info), 0))
+        devices.append(msgspec.structs.replace(info, free_memory_bytes=free))
+    replicas = tuple(one for one in neuron.replicas if one.model not in leaving)
+    return replace(neuron, devices=tuple(devices), replicas=replicas)
+
+
+def _taken_bytes(load: Load, entry: CatalogueEntry) -> dict[str, int]:
+    """The load's bytes on each device of its own neuron; 0 where unknown."""
+    if load.stages:
+        return {stage.device: stage.memory_bytes for stage in load.stages if not stage.neuron}
+    kind: DeviceKind = "cpu" if "cpu" in load.devices else "cuda"
+    each = Needs(entry).device_bytes(load.neuron, kind) or 0
+    return dict.fromkeys(load.devices, each)

@@ -1,4 +1,5 @@
-"""Back-off after failed loads: when one may be retried, and where."""
+"""Back-off after failed loads, and after stages that neurons could not hold: when one may be
+retried, and where. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
-from fleet.live.snapshot import ReplicaView
+from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
 from inference.backoff import Backoff
 from inference.loading.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import TOO_LARGE
+from inference.protocol.load_progress import TOO_LARGE, LoadFailure
 
 FAILED_LOAD_BACKOFF_S = 30.0
 """A load that failed on a neuron is not retried there for this long; after each further consecutive
@@ -27,6 +28,11 @@ LOST_ITS_ROOM = "lost_its_room"
 """The replicas to evict were in use after all. No failure: the load is retried."""
 NEURON_RESTARTED = "neuron_restarted"
 """The process that loaded is gone. No failure: the load is retried."""
+FAILED_STAGE_BACKOFF_S = 30.0
+"""A neuron that could not hold a stage is left out for the same model for this long."""
+PERMANENT_BACKOFF_S = 600.0
+"""The same where its next try would fail too, until its files or its entry change."""
+UNKNOWN = LoadFailure(code="unknown", message="no reason was given")
 LOCAL_SOURCE = "path:"
 LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
 """Permanent on that neuron; another one may be larger, or have a token for the files."""
@@ -131,3 +137,23 @@ def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
 
 def _failed_with(replica: ReplicaView, codes: Collection[str]) -> bool:
     return replica.failure is not None and replica.failure.code in codes
+
+
+def failing_stages(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[HeldStageView, ...]:
+    digest = entry.spec_digest()
+    return tuple(
+        one
+        for one in snapshot.held_stages()
+        if one.stage.model == entry.name
+        and one.is_failed
+        and one.stage.spec_digest in ("", digest)
+        and stage_retry_in_s(one) > 0
+    )
+
+
+def stage_retry_in_s(failed: HeldStageView) -> float:
+    failure = failed.stage.failure or UNKNOWN
+    if failure.code == LOST_ITS_ROOM:
+        return 0.0
+    backoff_s = PERMANENT_BACKOFF_S if failure.is_permanent else FAILED_STAGE_BACKOFF_S
+    return backoff_s - failed.status_age_s

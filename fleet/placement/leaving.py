@@ -13,15 +13,15 @@ from collections.abc import Collection, Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement.decisions import Assignment, Sleep, Unload, assignment_of
-from fleet.placement.devices.capacity import (
+from fleet.placement.capacity import (
     HELD,
     devices_of,
     freed_on,
     idle_age_s,
     may_sleep,
+    stage_neurons,
 )
-from fleet.placement.held_stages import stage_neurons
+from fleet.placement.decisions import Assignment, Sleep, Unload, assignment_of
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 DRAINS = "its neuron drains"

@@ -14,39 +14,35 @@
     its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
 
-Of several ready replicas a request goes to the one of its conversation.
+Models evicted for a load move to free memory elsewhere, without another eviction.
 
-    hint ─▶ rendezvous: the replica that this conversation's prefix belongs to, unless it is over
-            the bound ─▶ the next hash's ─▶ … ─▶ the least busy
+    free memory in pieces:  a [ old 10 | free 6 ]   b [ free 12 ]      new needs 14
+    the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is evicted
 
-Every gateway computes the same answer, so that a conversation's turns share one prefix cache.
-Source of the bound: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads".
+Busy and pinned models never move, nor those that can sleep in place, or that another neuron has as
+well. Evictions prefer models that can move (``FleetCapacity``).
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.load_estimates import load_estimate
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
-from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.room import (
+from fleet.placement.capacity import HELD, Catalogue, idle_age_s, may_sleep
+from fleet.placement.decisions import Decision, Load, Reject, Wait, with_load
+from fleet.placement.failures import retry_in_s
+from fleet.placement.refusals import never_loads, refuse, stage_failed
+from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
+from fleet.placement.room import (
     WAKE_AGAIN_S,
     Room,
     find_room,
     has_just_failed,
     reachable,
 )
-from fleet.placement.failures import retry_in_s
-from fleet.placement.held_stages import stage_failed, stages_under_way
-from fleet.placement.leaving import taking_requests
-from fleet.placement.refusals import never_loads, refuse
-from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
+from fleet.placement.targets import route
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0
@@ -70,7 +66,7 @@ def place(
     if absent := snapshot.absent_holders(entry.name):
         reason = f"{entry.name} is on {' and '.join(absent)}, which has just fallen silent"
         return Wait(neuron=absent[0], model=entry.name, reason=reason, eta_s=GONE_ETA_S)
-    if held := stages_under_way(entry.name, snapshot):
+    if held := _stages_under_way(entry.name, snapshot):
         return held
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
     room = find_room(
@@ -83,7 +79,7 @@ def place(
     if room.failed.everywhere is not None:
         return never_loads(entry, room.failed.everywhere)
     if room.candidate is not None:
-        return load_decision(entry, room.candidate)
+        return room.candidate.load(entry.name)
     if draining:
         return _wait(entry, min(draining, key=_soonest))
     if (waits := _wait_for_room(entry, room)) is not None:
@@ -106,49 +102,21 @@ def place_on(
     """Ignores earlier failures: the operator chose the neuron."""
     room = find_room(entry, snapshot, catalogue, only=neuron.name, tries_again=True)
     if room.candidate is not None:
-        return load_decision(entry, room.candidate)
+        return room.candidate.load(entry.name)
     return refuse(room, snapshot, only=neuron.name)
 
 
-def route(
-    entry: CatalogueEntry,
-    snapshot: FleetSnapshot,
-    *,
-    hint: RoutingHint | None = None,
-    sent: Mapping[str, int] | None = None,
-) -> Route | None:
-    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests sent there that no
-    heartbeat shows yet."""
-    ready = serving(entry, snapshot)
-    if not ready:
+def _stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
+    """A wait, where neurons hold stages of a model that no replica uses yet, or any more."""
+    held = [one for one in snapshot.held_stages() if one.stage.model == model and not one.is_failed]
+    if not held:
         return None
-    if sent:
-        ready = [
-            replace(replica, queue_depth=replica.queue_depth + sent.get(replica.neuron, 0))
-            for replica in ready
-        ]
-    return Route(neuron=choose_replica(ready, hint).neuron, model=entry.name)
-
-
-def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
-    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
-    only while none of the present one serves."""
-    ready = _with_status(reachable(snapshot, entry.name), ReplicaStatus.READY)
-    serving = taking_requests(entry, ready, snapshot)
-    if len({replica.spec_digest for replica in serving}) > 1:
-        digest = entry.spec_digest()
-        serving = [replica for replica in serving if replica.spec_digest == digest] or serving
-    return serving
-
-
-def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
-    return Load(
-        neuron=candidate.neuron,
-        model=entry.name,
-        devices=candidate.devices,
-        stages=candidate.stages,
-        predicted_tokens_per_s=candidate.predicted_tokens_per_s,
-        evict=candidate.evict,
+    neurons = sorted({one.neuron for one in held})
+    return Wait(
+        neuron=held[0].stage.engine_neuron,
+        model=model,
+        reason=f"{model} is loaded on several hosts, and stages of it are on "
+        f"{' and '.join(neurons)}",
     )
 
 
@@ -228,42 +196,43 @@ def _wait_for_drain(
     )
 
 
-BALANCE = 1.25
-"""A replica's limit is this many times the mean of all outstanding requests, plus ``SLACK``."""
-SLACK = 1
-"""Few requests are no load worth a prefix."""
+def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
+    """The loads elsewhere of models evicted for ``load``; each takes the earlier ones into account.
+    None evicts. One on the same neuron, on another device of it, begins once the model is
+    unloaded."""
+    entry = catalogue.get(load.model)
+    if entry is None or snapshot.neuron(load.neuron) is None:
+        return ()
+    expected = with_load(snapshot, load, entry)
+    moves: list[Load] = []
+    for neuron_name, model in load.evictions:
+        moved, neuron = catalogue.get(model), snapshot.neuron(neuron_name)
+        if moved is None or neuron is None or not _is_worth_moving(moved, neuron, expected):
+            continue
+        held = {replica.neuron for replica in expected.replicas_of(model)}
+        room = find_room(moved, expected, catalogue, excluded=held, may_evict=False)
+        if room.candidate is None:
+            continue
+        move = room.candidate.load(moved.name)
+        if not (move.neuron == neuron_name and {*move.devices} & _devices_on(load, neuron_name)):
+            moves.append(move)
+            expected = with_load(expected, move, moved)
+    return tuple(moves)
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingHint:
-    """Hashes of the request's first messages, the shortest prefix first. All turns of a
-    conversation share the first one; the longer ones distinguish conversations that begin alike."""
-
-    prefixes: tuple[bytes, ...] = ()
-
-
-def choose_replica(ready: Sequence[ReplicaView], hint: RoutingHint | None) -> ReplicaView:
-    if len(ready) == 1:
-        return ready[0]
-    if hint is not None:
-        most = _bound(ready)
-        left = list(ready)
-        for prefix in hint.prefixes:
-            if len(left) == 1:
-                break
-            preferred = max(left, key=lambda replica: rendezvous(prefix, replica.neuron))
-            if preferred.num_requests < most:
-                return preferred
-            left.remove(preferred)
-    return min(ready, key=lambda replica: (replica.num_requests, replica.neuron))
+def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetSnapshot) -> bool:
+    """``neuron``: before the eviction."""
+    replica = neuron.replica_of(moved.name)
+    if replica is None or replica.status is not ReplicaStatus.READY:
+        return False
+    if idle_age_s(replica) is None or moved.effective_min_replicas > 0:
+        return False
+    is_elsewhere = any(other.status in HELD for other in expected.replicas_of(moved.name))
+    return not is_elsewhere and not may_sleep(replica, neuron)
 
 
-def rendezvous(prefix: bytes, neuron: str) -> bytes:
-    """The neuron with the highest score owns the prefix; when one leaves, only its prefixes
-    move."""
-    return hashlib.blake2b(neuron.encode(), key=prefix[:64], digest_size=8).digest()
-
-
-def _bound(ready: Sequence[ReplicaView]) -> int:
-    outstanding = 1 + sum(replica.num_requests for replica in ready)
-    return math.ceil(BALANCE * outstanding / len(ready)) + SLACK
+def _devices_on(load: Load, neuron: str) -> set[str]:
+    """The load's devices there: a model of unknown size would move back to them."""
+    if neuron == load.neuron:
+        return {*load.devices}
+    return {stage.device for stage in load.stages if stage.neuron == neuron}

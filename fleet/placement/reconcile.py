@@ -7,10 +7,16 @@
                          where the drain's time is over
     pinned_on is changed ▶ Load where it names, then Unload what stands elsewhere
     its drain is over ─▶ Load there the models from before the drain, as room allows
-    models that wait ──▶ time slices
+    models that wait ──▶ time slices, where models do not fit together and are both in use
 
 Each action takes the earlier ones into account. A tick starts a few loads at most: the next one is
 a second away.
+
+    a model waits ─▶ the time slices of those in use there end ─▶ they are drained, and the room is
+                     promised to the one that has waited longest ─▶ its load begins its time slice
+
+It serves all requests waiting by then and lasts ``time_slice_s`` at least, so models do not thrash.
+A model waits for at most one slice of each model that has waited longer.
 """
 
 from __future__ import annotations
@@ -22,23 +28,21 @@ from dataclasses import replace
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.placement.capacity import HELD, REPLACEABLE, Catalogue, idle_age_s, stage_neurons
 from fleet.placement.decisions import (
     Action,
     Assignment,
-    Catalogue,
     Jobs,
     Observed,
+    PlacementCandidate,
     Plan,
     Sleep,
     Unload,
     Waiting,
     assignment_of,
+    with_load,
+    with_status,
 )
-from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.capacity import HELD, REPLACEABLE, idle_age_s
-from fleet.placement.devices.room import find_room
-from fleet.placement.expected import with_load, with_status
-from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import (
     DRAINS,
     staying,
@@ -47,8 +51,7 @@ from fleet.placement.leaving import (
     unload_of,
     why_it_leaves,
 )
-from fleet.placement.place import load_decision
-from fleet.placement.time_slices import time_slice_given, time_slices_kept
+from fleet.placement.room import find_room
 from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus
 
@@ -60,6 +63,8 @@ QUEUE_LONG_S = 10.0
 LONG_QUEUE = 4
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
+MAX_PROMISE_S = 180.0
+"""How long memory stays promised. Drains end within two minutes."""
 MOVE_IDLE_S = 2.0
 """A replica that is not required leaves a draining neuron when it is idle for this long, and evicts
 nothing."""
@@ -105,7 +110,7 @@ class _Tick:
             if entry.effective_min_replicas and self._num_missing(entry) > 0
         ]
         wanted = {entry.name: NONE_WAITING for entry in missing} | dict(self._observed.waiting)
-        kept = time_slices_kept(time_slices, self._snapshot, wanted)
+        kept = self._kept(time_slices, wanted)
         self._snapshot = replace(self._snapshot, time_slices=kept)
         for entry in missing:
             for _ in range(self._num_missing(entry)):
@@ -234,16 +239,46 @@ class _Tick:
             self._actions.append(ends)
             self._drains(replica.neuron, replica.model)
 
+    def _kept(
+        self, time_slices: Sequence[TimeSlice], wanted: Mapping[str, Waiting]
+    ) -> tuple[TimeSlice, ...]:
+        """The time slices whose model still waits and is not placed yet."""
+        return tuple(
+            one
+            for one in time_slices
+            if one.age_s < MAX_PROMISE_S
+            and one.model in wanted
+            and self._snapshot.neuron(one.neuron) is not None
+            and not any(held.status in HELD for held in self._snapshot.replicas_of(one.model))
+        )
+
     def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
         """The model that has waited longest comes first."""
         for model in sorted(wanted, key=lambda name: (-wanted[name].oldest_s, name)):
-            given = time_slice_given(model, self._snapshot, self._catalogue)
-            if given is not None:
-                time_slice, leaving = given
-                active = (*self._snapshot.time_slices, time_slice)
-                self._snapshot = replace(self._snapshot, time_slices=active)
-                for unload in leaving:
-                    self._unload(unload)
+            self._give_time_slice(model)
+
+    def _give_time_slice(self, model: str) -> None:
+        """Promises the waiting model its memory, and unloads those there, once that is possible."""
+        entry, active = self._catalogue.get(model), self._snapshot.time_slices
+        if entry is None or any(time_slice.model == model for time_slice in active):
+            return
+        if any(one.status not in REPLACEABLE for one in self._snapshot.replicas_of(model)):
+            return
+        candidate = find_room(entry, self._snapshot, self._catalogue).after_time_slices
+        if candidate is None or candidate.ready_in_s > 0:
+            return
+        time_slice = TimeSlice(
+            model=model,
+            neuron=candidate.neuron,
+            devices=candidate.devices,
+            device_bytes=candidate.device_bytes or 0,
+            stage_bytes=tuple(stage.memory_bytes for stage in candidate.stages),
+            evicted=candidate.evict,
+        )
+        self._snapshot = replace(self._snapshot, time_slices=(*active, time_slice))
+        for one in candidate.evicted:
+            if one.replica.status is not ReplicaStatus.DRAINING:
+                self._unload(unload_of(one.replica, f"{model} has waited for its time slice"))
 
     def _num_missing(self, entry: CatalogueEntry) -> int:
         """Counts the replicas of briefly absent neurons as present."""
@@ -270,7 +305,7 @@ class _Tick:
             self._begin_load(entry, room.candidate)
 
     def _begin_load(self, entry: CatalogueEntry, candidate: PlacementCandidate) -> None:
-        load = load_decision(entry, candidate)
+        load = candidate.load(entry.name)
         self._num_loads += 1
         self._actions.append(load)
         self._snapshot = with_load(self._snapshot, load, entry)

@@ -6,21 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission
-from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
+from fleet.placement.capacity import DeviceCapacity
 from fleet.placement.decisions import Reject
-from fleet.placement.devices.capacity import DeviceCapacity
-from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.room import Room
-from fleet.placement.devices.staged import Division, why_not_divided
-from fleet.placement.failures import LOCAL_SOURCE, retry_in_s
+from fleet.placement.division import Devices, Division, why_not_divided
+from fleet.placement.failures import LOCAL_SOURCE, UNKNOWN, retry_in_s, stage_retry_in_s
+from fleet.placement.needs import Needs
 from fleet.placement.returning import (
-    Devices,
     UnavailableHost,
     recovering,
     unavailable_hosts,
     why_unmet,
 )
-from fleet.placement.stages.planning import StageRefusal
+from fleet.placement.room import Room
+from fleet.placement.stage_plans import StageRefusal
 from inference.protocol.load_progress import SUGGESTIONS
 from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 
@@ -81,6 +80,19 @@ def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
         f"{again} or an operator loads it",
         retry_after_s=None,
         model_id=_model_id(entry),
+        suggestion=failure.suggestion,
+    )
+
+
+def stage_failed(entry: CatalogueEntry, failing: Sequence[HeldStageView]) -> Reject:
+    """The refusal while only neurons that just failed have room, from the first to be retried."""
+    first = min(failing, key=lambda one: (stage_retry_in_s(one), one.neuron))
+    failure = first.stage.failure or UNKNOWN
+    return Reject(
+        code="load_failed",
+        message=f"Loading {entry.name} failed on {first.neuron}, which was to hold its layers "
+        f"{first.stage.layers[0]} to {first.stage.layers[1] - 1}: {failure.message}",
+        retry_after_s=max(1.0, stage_retry_in_s(first)),
         suggestion=failure.suggestion,
     )
 

@@ -11,16 +11,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.desired_state import Admission, DesiredState, KnownDevice
+from fleet.live.desired_state import Admission, DesiredState
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement.capacity import stage_neurons
 from fleet.placement.decisions import Reject
-from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.staged import are_large_enough_together
-from fleet.placement.held_stages import stage_neurons
-from inference.protocol.heartbeat import DeviceInfo
+from fleet.placement.division import Devices, is_large_enough
+from fleet.placement.needs import Needs
 
-Devices = Sequence[DeviceInfo | KnownDevice]
 KIND_NAMES: dict[DeviceKind, str] = {"cuda": "card", "cpu": "processor"}
 MIN_RETURN_S = 5.0
 MAX_RETURN_S = 300.0
@@ -106,17 +104,6 @@ def awaited_host(
     holders = {name for one in replicas for name in (one.neuron, *stage_neurons(one))}
     holding = (host for host in unavailable_hosts(snapshot) if host.name in holders)
     return next((host for host in (*holding, *returning) if host.is_awaited), None)
-
-
-def is_large_enough(needs: Needs, neuron: str, devices: Devices) -> bool:
-    """Whether one neuron has enough large devices for the model, whole or divided over them,
-    ignoring their load. If the need is unknown, their number decides."""
-    for kind in needs.kinds:
-        least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
-        sizes = [device.total_memory_bytes for device in devices if device.kind == kind]
-        if sum(size >= least for size in sizes) >= needs.num_devices:
-            return True
-    return are_large_enough_together(needs, neuron, devices)
 
 
 def why_unmet(needs: Needs, hosts: Mapping[str, Devices]) -> str:

@@ -1,4 +1,5 @@
-"""Chooses a request's target, and decides whether it may be retried after a failure. Pure.
+"""Chooses a request's target and the replica for it, and decides whether it may be retried after a
+failure. Pure.
 
     own, box/m when queue_longer_than 4, cloud/m when waiting_longer_than 5
 
@@ -10,19 +11,36 @@ Targets that are ``left_out`` (tried, or not allowed) are ignored, also by condi
 target before it, a condition with a number holds. Neighbours with one condition and a weight are
 equals: of those that are ready, else of all, the one with the fewest requests for its weight is
 chosen.
+
+Of several ready replicas a request goes to the one of its conversation.
+
+    hint ─▶ rendezvous: the replica that this conversation's prefix belongs to, unless it is over
+            the bound ─▶ the next hash's ─▶ … ─▶ the least busy
+
+Every gateway computes the same answer, so that a conversation's turns share one prefix cache.
+Source of the bound: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads".
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import SPILLS, Target, When
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.placement.place import serving
+from fleet.placement.decisions import Route
+from fleet.placement.leaving import taking_requests
+from fleet.placement.room import reachable
+from inference.protocol.heartbeat import ReplicaStatus
 
+BALANCE = 1.25
+"""A replica's limit is this many times the mean of all outstanding requests, plus ``SLACK``."""
+SLACK = 1
+"""Few requests are no load worth a prefix."""
 MAX_ATTEMPTS = 4
 
 UNACCEPTED = frozenset(
@@ -132,6 +150,73 @@ def _wait_s(
         if i > index and i not in left_out and target.when is When.WAITING_LONGER_THAN
     ]
     return min((limit for limit in limits if limit > waited_s), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHint:
+    """Hashes of the request's first messages, the shortest prefix first. All turns of a
+    conversation share the first one; the longer ones distinguish conversations that begin alike."""
+
+    prefixes: tuple[bytes, ...] = ()
+
+
+def route(
+    entry: CatalogueEntry,
+    snapshot: FleetSnapshot,
+    *,
+    hint: RoutingHint | None = None,
+    sent: Mapping[str, int] | None = None,
+) -> Route | None:
+    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests sent there that no
+    heartbeat shows yet."""
+    ready = serving(entry, snapshot)
+    if not ready:
+        return None
+    if sent:
+        ready = [
+            replace(replica, queue_depth=replica.queue_depth + sent.get(replica.neuron, 0))
+            for replica in ready
+        ]
+    return Route(neuron=choose_replica(ready, hint).neuron, model=entry.name)
+
+
+def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
+    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
+    only while none of the present one serves."""
+    replicas = reachable(snapshot, entry.name)
+    ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
+    serving = taking_requests(entry, ready, snapshot)
+    if len({replica.spec_digest for replica in serving}) > 1:
+        digest = entry.spec_digest()
+        serving = [replica for replica in serving if replica.spec_digest == digest] or serving
+    return serving
+
+
+def choose_replica(ready: Sequence[ReplicaView], hint: RoutingHint | None) -> ReplicaView:
+    if len(ready) == 1:
+        return ready[0]
+    if hint is not None:
+        most = _bound(ready)
+        left = list(ready)
+        for prefix in hint.prefixes:
+            if len(left) == 1:
+                break
+            preferred = max(left, key=lambda replica: rendezvous(prefix, replica.neuron))
+            if preferred.num_requests < most:
+                return preferred
+            left.remove(preferred)
+    return min(ready, key=lambda replica: (replica.num_requests, replica.neuron))
+
+
+def rendezvous(prefix: bytes, neuron: str) -> bytes:
+    """The neuron with the highest score owns the prefix; when one leaves, only its prefixes
+    move."""
+    return hashlib.blake2b(neuron.encode(), key=prefix[:64], digest_size=8).digest()
+
+
+def _bound(ready: Sequence[ReplicaView]) -> int:
+    outstanding = 1 + sum(replica.num_requests for replica in ready)
+    return math.ceil(BALANCE * outstanding / len(ready)) + SLACK
 
 
 def own_state(

@@ -1,63 +1,6 @@
 """Every write to the fleet's database, by noun. Keyword-only functions named <entity>_<action>."""
 
-from fleet.services.hosts.cut_off import (
-    flooding_neurons_cut_off,
-    neuron_cut_off,
-    oversized_neurons_cut_off,
-)
-from fleet.services.hosts.heartbeats import (
-    heartbeat_record,
-    neuron_mark_away,
-    report_record,
-    report_refresh,
-    silent_neurons_mark_away,
-)
-from fleet.services.hosts.invitations import (
-    neuron_invite,
-    neuron_revoke,
-    redis_users_apply,
-    share_record,
-)
-from fleet.services.hosts.neurons import (
-    admission_policy_set,
-    desired_states_publish,
-    neuron_admit,
-    neuron_drain,
-    neuron_expect,
-    neuron_models_restored,
-    neuron_refuse,
-    neuron_remove,
-    neuron_resume,
-)
-from fleet.services.jobs.downloads import (
-    download_cancel,
-    download_delete_start,
-    download_start,
-    downloads_expire,
-    downloads_record,
-    model_download_start,
-)
-from fleet.services.jobs.load_jobs import (
-    load_job_cancel,
-    load_job_start,
-    load_jobs_expire,
-    model_unload_everywhere,
-    model_unload_to_stay,
-    unload_job_start,
-)
-from fleet.services.jobs.load_measurements import kept_unloaded_forget
-from fleet.services.jobs.model_loads import (
-    model_load_start,
-    model_sleep_everywhere,
-    model_wake_everywhere,
-    placed_load_start,
-    sleep_job_start,
-    wake_job_start,
-)
-from fleet.services.jobs.reconciling import fleet_plan, plan_begin
-from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
-from fleet.services.jobs.stage_orders import held_stages_release, stage_loads_advance
-from fleet.services.offers.catalogue import (
+from fleet.services.catalogue import (
     alias_check,
     alias_create,
     alias_delete,
@@ -70,8 +13,66 @@ from fleet.services.offers.catalogue import (
     default_model_offer,
     pulled_model_offer,
 )
-from fleet.services.offers.catalogue_import import catalogue_import
-from fleet.services.offers.upstreams import (
+from fleet.services.catalogue_import import catalogue_import
+from fleet.services.cut_off import (
+    flooding_neurons_cut_off,
+    neuron_cut_off,
+    oversized_neurons_cut_off,
+)
+from fleet.services.downloads import (
+    download_cancel,
+    download_delete_start,
+    download_start,
+    downloads_expire,
+    downloads_record,
+    model_download_start,
+)
+from fleet.services.heartbeats import (
+    heartbeat_record,
+    neuron_mark_away,
+    report_record,
+    report_refresh,
+    silent_neurons_mark_away,
+)
+from fleet.services.invitations import (
+    neuron_invite,
+    neuron_revoke,
+    redis_users_apply,
+    share_record,
+)
+from fleet.services.load_jobs import (
+    load_job_cancel,
+    load_job_start,
+    load_jobs_expire,
+    model_reload_everywhere,
+    model_unload_everywhere,
+    model_unload_to_stay,
+    reload_job_start,
+    unload_job_start,
+)
+from fleet.services.load_measurements import kept_unloaded_forget
+from fleet.services.model_loads import (
+    model_load_start,
+    model_sleep_everywhere,
+    model_wake_everywhere,
+    placed_load_start,
+    sleep_job_start,
+    wake_job_start,
+)
+from fleet.services.neurons import (
+    admission_policy_set,
+    desired_states_publish,
+    neuron_admit,
+    neuron_drain,
+    neuron_expect,
+    neuron_models_restored,
+    neuron_refuse,
+    neuron_remove,
+    neuron_resume,
+)
+from fleet.services.reconciling import fleet_plan, plan_begin
+from fleet.services.stage_orders import held_stages_release, stage_loads_advance
+from fleet.services.upstreams import (
     upstream_check,
     upstream_create,
     upstream_delete,

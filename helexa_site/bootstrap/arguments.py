@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import re
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from helexa_site.bootstrap.sharing import ANY_ADDRESS, Share, reached_at
+from helexa_site.data_directory import Share
 from helexa_site.program import program
 from inference.protocol.joining import Joining, JoinLineError, decode_joining
 from inference.settings.storage import REDIS_URL
@@ -132,31 +131,6 @@ def gateway_host(arguments: list[str]) -> str:
 def default_neuron_name() -> str:
     words = re.findall(r"[a-z0-9]+", socket.gethostname().partition(".")[0].lower())
     return "-".join(words) or "local"
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def reachable_host(host: str) -> str:
-    """The host at which this machine itself reaches a server bound to ``host``."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-
-
-def base_url(host: str, port: int) -> str:
-    reachable = reachable_host(host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-def shown_urls(host: str, port: int) -> list[str]:
-    """The server's URLs, for people. The first one works from other machines where any does."""
-    elsewhere = reached_at(host) if host in ANY_ADDRESS else []
-    return [*(base_url(address, port) for address in elsewhere), base_url(host, port)]
 
 
 def _add_address(parser: argparse.ArgumentParser, host_help: str) -> None:

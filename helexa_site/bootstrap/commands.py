@@ -21,10 +21,10 @@ from helexa_site.bootstrap.arguments import (
     parse_serve,
     parser_of,
 )
-from helexa_site.bootstrap.console import complain, print_line, print_step
-from helexa_site.bootstrap.data_directory import keep_joining, kept_joining, redis_url_of
+from helexa_site.bootstrap.console import BootstrapError, complain, print_line, print_step
 from helexa_site.bootstrap.environment import ensure_environment, venv_dir
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.config import open_only_what_is_there
+from helexa_site.data_directory import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import (
     Installation,
     default_data_dir,
@@ -190,7 +190,7 @@ def _doctor(arguments: list[str]) -> int:
     if not REDIS_URL.read(os.environ) and (joining := kept_joining(_data_dir(), None)):
         os.environ[REDIS_URL.name] = redis_url_of(joining, _data_dir())
     os.environ.setdefault(LISTEN_HOST.name, options.host)
-    from helexa_site.doctor.examine import examine, has_failed, lines_of, object_of
+    from helexa_site.doctor import examine, has_failed, lines_of, object_of
 
     findings = []
     for finding in examine(options.host, options.port):
@@ -220,8 +220,6 @@ def _django(arguments: list[str]) -> int:
     with uncollected():
         from django.core.management import execute_from_command_line
         from django.db import Error
-
-        from helexa_site.databases import open_only_what_is_there
 
     if not asks_for_help and arguments[0] not in SETS_UP:
         open_only_what_is_there()

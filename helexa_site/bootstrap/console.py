@@ -1,4 +1,7 @@
-"""The operator's console: one line per step, from any thread. Standard library only."""
+"""The operator's console: one line per step, from any thread, and the error that is one line.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from inference.logs.setup import formatter_for, is_json
 STEP_WIDTH = 11
 JSON_RECORD = re.compile(r'\{"ts": ".*\}')
 _lock = threading.Lock()
+
+
+class BootstrapError(Exception):
+    """The text is the line for the operator: the failure, and the remedy. The exit code is 1."""
 
 
 def print_step(step: str, text: str) -> None:

@@ -24,8 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helexa_site.bootstrap.console import print_line, print_step
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError, print_line, print_step
 from helexa_site.program import REPOSITORY_DIR
 from helexa_site.whole_file import try_lock
 from inference.settings.installation import (

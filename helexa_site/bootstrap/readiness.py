@@ -1,29 +1,38 @@
-"""Waits until the server answers over HTTP.
+"""Prepares the database (migrations, a first admin, the default model), then waits until the server
+answers over HTTP.
 
-Reads the fleet only to show the load's progress and obstacles.
+Reads the fleet only to show the load's progress and obstacles. Models are imported inside the
+functions: only after ``django.setup()``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import django
 import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import DatabaseError, connection, connections
 
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Reject, place
-from helexa_site.bootstrap.console import print_step
-from helexa_site.bootstrap.database import default_model_entry
-from helexa_site.instance import INSTANCE_HEADER, instance_id
+from helexa_site.bootstrap.arguments import default_neuron_name
+from helexa_site.bootstrap.console import BootstrapError, print_step
+from helexa_site.data_directory import INSTANCE_HEADER, Share, instance_id
+from helexa_site.migration_guard import ensure_schema_is_known, missing_migrations
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.settings.gateway import SERVE_KEY
 
@@ -48,6 +57,77 @@ BYTES_PER_MB = 1_000_000
 
 EnsureWanted = Callable[[], None]
 """Raises when the start is being stopped."""
+
+
+def prepare_database(*, with_model: bool) -> str | None:
+    """Migrates where needed, makes the first admin, offers the default model unless it was deleted.
+
+    Returns the password of a new first admin. Raises ``BootstrapError``.
+    """
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise BootstrapError(f"the settings cannot be used: {_first_line(error)}") from error
+    from django.contrib.auth.models import User
+
+    from fleet import services
+    from metering.actor import COMMAND
+
+    with _database():
+        ensure_schema_is_known()
+        if missing_migrations():
+            print_step("database", "migrating")
+            call_command("migrate", verbosity=0, interactive=False)
+        password = None
+        if not User.objects.filter(is_superuser=True).exists():
+            password = secrets.token_urlsafe(12)
+            User.objects.create_superuser(username="admin", email="", password=password)
+        if with_model:
+            services.default_model_offer(actor=COMMAND)
+    print_step("database", f"ready ({connection.vendor})")
+    return password
+
+
+def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
+    """Creates this machine's neuron row and publishes Redis' address for invited hosts. Raises
+    ``BootstrapError``."""
+    from fleet import services
+    from metering.actor import COMMAND
+
+    with _database():
+        if with_neuron:
+            services.neuron_expect(actor=COMMAND, neuron_name=default_neuron_name())
+        services.share_record(
+            actor=COMMAND,
+            address=share.address if share else "",
+            is_tls=share.is_tls if share else False,
+            certificate=share.certificate() if share else "",
+        )
+        services.redis_users_apply()
+
+
+def has_keys() -> bool:
+    """True also where the database does not answer: only a hint depends on it."""
+    from metering.models import ApiKey
+
+    with contextlib.suppress(BootstrapError), _database():
+        return ApiKey.objects.exists()
+    return True
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[None]:
+    """Raises ``BootstrapError`` in place of Django's errors, and closes the connections."""
+    try:
+        yield
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
+    finally:
+        connections.close_all()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def wait_for_gateway(
@@ -76,7 +156,10 @@ def wait_for_gateway(
 def wait_for_default_model(url: str, ensure_wanted: EnsureWanted) -> bool:
     """Waits until the default model answers, if it is loaded at start and not by its first request.
     Returns whether the catalogue offers it at all."""
-    entry = default_model_entry()
+    from fleet import selectors
+
+    with _database():
+        entry = selectors.catalogue_find(DEFAULT_MODEL)
     if entry is None:
         reason = "is not offered: it was disabled or deleted in the catalogue"
         print_step("model", f"{DEFAULT_MODEL} {reason}")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import redis
 
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.whole_file import write_whole
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 

@@ -26,21 +26,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from signal import Signals
 
-from helexa_site.bootstrap.arguments import (
-    ServeOptions,
-    base_url,
-    default_neuron_name,
-    is_loopback,
-    shown_urls,
-)
-from helexa_site.bootstrap.console import print_line, print_step
-from helexa_site.bootstrap.data_directory import (
-    RunningServe,
-    claimed_data_directory,
-    forget_running,
-    write_running,
-)
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.addresses import base_url, is_loopback, shown_urls, try_to_listen
+from helexa_site.bootstrap.arguments import ServeOptions, default_neuron_name
+from helexa_site.bootstrap.console import BootstrapError, print_line, print_step
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
     PRIVATE,
@@ -51,10 +39,18 @@ from helexa_site.bootstrap.redis_server import (
     find_redis_server,
     wait_for_redis,
 )
-from helexa_site.bootstrap.sharing import Share, find_share, try_to_listen
 from helexa_site.bootstrap.supervisor import ChildSpec, LogFile, Supervisor
 from helexa_site.config import Config, read_config
-from helexa_site.instance import SecretKeyError, secret_key
+from helexa_site.data_directory import (
+    RunningServe,
+    SecretKeyError,
+    Share,
+    claimed_data_directory,
+    find_share,
+    forget_running,
+    secret_key,
+    write_running,
+)
 from helexa_site.program import default_data_dir, pasteable_program, program
 from inference.environment import Role, child_environment, environment_for, forget_secrets
 from inference.garbage import uncollected
@@ -155,8 +151,8 @@ def serve(options: ServeOptions) -> int:
         print_step("data", str(config.data_dir))
         private_redis = None
         if not REDIS_URL.read(os.environ):
+            options = with_kept_share(options, config.data_dir)
             redis_dir = config.data_dir / "redis"
-            options = with_kept_share(options, redis_dir)
             listening = listening_directives(options.share)
             private_redis = configure_private_redis(redis_dir, listening=listening)
             stack.callback(discard_private_redis, private_redis, redis_dir)
@@ -201,10 +197,10 @@ def _wait_and_stop(events: Events, supervisor: Supervisor) -> None:
             raise event
 
 
-def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
+def with_kept_share(options: ServeOptions, data_dir: Path) -> ServeOptions:
     """``--share`` takes precedence. An unavailable address is left out, with a line on the
     terminal: the rest of serve does not need it."""
-    share = find_share(redis_dir) if options.share is None else None
+    share = find_share(data_dir) if options.share is None else None
     if share is None:
         return options
     if error := try_to_listen(share.host, share.port):
@@ -262,14 +258,13 @@ def start(
     # Django reads its settings when it is imported, which is now, while the neuron starts.
     with uncollected():
         from helexa_site.bootstrap import readiness
-        from helexa_site.bootstrap.database import prepare_database, prepare_fleet
 
-    password = prepare_database(with_model=options.with_model)
+    password = readiness.prepare_database(with_model=options.with_model)
     url = base_url(options.host, options.port)
     shown_url, *more_urls = shown_urls(options.host, options.port)
     ensure_running = supervisor.ensure_running
     try:
-        prepare_fleet(with_neuron=options.with_neuron, share=options.share)
+        readiness.prepare_fleet(with_neuron=options.with_neuron, share=options.share)
         # Ours alone, for polling the gateway on any address.
         os.environ.setdefault(SERVE_KEY.name, secrets.token_urlsafe(32))
         gateway = gateway_spec(options.host, options.port)  # before the control forgets its secrets
@@ -320,7 +315,7 @@ def _start_gateway(
 
 def _print_next_steps(options: ServeOptions, config: Config, curl_line: str) -> None:
     # These need Django's settings.
-    from helexa_site.bootstrap.database import has_keys
+    from helexa_site.bootstrap.readiness import has_keys
     from inference.gateway.request.identify import allows_anonymous
 
     if not has_keys():

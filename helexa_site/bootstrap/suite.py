@@ -1,24 +1,36 @@
-"""``manage.py test``: sets tests up, then runs pytest."""
+"""``manage.py test``: isolates and sets tests up, then runs pytest.
+
+A run is isolated from every server of this machine, in any environment. It gets none of helexa's
+settings. Its data directory is new, and nothing listens at its Redis address: otherwise a process
+would find the private Redis of a ``serve`` of the same checkout, or the one on Redis' usual port.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from helexa_site.bootstrap.console import print_step
-from helexa_site.bootstrap.isolation import isolate
 from helexa_site.program import REPOSITORY_DIR
 from inference.loading.host import host_memory
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
+from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
+from inference.settings.table import OF_TESTS, PREFIX
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by all runs, and by the servers that tests start."""
 
+ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
+"""The directory of the run that made the environment, inherited by its processes."""
 COVERAGE = "--cov"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 ROOM_FOR_THREE_BYTES = 9 * 2**30
@@ -77,7 +89,7 @@ def default_model_spec() -> LoadSpec:
     import django
 
     django.setup()
-    from fleet.services.offers import catalogue
+    from fleet.services import catalogue
 
     return LoadSpec(
         job_id="test",
@@ -86,3 +98,23 @@ def default_model_spec() -> LoadSpec:
         revision=catalogue.DEFAULT_MODEL_REVISION,
         sha256=catalogue.DEFAULT_MODEL_SHA256,
     )
+
+
+def isolate(environment: MutableMapping[str, str]) -> None:
+    made = environment.get(ISOLATED_BY, "")
+    if made and environment.get(DATA_DIR.name) == f"{made}/var" and Path(made).is_dir():
+        return
+    for name in [name for name in environment if name.startswith(PREFIX)]:
+        if not name.startswith(tuple(OF_TESTS)):
+            del environment[name]
+    environment.pop(DATABASE_URL.name, None)
+    run_dir = Path(tempfile.mkdtemp(prefix="helexa-tests-"))
+    atexit.register(_remove, run_dir, os.getpid())
+    environment[ISOLATED_BY] = str(run_dir)
+    environment[DATA_DIR.name] = str(run_dir / "var")
+    environment[REDIS_URL.name] = f"unix://{run_dir}/no-redis.sock"
+
+
+def _remove(run_dir: Path, process_id: int) -> None:
+    if os.getpid() == process_id:  # a fork of this process inherits the call
+        shutil.rmtree(run_dir, ignore_errors=True)

@@ -1,1 +1,0 @@
-"""The filter ``moment``, for every template."""

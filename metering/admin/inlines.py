@@ -17,7 +17,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet.admin import unfold_types as ui
 from fleet.admin.loading import actor_of
-from helexa_site.web.moments import moment_text
+from helexa_site.templatetags.filters import moment_text
 from metering import selectors, services
 from metering.actor import Actor
 from metering.links import account_url, key_url, requests_url

@@ -12,7 +12,7 @@ from typing import Any
 from django.conf import settings
 
 from fleet.models import Neuron
-from helexa_site.server_url import server_and_key
+from helexa_site.management.base import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
 from metering.bench.errors import BenchValueError

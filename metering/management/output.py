@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
 
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from helexa_site.program import program
 from inference.settings.setting import SettingError
 from metering.errors import MeteringError, MeteringValueError, UnknownNameError

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
 from metering.errors import DisabledAccountError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.utils import timezone
 
 from fleet.dashboard.links import model_url, neuron_url
-from helexa_site.web.moments import moment_text
+from helexa_site.templatetags.filters import moment_text
 from metering.csv_files import csv_text
 from metering.ledger.entries import ERRORS, Outcome
 from metering.links import account_url, key_url, request_url, requests_url

@@ -12,7 +12,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods
 
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 from metering import services
 from metering.csv_files import csv_response
 from metering.errors import MeteringValueError, UnknownNameError

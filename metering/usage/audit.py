@@ -13,7 +13,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 from metering.links import audited_url
 from metering.models import AuditEntry
 from metering.services.audit import CHANGED_FIELDS

@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
 from fleet.selectors import nameable_models
-from helexa_site.web.pages import SHOWN_ONCE, render_page
+from helexa_site.pages import SHOWN_ONCE, render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError

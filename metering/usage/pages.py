@@ -17,7 +17,7 @@ from django.views.decorators.http import require_GET
 from fleet import selectors as fleet_selectors
 from fleet.dashboard.links import model_url
 from fleet.models import CatalogueModel
-from helexa_site.web.pages import render_page
+from helexa_site.pages import render_page
 from metering import selectors
 from metering.csv_files import csv_response
 from metering.errors import MeteringValueError

@@ -18,7 +18,7 @@ from fleet import services
 from fleet.live import reading as live
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron
-from fleet.services.hosts.invitations import share_record
+from fleet.services.invitations import share_record
 from inference.protocol import keys
 from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
 from inference.protocol.heartbeat import encode_heartbeat

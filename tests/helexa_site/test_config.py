@@ -14,9 +14,8 @@ import psycopg
 import pytest
 
 from helexa_site.bootstrap.commands import FAILURE, run
-from helexa_site.bootstrap.isolation import ISOLATED_BY, isolate
-from helexa_site.config import read_config
-from helexa_site.databases import POSTGRESQL_OPTIONS, database_settings
+from helexa_site.bootstrap.suite import ISOLATED_BY, isolate
+from helexa_site.config import POSTGRESQL_OPTIONS, database_settings, read_config
 from inference.neuron import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.table import NAMES, OF_TESTS

@@ -16,22 +16,23 @@ from typing import Any
 import pytest
 from django.core.management.base import CommandError
 
-from helexa_site import program
-from helexa_site.bootstrap import data_directory
-from helexa_site.bootstrap.data_directory import (
+from helexa_site import data_directory, program
+from helexa_site.bootstrap.console import BootstrapError
+from helexa_site.config import read_config
+from helexa_site.data_directory import (
     LOCK_FILE,
     RUNNING_FILE,
     RunningServe,
+    SecretKeyError,
     claimed_data_directory,
     find_running,
     forget_running,
+    instance_id,
+    secret_key,
     write_running,
 )
-from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.config import read_config
-from helexa_site.instance import SecretKeyError, instance_id, secret_key
+from helexa_site.management.base import DEFAULT_URL, server_and_key, server_url
 from helexa_site.program import Installation
-from helexa_site.server_url import DEFAULT_URL, server_and_key, server_url
 from helexa_site.whole_file import keep_once, write_whole, written_whole
 from tests.cases import each_case
 from tests.helexa_site.processes import python

@@ -17,7 +17,7 @@ How gateways, controls and the ledger are built is as in their own tests, whose 
 from __future__ import annotations
 
 from tests.fleet.conftest import _fresh_catalogue_cache, build  # noqa: F401
-from tests.fleet.services.hosts.invited_hosts import shared_redis  # noqa: F401
+from tests.fleet.services.invited_hosts import shared_redis  # noqa: F401
 from tests.inference.gateway.conftest import (  # noqa: F401
     catalogue,
     client,

@@ -12,7 +12,7 @@ import redis
 
 from fleet.redis_users import rules, secret_hash, user_name, users_apply
 from inference.protocol import keys
-from tests.fleet.services.hosts.invited_hosts import guest, invite
+from tests.fleet.services.invited_hosts import guest, invite
 from tests.hostile.wrong import QUEUE_FAMILIES, of_neuron, of_no_neuron
 
 NAME = "beast"

@@ -19,12 +19,12 @@ from fleet import services
 from fleet.control.flood_watch import LOOK_AFTER_BYTES, FloodWatch
 from fleet.models import Invitation, Neuron
 from fleet.redis_users import rules, user_name
-from fleet.services.hosts import cut_off
+from fleet.services import cut_off
 from inference.protocol import keys
 from inference.redis_connections import connect_exempt
 from metering.actor import GATEWAY
 from metering.models import AuditEntry
-from tests.fleet.services.hosts.invited_hosts import guest, invite
+from tests.fleet.services.invited_hosts import guest, invite
 from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB
 from tests.hostile.hostile_host import VALUE
 from tests.live.serving import wait_until

@@ -68,7 +68,7 @@ def test_a_build_begins_with_what_is_not_released_and_a_release_with_its_own_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(PACKAGING))
-    release_notes = importlib.import_module("release_notes")
+    rpms = importlib.import_module("rpms")
 
     def changelog(*, version: str = "0.2.0", is_tagged: bool) -> str:
         release = SimpleNamespace(
@@ -77,11 +77,11 @@ def test_a_build_begins_with_what_is_not_released_and_a_release_with_its_own_not
             unix_s=1795609863,
             package_version="0.2.0+git20261225.abc",
         )
-        return str(release_notes.rpm_changelog(NOTES, release))
+        return str(rpms.rpm_changelog(NOTES, release))
 
     assert changelog(is_tagged=False) == f"{UNRELEASED}\n\n{RELEASED}"
     assert changelog(is_tagged=True) == RELEASED
-    with pytest.raises(release_notes.NotesError, match=r"'## 0\.3\.0 - YYYY-MM-DD'"):
+    with pytest.raises(rpms.NotesError, match=r"'## 0\.3\.0 - YYYY-MM-DD'"):
         changelog(version="0.3.0", is_tagged=True)
 
 

@@ -14,7 +14,6 @@ from django.test import Client
 
 from fleet import selectors
 from fleet.upstreams.secret import unseal
-from helexa_site.backup.files_and_secrets import files_dir
 from inference.batches.files import FileStore
 from inference.batches.selectors import batch_find, file_find
 from inference.conversations.selectors import history_items
@@ -55,7 +54,7 @@ class Kept(msgspec.Struct):
 
 
 def kept_file() -> Path:
-    return files_dir(settings.CONFIG) / "seen.json"
+    return settings.CONFIG.stored_files_dir / "seen.json"
 
 
 def seen(known: Known) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def seen(known: Known) -> dict[str, Any]:
     user = User.objects.get(username=known.username)
     upstream = selectors.upstream_known("gpu-box")
     conversation = conversation_find(user_id=user.pk, conversation_id=uuid.UUID(known.conversation))
-    contents = FileStore(files_dir(settings.CONFIG))
+    contents = FileStore(settings.CONFIG.stored_files_dir)
     found |= {
         "login": user.check_password(known.password),
         "upstream's key": unseal(upstream.sealed_secret, settings.SECRET_KEY) == known.upstream_key,

@@ -20,10 +20,9 @@ import fleet.services as fleet_services
 import metering.services as metering_services
 from fleet import neuron_client
 from fleet.models import Download, Neuron
-from fleet.services.offers.catalogue import alias_create, catalogue_model_create
-from fleet.services.offers.upstreams import upstream_create, upstream_discovered
+from fleet.services.catalogue import alias_create, catalogue_model_create
+from fleet.services.upstreams import upstream_create, upstream_discovered
 from fleet.upstreams.discovery import KnownModel
-from helexa_site.backup.files_and_secrets import files_dir
 from inference.batches import services as batches
 from inference.batches.files import FileStore
 from inference.conversations.records import ResponseRecord
@@ -205,7 +204,7 @@ def _batch() -> tuple[str, str, str]:
     """Returns the ids of its input, of its results and of itself."""
     input_file, output_file = (f"file-{uuid.UUID(int=number).hex}" for number in (1, 2))
     batch = f"batch_{uuid.UUID(int=1).hex}"
-    files = FileStore(files_dir(settings.CONFIG))
+    files = FileStore(settings.CONFIG.stored_files_dir)
     line = b'{"custom_id": "1"}\n'
     whose = {"account": "lab", "size_bytes": len(line)}
     for id in (input_file, output_file):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from helexa_site.backup.archive import unpack
+from helexa_site.backup import unpack
 from helexa_site.program import REPOSITORY_DIR
-from tests.helexa_site.backup.test_backup import manage
+from tests.helexa_site.test_backup import manage
 from tests.own_python import run_python
 from tests.servers.private_postgres import new_database, running_postgres
 from tests.upgrade.fill import NO_REDIS, make_archive

@@ -9,11 +9,11 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from helexa_site.backup.archive import BackupError, os_error_text
-from helexa_site.backup.commands import back_up
-from helexa_site.backup.files_and_secrets import FOLDER
+from helexa_site.backup import back_up
+from helexa_site.backup_parts import BackupError, os_error_text
+from helexa_site.config import FILES_FOLDER
+from helexa_site.management.base import QuickCommand
 from helexa_site.program import program
-from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from metering.management.output import errors_on_one_line
 
@@ -42,7 +42,7 @@ class Command(QuickCommand):
             except OSError as error:
                 raise CommandError(os_error_text(error, target.parent)) from error
         rows = sum(manifest.rows.values())
-        num_files = sum(name.startswith(f"{FOLDER}/") for name in manifest.files)
+        num_files = sum(name.startswith(f"{FILES_FOLDER}/") for name in manifest.files)
         size = target.stat().st_size
         self.stdout.write(
             f"{target}: {rows:,} rows of {len(manifest.rows)} tables, {num_files:,} files of "

@@ -11,8 +11,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from fleet.management.chat_client import ChatClient
-from helexa_site.quick_command import QuickCommand
-from helexa_site.server_url import server_and_key
+from helexa_site.management.base import QuickCommand, server_and_key
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters, which move a terminal's cursor or forge lines; not line feeds and tabs."""

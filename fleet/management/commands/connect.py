@@ -25,10 +25,8 @@ from fleet.management.clients import (
     merged,
     settings_text,
 )
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode, QuickCommand, server_url
 from helexa_site.program import program
-from helexa_site.quick_command import QuickCommand
-from helexa_site.server_url import server_url
 from helexa_site.whole_file import OWNER_ALONE, write_whole
 from inference.settings.gateway import API_KEY
 

@@ -18,8 +18,7 @@ from urllib.parse import quote
 from django.core.management.base import CommandError
 
 from fleet.management.backend import RefusedError, Server, understood
-from helexa_site.quick_command import QuickCommand
-from helexa_site.server_url import DEFAULT_URL, checked_url
+from helexa_site.management.base import DEFAULT_URL, QuickCommand, checked_url
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 from metering.management.output import json_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleet import services
-from helexa_site.quick_command import QuickCommand
+from helexa_site.management.base import QuickCommand
 from metering.actor import COMMAND
 
 

@@ -9,10 +9,10 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError, connection
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
-from helexa_site.instance import SecretKeyError, secret_key
+from helexa_site.data_directory import SecretKeyError, secret_key
+from helexa_site.management.base import QuickCommand
 from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 from helexa_site.program import program
-from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from inference.garbage import uncollected
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from helexa_site.backup.archive import BackupError, os_error_text
-from helexa_site.backup.commands import check, restore
+from helexa_site.backup import check, restore
+from helexa_site.backup_parts import BackupError, os_error_text
+from helexa_site.management.base import QuickCommand
 from helexa_site.program import program
-from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from metering.management.output import errors_on_one_line
 

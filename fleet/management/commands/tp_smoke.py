@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from helexa_site.quick_command import QuickCommand
+from helexa_site.management.base import QuickCommand
 
 SMOKE = "inference.engine.ranks.smoke"
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]

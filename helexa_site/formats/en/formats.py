@@ -1,4 +1,4 @@
-"""Django's own formats of times, for the admin: those of ``helexa_site.web.moments``.
+"""Django's own formats of times, for the admin: those of ``helexa_site.templatetags.filters``.
 
 Pages of the admin print every time in ``TIME_ZONE``, which is UTC.
 """

@@ -18,7 +18,7 @@ import orjson
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Reject, place
-from helexa_site.instance import INSTANCE_HEADER, instance_id
+from helexa_site.data_directory import INSTANCE_HEADER, instance_id
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.supervised_threads import thread_problems

@@ -12,8 +12,8 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.outdated import is_outdated
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.placement.devices.room import feasible_on
 from fleet.placement.failures import failed_loads
+from fleet.placement.room import feasible_on
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import StageReport

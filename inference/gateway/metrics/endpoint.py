@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.selectors import load_jobs_by_status
-from helexa_site.instance import INSTANCE_HEADER, instance_id
+from helexa_site.data_directory import INSTANCE_HEADER, instance_id
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.heartbeat import DeviceInfo

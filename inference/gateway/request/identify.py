@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from helexa_site.bootstrap.arguments import is_loopback
+from helexa_site.addresses import is_loopback
 from helexa_site.config import Config
-from helexa_site.web.hosts import host_is_allowed
+from helexa_site.middleware import host_is_allowed
 from inference.gateway.server.origins import NOT_ALLOWED, is_allowed
 from inference.protocol.generation import EmbeddingRequest, GenerationRequest, Request, ScoreRequest
 from inference.wire.errors import (

@@ -31,7 +31,7 @@ from functools import partial
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
-from fleet.placement.expected import with_load, with_status
+from fleet.placement.decisions import with_load, with_status
 from fleet.placement.targets import TargetState, own_state
 from inference.gateway.background_loops import SharedWork
 from inference.gateway.database import DatabaseCatalogue

@@ -33,7 +33,7 @@ from twisted.internet import reactor
 from twisted.internet.tcp import Connection, Port
 from twisted.web.http import HTTPChannel
 
-from helexa_site.web.client_address import client_address, counted_address
+from helexa_site.addresses import client_address, counted_address
 from inference.descriptors import DescriptorMarks
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.refusals import OVERLOADED

@@ -8,7 +8,7 @@ from dataclasses import replace
 from django.core.management.base import CommandError
 
 from fleet.management import verbs
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from metering.errors import MeteringValueError
 from metering.management.caps import AMOUNTS, WINDOW_HELP, add_cap_arguments, caps, window_of
 from metering.money import cap_of

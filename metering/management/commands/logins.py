@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from helexa_site.management.base import QuickCommand
 from helexa_site.models import LoginAttempt
-from helexa_site.quick_command import QuickCommand
 from metering.management.output import errors_on_one_line, json_text, table_text
 
 COLUMNS = ("username", "address", "failures", "last_at")

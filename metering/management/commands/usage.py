@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from helexa_site.quick_command import QuickCommand
+from helexa_site.management.base import QuickCommand
 from metering import selectors
 from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text

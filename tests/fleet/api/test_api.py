@@ -14,7 +14,7 @@ from django.test import AsyncClient, Client
 
 from fleet import services
 from fleet.models import CatalogueModel, FleetPolicy, LoadJob, Neuron, NeuronWish
-from fleet.services.jobs.steps import wait_for_job
+from fleet.services.job_steps import wait_for_job
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND

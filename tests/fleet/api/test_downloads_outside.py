@@ -21,7 +21,7 @@ from inference.protocol.load_progress import LOADED
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api, key_api
-from tests.fleet.services.jobs.download_reports import (
+from tests.fleet.services.download_reports import (
     GB,
     SOURCE,
     beast,

@@ -34,7 +34,7 @@ from fleet.management.clients import (
     merged_toml,
     settings_text,
 )
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from inference import proxies
 from tests.cases import each_case
 from tests.metering.commands.command_output import output, printed

@@ -58,7 +58,7 @@ def test_settings_are_listed(run_command: RunCommand) -> None:
 
 def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypatch) -> None:
     for name in ("_ensure_redis_can", "redis_users_apply"):
-        monkeypatch.setattr(f"fleet.services.hosts.invitations.{name}", lambda: None)
+        monkeypatch.setattr(f"fleet.services.invitations.{name}", lambda: None)
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
     assert "neuron --join hx1." in run_command("neurons", "invite", "beast")
     assert "beast" in run_command("neurons", "invitations")

@@ -28,7 +28,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, Device, Invitation, LoadJob, Neuron
 from fleet.placement.decisions import Plan
 from fleet.placement.reconcile import reconcile
-from fleet.services.jobs import reconciling
+from fleet.services import reconciling
 from helexa_site.celery import EVERY_S, app
 from inference.protocol import keys
 from inference.protocol.heartbeat import (

@@ -17,8 +17,8 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.bootstrap.database import prepare_database
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
+from helexa_site.bootstrap.readiness import prepare_database
 from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
 from tests.cases import each_case
@@ -30,10 +30,10 @@ TESTS_DIR = Path(__file__).resolve().parents[2]
 DATABASE_TESTS = [
     str((TESTS_DIR / name).resolve(strict=True))  # one that moved is noticed by every run
     for name in (
-        "fleet/services/offers/test_catalogue.py",
-        "fleet/services/hosts/test_heartbeats.py",
-        "fleet/services/jobs/test_load_jobs.py",
-        "fleet/services/jobs/test_stages_on_hosts.py",
+        "fleet/services/test_catalogue.py",
+        "fleet/services/test_heartbeats.py",
+        "fleet/services/test_load_jobs.py",
+        "fleet/services/test_stages_on_hosts.py",
         "hostile/test_heartbeats.py",
         "fleet/control/test_leadership.py",
         "fleet/upstreams/test_upstreams.py",

@@ -12,8 +12,8 @@ from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Catalogue, Load, Reject
 from fleet.placement.decisions import Jobs, Observed, Plan
+from fleet.placement.needs import BY_KIND, Speed, StageDevice
 from fleet.placement.reconcile import reconcile
-from fleet.placement.stages.devices import BY_KIND, Speed, StageDevice
 from inference.loading.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load_progress import KindBytes, LayerCost

@@ -10,11 +10,10 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Wait, place, place_on
-from fleet.placement.decisions import Unload, Waiting
-from fleet.placement.devices.moves import moves_for
-from fleet.placement.devices.needs import Needs
-from fleet.placement.expected import with_load
-from fleet.placement.returning import is_large_enough
+from fleet.placement.decisions import Unload, Waiting, with_load
+from fleet.placement.division import is_large_enough
+from fleet.placement.needs import Needs
+from fleet.placement.place import moves_for
 from inference.protocol.heartbeat import HeldStageStatus, device_name
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport

@@ -11,9 +11,9 @@ import msgspec
 
 from fleet.live.snapshot import ReplicaView
 from fleet.placement import Load, Wait, place, place_on
-from fleet.placement.devices.capacity import IDLE_TIME_SLICE_S, QUIET_S, freed_on
-from fleet.placement.devices.moves import moves_for
+from fleet.placement.capacity import IDLE_TIME_SLICE_S, QUIET_S, freed_on
 from fleet.placement.leaving import SLEEP_AGAIN_S
+from fleet.placement.place import moves_for
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import AsleepBytes, DeviceMemory
 from tests.cases import each_case

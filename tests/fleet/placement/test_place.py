@@ -8,16 +8,14 @@ from typing import Any
 
 import msgspec
 
-from fleet import placement
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Wait, place
-from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
-from fleet.placement.devices.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, Needs
-from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
-from fleet.placement.refusals import SUGGESTION
-from fleet.placement.stages.devices import WANTED_CONTEXTS
+from fleet.placement import Decision, Load, Reject, Wait, place
+from fleet.placement.capacity import MIN_TIME_SLICE_S
+from fleet.placement.failures import FAILED_LOAD_BACKOFF_S, UNFIT_BACKOFF_S, failed_loads
+from fleet.placement.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, WANTED_CONTEXTS, Needs
+from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S, SUGGESTION
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case
@@ -94,7 +92,7 @@ def test_order_of_preference(what: str, text: str, expected: str) -> None:
 
 def test_waits_and_refusals_in_words() -> None:
     nowhere = refused(decide(replace(host("a"), devices=())))
-    assert nowhere.retry_after_s == placement.NO_NEURON_RETRY_AFTER_S
+    assert nowhere.retry_after_s == NO_NEURON_RETRY_AFTER_S
     assert nowhere.message == "No neuron that could run tiny is online"
     half = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)
     fetched = LoadProgress(stage=LoadStage.DOWNLOADING, done=1, total=4, unit="bytes")

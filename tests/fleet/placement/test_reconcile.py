@@ -10,11 +10,10 @@ from msgspec import structs
 from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import place
+from fleet.placement.capacity import MIN_TIME_SLICE_S
 from fleet.placement.decisions import Unload, Waiting
-from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
-from fleet.placement.reconcile import MAX_LOADS_A_TICK, QUEUE_LONG_S
-from fleet.placement.time_slices import MAX_PROMISE_S
+from fleet.placement.reconcile import MAX_LOADS_A_TICK, MAX_PROMISE_S, QUEUE_LONG_S
 from tests.cases import each_case
 from tests.fleet.conftest import report as load_report
 from tests.fleet.placement.fleets import (

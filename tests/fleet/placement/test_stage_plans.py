@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fleet.placement.stages import StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.devices import NUM_STATES
-from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
+from fleet.placement.needs import NUM_STATES, StageDevice
+from fleet.placement.stage_plans import (
+    KV_TOKENS,
+    StagePlan,
+    StageRefusal,
+    divided,
+    least_bytes,
+    plan_stages,
+)
 from inference.loading.model_costs import ModelCosts
 from inference.protocol.load_progress import KindBytes, LayerCost
 from tests.cases import each_case

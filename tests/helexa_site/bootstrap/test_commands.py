@@ -15,24 +15,21 @@ from typing import Any
 import pytest
 
 from fleet.live.snapshot import ReplicaView
+from helexa_site.addresses import base_url, is_loopback
 from helexa_site.bootstrap.arguments import (
     ServeOptions,
-    base_url,
     default_neuron_name,
-    is_loopback,
     parse_neuron,
     parse_serve,
 )
 from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
-from helexa_site.bootstrap.console import print_line, print_step, relay
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError, print_line, print_step, relay
 from helexa_site.bootstrap.readiness import replica_line
 from helexa_site.bootstrap.serve import check_ports
-from helexa_site.bootstrap.sharing import Share
 from helexa_site.bootstrap.suite import coverage_last, spreading
 from helexa_site.bootstrap.supervisor import WARNINGS
-from helexa_site.config import read_config
-from helexa_site.databases import database_settings
+from helexa_site.config import database_settings, read_config
+from helexa_site.data_directory import Share
 from helexa_site.program import REPOSITORY_DIR, Installation
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage

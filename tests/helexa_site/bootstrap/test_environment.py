@@ -12,6 +12,7 @@ import pytest
 
 from helexa_site.bootstrap import environment
 from helexa_site.bootstrap.commands import run
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.bootstrap.environment import (
     CPU_LOCK,
     CPU_SIZE,
@@ -20,7 +21,6 @@ from helexa_site.bootstrap.environment import (
     pins_of,
     unmet,
 )
-from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import TORCH_CPU_INDEX_URL
 from tests.cases import each_case

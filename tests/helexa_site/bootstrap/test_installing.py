@@ -24,7 +24,7 @@ STARTER = """
 import sys
 from pathlib import Path
 from helexa_site.bootstrap import environment
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.console import BootstrapError
 environment.REPOSITORY_DIR = Path(sys.argv[1])
 try:
     environment.ensure_environment("requirements.txt")

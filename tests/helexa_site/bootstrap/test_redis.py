@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from benchmarks.ports import free_port
+from helexa_site.addresses import reached_at, shown_urls
 from helexa_site.bootstrap import redis_server
-from helexa_site.bootstrap.arguments import parse_neuron, shown_urls
-from helexa_site.bootstrap.data_directory import keep_joining, kept_joining, redis_url_of
-from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.arguments import parse_neuron
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.bootstrap.redis_server import (
     MAX_SOCKET_PATH_BYTES,
     configure_private_redis,
@@ -25,7 +25,7 @@ from helexa_site.bootstrap.redis_server import (
     wait_for_redis,
 )
 from helexa_site.bootstrap.serve import listening_directives
-from helexa_site.bootstrap.sharing import Share, reached_at
+from helexa_site.data_directory import Share, keep_joining, kept_joining, redis_url_of
 from inference.protocol.joining import (
     Joining,
     JoinLineError,

@@ -20,11 +20,10 @@ from fleet.live.desired_state import (
     encode_desired_states,
 )
 from helexa_site.bootstrap import readiness
-from helexa_site.bootstrap.database import has_keys, prepare_database
-from helexa_site.bootstrap.readiness import EnsureWanted
+from helexa_site.bootstrap.readiness import EnsureWanted, has_keys, prepare_database
 from helexa_site.bootstrap.serve import first_key_lines
 from helexa_site.bootstrap.supervisor import StoppingError
-from helexa_site.instance import instance_id
+from helexa_site.data_directory import instance_id
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from helexa_site.bootstrap.data_directory import keep_joining, redis_url_of
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.data_directory import Share, keep_joining, redis_url_of
 from inference.neuron import name_lease
 from inference.neuron.heartbeat import (
     MISSES_UNTIL_DEAD_ANYWAY,

@@ -19,7 +19,7 @@ import redis
 from benchmarks.ports import free_port
 from fleet.redis_users import secret_hash, users_apply
 from helexa_site.bootstrap.redis_server import configure_private_redis, wait_for_redis
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.data_directory import Share
 from inference.neuron.__main__ import main
 from inference.neuron.neuron_process import create_app
 from inference.protocol.events import Cancelled, Finished

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from fleet.services.offers.catalogue import DEFAULT_MODEL_SAMPLING
+from fleet.services.catalogue import DEFAULT_MODEL_SAMPLING
 from tests.live.conftest import with_caches
 from tests.live.fleets.crowd import crowd
 from tests.live.fleets.fleet import GB, Fleet, fleet_on_sqlite

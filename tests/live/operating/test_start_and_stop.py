@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from helexa_site.bootstrap.arguments import shown_urls
+from helexa_site.addresses import shown_urls
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.cases import each_case
 from tests.live import serving

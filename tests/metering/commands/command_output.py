@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 
 
 def printed(*words: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from django.test import Client
 from django.utils import timezone
 
 from fleet.noun import expiry
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from metering.actor import COMMAND
 from metering.keys import api_key as keys
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour

@@ -13,7 +13,7 @@ import pytest
 from django.core.management.base import CommandError
 from django.test import Client
 
-from helexa_site.exit_codes import ExitCode
+from helexa_site.management.base import ExitCode
 from metering.actor import COMMAND
 from metering.links import requests_url
 from metering.models import Account, RequestRecord

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import close_old_connections
 
-from helexa_site.quick_command import QuickCommand
+from helexa_site.management.base import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import results
 from metering.bench.choosing import add_sweep_arguments, sweep_of

@@ -284,7 +284,7 @@ async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: G
     first, second = await upload(sdk, expires_after=HOUR), await upload(sdk)
     assert (first.expires_at, second.expires_at) == (first.created_at + 3600, None)
     config = gateway.config
-    files = FileStore(config.files_dir or config.data_dir / "files")
+    files = FileStore(config.stored_files_dir)
     assert files.has(first.id)
 
     def expire() -> None:

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from helexa_site.instance import instance_id
+from helexa_site.data_directory import instance_id
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import endpoint as metrics_endpoint
 from inference.gateway.metrics import requests as metrics_module

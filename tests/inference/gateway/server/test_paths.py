@@ -14,7 +14,7 @@ import redis.asyncio
 from prometheus_client import generate_latest
 
 from helexa_site.config import Config
-from helexa_site.instance import instance_id
+from helexa_site.data_directory import instance_id
 from inference.gateway.consumers.health import STALLED_AFTER_S
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.origins import is_allowed

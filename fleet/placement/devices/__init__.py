@@ -1,1 +1,0 @@
-"""Devices for placement: replicas on them, candidates for eviction, and free memory."""

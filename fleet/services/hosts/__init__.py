@@ -1,1 +1,0 @@
-"""Neurons and their hosts: heartbeats, operators' decisions, and invitations."""

@@ -1,1 +1,0 @@
-"""Load jobs: loads, reloads, unloads, sleeps and wakes, from their start to their end."""

@@ -1,1 +1,0 @@
-"""The catalogue's models and aliases, and upstreams."""

@@ -1,1 +1,0 @@
-"""Django's own answers over HTTP: addresses, hosts, HTTPS, headers, and the pages of the site."""

@@ -1,0 +1,285 @@
+"""Reloads, each kind up to its end; what the control decides becomes jobs, each once. A pinned
+model that was unloaded by the original's path stays so until it is wanted again."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from django.utils import timezone
+
+from fleet import selectors, services
+from fleet.control import leadership
+from fleet.control.watch import Watched
+from fleet.errors import ReplicaNotFoundError
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
+from fleet.live.snapshot import build_snapshot
+from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
+from fleet.placement import Load, place
+from fleet.placement.decisions import Observed, Plan
+from fleet.services.load_jobs import reload_plan
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_progress import LoadFailure
+from metering.actor import COMMAND, CONTROL, GATEWAY
+from metering.models import AuditEntry
+from tests.cases import each_case
+from tests.fleet.services.conftest import HERE, names, status_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
+
+
+def reload() -> LoadJob:
+    return services.reload_job_start(**HERE)
+
+
+def test_plan(build, model) -> None:
+    def beat(name: str, status: str) -> Any:
+        if status in ("full", "smaller"):
+            devices = [build.device(free_memory_bytes=GIB)] if status == "smaller" else []
+            return build.heartbeat(name, devices=devices)
+        held = [build.replica(status=ReplicaStatus(status), memory_bytes=4 * GIB)] if status else []
+        return build.heartbeat(name, replicas=held)
+
+    wait = "In place; requests wait meanwhile:"
+    for beast, beauty, plan in (
+        ("ready", "", "beauty"),
+        ("ready", "ready", "In place: beauty serves it meanwhile"),
+        ("ready", "loading", f"{wait} tiny is loading on beauty"),
+        ("ready", "smaller", f"{wait} beauty has less room for it"),
+        ("ready", "full", f"{wait} no other neuron has room"),
+        ("failed", "", "In place: it serves no requests now"),
+        ("", "", "In place: it serves no requests now"),
+    ):
+        snapshot = build_snapshot([beat("beast", beast), beat("beauty", beauty)])
+        found = reload_plan(model.entry(), "beast", snapshot)
+        assert (found.neuron if isinstance(found, Load) else found).startswith(plan)
+
+
+@pytest.fixture
+def replacing(model, report, build, sent) -> LoadJob:
+    """A reload of what beast has, while beauty has room for another."""
+    report("beast", build.replica(**OLD))
+    report("beauty")
+    return reload()
+
+
+def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
+    replacing, report, build, sent, publish
+) -> None:
+    job = replacing
+    assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
+    assert "on beauty first" in job.note
+    assert names(sent) == [("load_model", "beauty")]
+    report("beast", build.replica(**OLD))
+    LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
+    LoadJob.objects.filter(pk=job.pk).update(created_at="2020-01-01T00:00:00Z")
+    assert services.load_jobs_expire() == 0, "it waits for its replacement"
+    assert (status_of(job), len(sent.tasks)) == (LoadJobStatus.PENDING, 1)
+    report("beauty", build.replica(job_id=str(job.replacement.pk)))
+    heartbeat = publish("beast", replicas=[build.replica(**OLD)])
+    with contextlib.suppress(ZeroDivisionError), leadership.this_control.fenced():
+        services.heartbeat_record(heartbeat=heartbeat)
+        raise ZeroDivisionError
+    for _ in range(2):  # a tick that is rolled back has sent nothing
+        with leadership.this_control.fenced():
+            services.heartbeat_record(heartbeat=heartbeat)
+            assert len(sent.tasks) == 1 + _
+    assert names(sent)[1:] == [("unload_model", "beast")]
+    report("beast", build.replica(**OLD, status=ReplicaStatus.DRAINING))
+    assert status_of(job) == LoadJobStatus.RUNNING
+    report("beast")
+    assert status_of(job) == LoadJobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_without_its_replacement_the_old_one_serves_on(
+    replacing, report, build, sent, is_cancelled: bool
+) -> None:
+    failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
+    state = {"status": ReplicaStatus.FAILED, "failure": failure}
+    if is_cancelled:
+        services.load_job_cancel(actor=COMMAND, job=replacing)
+        state = {"status": ReplicaStatus.DRAINING}
+    report("beauty", build.replica(job_id=str(replacing.replacement.pk), **state))
+    report("beast", build.replica(**OLD))
+    replacing.refresh_from_db()
+    if is_cancelled:
+        assert replacing.status == LoadJobStatus.CANCELLED
+    else:
+        assert (replacing.status, replacing.failure_code) == ("failed", "does_not_fit")
+        assert "beast serves on" in replacing.failure_message
+    assert names(sent)[1:] == [("unload_model", "beauty")] * is_cancelled
+
+
+def test_in_place_only_its_own_replica_ends_it_and_the_same_spec_is_unloaded_first(
+    model, report, build, sent
+) -> None:
+    report("beast")
+    with pytest.raises(ReplicaNotFoundError, match="load it instead"):
+        reload()
+    report("beast", build.replica(**OLD))
+    job = reload()
+    assert reload().pk == job.pk
+    assert names(sent) == [("load_model", "beast")]
+    same = {"spec_digest": model.entry().spec_digest()}
+    for job_id, values, expected in (
+        ("x", same, LoadJobStatus.PENDING),
+        (str(job.pk), {"status": ReplicaStatus.LOADING}, LoadJobStatus.RUNNING),
+        (str(job.pk), same, LoadJobStatus.SUCCEEDED),
+    ):
+        report("beast", build.replica(job_id=job_id, **values))
+        assert status_of(job) == expected
+    reload()
+    assert names(sent)[1:] == [("unload_model", "beast"), ("load_model", "beast")]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_everywhere_is_one_after_the_other(model, report, build, sent, is_cancelled: bool) -> None:
+    for name in ("beast", "beauty"):
+        report(name, build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
+    report("beauty", build.replica(**OLD))
+    if is_cancelled:
+        assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
+        assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
+    assert names(sent) == [("load_model", "beast")]
+    report("beast", build.replica(job_id=str(first.pk)))
+    for _ in range(2):
+        report("beauty", build.replica(**OLD))
+    if is_cancelled:
+        assert len(sent.tasks) == 1
+        return
+    assert names(sent)[1:] == [("load_model", "beauty")]
+    assert status_of(second) == LoadJobStatus.RUNNING
+    report("beauty", build.replica(job_id=str(second.pk)))
+    assert status_of(second) == LoadJobStatus.SUCCEEDED
+
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def pinned() -> CatalogueModel:
+    return services.catalogue_model_create(
+        actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True
+    )
+
+
+def tick(*heartbeats) -> Plan:
+    watched = Watched(build_snapshot(heartbeats), Observed(), ())
+    plan = services.fleet_plan(watched=watched, time_slices=())
+    services.plan_begin(plan=plan)
+    return plan
+
+
+def test_failures_of_a_pinned_model_put_off_the_next_try(pinned, sent, build) -> None:
+    """Placement's own tests have the times. A success, and lost room, put off nothing."""
+    assert len(tick(build.heartbeat()).actions) == 1
+    assert not LoadJob.objects.exists(), "a neuron that is not recorded yet is tried next time"
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    for codes, age_s, num_loads in (
+        (["download_failed"] * 2, 15, 0),
+        (["download_failed"] * 2, 65, 1),
+        (["download_failed", ""], 0, 1),
+        (["lost_its_room", "neuron_restarted"], 0, 1),
+    ):
+        LoadJob.objects.all().delete()
+        for code in codes:
+            LoadJob.objects.create(
+                model=pinned,
+                model_name=pinned.name,
+                neuron=Neuron.objects.get(),
+                status=LoadJobStatus.FAILED if code else LoadJobStatus.SUCCEEDED,
+                failure_code=code,
+                finished_at=timezone.now() - timedelta(seconds=age_s),
+            )
+        assert len(tick(build.heartbeat()).actions) == num_loads
+
+
+def test_what_still_runs_when_a_drains_time_is_over_ends(pinned, neuron, sent, build) -> None:
+    drain = partial(services.neuron_drain, actor=COMMAND, neuron_name="beast")
+    beat = build.heartbeat(replicas=[build.replica(stats=build.stats(in_flight=1))])
+    services.heartbeat_record(heartbeat=beat)
+    drain(within_s=60)
+    first = NeuronWish.objects.get().drain_wanted_at
+    assert tick(beat).actions == ()
+    drain(within_s=0)
+    drain()
+    wish = NeuronWish.objects.get()
+    assert (wish.drain_wanted_at, wish.drain_ends_at) == (first, None), "it takes its end back"
+    drain(within_s=0)
+    for _ in range(2):  # it is told again until it has gone
+        tick(beat)
+    unload = ("neuron.unload_model", ["tiny", True])
+    assert [(name, args) for name, args, _ in sent.tasks] == [unload, unload]
+    (job,) = LoadJob.objects.all()
+    assert (job.kind, job.neuron.name) == (LoadJobKind.UNLOAD, "beast")
+    details = AuditEntry.objects.filter(action="neuron.drain").order_by("pk")
+    assert [one.detail for one in details][:2] == [{"within_s": 60}, {"within_s": 0}]
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    LoadJob.objects.all().delete()
+    assert tick(build.heartbeat(replicas=[build.replica()])).actions == ()
+
+
+def test_two_gateways_that_decide_differently_start_one_load(pinned, sent, build) -> None:
+    for name in ("beast", "twin"):
+        services.heartbeat_record(heartbeat=build.heartbeat(name))
+    jobs = {
+        services.placed_load_start(actor=GATEWAY, load=Load(neuron=name, model="tiny")).pk
+        for name in ("beast", "twin", "beast")
+    }
+    assert len(jobs) == 1
+    assert LoadJob.objects.count() == 1
+    more = Load(neuron="twin", model="tiny")
+    services.placed_load_start(actor=GATEWAY, load=more, may_be_one_more=True)
+    assert LoadJob.objects.count() == 2
+
+
+@each_case("happens", ["load", "pin", "unload failed", "request", "restart"])
+def test_what_was_unloaded_to_stay_so_is_kept_again_once_it_is_wanted(
+    pinned, neuron, build, sent, happens: str
+) -> None:
+    """Or once its neuron starts anew: the original loads its default models then."""
+
+    def end_jobs() -> None:
+        LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
+            status="succeeded", finished_at=timezone.now()
+        )
+
+    def planned() -> list[str]:
+        watched = Watched(build_snapshot([reported]), Observed(), ())
+        plan = services.fleet_plan(watched=watched, time_slices=())
+        return [action.model for action in plan.actions]
+
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    end_jobs()
+    reported = build.heartbeat(replicas=[])
+    services.heartbeat_record(heartbeat=reported)
+    assert planned() == []
+    match happens:
+        case "load":
+            services.load_job_start(actor=CONTROL, model_name="tiny", neuron_name="beast")
+        case "pin":
+            services.catalogue_model_update(actor=COMMAND, model=pinned, changed_fields=["pinned"])
+        case "unload failed":
+            services.kept_unloaded_forget(model_name="tiny")
+        case "request":
+            catalogue = selectors.catalogue_by_name()
+            snapshot = build_snapshot([build.heartbeat()])
+            decision = place(catalogue["tiny"], snapshot, catalogue=catalogue)
+            assert isinstance(decision, Load)
+            services.placed_load_start(actor=GATEWAY, load=decision)
+        case "restart":
+            reported = msgspec.structs.replace(reported, epoch="another")
+            services.heartbeat_record(heartbeat=reported)
+    end_jobs()
+    assert planned() == ["tiny"]
