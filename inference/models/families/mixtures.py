@@ -6,7 +6,7 @@ where there are several, beside one that all rows go through.
 
 gpt-oss attends with sinks, within a window in every other layer, and its biased experts have a
 clamped activation. Its published files hold the experts in MXFP4, and gates and the rest row by
-row: ``loading/weights/experts.py`` cuts them up."""
+row: ``loading/weights/named_files.py`` cuts them up."""
 
 from __future__ import annotations
 
