@@ -24,8 +24,8 @@ from fleet.dashboard.query import BoardQuery
 from fleet.dashboard.words import CHANGE_SETTINGS
 from fleet.errors import FleetError, InvitationError
 from fleet.first_steps import steps_context
-from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
+from fleet.neuron_client import engine_log
 from fleet.overview.selector import fleet_overview, job_lines_by_id
 from fleet.services.hosts.invitations import (
     DEFAULT_SHARE_PORT,

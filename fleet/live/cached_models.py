@@ -17,8 +17,8 @@ import redis
 from fleet import selectors
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.neuron_reads import NeuronValueError, run_reads, text_read
-from fleet.live.reports import printable, value_problem
+from fleet.live.reading import run_reads, text_read
+from fleet.live.reports import NeuronValueError, printable, value_problem
 from fleet.models import Neuron
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.downloads import CachedModel, CacheReport, decode_cache_report

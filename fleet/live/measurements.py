@@ -1,4 +1,5 @@
-"""Measurements of a model's loads by neuron, as plain data.
+"""Measurements of a model's loads by neuron, as plain data, and estimates of a present load by the
+last one of that model on that neuron.
 
 Placement uses them for a model that is not loaded, and the next load starts from them.
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.protocol.load import EarlierLoads, PrefillSpeed
+from inference.protocol.load_progress import LoadStage
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -67,3 +69,61 @@ def measured_for(
     fitting = [load for load in loads if device_kind in (None, load.device_kind)]
     own = [load for load in fitting if load.neuron == neuron]
     return max(own or fitting, key=lambda load: (load.load_bytes, load.neuron), default=None)
+
+
+BEFORE_ENGINE = frozenset({LoadStage.QUEUED, LoadStage.DOWNLOADING})
+OF_A_LOAD = frozenset(
+    {LoadStage.STARTING, LoadStage.PREFLIGHT, LoadStage.WEIGHTS, LoadStage.WARMUP}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadEstimate:
+    """Estimates of a load; ``None``: unknown."""
+
+    share: float | None = None
+    """The completed share of the whole load, 0 to 1."""
+    left_s: float | None = None
+
+
+NO_ESTIMATE = LoadEstimate()
+
+
+def load_estimate(
+    *,
+    stage: str,
+    done: int,
+    total: int,
+    stage_elapsed_s: float | None,
+    engine_elapsed_s: float | None,
+    last_load_s: float | None,
+) -> LoadEstimate:
+    """``engine_elapsed_s``: since the load's engine started; ``last_load_s``: from an engine's
+    start to its end, when it was last loaded there.
+
+    An engine starts, reads headers and warms up without a rate: then only the last load's duration
+    is known. Once this load takes longer, the rate of its stage counts, if it has one."""
+    stage_left_s = None if stage_elapsed_s is None else remaining_s(stage_elapsed_s, done, total)
+    if stage in BEFORE_ENGINE:
+        left_s = None if stage_left_s is None else stage_left_s + (last_load_s or 0.0)
+        return LoadEstimate(left_s=left_s)
+    is_as_usual = (
+        stage in OF_A_LOAD
+        and last_load_s is not None
+        and engine_elapsed_s is not None
+        and engine_elapsed_s < last_load_s
+    )
+    if not is_as_usual:
+        return LoadEstimate(left_s=stage_left_s)
+    assert last_load_s is not None and engine_elapsed_s is not None
+    return LoadEstimate(
+        share=max(0.0, engine_elapsed_s) / last_load_s,
+        left_s=last_load_s - max(0.0, engine_elapsed_s),
+    )
+
+
+def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
+    """A linear estimate of the remaining seconds; ``None`` without a rate."""
+    if elapsed_s <= 0 or done <= 0 or total <= 0:
+        return None
+    return max(0.0, elapsed_s * (total - done) / done)

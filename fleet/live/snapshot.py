@@ -8,11 +8,12 @@ Pure: no ORM, no Redis, no clock. A neuron that is missing here is offline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from fleet.live.desired_state import NO_DESIRED_STATES, Admission, DesiredStates, TimeSlice
+from fleet.live.measurements import remaining_s
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
@@ -225,13 +226,6 @@ def build_snapshot(
     return FleetSnapshot(neurons=neurons, desired_states=desired_states, time_slices=time_slices)
 
 
-def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
-    """A linear estimate of the remaining seconds; ``None`` without a rate."""
-    if elapsed_s <= 0 or done <= 0 or total <= 0:
-        return None
-    return max(0.0, elapsed_s * (total - done) / done)
-
-
 def protocol_problems(heartbeat: NeuronHeartbeat) -> list[str]:
     """Why a neuron of another build is sent nothing, in words."""
     if heartbeat.protocol == PROTOCOL:
@@ -304,3 +298,31 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
 
 def _age_s(heartbeat: NeuronHeartbeat, moment_unix_s: float | None) -> float | None:
     return None if moment_unix_s is None else max(0.0, heartbeat.time_unix_s - moment_unix_s)
+
+
+GRACE_S = 10.0
+"""After its heartbeat has lapsed, which takes four seconds. Long enough for a stalled host or a
+short network failure, and shorter than most loads."""
+
+
+class Absences:
+    """Neurons that have just fallen silent: their replicas are expected back for a while.
+
+        silent, not leaving ─▶ absent for GRACE_S ─▶ forgotten: its models are loaded elsewhere
+                                  └─▶ reports again: no action
+
+    A neuron that announced its shutdown is not waited for. The time is an argument."""
+
+    def __init__(self) -> None:
+        self._last_seen: dict[str, tuple[float, NeuronView]] = {}
+
+    def noted(self, snapshot: FleetSnapshot, now_s: float) -> FleetSnapshot:
+        for neuron in snapshot.neurons:
+            self._last_seen[neuron.name] = (now_s, neuron)
+        absent = []
+        for name, (seen_s, neuron) in list(self._last_seen.items()):
+            if now_s - seen_s >= GRACE_S or neuron.is_leaving or not neuron.is_admitted:
+                del self._last_seen[name]
+            elif snapshot.neuron(name) is None:
+                absent.append(neuron)
+        return replace(snapshot, absent=tuple(absent)) if absent else snapshot

@@ -14,9 +14,14 @@ from fleet.lifecycles import (
     LoadJobKind,
     LoadJobStatus,
 )
-from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
-from fleet.live.measurements import DeviceKind, MeasuredLoad
-from fleet.live.snapshot import remaining_s
+from fleet.live.measurements import (
+    NO_ESTIMATE,
+    DeviceKind,
+    LoadEstimate,
+    MeasuredLoad,
+    load_estimate,
+    remaining_s,
+)
 from fleet.models.catalogue import CatalogueModel
 from fleet.models.columns import json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron

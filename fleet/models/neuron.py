@@ -220,7 +220,7 @@ class Invitation(models.Model):
 
 
 class ControlTerm(models.Model):
-    """One row, of key 1. Written by ``fleet.control.leadership`` only."""
+    """One row, of key 1. Written by ``fleet.leadership`` only."""
 
     number = models.PositiveBigIntegerField(default=0)
     control_id = models.CharField(max_length=255, blank=True)

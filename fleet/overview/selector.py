@@ -21,7 +21,7 @@ from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, DownloadKind
 from fleet.live import reading as live
 from fleet.live.cached_models import read_cache_reports
 from fleet.live.desired_state import KnownDevice
-from fleet.live.refusals import only_refused, read_counts
+from fleet.live.reading import only_refused, read_counts
 from fleet.models import Device, LoadJob, Neuron, Replica
 from fleet.nouns import UUID_PATTERN
 from fleet.overview import lines

@@ -16,8 +16,7 @@ from typing import Any
 
 import redis
 
-from fleet.live.reading import redis_client
-from fleet.live.refusals import read_refusals
+from fleet.live.reading import read_refusals, redis_client
 from helexa_site.bootstrap.arguments import reachable_host
 from helexa_site.bootstrap.sharing import try_to_listen
 from helexa_site.config import Config

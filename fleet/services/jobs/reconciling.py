@@ -13,7 +13,6 @@ from datetime import timedelta
 from django.utils import timezone
 
 from fleet import selectors
-from fleet.control.watch import Watched
 from fleet.errors import FleetError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live.desired_state import TimeSlice
@@ -29,6 +28,7 @@ from fleet.services.hosts.neurons import (
 )
 from fleet.services.jobs.load_jobs import unload_job_start
 from fleet.services.jobs.model_loads import placed_load_start, sleep_job_start
+from fleet.watch import Watched
 from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from django.utils import timezone
 from fleet import neuron_client, selectors
 from fleet.errors import BrokerUnavailableError, UpstreamSecretError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
-from fleet.live.load_orders import load_orders
+from fleet.live.reports import load_orders
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob
 from fleet.placement.held_stages import (

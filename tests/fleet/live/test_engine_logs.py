@@ -15,7 +15,6 @@ from django.test import Client
 from django.urls import reverse
 
 from fleet import neuron_client, services
-from fleet.live import engine_logs
 from fleet.models import Replica
 from helexa_site.program import REPOSITORY_DIR
 from inference.neuron.replicas.engine_process import EngineLogs
@@ -69,7 +68,7 @@ def test_rest(neuron: Neuron, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert reader.get("neurons/beast/models/nobody/logs", 404)["code"] == "replica_not_found"
     assert reader.get("neurons/nobody/models/tiny/logs", 404)["code"] == "neuron_not_found"
     key_api("inference").get("neurons/beast/models/org/tiny/logs", 403)
-    monkeypatch.setattr(engine_logs, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(neuron_client, "ANSWER_TIMEOUT_S", 0.1)
     neuron.is_silent = True
     assert reader.get("neurons/beast/models/org/tiny/logs", 503)["code"] == "log_unavailable"
 

@@ -20,9 +20,9 @@ from fleet.live.desired_state import (
     DesiredStates,
     encode_desired_states,
 )
-from fleet.live.load_estimates import LoadEstimate, load_estimate
-from fleet.live.load_orders import LoadOrders
-from fleet.live.snapshot import ReplicaView, build_snapshot, remaining_s
+from fleet.live.measurements import LoadEstimate, load_estimate, remaining_s
+from fleet.live.reports import LoadOrders
+from fleet.live.snapshot import ReplicaView, build_snapshot
 from inference.protocol import keys
 from inference.protocol.heartbeat import (
     PROTOCOL,

@@ -20,8 +20,8 @@ from fleet.errors import (
     UnknownNeuronError,
 )
 from fleet.lifecycles import LoadJobStatus
-from fleet.live.load_orders import load_orders
 from fleet.live.measurements import MeasuredLoad
+from fleet.live.reports import load_orders
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, LoadJob, LoadMeasurement, Neuron, Replica
 from fleet.services.jobs import reconciling, steps

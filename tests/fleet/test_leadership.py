@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from fleet import services, tasks
-from fleet.control.leadership import Leadership
 from fleet.errors import DeposedError
+from fleet.leadership import Leadership
 from fleet.live import reading as live
 from fleet.live.reports import Report
 from fleet.models import ControlTerm, Neuron
@@ -47,8 +47,8 @@ LONG_S = 600
 @pytest.fixture
 def control(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
     # A test is one transaction, and a busy machine may let it wait.
-    monkeypatch.setattr("fleet.control.leadership.FROZEN_SESSION_S", LONG_S)
-    monkeypatch.setattr("fleet.control.leadership.LEASE_S", LONG_S)
+    monkeypatch.setattr("fleet.leadership.FROZEN_SESSION_S", LONG_S)
+    monkeypatch.setattr("fleet.leadership.LEASE_S", LONG_S)
 
     def make(clock: Clock | None = None) -> Leadership:
         return Leadership(lambda: redis_db, clock=clock or Clock())
@@ -105,10 +105,10 @@ def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch, 
     leader, other = control(), control()
     assert leader.leads()
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr("fleet.control.leadership.this_control", other)
+    monkeypatch.setattr("fleet.leadership.this_control", other)
     ticks.run(tasks.tick.name)
     assert not Neuron.objects.exists()
-    monkeypatch.setattr("fleet.control.leadership.this_control", leader)
+    monkeypatch.setattr("fleet.leadership.this_control", leader)
     ticks.run(tasks.tick.name)
     assert Neuron.objects.exists()
 
@@ -135,7 +135,7 @@ def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch) -> None:
     """Housekeeping that is under way is not begun again either."""
     leader = control()
     assert leader.leads()
-    monkeypatch.setattr("fleet.control.leadership.this_control", leader)
+    monkeypatch.setattr("fleet.leadership.this_control", leader)
     began, may_end = threading.Event(), threading.Event()
     runs: list[str] = []
 

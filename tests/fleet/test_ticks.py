@@ -15,20 +15,17 @@ import redis
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from fleet import services, tasks
-from fleet.control import idle, leadership
-from fleet.control.idle import IdleTicks
-from fleet.control.samples import Samples
-from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
+from fleet import leadership, services, tasks, watch
 from fleet.lifecycles import NeuronStatus
 from fleet.live import reading as live
-from fleet.live.absences import GRACE_S, Absences
 from fleet.live.desired_state import TimeSlice
-from fleet.live.snapshot import FleetSnapshot
+from fleet.live.snapshot import GRACE_S, Absences, FleetSnapshot
 from fleet.models import CatalogueModel, Device, Invitation, LoadJob, Neuron
 from fleet.placement.decisions import Plan
 from fleet.placement.reconcile import reconcile
 from fleet.services.jobs import reconciling
+from fleet.tasks import Samples
+from fleet.watch import GATEWAY_SILENCE_S, FleetWatch, IdleTicks
 from helexa_site.celery import EVERY_S, app
 from inference.protocol import keys
 from inference.protocol.heartbeat import (
@@ -93,11 +90,11 @@ def test_a_change_by_another_process_is_seen(tmp_path) -> None:
     with sqlite3.connect(path) as ours, sqlite3.connect(path) as theirs:
         ours.execute("PRAGMA journal_mode=WAL")
         theirs.execute("CREATE TABLE t (n)")
-        before = idle.data_version(ours)
-        assert idle.data_version(ours) == before
+        before = watch.data_version(ours)
+        assert watch.data_version(ours) == before
         theirs.execute("INSERT INTO t VALUES (1)")
         theirs.commit()
-        assert idle.data_version(ours) != before
+        assert watch.data_version(ours) != before
 
 
 def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, monkeypatch) -> None:
@@ -115,12 +112,12 @@ def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, m
     monkeypatch.setattr(services, "fleet_plan", spied)
     device = build.device(free_memory_bytes=12345)
     publish(replicas=[build.replica(stats=build.stats())], devices=[device])
-    later(idle.REFRESH_EVERY_S)
+    later(watch.REFRESH_EVERY_S)
     assert [passes(), passes()] == [False, True]
     device = Device.objects.get()
     assert device.neuron.last_seen_at > before
     assert (device.free_memory_bytes, planned) == (12345, [])
-    later(idle.AT_REST_EVERY_S - idle.REFRESH_EVERY_S)
+    later(watch.AT_REST_EVERY_S - watch.REFRESH_EVERY_S)
     assert [passes(), passes()] == [False, True]
     assert planned == [1]
     # What the clock alone brings waits a few seconds.
@@ -128,7 +125,7 @@ def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, m
     tiny.idle_ttl_s = 3600
     services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
     assert [passes(), passes()] == [False, True]
-    later(idle.WHOLE_TICK_EVERY_S)
+    later(watch.WHOLE_TICK_EVERY_S)
     assert [passes(), passes()] == [False, True]
     assert planned == [1, 1, 1]
 
