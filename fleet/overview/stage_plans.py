@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
-from fleet.hub.layer_costs import entry_costs
+from fleet.hub import entry_costs
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.devices.capacity import FleetCapacity
 from fleet.placement.devices.needs import Needs

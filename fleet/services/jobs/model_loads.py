@@ -31,7 +31,7 @@ from fleet.errors import (
     ReplicaNotFoundError,
     ServedByUpstreamError,
 )
-from fleet.hub.layer_costs import entry_costs
+from fleet.hub import entry_costs
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView

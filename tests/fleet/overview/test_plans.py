@@ -149,7 +149,7 @@ def test_a_model_of_the_hub_need_not_be_downloaded_and_what_cannot_be_planned_is
     assert "dense: 2 layers" in run_command("models", "plan", "dense")
     for module in [*filter(lambda name: name.startswith("inference.loading.gguf"), sys.modules)]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "fleet.hub.file_headers", raising=False)
+    monkeypatch.delitem(sys.modules, "fleet.hub_client", raising=False)
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.constants", None)
     for name, source, file, why in (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from json import JSONDecodeError
@@ -32,7 +32,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from fleet.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
-from fleet.hub.offers import HubRepository, problem_of
+from fleet.hub import HubRepository, problem_of
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
@@ -49,13 +49,18 @@ from inference.loading.sources.hub_sources import (
     hub_schemes,
     hub_source,
 )
+from inference.models.families.gguf_keys import ROPE_FREQUENCIES
 from inference.models.families.registry import may_read_images
+from inference.protocol.load_errors import BadFileError
 from inference.settings.storage import SOURCES
 
 TIMEOUT_S = 10.0
 """Bounds each read."""
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
+FIRST_BYTES = 4 * 1024**2
+GROWTH = 4
+PARTIAL = 206
 GATED = (
     "{name} is gated: it needs a token that was granted access. Ask for access on the repository's "
     "page, and set {token} here and on the neurons"
@@ -125,11 +130,9 @@ class HubClient:
                 hub = HuggingFaceHub(self._endpoint, self._token)
                 directory = hub.fetch(info.id, commit, "config.json", scratch).parent
                 return chosen.at(directory, lambda name: directory / name)
-            from fleet.hub.file_headers import fetch_header  # hosts without neurons may lack gguf
-
             paths = {name: scratch / f"{index}.gguf" for index, name in enumerate(chosen.names)}
             for name, path in paths.items():
-                fetch_header(
+                _fetch_header(
                     hf_hub_url(info.id, name, revision=commit, endpoint=self._endpoint),
                     path,
                     num_bytes=sizes[name],
@@ -207,6 +210,58 @@ class HubClient:
                 "by name all the same, where the neurons reach it; "
                 f"{SOURCES.name if self._source.endpoint else 'HF_ENDPOINT'} names another hub"
             ) from error
+
+
+def _fetch_header(
+    url: str, path: Path, *, num_bytes: int, headers: Mapping[str, str], timeout_s: float
+) -> None:
+    """Leaves the beginning of a GGUF file at ``path``, with all of its header. ``num_bytes``: of
+    the whole file. Raises ``BadFileError``, huggingface_hub's errors and ``OSError``.
+
+        GET, Range: bytes=0-4194303 ─▶ a file as long as the whole one, whose other bytes are a hole
+             4 times as much, until the header ends within what came
+    """
+    # Hosts without neurons may lack gguf.
+    from inference.loading.gguf.header import MOST_HEADER_BYTES, read_header
+
+    def fetch(first: int, end: int) -> None:
+        """Writes bytes ``[first, end)`` of the file to their place; reads no more than that."""
+        wanted = {**headers, "Range": f"bytes={first}-{end - 1}"}
+        with (
+            get_session().stream(
+                "GET", url, headers=wanted, timeout=timeout_s, follow_redirects=True
+            ) as response,
+            path.open("r+b") as file,
+        ):
+            hf_raise_for_status(response)
+            at = first if response.status_code == PARTIAL else 0
+            file.seek(at)
+            for piece in response.iter_bytes():
+                file.write(piece[: end - at])
+                at += len(piece)
+                if at >= end:
+                    return
+        raise BadFileError(f"{path.name} ends after {at} of {end} bytes; ask again")
+
+    with path.open("wb") as file:
+        file.truncate(num_bytes)
+    done, wanted = 0, min(FIRST_BYTES, num_bytes)
+    while True:
+        fetch(done, wanted)
+        done = wanted
+        try:
+            header = read_header(path)
+        except BadFileError:
+            if done >= min(num_bytes, MOST_HEADER_BYTES):
+                raise
+        else:
+            if header.data_offset <= done or done == num_bytes:
+                break
+        wanted = min(GROWTH * done, num_bytes)
+    # A config needs these numbers, which are among the weights.
+    info = header.tensors.get(ROPE_FREQUENCIES)
+    if info is not None and info.offset + info.num_bytes > done:
+        fetch(info.offset, info.offset + info.num_bytes)
 
 
 def source_known(scheme: str) -> HubSource:

@@ -1,32 +1,52 @@
-"""A repository's models, and the neurons where each would fit. Pure."""
+"""Models that are not loaded yet: what a hub's repository offers, the hosts where each would fit,
+and what the files of one tell of its layers' costs and its limits.
+
+    HubClient ──HubRepository──▶ offers_of ──Offer──▶ fits ──▶ a page, a command
+
+Only the client queries the hub. No torch: architectures are judged by the config files. Import the
+client where it is used: huggingface_hub is slow to import.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
 
 from fleet.catalogue import CatalogueEntry, SettingValue
+from fleet.errors import PlanUnavailableError
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models_toml.values import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import is_large_enough, unavailable_hosts
+from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.sources import pypi
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     GGUFVariant,
+    ModelFiles,
     check_shards,
     gguf_variants,
     projector_beside,
 )
+from inference.loading.sources.hub_sources import is_of_hub
+from inference.loading.sources.sources import directory_files, parse_source, path_files
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.settings.storage import HUGGINGFACE
+from inference.settings.storage import DATA_DIR, HUGGINGFACE
 
 T = TypeVar("T")
 MIB = 1024**2
 TOO_LARGE = "larger than any of its devices"
 ROOM = 1.1
 """Memory of a loaded model relative to its files' size, with the least useful KV."""
+ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +216,114 @@ def _fit(neuron: str, decision: Decision) -> NeuronFit:
         case _:
             fits, words = False, "takes no loads now"
     return NeuronFit(neuron=neuron, fits=fits, words=words)
+
+
+def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
+    """The costs of a catalogue model's layers, from the files that describe it: the hub's by range,
+    or those on this disk. Downloads nothing. ``free_bytes``: as a load would choose among quants.
+    Raises ``PlanUnavailableError``, ``HubError``."""
+    spec = entry.load_spec(job_id="", neuron="")
+    from inference.loading.costs.read_costs import read_costs  # few processes need it
+
+    try:
+        with described_files(spec, free_bytes) as files:
+            return read_costs(files, spec)
+    except LoadError as error:
+        raise PlanUnavailableError(f"{entry.name} cannot be planned: {error}") from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "gguf":
+            raise
+        raise PlanUnavailableError(
+            "this host has no package gguf, which reads the headers of GGUF files: ask a host with "
+            "a neuron, or install it (pip install gguf)"
+        ) from None
+
+
+@contextmanager
+def described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
+    """The files that describe a model. Raises ``LoadError``, ``PlanUnavailableError``,
+    ``HubError``."""
+    source = parse_source(spec.source)
+    if is_of_hub(spec.source):
+        from fleet.hub_client import HubClient  # takes a second, and few processes need it
+
+        with tempfile.TemporaryDirectory() as scratch:
+            yield HubClient(source.scheme).described(
+                source.location, spec.revision, spec.file, free_bytes, Path(scratch)
+            )
+    elif source.scheme == "path":
+        yield path_files(Path(source.location).expanduser(), spec.file, free_bytes)
+    else:
+        requirement = source.location
+        if spec.revision is not None:
+            requirement = f"{requirement}=={spec.revision}"
+        cache_dir = (DATA_DIR.read(os.environ) or Path("var")) / "models"
+        package = pypi.package_directory(requirement, spec.sha256, cache_dir)
+        if not package.is_dir():
+            raise PlanUnavailableError(
+                f"{spec.source} is not downloaded on this host, and a wheel has to be there to be "
+                "read: models pull downloads it"
+            )
+        yield directory_files(pypi.model_directory(package), spec.file, free_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """Unknown texts are empty, and unknown numbers ``None``."""
+
+    architecture: str = ""
+    num_parameters: int | None = None
+    context_tokens: int | None = None
+
+
+NO_FACTS = FileFacts()
+
+
+def file_facts(entry: CatalogueEntry) -> FileFacts:
+    """Facts of a model before it was ever loaded, where its files are on this host: reads a GGUF's
+    header, or config.json. Asks no hub. Blocks."""
+    if is_of_hub(entry.source):
+        return NO_FACTS
+    try:
+        with described_files(entry.load_spec(job_id="", neuron=""), ANY_SIZE) as files:
+            return _facts_of(files)
+    # Hosts without neurons may lack gguf.
+    except (LoadError, PlanUnavailableError, OSError, ModuleNotFoundError):
+        return NO_FACTS
+
+
+def _facts_of(files: ModelFiles) -> FileFacts:
+    paths = files.weights if files.is_gguf else (files.directory / "config.json",)
+    changed_ns = tuple(path.stat().st_mtime_ns for path in paths)
+    return _read_facts(tuple(paths), changed_ns, files.is_gguf)
+
+
+@lru_cache(maxsize=64)
+def _read_facts(paths: Sequence[Path], _changed_ns: Sequence[int], is_gguf: bool) -> FileFacts:
+    if not is_gguf:
+        from inference.loading.config.hub_config import read_json  # few processes need it
+
+        config = read_json(paths[0])
+        text = config.get("text_config")
+        text = text if isinstance(text, dict) else config
+        return FileFacts(
+            architecture=_text(config.get("model_type")),
+            context_tokens=_number(text.get("max_position_embeddings")),
+        )
+    from inference.loading.gguf.header import read_headers
+
+    header = read_headers(paths)
+    architecture = _text(header.metadata.get("general.architecture"))
+    return FileFacts(
+        architecture=architecture,
+        num_parameters=sum(one.num_elements for one in header.tensors.values()),
+        context_tokens=_number(header.metadata.get(f"{architecture}.context_length")),
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
