@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fleet.catalogue import CatalogueEntry, SettingValue
+from fleet.catalogue.entry import expected_vram_mb
 from fleet.errors import PlanUnavailableError
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models_toml.values import name_of_id
@@ -42,10 +43,7 @@ from inference.protocol.load_errors import LoadError
 from inference.settings.storage import DATA_DIR, HUGGINGFACE
 
 T = TypeVar("T")
-MIB = 1024**2
 TOO_LARGE = "larger than any of its devices"
-ROOM = 1.1
-"""Memory of a loaded model relative to its files' size, with the least useful KV."""
 ANY_SIZE = 2**62
 
 
@@ -112,10 +110,6 @@ class Choice:
     offer: Offer
     fits: tuple[NeuronFit, ...]
     """One for each neuron."""
-
-
-def expected_vram_mb(num_bytes: int) -> int:
-    return -(-int(num_bytes * ROOM) // MIB)
 
 
 def offers_of(repository: HubRepository) -> tuple[Offer, ...]:

@@ -30,8 +30,8 @@ from fleet.admin.adding import export_file, hub_page, import_page, no_host_remar
 from fleet.admin.loading import Outcome, actor_of, load, on_model, on_replica, show_outcome
 from fleet.admin.replica import recent_errors
 from fleet.catalogue import SETTINGS
+from fleet.catalogue.entry import is_outdated
 from fleet.catalogue.kinds import Money, NeuronNames, Targets
-from fleet.catalogue.outdated import is_outdated
 from fleet.dashboard.board import model_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus

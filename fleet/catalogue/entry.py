@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,12 @@ from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.load import AdapterSpec, LoadSpec, spec_digest
 from metering.prices import FREE, Prices, UnitPrices, highest
 
+if TYPE_CHECKING:
+    from fleet.live.snapshot import FleetSnapshot
+
 MIB = 1024**2
+ROOM = 1.1
+"""Memory of a loaded model relative to its files' size, with the least useful KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +140,21 @@ class CatalogueEntry(CatalogueSettings):
     def spec_digest(self) -> str:
         """The digest of the spec of a load now. A replica of another digest is outdated."""
         return spec_digest(self.load_spec(job_id="", neuron=""))
+
+
+def is_outdated(loaded_digest: str, entry: CatalogueEntry) -> bool:
+    """``False`` for a neuron that does not report the digest of its spec."""
+    return loaded_digest not in ("", entry.spec_digest())
+
+
+def outdated_neurons(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[str]:
+    return [
+        replica.neuron
+        for replica in snapshot.replicas_of(entry.name)
+        if is_outdated(replica.spec_digest, entry)
+    ]
+
+
+def expected_vram_mb(num_bytes: int) -> int:
+    """Memory of a model whose files have that size, before it was ever loaded."""
+    return -(-int(num_bytes * ROOM) // MIB)

@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode
 from django.core.management.base import CommandError
 
 from fleet.catalogue import SETTINGS
+from fleet.catalogue.entry import expected_vram_mb
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import UPSTREAM_PREFIX
-from fleet.hub import expected_vram_mb
 from fleet.management import verbs
 from fleet.management.following import download_line, follow_download
 from fleet.management.sizes import size_text

@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 
 from fleet import neuron_client, selectors
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.outdated import outdated_neurons
+from fleet.catalogue.entry import outdated_neurons
 from fleet.errors import (
     CannotSleepError,
     CudaUnavailableError,

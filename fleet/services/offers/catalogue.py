@@ -14,10 +14,10 @@ from django.db import transaction
 
 from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, CatalogueSettings, SettingValue, check_alias_name
+from fleet.catalogue.entry import expected_vram_mb
 from fleet.catalogue.rules import MAX_NAME_LENGTH
 from fleet.catalogue.targets import OF_TOKENS, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
-from fleet.hub import expected_vram_mb
 from fleet.models import Alias, CatalogueModel, Neuron, NeuronWish, Upstream
 from fleet.models_toml.values import name_of_id
 from fleet.services.jobs.load_jobs import model_unload_everywhere
