@@ -35,8 +35,8 @@ from fleet.catalogue.kinds import Money, NeuronNames, Targets
 from fleet.dashboard.board import model_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus
-from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron, Replica
+from fleet.words import size_text
 from metering import selectors as metering_selectors
 from metering.actor import Actor
 from metering.links import requests_url

@@ -25,9 +25,9 @@ from fleet.dashboard.board import neuron_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus
 from fleet.live.desired_state import AdmissionPolicy
-from fleet.management.sizes import size_text, total_text
 from fleet.models import Device, FleetPolicy, Invitation, Neuron
 from fleet.services.hosts.invitations import invitation_check
+from fleet.words import size_text, total_text
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 from metering.actor import Actor

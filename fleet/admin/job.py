@@ -19,13 +19,12 @@ from fleet.catalogue import SETTINGS
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.dashboard.rows import ProgressRow
-from fleet.dashboard.words import DONE, left_words
 from fleet.errors import FleetError
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.cached_models import CachedLine, cached_list
-from fleet.management.sizes import size_text
 from fleet.models import Download, LoadJob
 from fleet.placement.decisions import stage_evictions
+from fleet.words import DONE, left_words, size_text
 from helexa_site.web.pages import render_page
 from metering.actor import Actor
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from fleet.dashboard.words import DONE, left_words
-from fleet.management.sizes import share_text, size_text, total_text
 from fleet.overview import lines
 from fleet.overview.selector import UPSTREAM
+from fleet.words import DONE, left_words, share_text, size_text, total_text
 
 NUM_COLORS = 6
 AWAY = "away"

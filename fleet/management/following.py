@@ -12,7 +12,7 @@ from rich import progress
 from rich.console import Console
 
 from fleet.management.backend import Backend
-from fleet.management.sizes import share_text, size_text
+from fleet.words import share_text, size_text
 
 LOOK_EVERY_S = 1.0
 DOWNLOAD_EVERY_S = 0.5

@@ -17,7 +17,7 @@ from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.management import verbs
 from fleet.management.following import download_line, follow_download
-from fleet.management.sizes import size_text
+from fleet.words import size_text
 from helexa_site.exit_codes import ExitCode
 from inference.loading.sources.files import JOINED_BY, wanted_files
 from inference.protocol.load import NO_PROJECTOR
