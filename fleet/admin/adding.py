@@ -28,7 +28,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel
 from fleet.models_toml import Document, plan_import, read_document, write_document
 from fleet.models_toml.reading import MAX_BYTES
-from fleet.overview.selector import fleet_overview
+from fleet.overview import fleet_overview
 from helexa_site.web.pages import render_page
 from inference.loading.sources.hub_sources import default_scheme, hub_schemes
 from inference.settings.storage import SOURCES

@@ -15,11 +15,11 @@ from django.core.paginator import Page, Paginator
 from django.http import QueryDict
 from django.urls import reverse
 
+from fleet import overview_lines as lines
 from fleet.dashboard import rows
 from fleet.dashboard.links import linked_findings
 from fleet.models import CatalogueModel, Neuron
-from fleet.overview import lines
-from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM, fleet_overview
+from fleet.overview import REFUSAL_HOURS, UPSTREAM, fleet_overview
 from fleet.words import count_words
 from metering.ledger.entries import Outcome
 from metering.links import requests_url

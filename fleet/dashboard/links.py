@@ -9,7 +9,7 @@ from urllib.parse import quote
 from django.urls import reverse
 
 if TYPE_CHECKING:
-    from fleet.overview.lines import Attention
+    from fleet.overview_lines import Attention
 
 
 def model_url(name: str) -> str:

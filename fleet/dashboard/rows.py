@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from fleet.overview import lines
-from fleet.overview.selector import UPSTREAM
+from fleet import overview_lines as lines
+from fleet.overview import UPSTREAM
 from fleet.words import DONE, left_words, share_text, size_text, total_text
 
 NUM_COLORS = 6

@@ -42,8 +42,8 @@ from fleet.dashboard.rows import job_progress
 from fleet.errors import FleetError, InvitationError
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica, Upstream
 from fleet.neuron_client import engine_log
-from fleet.overview.lines import JobLine
-from fleet.overview.selector import fleet_overview, job_lines_by_id
+from fleet.overview import fleet_overview, job_lines_by_id
+from fleet.overview_lines import JobLine
 from fleet.services.hosts.invitations import (
     DEFAULT_SHARE_PORT,
     redis_share,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django import template
 
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.overview.lines import AuditLine
+from fleet.overview_lines import AuditLine
 from fleet.words import count_words, size_text
 from metering.links import audited_url
 

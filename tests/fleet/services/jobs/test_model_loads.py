@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from django.utils import timezone
+from tests.fleet.overview.test_plans import LARGE
 
 from fleet import selectors, services
 from fleet.api.access import problem_of
@@ -30,7 +31,6 @@ from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
 from metering.api.problems import problem_response
-from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.jobs.conftest import HERE, fresh, names, observe, start
 

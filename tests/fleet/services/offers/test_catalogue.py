@@ -19,7 +19,7 @@ from fleet.errors import CatalogueChangedError, CatalogueValueError, ReplicaNotF
 from fleet.models import Alias, CatalogueModel, NeuronWish
 from fleet.models_toml import Plan, plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
-from fleet.overview.selector import fleet_overview
+from fleet.overview import fleet_overview
 from fleet.selectors import CACHE_S, CatalogueCache, OfferedModels
 from inference.protocol.load import AdapterSpec
 from metering.actor import COMMAND

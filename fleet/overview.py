@@ -1,4 +1,10 @@
-"""Reads the overview: each table in one query, and live state from Redis."""
+"""An overview of the fleet for the dashboard, the status command and the REST API.
+
+    database, Redis ─▶ fleet_overview() ─▶ lines, and findings by urgency
+
+Live where Redis answers, else the last recorded state. Each table is read in one query, for any
+size of fleet.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +30,19 @@ from fleet.live.desired_state import KnownDevice
 from fleet.live.reading import only_refused, read_counts
 from fleet.models import Device, LoadJob, Neuron, Replica
 from fleet.nouns import UUID_PATTERN
-from fleet.overview import lines
-from fleet.overview.attention import attention
-from fleet.overview.lines import (
+from fleet.overview_lines import (
+    AuditLine,
     DeviceLine,
+    DownloadLine,
+    FleetOverview,
     HeldMemory,
+    HeldStageLine,
     JobLine,
     ModelLine,
     NeuronLine,
+    RefusalLine,
     ReplicaLine,
+    attention,
 )
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import Devices, is_large_enough, why_unmet
@@ -66,7 +76,7 @@ MEASURED = (
 """A device's fields in its report; the first four are stored too."""
 
 
-def fleet_overview() -> lines.FleetOverview:
+def fleet_overview() -> FleetOverview:
     now = timezone.now()
     live = read_live()
     readings = live or LiveReadings()
@@ -75,7 +85,7 @@ def fleet_overview() -> lines.FleetOverview:
     models = tuple(_models(entries, neurons))
     today = UsagePeriod(first=now.date(), last=now.date())
     used = metering_selectors.usage_total(period=today, where=UsageFilter())
-    return lines.FleetOverview(
+    return FleetOverview(
         is_live=live is not None,
         attention=attention(
             neurons,
@@ -144,7 +154,7 @@ def _neuron_line(
     readings: LiveReadings,
     coming_back: tuple[str, ...],
 ) -> NeuronLine:
-    stages = tuple(lines.HeldStageLine(**stage) for stage in neuron.held_stages)
+    stages = tuple(HeldStageLine(**stage) for stage in neuron.held_stages)
     held = _held_memory(replicas, stages)
     disk = readings.disks.get(neuron.name)
     return NeuronLine(
@@ -175,7 +185,7 @@ def _device_line(
 
 
 def _held_memory(
-    replicas: Iterable[ReplicaLine], stages: Iterable[lines.HeldStageLine]
+    replicas: Iterable[ReplicaLine], stages: Iterable[HeldStageLine]
 ) -> Mapping[str, list[HeldMemory]]:
     held: dict[str, list[HeldMemory]] = defaultdict(list)
 
@@ -260,10 +270,10 @@ def _job_line(job: LoadJob) -> JobLine:
     )
 
 
-def _downloads() -> tuple[lines.DownloadLine, ...]:
+def _downloads() -> tuple[DownloadLine, ...]:
     pulls = selectors.downloads_active().filter(kind=DownloadKind.PULL)
     return tuple(
-        lines.DownloadLine(
+        DownloadLine(
             neuron=pull.neuron.name,
             source=f"{pull.source} {pull.file}".strip(),
             status=pull.status,
@@ -274,16 +284,16 @@ def _downloads() -> tuple[lines.DownloadLine, ...]:
     )
 
 
-def _refusal_lines(counts: Mapping[Refused, int]) -> tuple[lines.RefusalLine, ...]:
+def _refusal_lines(counts: Mapping[Refused, int]) -> tuple[RefusalLine, ...]:
     by_code: Counter[str] = Counter()
     for one, number in only_refused(counts).items():
         by_code[one.code] += number
-    return tuple(lines.RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
+    return tuple(RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
 
 
-def _audit() -> tuple[lines.AuditLine, ...]:
+def _audit() -> tuple[AuditLine, ...]:
     rows = AuditEntry.objects.values("at", "actor", "action", "object_id")
-    return tuple(lines.AuditLine(**row) for row in rows[:MAX_AUDIT_ENTRIES])
+    return tuple(AuditLine(**row) for row in rows[:MAX_AUDIT_ENTRIES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from fleet.dashboard.board import board_of
 from fleet.dashboard.rows import neuron_rows
 from fleet.live import reading as live
 from fleet.models import Download, LoadJob, Neuron
-from fleet.overview.attention import LIMITS, attention
-from fleet.overview.lines import HeldMemory, ModelLine, NeuronLine, ReplicaLine
-from fleet.overview.selector import fleet_overview
+from fleet.overview import fleet_overview
+from fleet.overview_lines import LIMITS, HeldMemory, ModelLine, NeuronLine, ReplicaLine, attention
 from inference.protocol import keys
 from inference.protocol.downloads import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused

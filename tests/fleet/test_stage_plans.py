@@ -17,8 +17,8 @@ from django.core.management.base import CommandError
 from fleet import services
 from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
-from fleet.overview.lines import DeviceLine, NeuronLine
-from fleet.overview.selector import why_no_host, why_not_now
+from fleet.overview import why_no_host, why_not_now
+from fleet.overview_lines import DeviceLine, NeuronLine
 from metering.actor import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import LLAMA, hub
