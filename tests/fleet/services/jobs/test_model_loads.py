@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from django.utils import timezone
-from tests.fleet.overview.test_plans import LARGE
+from tests.fleet.test_stage_plans import LARGE
 
 from fleet import selectors, services
 from fleet.api.access import problem_of
