@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.noun import Field, Noun, fixed
-from fleet.upstreams.rules import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
+from fleet.upstreams import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 

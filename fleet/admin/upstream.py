@@ -16,7 +16,7 @@ from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.errors import FleetError
 from fleet.models import Upstream
 from fleet.services.offers.upstreams import CHANGEABLE
-from fleet.upstreams.rules import check_secret
+from fleet.upstreams import check_secret
 from metering.actor import Actor
 from metering.links import requests_url
 

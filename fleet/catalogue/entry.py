@@ -14,7 +14,7 @@ import msgspec
 from fleet.catalogue.settings import TRAVELLING, CatalogueSettings
 from fleet.catalogue.targets import Target, UpstreamModel, parse_targets, upstream_of
 from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams import UpstreamEntry
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.load import AdapterSpec, LoadSpec, spec_digest
 from metering.prices import FREE, Prices, UnitPrices, highest

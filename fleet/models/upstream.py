@@ -9,8 +9,8 @@ from django.db import models
 from django.db.models.functions import Now
 
 from fleet.models.columns import EMPTY_LIST, moment, not_empty, one_of
-from fleet.upstreams.discovery import KnownModel
-from fleet.upstreams.entry import (
+from fleet.upstream_http import KnownModel
+from fleet.upstreams import (
     DEFAULT_CONCURRENCY,
     DEFAULT_CONNECT_TIMEOUT_S,
     DEFAULT_FIRST_TOKEN_TIMEOUT_S,

@@ -11,7 +11,7 @@ from fleet.catalogue import SETTINGS, CatalogueSettings
 from fleet.catalogue.targets import upstream_of
 from fleet.models_toml.reading import ALIASES, UPSTREAM_KINDS, Document, Remark, WrittenModel
 from fleet.models_toml.values import KEY_OF_SETTING, OUR_HARNESS, TABLES, to_toml
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams import UpstreamEntry
 
 T = TypeVar("T")
 Action = Literal["add", "change", "remove"]

@@ -18,8 +18,7 @@ from fleet.errors import CatalogueValueError, FleetError, UpstreamValueError
 from fleet.models_toml import values as toml
 from fleet.models_toml.entry import Entry
 from fleet.nouns import UPSTREAMS
-from fleet.upstreams.entry import UpstreamEntry
-from fleet.upstreams.rules import check_upstream
+from fleet.upstreams import UpstreamEntry, check_upstream
 
 MAX_BYTES = 1_000_000
 ALIASES = "[aliases]"

@@ -22,7 +22,7 @@ from fleet import neuron_client
 from fleet.models import Download, Neuron
 from fleet.services.offers.catalogue import alias_create, catalogue_model_create
 from fleet.services.offers.upstreams import upstream_create, upstream_discovered
-from fleet.upstreams.discovery import KnownModel
+from fleet.upstream_http import KnownModel
 from helexa_site.backup.files_and_secrets import files_dir
 from inference.batches import services as batches
 from inference.batches.files import FileStore

@@ -42,7 +42,7 @@ from fleet.services.jobs.steps import (
     load_job_progress,
     spec_of,
 )
-from fleet.upstreams.secret import seal, unseal
+from fleet.upstreams import seal, unseal
 from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.protocol.load_progress import LoadFailure

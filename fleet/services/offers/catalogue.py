@@ -26,7 +26,7 @@ from fleet.services.jobs.load_measurements import (
     kept_unloaded_forget,
     load_measurements_forget,
 )
-from fleet.upstreams.rules import untranslated_defaults
+from fleet.upstreams import untranslated_defaults
 from metering.actor import Actor
 from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of

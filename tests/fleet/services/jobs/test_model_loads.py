@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from django.utils import timezone
-from tests.fleet.test_stage_plans import LARGE
 
 from fleet import selectors, services
 from fleet.api.access import problem_of
@@ -33,6 +32,7 @@ from metering.actor import COMMAND
 from metering.api.problems import problem_response
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.jobs.conftest import HERE, fresh, names, observe, start
+from tests.fleet.test_stage_plans import LARGE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

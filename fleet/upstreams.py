@@ -1,19 +1,40 @@
-"""Checks an upstream's values. Pure.
+"""Endpoints of others that speak OpenAI's, Anthropic's or Ollama's API: the row as plain data, its
+rules, and its sealed secret.
 
-Every check raises ``UpstreamValueError`` with the field that cannot hold its value.
+    Upstream (fleet.models) ──▶ UpstreamEntry ──▶ upstream_http ─┬▶ which models it has
+                                                                 ├▶ upstream_probe: what works
+                                                                 └▶ the gateway's requests
+
+Every read of an endpoint is bounded in bytes and time, redirects are refused, and no address from
+its answers is ever fetched.
+
+The database alone reveals no secret. A server with a new signing key cannot open earlier ones: an
+upstream's has to be set again.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from fleet.errors import UpstreamValueError
-from fleet.upstreams.entry import Dialect, UpstreamEntry
+from fleet.errors import UpstreamSecretError, UpstreamValueError
 from inference.protocol.sampling import NEUTRAL_VALUES
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
+
+Dialect = Literal["openai", "anthropic", "ollama"]
+
+DEFAULT_CONCURRENCY = 64
+DEFAULT_CONNECT_TIMEOUT_S = 10
+DEFAULT_FIRST_TOKEN_TIMEOUT_S = 300
+DEFAULT_TOKEN_TIMEOUT_S = 60
 
 NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 MAX_NAME_LENGTH = 63
@@ -35,8 +56,33 @@ UNTRANSLATED_DEFAULTS: Mapping[Dialect, tuple[str, ...]] = {
 """The sampling defaults that a dialect lacks, beside ``WITHOUT_A_WORD``."""
 MAX_TEMPERATURES: Mapping[Dialect, float] = {"anthropic": 1.0}
 
+PURPOSE = b"helexa upstream secrets"
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamEntry:
+    """``sealed_secret`` is encrypted, and in no ``repr`` all the same."""
+
+    name: str
+    url: str
+    """Without a final slash."""
+    dialect: Dialect = "openai"
+    sealed_secret: str = field(default="", repr=False)
+    """Empty: no key is sent."""
+    leaves_network: bool = False
+    concurrency: int = DEFAULT_CONCURRENCY
+    """The most requests of each gateway at once; the others wait."""
+    connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S
+    first_token_timeout_s: int = DEFAULT_FIRST_TOKEN_TIMEOUT_S
+    token_timeout_s: int = DEFAULT_TOKEN_TIMEOUT_S
+    """Between two parts of an answer."""
+    proxy: str = ""
+    ca_file: str = ""
+
 
 def check_upstream(entry: UpstreamEntry) -> None:
+    """Raises ``UpstreamValueError`` with the field that cannot hold its value."""
     if not NAME.fullmatch(entry.name) or len(entry.name) > MAX_NAME_LENGTH:
         raise UpstreamValueError(
             "name",
@@ -93,3 +139,33 @@ def _address(field: str, url: str) -> SplitResult:
             field, "A URL with a name or a password in it would be shown: it holds neither"
         )
     return parts
+
+
+def seal(secret: str, signing_key: str, purpose: bytes = PURPOSE) -> str:
+    """Encrypts a secret under the server's signing key, for the database: an upstream's, or those
+    of a load's links. ``purpose``: a secret sealed for another one does not open."""
+    return _fernet(signing_key, purpose).encrypt(secret.encode()).decode()
+
+
+def unseal(sealed: str, signing_key: str, purpose: bytes = PURPOSE) -> str:
+    """Raises ``UpstreamSecretError`` where it was sealed under another signing key."""
+    from cryptography.fernet import InvalidToken
+
+    try:
+        return _fernet(signing_key, purpose).decrypt(sealed.encode()).decode()
+    except InvalidToken:
+        raise UpstreamSecretError(
+            "The upstream's key was stored under another HELEXA_SECRET_KEY: set it again with "
+            "manage.py upstreams change NAME --key -"
+        ) from None
+
+
+@lru_cache(maxsize=4)
+def _fernet(signing_key: str, purpose: bytes) -> Fernet:
+    # Imported where it is used: it is 5 MiB of every process, and most have no secret.
+    from cryptography.fernet import Fernet
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose)
+    return Fernet(base64.urlsafe_b64encode(derived.derive(signing_key.encode())))
