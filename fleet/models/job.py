@@ -22,8 +22,7 @@ from fleet.live.measurements import (
     load_estimate,
     remaining_s,
 )
-from fleet.models.catalogue import CatalogueModel
-from fleet.models.columns import json_list, moment, one_of, unique
+from fleet.models.catalogue import CatalogueModel, json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron
 from inference.protocol.load import PrefillSpeed, StageSpec
 from inference.protocol.load_progress import LoadStage

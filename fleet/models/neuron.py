@@ -10,8 +10,7 @@ from django.db import models
 
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live.desired_state import Admission, AdmissionPolicy, DesiredState
-from fleet.models.catalogue import CatalogueModel
-from fleet.models.columns import json_list, moment, not_empty, one_of, unique
+from fleet.models.catalogue import CatalogueModel, json_list, moment, not_empty, one_of, unique
 
 
 class Neuron(models.Model):
