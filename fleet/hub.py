@@ -22,7 +22,7 @@ from fleet.catalogue import CatalogueEntry, SettingValue
 from fleet.catalogue.entry import expected_vram_mb
 from fleet.errors import PlanUnavailableError
 from fleet.live.snapshot import FleetSnapshot
-from fleet.models_toml.values import name_of_id
+from fleet.models_toml_values import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import is_large_enough, unavailable_hosts

@@ -22,7 +22,7 @@ from fleet.errors import (
 )
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.models import Alias, CatalogueModel, Download, Invitation, LoadJob, Neuron, Upstream
-from fleet.models_toml import CatalogueState
+from fleet.models_toml_plan import CatalogueState
 from fleet.upstreams import UpstreamEntry
 from metering.prices import Prices
 

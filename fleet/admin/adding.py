@@ -26,8 +26,8 @@ from fleet.hub import Choice, HubRepository, choices_of, offers_of
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel
-from fleet.models_toml import Document, plan_import, read_document, write_document
-from fleet.models_toml.reading import MAX_BYTES
+from fleet.models_toml import MAX_BYTES, Document, read_document
+from fleet.models_toml_plan import plan_import, write_document
 from fleet.overview import fleet_overview
 from helexa_site.web.pages import render_page
 from inference.loading.sources.hub_sources import default_scheme, hub_schemes

@@ -19,7 +19,7 @@ from fleet.catalogue.rules import MAX_NAME_LENGTH
 from fleet.catalogue.targets import OF_TOKENS, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.models import Alias, CatalogueModel, Neuron, NeuronWish, Upstream
-from fleet.models_toml.values import name_of_id
+from fleet.models_toml_values import name_of_id
 from fleet.services.jobs.load_jobs import model_unload_everywhere
 from fleet.services.jobs.load_measurements import (
     catalogue_changed,

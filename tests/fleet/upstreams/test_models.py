@@ -20,8 +20,8 @@ from fleet.errors import (
 )
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, Upstream
-from fleet.models_toml import plan_import, read_document, write_document
-from fleet.models_toml.reading import ModelsTomlError
+from fleet.models_toml import ModelsTomlError, read_document
+from fleet.models_toml_plan import plan_import, write_document
 from fleet.stage_plans import stage_plan
 from fleet.upstream_http import models_of
 from metering.actor import COMMAND

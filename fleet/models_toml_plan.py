@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 from fleet.catalogue import SETTINGS, CatalogueSettings
 from fleet.catalogue.targets import upstream_of
-from fleet.models_toml.reading import ALIASES, UPSTREAM_KINDS, Document, Remark, WrittenModel
-from fleet.models_toml.values import KEY_OF_SETTING, OUR_HARNESS, TABLES, to_toml
+from fleet.models_toml import ALIASES, UPSTREAM_KINDS, Document, Remark, WrittenModel
+from fleet.models_toml_values import KEY_OF_SETTING, OUR_HARNESS, TABLES, to_toml
 from fleet.upstreams import UpstreamEntry
 
 T = TypeVar("T")
