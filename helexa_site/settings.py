@@ -177,7 +177,6 @@ UNFOLD = {
     "SCRIPTS": [
         lambda _request: static("helexa/pages.js"),
         lambda _request: static("helexa/charts.js"),
-        lambda _request: static("helexa/labels.js"),
     ],
     "ENVIRONMENT": "helexa_site.web.pages.open_access_label",
     "LOGIN": {"form": "helexa_site.logins.OperatorLoginForm"},

@@ -1,5 +1,5 @@
 """Marks parts of unfold's pages for screen readers: the main part, icons, whose names are not to be
-read out, and unnamed elements. ``helexa/labels.js`` marks later additions of scripts."""
+read out, and unnamed elements. ``helexa/pages.js`` marks later additions of scripts."""
 
 from __future__ import annotations
 
