@@ -1,5 +1,5 @@
-"""The fleet's paths under ``/api/``, their schema, and a page to read it, whose script and style come
-with a package."""
+"""The fleet's paths under ``/api/``, their schema, and a page to read it, whose script and style
+come with a package."""
 
 from __future__ import annotations
 

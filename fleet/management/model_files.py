@@ -16,7 +16,7 @@ from fleet.catalogue.entry import expected_vram_mb
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.management import verbs
-from fleet.management.following import download_line, follow_download
+from fleet.management.backend import download_line, follow_download
 from fleet.words import size_text
 from helexa_site.exit_codes import ExitCode
 from inference.loading.sources.files import JOINED_BY, wanted_files

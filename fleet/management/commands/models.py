@@ -15,7 +15,7 @@ from fleet.catalogue.kinds import Targets
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import upstream_of
 from fleet.management import model_files, verbs
-from fleet.management.following import follow, job_line
+from fleet.management.backend import follow, job_line
 from fleet.nouns import MODELS, value_of_text
 from fleet.words import size_text
 
