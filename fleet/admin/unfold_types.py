@@ -7,6 +7,7 @@ that a page consists of (columns, actions, sections, services), and links to oth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -20,13 +21,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from unfold.widgets import UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.errors import CatalogueValueError, FleetError
 from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering.actor import Actor
 from metering.errors import MeteringError, MeteringValueError
+from metering.money import micro_usd_of, usd_digits
 
 if TYPE_CHECKING:
     AnyForm = forms.ModelForm[Any]
@@ -178,6 +180,40 @@ def text_field(
         widget=UnfoldAdminTextInputWidget,
         help_text=help_text,
     )
+
+
+class UsdField(forms.DecimalField):
+    """Exact to the micro-USD; a seventh decimal is refused. Cleans to ``int`` or ``None``."""
+
+    widget = UnfoldAdminDecimalFieldWidget
+
+    def clean(self, value: Any) -> Any:
+        usd = super().clean(value)
+        return None if usd is None else micro_usd_of(str(usd))
+
+    def prepare_value(self, value: Any) -> Any:
+        return usd_digits(value) if isinstance(value, int) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.to_python(self.prepare_value(initial)), data)
+
+
+class ListField(forms.CharField):
+    """Cleans to a list. ``separator`` is a pattern, ``joint`` what stands between those shown."""
+
+    def __init__(self, *, separator: str, joint: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._separator, self._joint = separator, joint
+
+    def clean(self, value: Any) -> Any:
+        parts = (part.strip() for part in re.split(self._separator, super().clean(value)))
+        return [part for part in parts if part]
+
+    def prepare_value(self, value: Any) -> Any:
+        return self._joint.join(value) if isinstance(value, list) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool(self.clean(data) != (initial or []))
 
 
 SURE = "sure"
