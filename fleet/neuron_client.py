@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import redis
 from django.conf import settings
 from django.utils.functional import SimpleLazyObject
 
@@ -24,10 +23,8 @@ from fleet.errors import (
     BrokerUnavailableError,
     EngineLogUnavailableError,
     ReplicaNotFoundError,
-    SnapshotUnavailableError,
 )
 from fleet.live import reading as live
-from fleet.live.reading import item_pop
 from fleet.live.reports import NeuronValueError
 from inference.logs.formatters import one_line
 from inference.protocol import keys
@@ -36,6 +33,11 @@ from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.redis_connections import MAX_VALUE_BYTES
 
 EXPIRES_S = 60
+ANSWER_TIMEOUT_S = 3.0
+ASK_EXPIRES_S = 10
+POLL_INTERVAL_S = 0.05
+"""The answer's size is checked before it is read, which a blocking pop cannot do."""
+DEFAULT_LINES = 100
 _importing = threading.Lock()
 """Celery and kombu replace their own modules while they are imported: a second thread that imports
 them for the first time would find half of one."""
@@ -80,14 +82,6 @@ def send(task: str, neuron_name: str, *arguments: object, expires_s: int = EXPIR
         ) from error
 
 
-ANSWER_TIMEOUT_S = 3.0
-ASK_EXPIRES_S = 10
-POLL_INTERVAL_S = 0.05
-"""The answer's size is checked before it is read, which a blocking pop cannot do."""
-MAX_ANSWER_BYTES = MAX_VALUE_BYTES
-DEFAULT_LINES = 100
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLog:
     neuron: str
@@ -114,15 +108,14 @@ def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES
 
 
 def _wait_for(neuron_name: str, ask_id: str) -> EngineLogAnswer:
-    pop = item_pop(keys.engine_log_key(neuron_name, ask_id), max_bytes=MAX_ANSWER_BYTES)
+    pop = live.item_pop(keys.engine_log_key(neuron_name, ask_id), max_bytes=MAX_VALUE_BYTES)
     give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
     try:
-        while (answer := pop.run(live.redis_client())) is None:
-            if time.monotonic() > give_up_s:
-                raise EngineLogUnavailableError(f"{neuron_name} does not answer: is it away?")
-            time.sleep(POLL_INTERVAL_S)
+        with live.redis_answers():
+            while (answer := pop.run(live.redis_client())) is None:
+                if time.monotonic() > give_up_s:
+                    raise EngineLogUnavailableError(f"{neuron_name} does not answer: is it away?")
+                time.sleep(POLL_INTERVAL_S)
         return decode_engine_log(answer)
-    except (redis.RedisError, OSError) as error:
-        raise SnapshotUnavailableError("Redis does not answer") from error
     except (msgspec.DecodeError, NeuronValueError) as error:
         raise EngineLogUnavailableError(f"The answer of {neuron_name} is not understood") from error

@@ -15,9 +15,7 @@ import msgspec
 import redis
 
 from fleet import selectors
-from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.reading import run_reads, text_read
 from fleet.live.reports import NeuronValueError, printable, value_problem
 from fleet.models import Neuron
 from inference.logs.throttled import ThrottledLog
@@ -28,16 +26,12 @@ from inference.redis_connections import MAX_VALUE_BYTES
 logger = logging.getLogger(__name__)
 _log = ThrottledLog(logger, logging.WARNING)
 
-MAX_REPORT_BYTES = MAX_VALUE_BYTES
-
 
 def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
     """The report of each neuron that has one, by its name. Raises ``SnapshotUnavailableError``."""
-    reads = [text_read(downloads_key(neuron), max_bytes=MAX_REPORT_BYTES) for neuron in neurons]
-    try:
-        payloads = run_reads(client, reads)
-    except (redis.RedisError, OSError) as error:
-        raise SnapshotUnavailableError("Redis does not answer") from error
+    reads = [live.text_read(downloads_key(neuron), max_bytes=MAX_VALUE_BYTES) for neuron in neurons]
+    with live.redis_answers():
+        payloads = live.run_reads(client, reads)
     reports = {}
     for neuron, payload in zip(neurons, payloads, strict=True):
         if payload is None:

@@ -189,7 +189,7 @@ async def read_snapshot(
     client: redis.asyncio.Redis, *, before: FleetSnapshot | None = None
 ) -> FleetSnapshot:
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
-    with _redis_answers():
+    with redis_answers():
         replies = await _ask_for_names(client).execute()
         names, desired_states, time_slices = _names_states_slices(replies)
         payloads = await run_reads_async(client, _heartbeat_reads(names))
@@ -204,14 +204,15 @@ def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
 def read_live_fleet(client: redis.Redis) -> LiveFleet:
     """Every neuron's whole report. Raises ``SnapshotUnavailableError`` when Redis does not
     answer."""
-    with _redis_answers():
+    with redis_answers():
         names, desired_states, time_slices = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
     return LiveFleet(_reports(names, payloads), desired_states, time_slices)
 
 
 @contextmanager
-def _redis_answers() -> Iterator[None]:
+def redis_answers() -> Iterator[None]:
+    """Raises ``SnapshotUnavailableError`` where it does not."""
     try:
         yield
     except (redis.RedisError, OSError) as error:
@@ -222,7 +223,7 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
     """Waiting requests by gateway's id; dead gateways may be among them. Raises
     ``SnapshotUnavailableError``."""
     fields: dict[bytes | str, bytes]
-    with _redis_answers():
+    with redis_answers():
         fields = client.hgetall(keys.WAITING)  # type: ignore[assignment]
     reports = {}
     for name, payload in fields.items():
@@ -240,7 +241,7 @@ def publish_time_slices(
     """Publishes the time slices to every gateway, and deletes the reports of dead gateways. Raises
     ``SnapshotUnavailableError``."""
     encoded = encode_time_slices(tuple(time_slices))
-    with _redis_answers():
+    with redis_answers():
         pipeline = client.pipeline(transaction=False)
         pipeline.set(keys.TIME_SLICES, encoded, ex=keys.TIME_SLICES_EXPIRY_S)
         if gone_gateways:
