@@ -7,6 +7,7 @@ import uuid
 import msgspec
 from django.db import models
 
+from fleet.catalogue.entry import DeviceKind, MeasuredLoad
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
     LEAVING_KINDS,
@@ -14,14 +15,7 @@ from fleet.lifecycles import (
     LoadJobKind,
     LoadJobStatus,
 )
-from fleet.live.measurements import (
-    NO_ESTIMATE,
-    DeviceKind,
-    LoadEstimate,
-    MeasuredLoad,
-    load_estimate,
-    remaining_s,
-)
+from fleet.live.snapshot import NO_ESTIMATE, LoadEstimate, load_estimate, remaining_s
 from fleet.models.catalogue import CatalogueModel, json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron
 from inference.protocol.load import PrefillSpeed, StageSpec

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Load
 from fleet.placement.devices.capacity import devices_of, freed_on

@@ -31,8 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import load_estimate
-from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView, load_estimate
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.devices.candidates import PlacementCandidate
 from fleet.placement.devices.room import (

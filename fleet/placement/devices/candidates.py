@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.snapshot import ReplicaView
 from fleet.placement.devices.capacity import (
     MIN_TIME_SLICE_S,

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Catalogue
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.placement.stages.devices import WANTED_CONTEXTS, whole_bytes
 
 MIB = 1024**2
