@@ -20,7 +20,8 @@ from unfold.widgets import (
 
 from fleet import selectors, services
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import actor_of, load, show_outcome
+from fleet.admin.job import load
+from fleet.admin.unfold_types import actor_of, show_outcome
 from fleet.errors import FleetError, SnapshotUnavailableError
 from fleet.hub import Choice, HubRepository, choices_of, offers_of
 from fleet.live import reading as live

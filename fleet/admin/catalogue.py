@@ -27,8 +27,9 @@ from unfold.widgets import (
 from fleet import selectors, services
 from fleet.admin import unfold_types as ui
 from fleet.admin.adding import export_file, hub_page, import_page, no_host_remark
-from fleet.admin.loading import Outcome, actor_of, load, on_model, on_replica, show_outcome
+from fleet.admin.job import load, on_model, on_replica
 from fleet.admin.replica import recent_errors
+from fleet.admin.unfold_types import Outcome, actor_of, show_outcome
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.entry import is_outdated
 from fleet.catalogue.kinds import Money, NeuronNames, Targets

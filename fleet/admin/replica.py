@@ -15,7 +15,7 @@ from django.utils.safestring import mark_safe
 
 from fleet import selectors
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import on_replica
+from fleet.admin.job import on_replica
 from fleet.catalogue.entry import is_outdated
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus

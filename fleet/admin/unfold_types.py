@@ -1,5 +1,6 @@
 """What the pages of all nouns have in common: unfold's classes with their types, the declarations
-that a page consists of (columns, actions, sections, services), and links to other pages.
+that a page consists of (columns, actions, sections, services), the outcomes of actions, and links
+to other pages.
 
     WrittenAdmin    rows that operators write: each write is a service's, a refusal is a message
     ReportedAdmin   rows that neurons report: nothing to add, change or delete
@@ -23,10 +24,9 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.errors import CatalogueValueError, FleetError
 from helexa_site.web.pages import SHOWN_ONCE, render_page
-from metering.actor import Actor
+from metering.actor import Actor, user_actor
 from metering.errors import MeteringError, MeteringValueError
 from metering.money import micro_usd_of, usd_digits
 
@@ -42,6 +42,26 @@ else:
 
 
 __all__ = ["AnyForm", "TabularInline", "UnfoldAdmin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    level: int
+    """One of the levels of ``django.contrib.messages``."""
+    message: str
+    job_id: str = ""
+    """The job that was started and has not ended; empty: none."""
+
+
+def show_outcome(request: HttpRequest, outcome: Outcome) -> None:
+    """The message stays on its page, so a job's says only that it was started."""
+    started = "Started: " if outcome.job_id else ""
+    messages.add_message(request, outcome.level, f"{started}{outcome.message}")
+
+
+def actor_of(request: HttpRequest) -> Actor:
+    return user_actor(request.user.get_username())
+
 
 Fieldsets = tuple[tuple[str | None, Any], ...]
 

@@ -21,7 +21,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import actor_of
 from fleet.management.clients import CLIENTS, Target, settings_text
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from fleet.services.hosts.invitations import DEFAULT_SHARE_PORT, sharing_state

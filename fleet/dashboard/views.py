@@ -23,17 +23,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from fleet import services
-from fleet.admin.loading import (
-    WORDS,
-    Outcome,
-    actor_of,
-    cancel,
-    load,
-    on_host,
-    on_model,
-    on_replica,
-    show_outcome,
-)
+from fleet.admin.hosts import on_host
+from fleet.admin.job import WORDS, cancel, load, on_model, on_replica
+from fleet.admin.unfold_types import Outcome, actor_of, show_outcome
 from fleet.catalogue import SettingValue
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.board import BoardQuery, board_of, model_context, neuron_context, outdated_rows
