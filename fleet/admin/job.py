@@ -1,5 +1,5 @@
-"""Jobs of neurons: the actions that start and cancel loads, with their messages; and the jobs' pages,
-which are refreshed while they are open, of loads, and of downloads with the neurons' cached models.
+"""Jobs of neurons: the actions that start and cancel loads, with their messages; and pages, which
+are refreshed while they are open, of loads, and of downloads with the neurons' cached models.
 """
 
 from __future__ import annotations
