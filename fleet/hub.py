@@ -220,7 +220,7 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
     from inference.loading.costs.read_costs import read_costs  # few processes need it
 
     try:
-        with described_files(spec, free_bytes) as files:
+        with _described_files(spec, free_bytes) as files:
             return read_costs(files, spec)
     except LoadError as error:
         raise PlanUnavailableError(f"{entry.name} cannot be planned: {error}") from None
@@ -234,7 +234,7 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
 
 
 @contextmanager
-def described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
+def _described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
     """The files that describe a model. Raises ``LoadError``, ``PlanUnavailableError``,
     ``HubError``."""
     source = parse_source(spec.source)
@@ -279,7 +279,7 @@ def file_facts(entry: CatalogueEntry) -> FileFacts:
     if is_of_hub(entry.source):
         return NO_FACTS
     try:
-        with described_files(entry.load_spec(job_id="", neuron=""), ANY_SIZE) as files:
+        with _described_files(entry.load_spec(job_id="", neuron=""), ANY_SIZE) as files:
             return _facts_of(files)
     # Hosts without neurons may lack gguf.
     except (LoadError, PlanUnavailableError, OSError, ModuleNotFoundError):

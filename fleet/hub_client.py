@@ -83,7 +83,7 @@ class HubClient:
     def __init__(self, scheme: str | None = None, *, endpoint: str | None = None) -> None:
         """``scheme``: of a known source; ``None``: the default one. ``endpoint``: replaces the
         source's. Raises ``UnknownSourceError``."""
-        self._source = source_known(scheme or default_scheme())
+        self._source = _source_known(scheme or default_scheme())
         own = self._source.endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         self._endpoint = endpoint or own
         self._token = self._source.token
@@ -264,7 +264,7 @@ def _fetch_header(
         fetch(info.offset, info.offset + info.num_bytes)
 
 
-def source_known(scheme: str) -> HubSource:
+def _source_known(scheme: str) -> HubSource:
     """Raises ``UnknownSourceError``."""
     found = hub_source(scheme)
     if found is None:

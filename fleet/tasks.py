@@ -46,7 +46,7 @@ class Samples:
 
     def add(self, snapshot: FleetSnapshot, now_unix_s: float) -> None:
         at = floor_s(now_unix_s, MINUTE_S)
-        sampled = list(sample(snapshot))
+        sampled = list(_sample(snapshot))
         with self._lock:
             minute = self._minutes.setdefault(at, {})
             for kind, name, figures in sampled:
@@ -63,7 +63,7 @@ class Samples:
             self._minutes.pop(at_unix_s, None)
 
 
-def sample(snapshot: FleetSnapshot) -> Iterator[tuple[Kind, str, Figures]]:
+def _sample(snapshot: FleetSnapshot) -> Iterator[tuple[Kind, str, Figures]]:
     waiting: Counter[tuple[Kind, str]] = Counter()
     running: Counter[tuple[Kind, str]] = Counter()
     waiting[Kind.FLEET, FLEET_NAME] = 0

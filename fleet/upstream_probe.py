@@ -96,7 +96,7 @@ class Asking:
         except (LookupError, TypeError, AttributeError):
             found = None
         if not isinstance(found, dict):
-            raise no_answer()
+            raise _no_answer()
         return found
 
 
@@ -104,7 +104,7 @@ Step = Callable[[Asking], str]
 """Returns a detail. Raises ``UpstreamUnavailableError`` where it does not work."""
 
 
-def no_answer() -> UpstreamUnavailableError:
+def _no_answer() -> UpstreamUnavailableError:
     return UpstreamUnavailableError("its answer is not understood")
 
 
@@ -238,7 +238,7 @@ def _counting(asking: Asking) -> str:
 def _count(asking: Asking, url: str, body: dict[str, Any]) -> None:
     found = asking.post(url, json=body).table()
     if not any(found.get(name) for name in ("input_tokens", "count", "tokens")):
-        raise no_answer()
+        raise _no_answer()
 
 
 STEPS: Mapping[str, Step] = {
@@ -294,7 +294,7 @@ class Paid:
         url = f"{asking.entry.url}{self.path}"
         answer = asking.post(url, max_bytes=MAX_PAID_BYTES, timeout_s=self.timeout_s, **sent)
         if not self.is_answer(answer):
-            raise no_answer()
+            raise _no_answer()
         return f"with {asking.model}"
 
 

@@ -150,7 +150,7 @@ class IdleTicks:
 def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
     """The state that decides a tick, to compare; ``None``: somebody works or waits, and no tick
     may pass."""
-    version = database_version()
+    version = _database_version()
     heartbeats = [report.heartbeat for report in fleet.reports]
     if (
         version is None
@@ -166,7 +166,7 @@ def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
     return version, steady, fleet.desired_states, more
 
 
-def database_version() -> object | None:
+def _database_version() -> object | None:
     """Differs after each commit of another connection; ``None`` where the database does not say."""
     if connection.vendor != "sqlite":
         return None

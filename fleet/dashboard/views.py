@@ -65,7 +65,7 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
 def board(request: HttpRequest) -> HttpResponse:
     """``job``: the jobs whose notices the page shows, for a refresh."""
     jobs = job_lines_by_id(request.GET.getlist("job")[:MAX_FOLLOWED_JOBS])
-    context = {"job_outcomes": list(map(job_outcome, jobs))}
+    context = {"job_outcomes": list(map(_job_outcome, jobs))}
     return _board(request, BoardQuery.of(request.GET), context)
 
 
@@ -221,7 +221,7 @@ def act(user: AbstractUser, command: str) -> list[Outcome]:
     return action(user_actor(user.get_username()), name)
 
 
-def job_outcome(job: JobLine) -> Outcome:
+def _job_outcome(job: JobLine) -> Outcome:
     words = job_progress(job, with_neuron=True, with_failure=False).text
     job_id = job.id if job.is_active else ""
     return Outcome(LEVELS.get(job.status, messages.INFO), f"{job.model}: {words}", job_id)

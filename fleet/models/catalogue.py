@@ -92,15 +92,15 @@ class CatalogueColumns(models.Model):
         for name, value in values.items():
             if name not in SETTINGS:
                 raise TypeError(f"a catalogue model has no setting named {name!r}")
-            setattr(self, name, stored(SETTINGS[name].kind, value))
+            setattr(self, name, _stored(SETTINGS[name].kind, value))
 
     def setting_values(self) -> dict[str, Any]:
         return {
-            name: restored(setting.kind, getattr(self, name)) for name, setting in SETTINGS.items()
+            name: _restored(setting.kind, getattr(self, name)) for name, setting in SETTINGS.items()
         }
 
 
-def stored(kind: Kind, value: Any) -> Any:
+def _stored(kind: Kind, value: Any) -> Any:
     if isinstance(kind, Text):
         return "" if value is None else value
     if isinstance(kind, Word):
@@ -108,13 +108,13 @@ def stored(kind: Kind, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def restored(kind: Kind, value: Any) -> Any:
+def _restored(kind: Kind, value: Any) -> Any:
     if isinstance(kind, Text) and not kind.has_lines:
         return value or None
     return tuple(value) if isinstance(value, list) else value
 
 
-def setting_constraints() -> Iterator[models.CheckConstraint]:
+def _setting_constraints() -> Iterator[models.CheckConstraint]:
     for name, setting in SETTINGS.items():
         match setting.kind:
             case Word(words=words):
@@ -213,7 +213,7 @@ class CatalogueModel(CatalogueColumns):
             models.CheckConstraint(
                 condition=models.Q(source__contains=":"), name="catalogue_source_has_scheme"
             ),
-            *setting_constraints(),
+            *_setting_constraints(),
             models.CheckConstraint(
                 condition=models.Q(min_replicas__lte=models.F("max_replicas")),
                 name="catalogue_replicas_in_order",
