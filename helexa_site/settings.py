@@ -92,7 +92,7 @@ TEMPLATES = [
                 "helexa_site.templatetags.moments",
                 "helexa_site.templatetags.landmarks",
             ],
-            "libraries": {"dashboard": "fleet.dashboard.filters"},
+            "libraries": {"dashboard": "fleet.dashboard.rows"},
         },
     },
 ]
