@@ -25,9 +25,8 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import SnapshotUnavailableError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, DownloadKind
 from fleet.live import reading as live
-from fleet.live.cached_models import read_cache_reports
 from fleet.live.desired_state import KnownDevice
-from fleet.live.reading import only_refused, read_counts
+from fleet.live.reading import only_refused, read_cache_reports, read_counts
 from fleet.models import Device, LoadJob, Neuron, Replica
 from fleet.nouns import UUID_PATTERN
 from fleet.overview_lines import (

@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 from fleet import leadership, selectors, services
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.cached_models import read_cache_reports
+from fleet.live.reading import read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.decisions import Plan
 from fleet.watch import FleetWatch, IdleTicks, Watched, idle_state

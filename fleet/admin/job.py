@@ -23,9 +23,9 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.dashboard.rows import ProgressRow
 from fleet.errors import FleetError, ModelAlreadyLoadedError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
-from fleet.live.cached_models import CachedLine, cached_list
 from fleet.models import CatalogueModel, Download, LoadJob, Replica
 from fleet.placement.decisions import stage_evictions
+from fleet.selectors import CachedLine, cached_list
 from fleet.services.jobs.model_loads import EVERYWHERE, ON_NEURON
 from fleet.words import DONE, left_words, size_text
 from helexa_site.web.pages import render_page

@@ -36,14 +36,23 @@ from fleet.live.desired_state import (
     decode_time_slices,
     encode_time_slices,
 )
-from fleet.live.reports import MAX_REPORT_BYTES, NeuronValueError, Report, load_orders, read_report
+from fleet.live.reports import (
+    MAX_REPORT_BYTES,
+    NeuronValueError,
+    Report,
+    load_orders,
+    printable,
+    read_report,
+    value_problem,
+)
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
+from inference.protocol.downloads import CacheReport, decode_cache_report
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
 from inference.protocol.refusals import COUNTED_BY_KEY, Refused, by_code, newest_keys, sum_of
-from inference.redis_connections import connect_exempt
+from inference.redis_connections import MAX_VALUE_BYTES, connect_exempt
 from inference.request_ids import REQUEST_ID
 
 logger = logging.getLogger(__name__)
@@ -317,6 +326,35 @@ def held_request_ids(neuron_name: str) -> list[str]:
     except (NeuronValueError, msgspec.DecodeError, redis.RedisError, OSError):
         return []
     return sorted(filter(REQUEST_ID.fullmatch, (one for each in held for one in each.request_ids)))
+
+
+def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
+    """The download report of each neuron that has one, by its name. A neuron writes it every few
+    seconds and on changes; a malformed one, or one of another neuron, is left out. Raises
+    ``SnapshotUnavailableError``."""
+    reads = [text_read(keys.downloads_key(neuron), max_bytes=MAX_VALUE_BYTES) for neuron in neurons]
+    with redis_answers():
+        payloads = run_reads(client, reads)
+    reports = {}
+    for neuron, payload in zip(neurons, payloads, strict=True):
+        if payload is None:
+            continue
+        try:
+            if isinstance(payload, NeuronValueError):
+                raise ValueError(str(payload))
+            reports[neuron] = _cache_report(neuron, payload)
+        except ValueError as error:
+            _log.log(neuron, f"the downloads of {neuron} are not understood: {error}")
+    return reports
+
+
+def _cache_report(neuron: str, payload: bytes) -> CacheReport:
+    report = decode_cache_report(payload)
+    if report.neuron != neuron:
+        raise ValueError("it is another neuron's")
+    if problem := value_problem(report):
+        raise ValueError(problem)
+    return printable(report)
 
 
 def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:

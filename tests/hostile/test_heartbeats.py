@@ -17,7 +17,7 @@ from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError
 from fleet.lifecycles import NeuronStatus
 from fleet.live import reading as live
 from fleet.live import reports
-from fleet.live.cached_models import read_cache_reports
+from fleet.live.reading import read_cache_reports
 from fleet.live.reports import MAX_REPLICAS, LoadOrders, Report, log_refusal, read_report
 from fleet.live.snapshot import build_snapshot
 from fleet.models import Neuron
