@@ -1,4 +1,7 @@
-"""Sends Celery messages to neurons, for the services.
+"""Sends Celery messages to neurons, for the services, and waits for the one that is answered: the
+last lines of an engine's log.
+
+    neuron.tell_log ─▶ the neuron ─▶ one answer in a list of its own ─▶ LPOP
 
 Messages expire, and loads fail by then.
 """
@@ -6,17 +9,35 @@ Messages expire, and loads fail by then.
 from __future__ import annotations
 
 import threading
+import time
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from django.conf import settings
 from django.utils.functional import SimpleLazyObject
 
-from fleet.errors import BrokerUnavailableError
+from fleet import selectors
+from fleet.errors import (
+    BrokerUnavailableError,
+    EngineLogUnavailableError,
+    ReplicaNotFoundError,
+)
+from fleet.live import reading as live
+from fleet.live.reports import NeuronValueError
+from inference.logs.formatters import one_line
 from inference.protocol import keys
+from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
+from inference.redis_connections import MAX_VALUE_BYTES
 
 EXPIRES_S = 60
+ANSWER_TIMEOUT_S = 3.0
+ASK_EXPIRES_S = 10
+POLL_INTERVAL_S = 0.05
+"""The answer's size is checked before it is read, which a blocking pop cannot do."""
+DEFAULT_LINES = 100
 _importing = threading.Lock()
 """Celery and kombu replace their own modules while they are imported: a second thread that imports
 them for the first time would find half of one."""
@@ -59,3 +80,42 @@ def send(task: str, neuron_name: str, *arguments: object, expires_s: int = EXPIR
         raise BrokerUnavailableError(
             f"Redis does not take the task for {neuron_name}: nothing was sent"
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLog:
+    neuron: str
+    model: str
+    lines: tuple[str, ...]
+    """Oldest first."""
+
+
+def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES) -> EngineLog:
+    """``model_name`` may be an alias. Blocks for a round trip to the neuron. Raises
+    ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``EngineLogUnavailableError``,
+    ``BrokerUnavailableError``, ``SnapshotUnavailableError``."""
+    neuron = selectors.neuron_known(neuron_name)
+    entry = selectors.catalogue_find(model_name)
+    model = model_name if entry is None else entry.name
+    ask_id = uuid.uuid4().hex
+    send(keys.TASK_TELL_LOG, neuron.name, ask_id, model, num_lines, expires_s=ASK_EXPIRES_S)
+    answer = _wait_for(neuron.name, ask_id)
+    if not answer.is_known:
+        raise ReplicaNotFoundError(
+            f"No engine for {model} has run on {neuron.name} since that was started"
+        )
+    return EngineLog(neuron=neuron.name, model=model, lines=tuple(map(one_line, answer.lines)))
+
+
+def _wait_for(neuron_name: str, ask_id: str) -> EngineLogAnswer:
+    pop = live.item_pop(keys.engine_log_key(neuron_name, ask_id), max_bytes=MAX_VALUE_BYTES)
+    give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
+    try:
+        with live.redis_answers():
+            while (answer := pop.run(live.redis_client())) is None:
+                if time.monotonic() > give_up_s:
+                    raise EngineLogUnavailableError(f"{neuron_name} does not answer: is it away?")
+                time.sleep(POLL_INTERVAL_S)
+        return decode_engine_log(answer)
+    except (msgspec.DecodeError, NeuronValueError) as error:
+        raise EngineLogUnavailableError(f"The answer of {neuron_name} is not understood") from error

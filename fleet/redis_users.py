@@ -1,4 +1,5 @@
-"""The Redis user of an invited neuron, restricted to the keys that it needs.
+"""The Redis user of an invited neuron, restricted to the keys that it needs, and the watch for
+users that write too much.
 
     its own keys        of helexa:neuron:<name>:*, its Celery queue     read and write
     what it is sent     frames and images                               read and delete
@@ -12,19 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import redis
 
+from inference.logs.throttled import ThrottledLog
 from inference.protocol.keys import (
     gateway_alive_key,
     images_key,
     inbox_key,
     queue_keys,
 )
+from inference.supervised_threads import SupervisedThread
 
 logger = logging.getLogger(__name__)
+_warnings = ThrottledLog(logger, logging.WARNING, interval_s=3600.0)
 
 USER_PREFIX = "neuron-"
 MINIMUM_REDIS = 7
@@ -47,6 +52,12 @@ OWN_KEYS = (
 """A neuron's keys under its own prefix; ``usage`` is written by those of helexa 0.2.0."""
 SINCE_7_2 = ("client|setinfo",)
 """An older Redis refuses a rule with an unknown command, and clients do without."""
+
+POLL_INTERVAL_S = 0.02
+PAUSE_S = 1.0
+"""After a failed poll, and between checks whether any host is invited."""
+LOOK_AFTER_BYTES = 8 * 1024 * 1024
+"""Half of a neuron's limit beside its events."""
 
 
 def user_name(neuron: str) -> str:
@@ -115,3 +126,71 @@ def version_problem(client: redis.Redis) -> str | None:
 def _version(client: redis.Redis) -> tuple[int, int]:
     major, minor, *_ = str(client.info("server")["redis_version"]).split(".")
     return int(major), int(minor)
+
+
+class FloodWatch:
+    """Detects invited neurons that flood Redis, between the control's ticks.
+
+        every 20 ms: used_memory ── up by 8 MiB since the least ──▶ what each has written
+                                                                    └─ too much ─▶ it is cut off
+
+    Redis has no limit of bytes for a user: a host writes until its user is removed, and in the
+    second between ticks that is as much as its network carries. ``measure``, which cuts off
+    neurons, measures keys, so it is called only when the used memory has grown. While no host is
+    invited the watch polls once a second. ``client`` serves this thread alone."""
+
+    def __init__(self, client: redis.Redis, measure: Callable[[], object]) -> None:
+        self._client = client
+        self._measure = measure
+        self._least_bytes: int | None = None
+        self._ended = threading.Event()
+        self._thread: SupervisedThread | None = None
+
+    def start(self) -> None:
+        self._thread = SupervisedThread(self._run, name="flood watch")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def look(self) -> bool:
+        """Whether Redis had grown so much that neurons were measured. Raises
+        ``redis.RedisError``."""
+        held = self._held_bytes()
+        if self._least_bytes is None or held < self._least_bytes:
+            self._least_bytes = held
+        if held - self._least_bytes < LOOK_AFTER_BYTES:
+            return False
+        self._measure()
+        self._least_bytes = self._held_bytes()
+        return True
+
+    def is_needed(self) -> bool:
+        """Whether any host is invited: its user is in Redis. Raises ``redis.RedisError``."""
+        return bool(invited_names(self._client))
+
+    def _watch_for(self, duration_s: float) -> None:
+        for _ in range(round(duration_s / POLL_INTERVAL_S)):
+            self.look()
+            if self._ended.wait(POLL_INTERVAL_S):
+                return
+
+    def _held_bytes(self) -> int:
+        return int(self._client.info("memory")["used_memory"])
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                if self.is_needed():
+                    self._watch_for(PAUSE_S)
+                else:
+                    self._pause()
+            except redis.ResponseError as error:
+                _warnings.log("refused", f"Redis is not watched for floods, it refuses: {error}")
+                self._pause()
+            except (redis.RedisError, OSError):  # the control's ticks log that Redis is offline
+                self._pause()
+
+    def _pause(self) -> None:
+        self._least_bytes = None
+        self._ended.wait(PAUSE_S)

@@ -1,4 +1,5 @@
-"""Reads of the fleet's database. No writes, no Redis.
+"""Reads of the fleet's database, and of what its neurons have downloaded, which is in Redis. No
+writes.
 
 The catalogue is read as a whole and cached for a second: a gateway needs it for every request.
 Services clear the cache of their own process; others see a change within that second.
@@ -6,9 +7,12 @@ Services clear the cache of their own process; others see a change within that s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+import msgspec
 from django.db.models import Count, Q, QuerySet
 
 from fleet.catalogue import CatalogueEntry
@@ -20,11 +24,68 @@ from fleet.errors import (
     UnknownUpstreamError,
 )
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
-from fleet.live.catalogue_cache import CatalogueCache
+from fleet.live import reading as live
 from fleet.models import Alias, CatalogueModel, Download, Invitation, LoadJob, Neuron, Upstream
-from fleet.models_toml import CatalogueState
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.models_toml_plan import CatalogueState
+from fleet.upstreams import UpstreamEntry
+from inference.protocol.downloads import CachedModel, CacheReport
 from metering.prices import Prices
+
+CACHE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModels:
+    """The enabled models, and adapters whose base is enabled. The same object until the catalogue
+    is read again."""
+
+    entries: tuple[CatalogueEntry, ...]
+    by_name: dict[str, CatalogueEntry]
+    """Loadable models: without aliases and adapters."""
+    by_any_name: dict[str, CatalogueEntry]
+    """An adapter also as ``base:adapter``."""
+
+    @classmethod
+    def of(cls, entries: tuple[CatalogueEntry, ...]) -> OfferedModels:
+        by_name = {entry.name: entry for entry in entries if entry.base is None}
+        entries = tuple(e for e in entries if e.base is None or e.base in by_name)
+        by_base = {f"{entry.base}:{entry.name}": entry for entry in entries if entry.base}
+        by_alias = {alias: entry for entry in entries for alias in entry.aliases}
+        own_names = {entry.name: entry for entry in entries}
+        return cls(entries, by_name, by_base | by_alias | own_names)
+
+
+class CatalogueCache:
+    """Thread-safe. Two threads that find it expired may both read."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[CatalogueEntry, ...]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._last: tuple[float, OfferedModels] | None = None
+
+    def kept(self) -> OfferedModels | None:
+        """``None``: empty or expired. Reads nothing."""
+        last = self._last
+        if last is not None and self._clock() - last[0] < CACHE_S:
+            return last[1]
+        return None
+
+    def current(self) -> OfferedModels:
+        kept = self.kept()
+        if kept is not None:
+            return kept
+        asked_at_s = self._clock()
+        offered = OfferedModels.of(self._read())
+        self._last = (asked_at_s, offered)
+        return offered
+
+    def clear(self) -> None:
+        self._last = None
 
 
 def catalogue_find(name: str) -> CatalogueEntry | None:
@@ -170,3 +231,81 @@ def nameable_models() -> tuple[str, ...]:
     """The names that clients may use for the catalogue's models: models', then aliases'."""
     models = CatalogueModel.objects.order_by("name").values_list("name", flat=True)
     return (*models, *Alias.objects.order_by("name").values_list("name", flat=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedLine:
+    """A cached model of a neuron, from its download report."""
+
+    neuron: str
+    source: str
+    revision: str
+    num_bytes: int
+    files: list[dict[str, str | int]]
+    used_by: list[str]
+    models: tuple[str, ...]
+    """The catalogue's models loaded from this source; empty: none needs it."""
+    is_partial: bool
+    missing: list[str]
+    """Incomplete files of a download."""
+    wanted_bytes: int
+    partial_bytes: int
+    last_used_unix_s: float | None
+    disk_free_bytes: int
+    disk_total_bytes: int
+    """Both numbers describe the disk that downloads go to."""
+
+    @property
+    def last_used(self) -> datetime | None:
+        used = self.last_used_unix_s
+        return None if used is None else datetime.fromtimestamp(used, UTC)
+
+
+def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:
+    """The cached models of that neuron, or of all; offline neurons are left out. Raises
+    ``UnknownNeuronError``, ``SnapshotUnavailableError``."""
+    if neuron_name is not None:
+        names = [neuron_known(neuron_name).name]
+    else:
+        names = list(Neuron.objects.values_list("name", flat=True).order_by("name"))
+    reports = live.read_cache_reports(live.redis_client(), names)
+    sources = _sources_of_models()
+    return tuple(line for name in names for line in _cached_lines(reports.get(name), sources))
+
+
+def _sources_of_models() -> dict[str, list[str]]:
+    """Model of the catalogue -> its source, with its version, and that of its draft model."""
+    found: dict[str, list[str]] = {}
+    for name, model in catalogue_state().models.items():
+        source = model.source
+        if source.startswith("pypi:") and model.revision:
+            source = f"{source}=={model.revision}"
+        found[name] = [source, *([model.draft_model] if model.draft_model else [])]
+    return found
+
+
+def _cached_lines(
+    report: CacheReport | None, sources: dict[str, list[str]]
+) -> Iterable[CachedLine]:
+    if report is None:
+        return
+    for model in sorted(report.cached, key=lambda one: (one.source, one.revision)):
+        yield CachedLine(
+            neuron=report.neuron,
+            models=tuple(
+                name
+                for name, wanted in sorted(sources.items())
+                if any(is_of_source(model, source) for source in wanted)
+            ),
+            disk_free_bytes=report.disk_free_bytes,
+            disk_total_bytes=report.disk_total_bytes,
+            **msgspec.to_builtins(msgspec.structs.asdict(model)),
+        )
+
+
+def is_of_source(cached: CachedModel, source: str) -> bool:
+    """Whether it was downloaded from ``source``. A wheel's version is part of its name there."""
+    name = source.partition("==")[0]
+    return cached.source == name or (
+        name.startswith("pypi:") and cached.source.startswith(f"{name.lower()}-")
+    )

@@ -87,7 +87,7 @@ class Ticks:
 
     def stop(self) -> None:
         """Housekeeping that has not begun never begins; a running one ends with the process."""
-        from fleet.control import leadership
+        from fleet import leadership
 
         self._flood_watch.stop()
         self._stopping.set()
@@ -97,7 +97,7 @@ class Ticks:
 
     def run(self, task: str) -> Future[None] | None:
         """Returns the future of housekeeping, which is not begun again while it is under way."""
-        from fleet.control import leadership  # models, once Django is set up
+        from fleet import leadership  # models, once Django is set up
 
         with _contained(task):
             if not leadership.this_control.leads():
@@ -140,8 +140,8 @@ class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 def _flood_watch() -> Any:
     """Each control has one, leading or not: a cut-off is one conditional update."""
     from fleet import services  # models, once Django is set up
-    from fleet.control.flood_watch import FloodWatch
     from fleet.live import reading as live
+    from fleet.redis_users import FloodWatch
 
     client = live.redis_client()
     measure = partial(services.flooding_neurons_cut_off, client=client)

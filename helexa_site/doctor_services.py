@@ -14,8 +14,7 @@ import redis
 from django.db import DatabaseError, connection
 
 from fleet.errors import SnapshotUnavailableError
-from fleet.live.reading import read_live_fleet, redis_client
-from fleet.live.refusals import read_refusals
+from fleet.live.reading import read_live_fleet, read_refusals, redis_client
 from fleet.live.reports import Report
 from fleet.redis_users import USER_PREFIX
 from helexa_site.config import Config

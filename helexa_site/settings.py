@@ -88,6 +88,7 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
             ],
             "builtins": ["helexa_site.templatetags.filters"],
+            "libraries": {"dashboard": "fleet.dashboard.rows"},
         },
     },
 ]
@@ -173,7 +174,6 @@ UNFOLD = {
     "SCRIPTS": [
         lambda _request: static("helexa/pages.js"),
         lambda _request: static("helexa/charts.js"),
-        lambda _request: static("helexa/labels.js"),
     ],
     "ENVIRONMENT": "helexa_site.pages.open_access_label",
     "LOGIN": {"form": "helexa_site.logins.OperatorLoginForm"},

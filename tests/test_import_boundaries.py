@@ -99,10 +99,7 @@ BOUNDARIES = (
     *(Boundary(package, ENGINES) for package in ("fleet", "helexa_site", "metering")),
     *(
         Boundary(f"fleet/{name}", (*SERVICES, "torch", "time", "asyncio", "logging"))
-        for name in (
-            *("placement", "catalogue"),
-            *("live/absences.py", "live/measurements.py", "live/snapshot.py"),
-        )
+        for name in ("placement", "catalogue", "live/snapshot.py")
     ),
     *(
         Boundary(f"metering/{name}.py", (*SERVICES, "fleet", "helexa_site"))

@@ -21,7 +21,7 @@ from typing import Any
 
 import redis
 
-from fleet.live.load_orders import LoadOrders
+from fleet.live.reports import LoadOrders
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import (

@@ -1,5 +1,5 @@
 """The operator's console: lists, forms and actions by noun; every write calls a service."""
 
-from fleet.admin import catalogue, hosts, job, replica, upstream
+from fleet.admin import catalogue, hosts, job, replica
 
-__all__ = ["catalogue", "hosts", "job", "replica", "upstream"]
+__all__ = ["catalogue", "hosts", "job", "replica"]

@@ -20,21 +20,22 @@ from unfold.widgets import (
 
 from fleet import selectors, services
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import actor_of, load, show_outcome
+from fleet.admin.job import load
+from fleet.admin.unfold_types import actor_of, show_outcome
 from fleet.errors import FleetError, SnapshotUnavailableError
-from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
+from fleet.hub import Choice, HubRepository, choices_of, offers_of
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel
-from fleet.models_toml import Document, plan_import, read_document, write_document
-from fleet.models_toml.reading import MAX_BYTES
-from fleet.overview.selector import fleet_overview
+from fleet.models_toml import MAX_BYTES, Document, read_document
+from fleet.models_toml_plan import plan_import, write_document
+from fleet.overview import fleet_overview
 from helexa_site.pages import render_page
 from inference.loading.sources.hub_sources import default_scheme, hub_schemes
 from inference.settings.storage import SOURCES
 
 if TYPE_CHECKING:
-    from fleet.hub.client import HubClient
+    from fleet.hub_client import HubClient
 
 
 def _schemes() -> list[tuple[str, str]]:
@@ -79,7 +80,7 @@ def hub_page(request: HttpRequest, model_admin: ui.UnfoldAdmin) -> HttpResponse:
 
 
 def _client(form: LookForm) -> HubClient:
-    from fleet.hub.client import HubClient  # takes a second, and few processes need it
+    from fleet.hub_client import HubClient  # takes a second, and few processes need it
 
     return HubClient(form.source_name)
 

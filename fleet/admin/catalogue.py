@@ -1,12 +1,12 @@
-"""Catalogue models and aliases: the forms, and the Load and Unload actions.
+"""Catalogue models with the Load and Unload actions, aliases, and upstreams with their test.
 
 A model's form follows the table of its settings: money is entered as decimal USD and stored as
-micro-USD; lists are entered as text and stored as lists.
+micro-USD; lists are entered as text and stored as lists. An upstream's form has its key, which is
+written and never shown.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
 from unfold.widgets import (
-    UnfoldAdminDecimalFieldWidget,
+    UnfoldAdminPasswordWidget,
     UnfoldAdminSelectWidget,
     UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
@@ -27,56 +27,34 @@ from unfold.widgets import (
 from fleet import selectors, services
 from fleet.admin import unfold_types as ui
 from fleet.admin.adding import export_file, hub_page, import_page, no_host_remark
-from fleet.admin.loading import Outcome, actor_of, load, on_model, on_replica, show_outcome
+from fleet.admin.job import load, on_model, on_replica
 from fleet.admin.replica import recent_errors
+from fleet.admin.unfold_types import Outcome, actor_of, show_outcome
 from fleet.catalogue import SETTINGS
+from fleet.catalogue.entry import is_outdated
 from fleet.catalogue.kinds import Money, NeuronNames, Targets
-from fleet.catalogue.outdated import is_outdated
+from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.board import model_context
 from fleet.dashboard.links import model_url, neuron_url
+from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
-from fleet.management.sizes import size_text
-from fleet.models import Alias, CatalogueModel, Neuron, Replica
+from fleet.models import Alias, CatalogueModel, Neuron, Replica, Upstream
+from fleet.services.upstreams import CHANGEABLE
+from fleet.upstreams import check_secret
+from fleet.words import size_text
 from metering import selectors as metering_selectors
 from metering.actor import Actor
 from metering.links import requests_url
-from metering.money import micro_usd_of, usd_digits
 from metering.selectors import UsageFilter, UsageGroup
 from metering.usage.rows import price_text, sums_row
 
-
-class UsdField(forms.DecimalField):
-    """Exact to the micro-USD; a seventh decimal is refused. Cleans to ``int`` or ``None``."""
-
-    widget = UnfoldAdminDecimalFieldWidget
-
-    def clean(self, value: Any) -> Any:
-        usd = super().clean(value)
-        return None if usd is None else micro_usd_of(str(usd))
-
-    def prepare_value(self, value: Any) -> Any:
-        return usd_digits(value) if isinstance(value, int) else value
-
-    def has_changed(self, initial: Any, data: Any) -> bool:
-        return super().has_changed(self.to_python(self.prepare_value(initial)), data)
-
-
-class ListField(forms.CharField):
-    """Cleans to a list. ``separator`` is a pattern, ``joint`` what stands between those shown."""
-
-    def __init__(self, *, separator: str, joint: str, **options: Any) -> None:
-        super().__init__(**options)
-        self._separator, self._joint = separator, joint
-
-    def clean(self, value: Any) -> Any:
-        parts = (part.strip() for part in re.split(self._separator, super().clean(value)))
-        return [part for part in parts if part]
-
-    def prepare_value(self, value: Any) -> Any:
-        return self._joint.join(value) if isinstance(value, list) else value
-
-    def has_changed(self, initial: Any, data: Any) -> bool:
-        return bool(self.clean(data) != (initial or []))
+COMMON = ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens")
+"""The settings that a form shows at once."""
+MAX_USERS = 8
+JOBS = "admin:fleet_loadjob_changelist"
+KEY_FIELDS = ("key", "removes_key")
+LIMITS = ("concurrency", "connect_timeout_s", "first_token_timeout_s", "token_timeout_s")
+TESTED_WORDS = {True: "works", False: "does not work", None: "not tested"}
 
 
 def _setting_field(name: str) -> forms.Field | None:
@@ -88,19 +66,15 @@ def _setting_field(name: str) -> forms.Field | None:
     options: dict[str, Any] = {"label": label, "help_text": setting.help_text, "required": False}
     match setting.kind:
         case Money():
-            return UsdField(min_value=0, max_digits=15, decimal_places=6, **options)
+            return ui.UsdField(min_value=0, max_digits=15, decimal_places=6, **options)
         case NeuronNames():
             widget = UnfoldAdminTextInputWidget()
-            return ListField(separator=r"[,\s]", joint=", ", widget=widget, **options)
+            return ui.ListField(separator=r"[,\s]", joint=", ", widget=widget, **options)
         case Targets():
             area = UnfoldAdminTextareaWidget({"rows": 3, "placeholder": "one a line"})
-            return ListField(separator=r"\n", joint="\n", widget=area, **options)
+            return ui.ListField(separator=r"\n", joint="\n", widget=area, **options)
         case _:
             return None
-
-
-COMMON = ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens")
-"""The settings that a form shows at once."""
 
 
 def _fieldsets() -> ui.Fieldsets:
@@ -115,10 +89,6 @@ def _fieldsets() -> ui.Fieldsets:
         (title, fields | {"classes": ["collapse"]}) for title, fields in ui.sections(folded)
     ]
     return (*ui.sections({"": ("name", *COMMON)}), *advanced)
-
-
-MAX_USERS = 8
-JOBS = "admin:fleet_loadjob_changelist"
 
 
 class LoadOnNeuronForm(forms.Form):
@@ -298,3 +268,97 @@ class AliasAdmin(ui.WrittenAdmin):
     search_fields = ("name", "model__name")
 
     model_link = ui.linked_column("model__name", model_url, "Model")
+
+
+class UpstreamForm(ui.CheckedForm):
+    key = forms.CharField(
+        required=False,
+        strip=True,
+        widget=UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"}),
+        help_text="Stored encrypted and never shown. Empty: the one that it has.",
+    )
+    removes_key = forms.BooleanField(required=False, label="Remove its key")
+
+    class Meta:
+        model = Upstream
+        fields = ("name", *CHANGEABLE)
+
+    def check_row(self) -> None:
+        services.upstream_check(upstream=self.instance)
+        check_secret(self.cleaned_data["key"])
+
+    @property
+    def key_given(self) -> str | None:
+        """``None``: the row keeps its key."""
+        if self.cleaned_data["removes_key"]:
+            return ""
+        return self.cleaned_data["key"] or None
+
+
+def _test(actor: Actor, upstream: Upstream) -> Outcome:
+    try:
+        probed = services.upstream_test(actor=actor, upstream=upstream)
+    except FleetError as error:
+        return Outcome(messages.ERROR, f"{upstream.name}: {error}")
+    works = any(probe.works for probe in probed.probes)
+    words = "; ".join(
+        f"{probe.what} {TESTED_WORDS[probe.works]}" + (f" ({probe.detail})" if probe.detail else "")
+        for probe in probed.probes
+    )
+    return Outcome(messages.SUCCESS if works else messages.ERROR, f"{upstream.name}: {words}")
+
+
+def _model_count(upstream: Upstream) -> str:
+    return str(len(upstream.known_models)) if upstream.discovered_at else "not tested yet"
+
+
+def _requests(upstream: Upstream) -> SafeString | str:
+    name = f"{UPSTREAM_PREFIX}{upstream.name}"
+    return ui.linked(name, lambda neuron: requests_url(neuron=neuron), "Requests")
+
+
+@admin.register(Upstream)
+class UpstreamAdmin(ui.WrittenAdmin):
+    operating = "fleet.change_upstream"
+    form = UpstreamForm
+    writes = ui.Writes(
+        "upstream", services.upstream_create, services.upstream_update, services.upstream_delete
+    )
+    list_display = ("name", "url", "dialect", "key_label", "leaves_network", "model_count")
+    list_filter = ("dialect", "leaves_network")
+    search_fields = ("name", "url")
+    actions = ("test_selected",)
+    fieldsets = ui.sections(
+        {
+            "": ("name", "url", "dialect", *KEY_FIELDS, "leaves_network"),
+            "Limits": LIMITS,
+            "Network": ("proxy", "ca_file"),
+        }
+    )
+    fixed = ("name",)
+    recorded = ("key_label", "model_names", "discovered_at", "requests")
+
+    key_label = ui.column("Key", lambda upstream: "set" if upstream.has_key else "none")
+    model_count = ui.column("Models", _model_count)
+    model_names = ui.column(
+        "Models", lambda upstream: ", ".join(str(model["id"]) for model in upstream.known_models)
+    )
+    requests = ui.column("Requests", _requests)
+    test_selected = ui.each_row("Test", _test)
+
+    def created(self, actor: Actor, form: Any) -> Upstream:
+        values = {name: form.cleaned_data[name] for name in ("name", *CHANGEABLE)}
+        return services.upstream_create(actor=actor, key=form.key_given or "", **values)
+
+    def updated(self, actor: Actor, row: Upstream, form: Any) -> None:
+        changed = [name for name in form.changed_data if name not in KEY_FIELDS]
+        services.upstream_update(
+            actor=actor, upstream=row, changed_fields=changed, key=form.key_given
+        )
+
+    def users_of(self, rows: Any) -> list[str]:
+        return [
+            f"{upstream.name}, which serves {model.name}"
+            for upstream in rows
+            for model in selectors.models_of_upstream(upstream.name)
+        ]

@@ -3,11 +3,12 @@ and shuts it out when it is deleted; and who is admitted without one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -19,19 +20,38 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import Outcome, actor_of, on_host
 from fleet.admin.replica import recent_errors
+from fleet.admin.unfold_types import Outcome, actor_of
 from fleet.dashboard.board import neuron_context
 from fleet.dashboard.links import model_url, neuron_url
+from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
 from fleet.live.desired_state import AdmissionPolicy
-from fleet.management.sizes import size_text, total_text
 from fleet.models import Device, FleetPolicy, Invitation, Neuron
 from fleet.services.invitations import invitation_check
+from fleet.words import size_text, total_text
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 from metering.actor import Actor
 from metering.links import requests_url
+
+ON_HOST: dict[str, tuple[Callable[..., object], str]] = {
+    "drain": (services.neuron_drain, "is being drained"),
+    "resume": (services.neuron_resume, "takes models and requests again"),
+    "admit": (services.neuron_admit, "is admitted"),
+    "refuse": (services.neuron_refuse, "is refused"),
+    "remove": (services.neuron_remove, "is forgotten"),
+}
+
+
+def on_host(verb: str, actor: Actor, neuron_name: str) -> list[Outcome]:
+    """``verb``: one of ``ON_HOST``."""
+    service, came_of_it = ON_HOST[verb]
+    try:
+        service(actor=actor, neuron_name=neuron_name)
+    except FleetError as error:
+        return [Outcome(messages.ERROR, str(error))]
+    return [Outcome(messages.SUCCESS, f"{neuron_name} {came_of_it}")]
 
 
 def _is_away(neuron: Neuron) -> bool:

@@ -1,8 +1,10 @@
-"""Jobs of neurons, refreshed while the page is open: loads, and downloads with the neurons' cached
-models."""
+"""Jobs of neurons: the actions that start and cancel loads, with their messages; and pages, which
+are refreshed while they are open, of loads, and of downloads with the neurons' cached models.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -14,24 +16,82 @@ from django.urls import reverse
 
 from fleet import services
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import Outcome, actor_of, cancel
+from fleet.admin.unfold_types import Outcome, actor_of
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.dashboard.rows import ProgressRow
-from fleet.dashboard.words import DONE, left_words
-from fleet.errors import FleetError
-from fleet.lifecycles import LoadJobStatus
-from fleet.live.cached_models import CachedLine, cached_list
-from fleet.management.sizes import size_text
-from fleet.models import Download, LoadJob
+from fleet.errors import FleetError, ModelAlreadyLoadedError
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.models import CatalogueModel, Download, LoadJob, Replica
 from fleet.placement.decisions import stage_evictions
+from fleet.selectors import CachedLine, cached_list
+from fleet.services.model_loads import EVERYWHERE, ON_NEURON
+from fleet.words import DONE, left_words, size_text
 from helexa_site.pages import render_page
 from metering.actor import Actor
 
 TIMES = ("created_at", "started_at", "reported_at", "finished_at")
 FAILURE = ("failure_code", "failure_message")
 CACHED = "What neurons have downloaded"
+WORDS = {
+    "unload": "Unloading {model} from {neuron}",
+    "reload": "Reloading {model} on {neuron}",
+    "sleep": "{model} on {neuron} falls asleep",
+    "wake": "Waking {model} on {neuron}",
+}
+
+
+def load(actor: Actor, model: CatalogueModel, neuron_name: str | None = None) -> Outcome:
+    """Loads the model on that neuron, or else where placement would, unless it is loaded or on its
+    way. A replica of an earlier spec is reloaded."""
+    try:
+        job = services.model_load_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
+    except ModelAlreadyLoadedError as error:
+        return Outcome(messages.INFO, str(error))
+    except FleetError as error:
+        return Outcome(messages.ERROR, f"{model.name}: {error}")
+    word = "Reloading" if job.kind == LoadJobKind.RELOAD else "Loading"
+    return _started(job, f"{word} {model.name} on {job.neuron.name}")
+
+
+def on_replica(verb: str, actor: Actor, replica: Replica) -> Outcome:
+    """``verb``: one of ``WORDS``."""
+    where = {"model_name": replica.model_name, "neuron_name": replica.neuron.name}
+    (outcome,) = _begun(verb, lambda: [ON_NEURON[verb](actor=actor, **where)])
+    return outcome
+
+
+def on_model(verb: str, actor: Actor, model_name: str) -> list[Outcome]:
+    """``verb``: one of ``EVERYWHERE``."""
+    begun = _begun(verb, lambda: EVERYWHERE[verb](actor=actor, model_name=model_name))
+    return begun or [Outcome(messages.INFO, f"{model_name} is not loaded anywhere")]
+
+
+def _begun(verb: str, start: Callable[[], list[LoadJob]]) -> list[Outcome]:
+    try:
+        jobs = start()
+    except FleetError as error:
+        return [Outcome(messages.ERROR, str(error))]
+    words = WORDS[verb]
+    return [
+        _started(job, words.format(model=job.model_name, neuron=job.neuron.name)) for job in jobs
+    ]
+
+
+def cancel(actor: Actor, job: LoadJob) -> Outcome:
+    try:
+        unload_job = services.load_job_cancel(actor=actor, job=job)
+    except FleetError as error:
+        return Outcome(messages.ERROR, str(error))
+    return _started(unload_job, f"Cancelling the {job.kind} of {job}", with_note=False)
+
+
+def _started(job: LoadJob, words: str, *, with_note: bool = True) -> Outcome:
+    if job.status == LoadJobStatus.FAILED:
+        return Outcome(messages.ERROR, f"{job}: {job.failure_message}")
+    note = f". {job.note}" if with_note and job.note else ""
+    return Outcome(messages.INFO, f"{words}{note}", str(job.pk))
 
 
 class JobAdmin(ui.ReportedAdmin):

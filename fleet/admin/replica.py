@@ -15,12 +15,12 @@ from django.utils.safestring import mark_safe
 
 from fleet import selectors
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import on_replica
-from fleet.catalogue.outdated import is_outdated
+from fleet.admin.job import on_replica
+from fleet.catalogue.entry import is_outdated
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus
-from fleet.management.sizes import size_text
 from fleet.models import LoadJob, Neuron, Replica
+from fleet.words import size_text
 from metering.links import requests_url
 from metering.requests.shown import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
 

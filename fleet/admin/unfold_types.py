@@ -1,5 +1,6 @@
 """What the pages of all nouns have in common: unfold's classes with their types, the declarations
-that a page consists of (columns, actions, sections, services), and links to other pages.
+that a page consists of (columns, actions, sections, services), the outcomes of actions, and links
+to other pages.
 
     WrittenAdmin    rows that operators write: each write is a service's, a refusal is a message
     ReportedAdmin   rows that neurons report: nothing to add, change or delete
@@ -7,6 +8,7 @@ that a page consists of (columns, actions, sections, services), and links to oth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -20,13 +22,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from unfold.widgets import UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.errors import CatalogueValueError, FleetError
 from helexa_site.pages import SHOWN_ONCE, render_page
-from metering.actor import Actor
+from metering.actor import Actor, user_actor
 from metering.errors import MeteringError, MeteringValueError
+from metering.money import micro_usd_of, usd_digits
 
 if TYPE_CHECKING:
     AnyForm = forms.ModelForm[Any]
@@ -40,6 +42,26 @@ else:
 
 
 __all__ = ["AnyForm", "TabularInline", "UnfoldAdmin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    level: int
+    """One of the levels of ``django.contrib.messages``."""
+    message: str
+    job_id: str = ""
+    """The job that was started and has not ended; empty: none."""
+
+
+def show_outcome(request: HttpRequest, outcome: Outcome) -> None:
+    """The message stays on its page, so a job's says only that it was started."""
+    started = "Started: " if outcome.job_id else ""
+    messages.add_message(request, outcome.level, f"{started}{outcome.message}")
+
+
+def actor_of(request: HttpRequest) -> Actor:
+    return user_actor(request.user.get_username())
+
 
 Fieldsets = tuple[tuple[str | None, Any], ...]
 
@@ -178,6 +200,40 @@ def text_field(
         widget=UnfoldAdminTextInputWidget,
         help_text=help_text,
     )
+
+
+class UsdField(forms.DecimalField):
+    """Exact to the micro-USD; a seventh decimal is refused. Cleans to ``int`` or ``None``."""
+
+    widget = UnfoldAdminDecimalFieldWidget
+
+    def clean(self, value: Any) -> Any:
+        usd = super().clean(value)
+        return None if usd is None else micro_usd_of(str(usd))
+
+    def prepare_value(self, value: Any) -> Any:
+        return usd_digits(value) if isinstance(value, int) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.to_python(self.prepare_value(initial)), data)
+
+
+class ListField(forms.CharField):
+    """Cleans to a list. ``separator`` is a pattern, ``joint`` what stands between those shown."""
+
+    def __init__(self, *, separator: str, joint: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._separator, self._joint = separator, joint
+
+    def clean(self, value: Any) -> Any:
+        parts = (part.strip() for part in re.split(self._separator, super().clean(value)))
+        return [part for part in parts if part]
+
+    def prepare_value(self, value: Any) -> Any:
+        return self._joint.join(value) if isinstance(value, list) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool(self.clean(data) != (initial or []))
 
 
 SURE = "sure"

@@ -17,9 +17,10 @@ from fleet.api.rows import RowShape, RowsView, assigned
 from fleet.catalogue import SETTINGS
 from fleet.live import reading as live
 from fleet.models import Alias, CatalogueModel, Upstream
-from fleet.models_toml import plan_import, read_document, write_document
+from fleet.models_toml import read_document
+from fleet.models_toml_plan import plan_import, write_document
 from fleet.nouns import ALIASES, MODELS, UPSTREAMS
-from fleet.overview.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
+from fleet.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
 from metering.api.problems import CONTENT_TYPE, ProblemError, invalid
 from metering.api.schema import Problem
 

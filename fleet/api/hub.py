@@ -14,12 +14,12 @@ from rest_framework.response import Response
 from fleet import selectors
 from fleet.api.access import ObjectView
 from fleet.api.jobs import FileShape
-from fleet.hub.offers import Choice, HubRepository, choices_of
+from fleet.hub import Choice, HubRepository, choices_of
 from fleet.live import reading as live
 from metering.api.problems import invalid
 
 if TYPE_CHECKING:
-    from fleet.hub.client import HubClient
+    from fleet.hub_client import HubClient
 
 MAX_WORDS = 200
 SOURCE = {"source": "huggingface, or a named source. Without it: the default one."}
@@ -119,6 +119,6 @@ def _choice_shapes(
 
 
 def _client(request: Request) -> HubClient:
-    from fleet.hub.client import HubClient  # takes a second, and few processes need it
+    from fleet.hub_client import HubClient  # takes a second, and few processes need it
 
     return HubClient(request.query_params.get("source") or None)

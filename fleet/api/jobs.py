@@ -34,9 +34,9 @@ from fleet.api.rows import (
 )
 from fleet.catalogue import SETTINGS
 from fleet.lifecycles import DownloadKind, LoadJobKind, LoadJobStatus
-from fleet.live.cached_models import cached_list
 from fleet.models import Download, LoadJob
 from fleet.nouns import DOWNLOADS, JOBS
+from fleet.selectors import cached_list
 from fleet.services.model_loads import EVERYWHERE, ON_NEURON
 from metering.api.problems import ProblemError, ensure_one_of, invalid
 

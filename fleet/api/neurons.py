@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of, seconds_in
 from fleet.api.rows import RowShape, RowsView, change_schema, changed_row, new_row, removed
-from fleet.catalogue.outdated import is_outdated
+from fleet.catalogue.entry import is_outdated
 from fleet.lifecycles import RecordedReplicaStatus
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.live.reading import held_request_ids

@@ -14,8 +14,8 @@ from rest_framework.response import Response
 from fleet import selectors, services
 from fleet.api.access import ObjectView, body_of, problem_of, text_in
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.entry import is_outdated
 from fleet.catalogue.kinds import QUANTIZATION_OF_NAME
-from fleet.catalogue.outdated import is_outdated
 from fleet.errors import FleetError, PlacementRefusedError, UnknownModelError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live import reading as live

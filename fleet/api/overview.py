@@ -18,10 +18,10 @@ from fleet.api.access import (
     number_in,
 )
 from fleet.api.rows import RowShape, RowsView
-from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
+from fleet.neuron_client import DEFAULT_LINES, engine_log
 from fleet.nouns import AUDIT, SETTINGS
-from fleet.overview.selector import fleet_overview
+from fleet.overview import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object

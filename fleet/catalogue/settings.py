@@ -1,7 +1,7 @@
 """The one table of what an operator sets of a model.
 
     CatalogueSettings ──▶ CatalogueEntry              fleet.catalogue.entry (and the load spec)
-                      ├─▶ columns, their constraints  fleet.models.columns
+                      ├─▶ columns, their constraints  fleet.models.catalogue
                       ├─▶ checks                      fleet.catalogue.rules
                       ├─▶ what services take and audit
                       ├─▶ the admin's form            fleet.admin.catalogue

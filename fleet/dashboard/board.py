@@ -1,22 +1,26 @@
-"""Builds the board from an overview, and the live parts of a model's page and of a neuron's."""
+"""Builds the board from an overview, and the live parts of a model's page and of a neuron's.
+
+The board's query is in the address, and in the board: each refresh sends it back.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import urlencode
 
-from django.core.paginator import Page
+from django.core.paginator import Page, Paginator
+from django.http import QueryDict
 from django.urls import reverse
 
+from fleet import overview_lines as lines
 from fleet.dashboard import rows
-from fleet.dashboard.finding_links import linked_findings
-from fleet.dashboard.query import BoardQuery, page_of
-from fleet.dashboard.words import count_words
+from fleet.dashboard.links import linked_findings
 from fleet.models import CatalogueModel, Neuron
-from fleet.overview import lines
-from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM, fleet_overview
+from fleet.overview import REFUSAL_HOURS, UPSTREAM, fleet_overview
+from fleet.words import count_words
 from metering.ledger.entries import Outcome
 from metering.links import requests_url
 from metering.money import cost_text
@@ -48,6 +52,56 @@ RANKS = {
 LAST_RANK = 5
 
 JobsOfModels = dict[str, list[lines.JobLine]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardQuery:
+    """Searches, filters, folds and pages. Lists are names, separated by spaces. Unreadable values
+    count as empty."""
+
+    models: str = ""
+    shown: str = ""
+    models_page: str = ""
+    neurons: str = ""
+    neurons_page: str = ""
+    flipped: str = ""
+    """Neurons folded where they would be unfolded, and the reverse."""
+    kept_models: str = ""
+    kept_neurons: str = ""
+    """The rows shown at present: a refresh leaves each in its place."""
+
+    @classmethod
+    def of(cls, query: QueryDict) -> Self:
+        return cls(**{one.name: query.get(one.name, "").strip() for one in fields(cls)})
+
+    def address(self, **changes: str) -> str:
+        """The query of an address, without kept rows; ``?`` where nothing is set."""
+        asked = asdict(self) | changes | {"kept_models": "", "kept_neurons": ""}
+        return f"?{urlencode({name: value for name, value in asked.items() if value})}"
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Line = TypeVar("Line", bound=Named)
+
+
+def page_of(
+    listed: Iterable[Line], *, rank: Callable[[Line], int], size: int, number: str, kept: str
+) -> Page[Line]:
+    """The lines of the lowest rank first, each rank by name. Kept names are those on this page so
+    far: they keep their order, whatever their rank is by now; lines of other pages replace missing
+    ones. A page past the last one is the last one."""
+    ordered = sorted(listed, key=lambda line: (rank(line), line.name))
+    page = Paginator(ordered, size).get_page(number)
+    if kept:
+        by_name = {line.name: line for line in ordered}
+        stay = [by_name.pop(name) for name in dict.fromkeys(kept.split()) if name in by_name]
+        others = [line for line in page if line.name in by_name]
+        page.object_list = [*stay, *others][: len(page)]
+    return page
 
 
 def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> rows.Row:
@@ -160,7 +214,7 @@ def _listed_models(
 
 def _steps(overview: lines.FleetOverview) -> list[str]:
     """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
-    key, request and people are steps of another card: ``fleet.first_steps``."""
+    key, request and people are steps of another card: ``fleet.dashboard.first_steps``."""
     steps = [] if overview.neurons else ["neuron"]
     if not overview.models:
         steps.append("model")

@@ -1,5 +1,5 @@
-"""Rows of the board's templates: an overview's lines with finished texts, and numbers for bars.
-Pure."""
+"""Rows of the board's templates: an overview's lines with finished texts, and numbers for bars; and
+the filters of those templates, which they load as ``dashboard``. Pure, but for the addresses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from fleet.dashboard.words import DONE, left_words
-from fleet.management.sizes import share_text, size_text, total_text
-from fleet.overview import lines
-from fleet.overview.selector import UPSTREAM
+from django import template
+
+from fleet import overview_lines as lines
+from fleet.dashboard.links import model_url, neuron_url
+from fleet.overview import UPSTREAM
+from fleet.words import DONE, count_words, left_words, share_text, size_text, total_text
+from metering.links import audited_url
 
 NUM_COLORS = 6
 AWAY = "away"
+TONES = {
+    "ready": "good",
+    "online": "good",
+    "loading": "info",
+    "recovering": "warning",
+    "draining": "warning",
+    "asleep": "quiet",
+    "failed": "bad",
+    "away": "bad",
+    "refused": "quiet",
+    "unloaded": "quiet",
+    "urgent": "bad",
+    "warning": "warning",
+    "notice": "info",
+}
 Row = dict[str, Any]
 Explained = Mapping[tuple[str, str], str]
 """The failures that the replicas' rows state, by model and neuron."""
@@ -217,3 +235,21 @@ def _replica_row(
         "may_sleep": may_sleep,
         "progress": job and job_progress(job, with_failure=job.failure != replica.failure),
     }
+
+
+register = template.Library()
+register.filter("model_url", model_url)
+register.filter("neuron_url", neuron_url)
+register.filter("size", size_text)
+register.filter("count", count_words)
+
+
+@register.filter("tone")
+def tone_of(status: str) -> str:
+    return TONES.get(status, "quiet")
+
+
+@register.filter("audited_url")
+def url_of_line(line: lines.AuditLine) -> str:
+    """Empty: it has no page."""
+    return audited_url(line.action, line.object_id)

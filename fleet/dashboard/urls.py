@@ -5,8 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import path
 
-from fleet import first_steps
-from fleet.dashboard import views
+from fleet.dashboard import first_steps, views
 
 urlpatterns = [
     path("board", admin.site.admin_view(views.board), name="dashboard-board"),

@@ -1,13 +1,19 @@
-"""The board as a page, as the part that htmx refreshes, and its buttons."""
+"""The board as a page, as the part that htmx refreshes, and its buttons. A button's value is a verb
+and its object:
+
+    load model tiny      unload replica 17      drain neuron beast      cancel job 8f3c…
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.contrib.auth.models import AbstractUser
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Model, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
@@ -16,26 +22,32 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from fleet.admin.loading import Outcome, actor_of, show_outcome
+from fleet import services
+from fleet.admin.hosts import on_host
+from fleet.admin.job import WORDS, cancel, load, on_model, on_replica
+from fleet.admin.unfold_types import Outcome, actor_of, show_outcome
+from fleet.catalogue import SettingValue
 from fleet.catalogue.targets import UPSTREAM_PREFIX
-from fleet.dashboard.actions import act, job_outcome
-from fleet.dashboard.board import board_of, model_context, neuron_context, outdated_rows
-from fleet.dashboard.query import BoardQuery
-from fleet.dashboard.words import CHANGE_SETTINGS
+from fleet.dashboard.board import BoardQuery, board_of, model_context, neuron_context, outdated_rows
+from fleet.dashboard.first_steps import steps_context
+from fleet.dashboard.rows import job_progress
 from fleet.errors import FleetError, InvitationError
-from fleet.first_steps import steps_context
-from fleet.live.engine_logs import engine_log
-from fleet.models import CatalogueModel, Neuron, Upstream
-from fleet.overview.selector import fleet_overview, job_lines_by_id
-from fleet.services.invitations import (
-    DEFAULT_SHARE_PORT,
-    redis_share,
-    redis_unshare,
-    sharing_state,
-)
+from fleet.models import CatalogueModel, LoadJob, Neuron, Replica, Upstream
+from fleet.neuron_client import engine_log
+from fleet.overview import fleet_overview, job_lines_by_id
+from fleet.overview_lines import JobLine
+from fleet.services.invitations import DEFAULT_SHARE_PORT, redis_share, redis_unshare, sharing_state
 from helexa_site.pages import render_page
+from metering.actor import Actor, user_actor
 
 MAX_FOLLOWED_JOBS = 20
+OPERATE = "fleet.change_cataloguemodel"
+CHANGE_NEURON = "fleet.change_neuron"
+SHARES = "fleet.change_fleetpolicy"
+LEVELS = {"succeeded": messages.SUCCESS, "failed": messages.ERROR, "cancelled": messages.WARNING}
+GONE = Outcome(messages.WARNING, "That is not there any more")
+CHANGE_SETTINGS = frozenset({"pin", "unpin"})
+"""Verbs after which the whole page is loaded again."""
 
 
 def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +60,7 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
 def board(request: HttpRequest) -> HttpResponse:
     """``job``: the jobs whose notices the page shows, for a refresh."""
     jobs = job_lines_by_id(request.GET.getlist("job")[:MAX_FOLLOWED_JOBS])
-    context = {"job_outcomes": list(map(job_outcome, jobs))}
+    context = {"job_outcomes": list(map(_job_outcome, jobs))}
     return _board(request, BoardQuery.of(request.GET), context)
 
 
@@ -154,9 +166,6 @@ def _part(
     return response
 
 
-SHARES = "fleet.change_fleetpolicy"
-
-
 @never_cache
 @require_http_methods(["GET", "POST"])
 def sharing(request: HttpRequest) -> HttpResponse:
@@ -192,3 +201,74 @@ def _set_sharing(request: HttpRequest) -> None:
     if not (port.isascii() and port.isdigit() and len(port) < 6):
         raise InvitationError(f"{port!r} is not a port")
     redis_share(actor=actor_of(request), host=request.POST.get("host", ""), port=int(port))
+
+
+def act(user: AbstractUser, command: str) -> list[Outcome]:
+    """Runs a command. Raises ``PermissionDenied``; an unknown command changes nothing."""
+    verb, _, about = command.partition(" ")
+    noun, _, name = about.partition(" ")
+    found = COMMANDS.get((verb, noun))
+    if found is None:
+        return [Outcome(messages.ERROR, "There is no such action")]
+    permission, action = found
+    if not user.has_perm(permission):
+        raise PermissionDenied
+    return action(user_actor(user.get_username()), name)
+
+
+def _job_outcome(job: JobLine) -> Outcome:
+    words = job_progress(job, with_neuron=True, with_failure=False).text
+    job_id = job.id if job.is_active else ""
+    return Outcome(LEVELS.get(job.status, messages.INFO), f"{job.model}: {words}", job_id)
+
+
+def _load_model(actor: Actor, name: str) -> list[Outcome]:
+    models = CatalogueModel.objects.filter(name=name)
+    return [load(actor, model) for model in models] or [GONE]
+
+
+def _change_model(
+    settings: Mapping[str, SettingValue], came_of_it: str, actor: Actor, name: str
+) -> list[Outcome]:
+    model = CatalogueModel.objects.filter(name=name).first()
+    if model is None:
+        return [GONE]
+    model.assign(settings)
+    services.catalogue_model_update(actor=actor, model=model, changed_fields=list(settings))
+    return [Outcome(messages.SUCCESS, f"{name} {came_of_it}")]
+
+
+def _on_replica(verb: str, actor: Actor, pk: str) -> list[Outcome]:
+    if not (pk.isascii() and pk.isdigit() and len(pk) < 19):
+        return [GONE]
+    replicas = Replica.objects.select_related("neuron").filter(pk=int(pk))
+    return [on_replica(verb, actor, one) for one in replicas] or [GONE]
+
+
+def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
+    try:
+        jobs = list(LoadJob.objects.select_related("neuron").filter(pk=pk))
+    except (ValidationError, ValueError):
+        return [GONE]
+    return [cancel(actor, job) for job in jobs] or [GONE]
+
+
+Action = Callable[[Actor, str], list[Outcome]]
+COMMANDS: dict[tuple[str, str], tuple[str, Action]] = {
+    ("load", "model"): (OPERATE, _load_model),
+    **{
+        (verb, "model"): (OPERATE, partial(on_model, verb))
+        for verb in ("unload", "reload", "sleep")
+    },
+    **{(verb, "replica"): (OPERATE, partial(_on_replica, verb)) for verb in WORDS},
+    ("pin", "model"): (OPERATE, partial(_change_model, {"pinned": True}, "is kept loaded")),
+    ("unpin", "model"): (
+        OPERATE,
+        partial(_change_model, {"pinned": False}, "is loaded when it is requested"),
+    ),
+    ("cancel", "job"): (OPERATE, _cancel_job),
+    **{
+        (verb, "neuron"): (CHANGE_NEURON, partial(on_host, verb))
+        for verb in ("drain", "resume", "admit")
+    },
+}

@@ -5,16 +5,22 @@
 
 Two round trips; the building is shared and pure. A heartbeat's key expires a few seconds after the
 neuron falls silent, so an existing one is alive by Redis' clock alone.
+
+A neuron may write values of any size and type under its own keys, so each is read with a limit in
+bytes. A text is read up to its limit; other values are measured in Redis by a script before they
+are read, so an oversized value costs its reader nothing. A value of another type is an error of
+that neuron alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import redis
@@ -30,22 +36,23 @@ from fleet.live.desired_state import (
     decode_time_slices,
     encode_time_slices,
 )
-from fleet.live.load_orders import load_orders
-from fleet.live.neuron_reads import (
+from fleet.live.reports import (
+    MAX_REPORT_BYTES,
     NeuronValueError,
-    Read,
-    hash_read,
-    run_reads,
-    run_reads_async,
-    text_read,
+    Report,
+    load_orders,
+    printable,
+    read_report,
+    value_problem,
 )
-from fleet.live.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
+from inference.protocol.downloads import CacheReport, decode_cache_report
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
-from inference.redis_connections import connect_exempt
+from inference.protocol.refusals import COUNTED_BY_KEY, Refused, by_code, newest_keys, sum_of
+from inference.redis_connections import MAX_VALUE_BYTES, connect_exempt
 from inference.request_ids import REQUEST_ID
 
 logger = logging.getLogger(__name__)
@@ -54,6 +61,120 @@ _log = ThrottledLog(logger, logging.WARNING)
 REDIS_TIMEOUT_S = 5.0
 MAX_NEURONS = 1000
 """The most recent ones: a neuron that registers false names cannot exceed this."""
+
+Value = TypeVar("Value")
+
+READ_FIELDS = """
+for i = 2, #ARGV do
+    local num_bytes = redis.call('HSTRLEN', KEYS[1], ARGV[i])
+    if num_bytes > tonumber(ARGV[1]) then
+        return num_bytes
+    end
+end
+return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
+"""
+"""KEYS: the hash. ARGV: the most bytes of one field, the fields. Returns their values, or the
+number of bytes where that is too many."""
+
+BOUNDED = """
+local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
+if num_bytes and num_bytes > tonumber(ARGV[1]) then
+    return num_bytes
+end
+return redis.call(ARGV[2], KEYS[1])
+"""
+"""ARGV: the most bytes of the key's value, a command. Returns its reply, or the number of bytes
+where that is too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[Value]):
+    """A command for a pipeline of either kind of client, with its reply's decoder."""
+
+    command: tuple[bytes | str | int, ...]
+    key: str
+    max_bytes: int
+    decode: Callable[[Any], Value]
+
+    def value(self, reply: Any) -> Value:
+        """Decodes the command's reply. Raises ``NeuronValueError`` for the neuron's faults; errors
+        of Redis as they are."""
+        if isinstance(reply, Exception):
+            if "WRONGTYPE" in str(reply):
+                raise NeuronValueError(f"{self.key} is of another type") from reply
+            raise reply
+        if isinstance(reply, int):
+            raise NeuronValueError(
+                f"{self.key} holds {reply} bytes, over the bound of {self.max_bytes}"
+            )
+        return self.decode(reply)
+
+    def run(self, client: redis.Redis) -> Value:
+        """Raises as ``value`` does, and ``redis.RedisError``."""
+        (value,) = run_reads(client, [self])
+        if isinstance(value, NeuronValueError):
+            raise value
+        return value
+
+
+def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
+    """``None`` where it does not exist."""
+
+    def decode(reply: Any) -> bytes | None:
+        data = reply.encode() if isinstance(reply, str) else bytes(reply)
+        if len(data) > max_bytes:
+            raise NeuronValueError(f"{key} holds more than {max_bytes} bytes")
+        return data or None
+
+    return Read(("GETRANGE", key, 0, max_bytes), key, max_bytes, decode)
+
+
+def fields_read(key: str, fields: Sequence[str], *, max_bytes: int) -> Read[list[bytes | None]]:
+    """Fields of a hash, of at most ``max_bytes`` each."""
+    return Read(("EVAL", READ_FIELDS, 1, key, max_bytes, *fields), key, max_bytes, list)
+
+
+def hash_read(key: str, *, max_bytes: int) -> Read[dict[bytes, bytes]]:
+    """Alternating names and values come as a dict. ``max_bytes``: of the whole hash."""
+
+    def decode(reply: Any) -> dict[bytes, bytes]:
+        return dict(zip(reply[::2], reply[1::2], strict=True))
+
+    return Read(("EVAL", BOUNDED, 1, key, max_bytes, "HGETALL"), key, max_bytes, decode)
+
+
+def item_pop(key: str, *, max_bytes: int) -> Read[bytes | None]:
+    """Removes the first item of a list; ``max_bytes``: of the whole list."""
+    return Read(("EVAL", BOUNDED, 1, key, max_bytes, "LPOP"), key, max_bytes, lambda reply: reply)
+
+
+def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value | NeuronValueError]:
+    """Runs the reads in one round trip; a neuron's fault is returned in place of its value. Raises
+    ``redis.RedisError``."""
+    pipeline: Any = client.pipeline(transaction=False)
+    for read in reads:
+        pipeline.execute_command(*read.command)
+    return _values(reads, pipeline.execute(raise_on_error=False) if reads else [])
+
+
+async def run_reads_async(
+    client: redis.asyncio.Redis, reads: Sequence[Read[Value]]
+) -> list[Value | NeuronValueError]:
+    """``run_reads`` for an asynchronous client."""
+    pipeline = client.pipeline(transaction=False)
+    for read in reads:
+        pipeline.execute_command(*read.command)
+    return _values(reads, await pipeline.execute(raise_on_error=False) if reads else [])
+
+
+def _values(reads: Sequence[Read[Value]], replies: Sequence[Any]) -> list[Value | NeuronValueError]:
+    values: list[Value | NeuronValueError] = []
+    for read, reply in zip(reads, replies, strict=True):
+        try:
+            values.append(read.value(reply))
+        except NeuronValueError as error:
+            values.append(error)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +198,7 @@ async def read_snapshot(
     client: redis.asyncio.Redis, *, before: FleetSnapshot | None = None
 ) -> FleetSnapshot:
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
-    with _redis_answers():
+    with redis_answers():
         replies = await _ask_for_names(client).execute()
         names, desired_states, time_slices = _names_states_slices(replies)
         payloads = await run_reads_async(client, _heartbeat_reads(names))
@@ -92,14 +213,15 @@ def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
 def read_live_fleet(client: redis.Redis) -> LiveFleet:
     """Every neuron's whole report. Raises ``SnapshotUnavailableError`` when Redis does not
     answer."""
-    with _redis_answers():
+    with redis_answers():
         names, desired_states, time_slices = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
     return LiveFleet(_reports(names, payloads), desired_states, time_slices)
 
 
 @contextmanager
-def _redis_answers() -> Iterator[None]:
+def redis_answers() -> Iterator[None]:
+    """Raises ``SnapshotUnavailableError`` where it does not."""
     try:
         yield
     except (redis.RedisError, OSError) as error:
@@ -110,7 +232,7 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
     """Waiting requests by gateway's id; dead gateways may be among them. Raises
     ``SnapshotUnavailableError``."""
     fields: dict[bytes | str, bytes]
-    with _redis_answers():
+    with redis_answers():
         fields = client.hgetall(keys.WAITING)  # type: ignore[assignment]
     reports = {}
     for name, payload in fields.items():
@@ -128,7 +250,7 @@ def publish_time_slices(
     """Publishes the time slices to every gateway, and deletes the reports of dead gateways. Raises
     ``SnapshotUnavailableError``."""
     encoded = encode_time_slices(tuple(time_slices))
-    with _redis_answers():
+    with redis_answers():
         pipeline = client.pipeline(transaction=False)
         pipeline.set(keys.TIME_SLICES, encoded, ex=keys.TIME_SLICES_EXPIRY_S)
         if gone_gateways:
@@ -204,3 +326,53 @@ def held_request_ids(neuron_name: str) -> list[str]:
     except (NeuronValueError, msgspec.DecodeError, redis.RedisError, OSError):
         return []
     return sorted(filter(REQUEST_ID.fullmatch, (one for each in held for one in each.request_ids)))
+
+
+def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
+    """The download report of each neuron that has one, by its name. A neuron writes it every few
+    seconds and on changes; a malformed one, or one of another neuron, is left out. Raises
+    ``SnapshotUnavailableError``."""
+    reads = [text_read(keys.downloads_key(neuron), max_bytes=MAX_VALUE_BYTES) for neuron in neurons]
+    with redis_answers():
+        payloads = run_reads(client, reads)
+    reports = {}
+    for neuron, payload in zip(neurons, payloads, strict=True):
+        if payload is None:
+            continue
+        try:
+            if isinstance(payload, NeuronValueError):
+                raise ValueError(str(payload))
+            reports[neuron] = _cache_report(neuron, payload)
+        except ValueError as error:
+            _log.log(neuron, f"the downloads of {neuron} are not understood: {error}")
+    return reports
+
+
+def _cache_report(neuron: str, payload: bytes) -> CacheReport:
+    report = decode_cache_report(payload)
+    if report.neuron != neuron:
+        raise ValueError("it is another neuron's")
+    if problem := value_problem(report):
+        raise ValueError(problem)
+    return printable(report)
+
+
+def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
+    """``only_refused`` of ``read_counts``. Raises ``redis.RedisError``."""
+    return only_refused(read_counts(client, hours=hours))
+
+
+def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
+    """Sums counts by code, without requests that crashed a worker: those are counted beside the
+    refusals and have failed, see ``metering.ledger.entries``."""
+    plain = by_code(counts)
+    return {one: number for one, number in plain.items() if one.code not in COUNTED_BY_KEY}
+
+
+def read_counts(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
+    """Counts of the last ``hours``, the present one included; at most a day. Raises
+    ``redis.RedisError``."""
+    pipeline = client.pipeline(transaction=False)
+    for key in newest_keys(time.time(), hours):
+        pipeline.hgetall(key)
+    return sum_of(pipeline.execute())

@@ -8,7 +8,7 @@ Pure: no ORM, no Redis, no clock. A neuron that is missing here is offline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,9 +24,13 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 
+BEFORE_ENGINE = frozenset({LoadStage.QUEUED, LoadStage.DOWNLOADING})
+OF_A_LOAD = frozenset(
+    {LoadStage.STARTING, LoadStage.PREFLIGHT, LoadStage.WEIGHTS, LoadStage.WARMUP}
+)
 EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
 
 
@@ -232,6 +236,51 @@ def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
     return max(0.0, elapsed_s * (total - done) / done)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadEstimate:
+    """Estimates of a load; ``None``: unknown."""
+
+    share: float | None = None
+    """The completed share of the whole load, 0 to 1."""
+    left_s: float | None = None
+
+
+NO_ESTIMATE = LoadEstimate()
+
+
+def load_estimate(
+    *,
+    stage: str,
+    done: int,
+    total: int,
+    stage_elapsed_s: float | None,
+    engine_elapsed_s: float | None,
+    last_load_s: float | None,
+) -> LoadEstimate:
+    """``engine_elapsed_s``: since the load's engine started; ``last_load_s``: from an engine's
+    start to its end, when it was last loaded there.
+
+    An engine starts, reads headers and warms up without a rate: then only the last load's duration
+    is known. Once this load takes longer, the rate of its stage counts, if it has one."""
+    stage_left_s = None if stage_elapsed_s is None else remaining_s(stage_elapsed_s, done, total)
+    if stage in BEFORE_ENGINE:
+        left_s = None if stage_left_s is None else stage_left_s + (last_load_s or 0.0)
+        return LoadEstimate(left_s=left_s)
+    is_as_usual = (
+        stage in OF_A_LOAD
+        and last_load_s is not None
+        and engine_elapsed_s is not None
+        and engine_elapsed_s < last_load_s
+    )
+    if not is_as_usual:
+        return LoadEstimate(left_s=stage_left_s)
+    assert last_load_s is not None and engine_elapsed_s is not None
+    return LoadEstimate(
+        share=max(0.0, engine_elapsed_s) / last_load_s,
+        left_s=last_load_s - max(0.0, engine_elapsed_s),
+    )
+
+
 def protocol_problems(heartbeat: NeuronHeartbeat) -> list[str]:
     """Why a neuron of another build is sent nothing, in words."""
     if heartbeat.protocol == PROTOCOL:
@@ -304,3 +353,31 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
 
 def _age_s(heartbeat: NeuronHeartbeat, moment_unix_s: float | None) -> float | None:
     return None if moment_unix_s is None else max(0.0, heartbeat.time_unix_s - moment_unix_s)
+
+
+GRACE_S = 10.0
+"""After its heartbeat has lapsed, which takes four seconds. Long enough for a stalled host or a
+short network failure, and shorter than most loads."""
+
+
+class Absences:
+    """Neurons that have just fallen silent: their replicas are expected back for a while.
+
+        silent, not leaving ─▶ absent for GRACE_S ─▶ forgotten: its models are loaded elsewhere
+                                  └─▶ reports again: no action
+
+    A neuron that announced its shutdown is not waited for. The time is an argument."""
+
+    def __init__(self) -> None:
+        self._last_seen: dict[str, tuple[float, NeuronView]] = {}
+
+    def noted(self, snapshot: FleetSnapshot, now_s: float) -> FleetSnapshot:
+        for neuron in snapshot.neurons:
+            self._last_seen[neuron.name] = (now_s, neuron)
+        absent = []
+        for name, (seen_s, neuron) in list(self._last_seen.items()):
+            if now_s - seen_s >= GRACE_S or neuron.is_leaving or not neuron.is_admitted:
+                del self._last_seen[name]
+            elif snapshot.neuron(name) is None:
+                absent.append(neuron)
+        return replace(snapshot, absent=tuple(absent)) if absent else snapshot

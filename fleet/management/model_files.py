@@ -12,12 +12,12 @@ from urllib.parse import quote, urlencode
 from django.core.management.base import CommandError
 
 from fleet.catalogue import SETTINGS
+from fleet.catalogue.entry import expected_vram_mb
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import UPSTREAM_PREFIX
-from fleet.hub.offers import expected_vram_mb
 from fleet.management import verbs
-from fleet.management.following import download_line, follow_download
-from fleet.management.sizes import size_text
+from fleet.management.backend import download_line, follow_download
+from fleet.words import size_text
 from helexa_site.management.base import ExitCode
 from inference.loading.sources.files import JOINED_BY, wanted_files
 from inference.protocol.load import NO_PROJECTOR

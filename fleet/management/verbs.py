@@ -17,7 +17,7 @@ from django.core.management.base import CommandError, OutputWrapper
 
 from fleet.errors import FleetError
 from fleet.management.backend import Backend, add_backend_arguments, backend_of, rows_of
-from fleet.noun import Field, Kind, Noun, value_of_text
+from fleet.nouns import Field, Kind, Noun, value_of_text
 from helexa_site.management.base import ExitCode, QuickCommand
 from metering.management.output import errors_on_one_line, json_text, table_text
 

@@ -1,6 +1,6 @@
 """The fleet's tables. Rows only: every write goes through ``fleet.services``."""
 
-from fleet.models.catalogue import Alias, CatalogueModel
+from fleet.models.catalogue import Alias, CatalogueModel, Upstream
 from fleet.models.job import Download, LoadJob, LoadMeasurement
 from fleet.models.neuron import (
     ControlTerm,
@@ -11,7 +11,6 @@ from fleet.models.neuron import (
     NeuronWish,
     Replica,
 )
-from fleet.models.upstream import Upstream
 
 __all__ = [
     "Alias",

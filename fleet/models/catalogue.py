@@ -1,17 +1,181 @@
-"""Catalogue models and their aliases."""
+"""What is on offer: models with a column for each of their settings, which follow from the table in
+``fleet.catalogue.settings``; their aliases; and upstreams, endpoints of others, which serve models
+that no neuron holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, assert_never, get_args
 
 import msgspec
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.db.models.functions import Now
 
 from fleet.catalogue import CatalogueEntry
-from fleet.models.columns import CatalogueColumns, json_list, not_empty, setting_constraints
+from fleet.catalogue.kinds import (
+    MAX_COUNT,
+    Count,
+    Flag,
+    Kind,
+    Money,
+    NeuronNames,
+    Number,
+    Setting,
+    Targets,
+    Text,
+    Word,
+)
+from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
+from fleet.upstream_http import KnownModel
+from fleet.upstreams import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_CONNECT_TIMEOUT_S,
+    DEFAULT_FIRST_TOKEN_TIMEOUT_S,
+    DEFAULT_TOKEN_TIMEOUT_S,
+    Dialect,
+    UpstreamEntry,
+)
 from inference.loading.model_costs import ModelCosts, unpacked
 from inference.protocol.load_progress import PackedCosts
+from metering.prices import Prices
+
+WORD_LENGTH = 16
+DIALECTS = [(word, word) for word in get_args(Dialect)]
+EMPTY_LIST = models.Value([], models.JSONField())
+POSITIVE_CONSTRAINTS = {
+    "max_context_tokens": "catalogue_context_positive",
+    "max_output_tokens": "catalogue_output_positive",
+    "max_prefill_s": "catalogue_max_prefill_positive",
+    "kv_memory_bytes": "catalogue_kv_memory_positive",
+}
+"""Names that databases have; others follow the field's name."""
+
+
+def json_list(help_text: str = "", **options: Any) -> models.JSONField[Any, Any]:
+    """Never null; an older release writes an empty one while an upgrade rolls."""
+    return models.JSONField(
+        default=list, db_default=EMPTY_LIST, blank=True, help_text=help_text, **options
+    )
+
+
+def moment(help_text: str = "", **options: Any) -> models.DateTimeField[Any, Any]:
+    return models.DateTimeField(null=True, blank=True, help_text=help_text, **options)
+
+
+def one_of(field: str, words: Iterable[str], name: str) -> models.CheckConstraint:
+    return models.CheckConstraint(condition=models.Q(**{f"{field}__in": [*words]}), name=name)
+
+
+def not_empty(field: str, name: str) -> models.CheckConstraint:
+    return models.CheckConstraint(condition=~models.Q(**{field: ""}), name=name)
+
+
+def unique(*fields: str, name: str, condition: models.Q | None = None) -> models.UniqueConstraint:
+    return models.UniqueConstraint(fields=fields, condition=condition, name=name)
+
+
+class CatalogueColumns(models.Model):
+    """One column for each setting. Empty text and ``None`` mean "not set". Read them through
+    ``settings()``, which has their types."""
+
+    class Meta:
+        abstract = True
+
+    def settings(self) -> CatalogueSettings:
+        return CatalogueSettings(**self.setting_values())
+
+    def assign(self, values: Mapping[str, SettingValue]) -> None:
+        """Sets columns without saving. Raises ``TypeError`` for an unknown setting."""
+        for name, value in values.items():
+            if name not in SETTINGS:
+                raise TypeError(f"a catalogue model has no setting named {name!r}")
+            setattr(self, name, _stored(SETTINGS[name].kind, value))
+
+    def setting_values(self) -> dict[str, Any]:
+        return {
+            name: _restored(setting.kind, getattr(self, name)) for name, setting in SETTINGS.items()
+        }
+
+
+def _stored(kind: Kind, value: Any) -> Any:
+    if isinstance(kind, Text):
+        return "" if value is None else value
+    if isinstance(kind, Word):
+        return kind.canonical(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _restored(kind: Kind, value: Any) -> Any:
+    if isinstance(kind, Text) and not kind.has_lines:
+        return value or None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _setting_constraints() -> Iterator[models.CheckConstraint]:
+    for name, setting in SETTINGS.items():
+        match setting.kind:
+            case Word(words=words):
+                condition = models.Q(**{f"{name}__in": words})
+                yield models.CheckConstraint(condition=condition, name=f"catalogue_{name}_known")
+            case Count(least=least, is_optional=is_optional) if least > 0:
+                positive = models.Q(**{f"{name}__gt": 0})
+                if is_optional:
+                    positive = models.Q(**{f"{name}__isnull": True}) | positive
+                known_as = POSITIVE_CONSTRAINTS.get(name, f"catalogue_{name}_positive")
+                yield models.CheckConstraint(condition=positive, name=known_as)
+
+
+def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
+    """Columns that may not be null have a default in the database as well: while an upgrade rolls,
+    an older release adds models without the newer settings."""
+    options: dict[str, Any] = {"help_text": setting.help_text}
+    if setting.label:
+        options["verbose_name"] = setting.label
+    match setting.kind:
+        case Text(has_lines=True):
+            return models.TextField(blank=True, default="", db_default="", **options)
+        case Text(max_length=max_length, is_required=True):
+            return models.CharField(max_length=max_length, **options)
+        case Text(max_length=max_length):
+            return models.CharField(
+                max_length=max_length, blank=True, default="", db_default="", **options
+            )
+        case Word(words=words):
+            return models.CharField(
+                max_length=WORD_LENGTH,
+                default=default,
+                db_default=default,
+                choices=[(word, word) for word in words],
+                **options,
+            )
+        case Count() as count:
+            if default is not None:
+                options |= {"default": default, "db_default": default}
+            if count.is_optional:
+                options |= {"null": True, "blank": True}
+            is_big = count.most > MAX_COUNT
+            kind = models.PositiveBigIntegerField if is_big else models.PositiveIntegerField
+            return kind(validators=[MinValueValidator(count.least)], **options)
+        case Number(least=lowest, most=highest):
+            bounds = [MinValueValidator(lowest), MaxValueValidator(highest)]
+            return models.FloatField(null=True, blank=True, validators=bounds, **options)
+        case Money():
+            return models.PositiveBigIntegerField(null=True, blank=True, **options)
+        case Flag():
+            return models.BooleanField(default=default, db_default=default, **options)
+        case NeuronNames() | Targets():
+            return json_list(**options)
+        case _:
+            assert_never(setting.kind)
+
+
+for described in fields(CatalogueSettings):
+    CatalogueColumns.add_to_class(
+        described.name, _column(SETTINGS[described.name], described.default)
+    )
 
 
 class CatalogueModel(CatalogueColumns):
@@ -49,7 +213,7 @@ class CatalogueModel(CatalogueColumns):
             models.CheckConstraint(
                 condition=models.Q(source__contains=":"), name="catalogue_source_has_scheme"
             ),
-            *setting_constraints(),
+            *_setting_constraints(),
             models.CheckConstraint(
                 condition=models.Q(min_replicas__lte=models.F("max_replicas")),
                 name="catalogue_replicas_in_order",
@@ -106,3 +270,97 @@ class Alias(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Upstream(models.Model):
+    """Written by ``fleet.services.upstreams`` only."""
+
+    name = models.CharField(max_length=63, unique=True, help_text="A lower-case slug, as gpu-box.")
+    url = models.CharField(
+        max_length=500,
+        help_text="Where its API begins: http://gpu-box:8000/v1 for OpenAI's, "
+        "https://api.anthropic.com for Anthropic's, http://mac:11434 for Ollama's.",
+    )
+    dialect = models.CharField(max_length=10, choices=DIALECTS, default="openai")
+    sealed_secret = models.TextField(
+        blank=True, default="", db_default="", editable=False, help_text="Its key, encrypted."
+    )
+    leaves_network = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Requests to it leave your network.",
+    )
+    concurrency = models.PositiveIntegerField(
+        default=DEFAULT_CONCURRENCY,
+        db_default=DEFAULT_CONCURRENCY,
+        help_text="How many requests each gateway sends it at once; the others wait.",
+    )
+    connect_timeout_s = models.PositiveIntegerField(
+        "connect timeout (seconds)",
+        default=DEFAULT_CONNECT_TIMEOUT_S,
+        db_default=DEFAULT_CONNECT_TIMEOUT_S,
+    )
+    first_token_timeout_s = models.PositiveIntegerField(
+        "first token timeout (seconds)",
+        default=DEFAULT_FIRST_TOKEN_TIMEOUT_S,
+        db_default=DEFAULT_FIRST_TOKEN_TIMEOUT_S,
+        help_text="From sending a request to the first part of its answer.",
+    )
+    token_timeout_s = models.PositiveIntegerField(
+        "token timeout (seconds)",
+        default=DEFAULT_TOKEN_TIMEOUT_S,
+        db_default=DEFAULT_TOKEN_TIMEOUT_S,
+        help_text="Between two parts of an answer.",
+    )
+    proxy = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="An HTTP proxy on the way to it, as http://proxy:3128. Empty: none.",
+    )
+    ca_file = models.CharField(
+        "CA file",
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Certificates of a private CA, a PEM file on every gateway's host, trusted "
+        "beside the system's. Empty: the system's alone.",
+    )
+    known_models = models.JSONField(
+        "models",
+        default=list,
+        db_default=EMPTY_LIST,
+        blank=True,
+        editable=False,
+        help_text="What it last answered about its models.",
+    )
+    discovered_at = moment(editable=False)
+    created_at = models.DateTimeField(auto_now_add=True, db_default=Now())
+    updated_at = models.DateTimeField(auto_now=True, db_default=Now())
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            not_empty("name", "upstream_name_not_empty"),
+            one_of("dialect", [word for word, _ in DIALECTS], "upstream_dialect_known"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.sealed_secret)
+
+    def prices_of(self, model: str) -> Prices | None:
+        """The prices that the upstream last reported for ``model``; ``None``: none."""
+        for known in self.known_models:
+            if known["id"] == model:
+                return KnownModel(**known).prices
+        return None
+
+    def entry(self) -> UpstreamEntry:
+        """The row as frozen data, for code without a database."""
+        return UpstreamEntry(**{one.name: getattr(self, one.name) for one in fields(UpstreamEntry)})

@@ -7,6 +7,7 @@ import uuid
 import msgspec
 from django.db import models
 
+from fleet.catalogue.entry import DeviceKind, MeasuredLoad
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
     LEAVING_KINDS,
@@ -14,11 +15,8 @@ from fleet.lifecycles import (
     LoadJobKind,
     LoadJobStatus,
 )
-from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
-from fleet.live.measurements import DeviceKind, MeasuredLoad
-from fleet.live.snapshot import remaining_s
-from fleet.models.catalogue import CatalogueModel
-from fleet.models.columns import json_list, moment, one_of, unique
+from fleet.live.snapshot import NO_ESTIMATE, LoadEstimate, load_estimate, remaining_s
+from fleet.models.catalogue import CatalogueModel, json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron
 from inference.protocol.load import PrefillSpeed, StageSpec
 from inference.protocol.load_progress import LoadStage

@@ -10,8 +10,7 @@ from django.db import models
 
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live.desired_state import Admission, AdmissionPolicy, DesiredState
-from fleet.models.catalogue import CatalogueModel
-from fleet.models.columns import json_list, moment, not_empty, one_of, unique
+from fleet.models.catalogue import CatalogueModel, json_list, moment, not_empty, one_of, unique
 
 
 class Neuron(models.Model):
@@ -220,7 +219,7 @@ class Invitation(models.Model):
 
 
 class ControlTerm(models.Model):
-    """One row, of key 1. Written by ``fleet.control.leadership`` only."""
+    """One row, of key 1. Written by ``fleet.leadership`` only."""
 
     number = models.PositiveBigIntegerField(default=0)
     control_id = models.CharField(max_length=255, blank=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 

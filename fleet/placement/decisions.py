@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.entry import DeviceKind
 from fleet.catalogue.settings import IdleAction
 from fleet.live.desired_state import TimeSlice
-from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.capacity import MIN_TIME_SLICE_S, Evicted, devices_of, freed_on
 from fleet.placement.needs import Needs

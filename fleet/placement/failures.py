@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
 from inference.backoff import Backoff
 from inference.loading.model_costs import unpacked

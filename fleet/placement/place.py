@@ -28,20 +28,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.load_estimates import load_estimate
-from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView, load_estimate
 from fleet.placement.capacity import HELD, Catalogue, idle_age_s, may_sleep
 from fleet.placement.decisions import Decision, Load, Reject, Wait, with_load
 from fleet.placement.failures import retry_in_s
 from fleet.placement.refusals import never_loads, refuse, stage_failed
 from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
-from fleet.placement.room import (
-    WAKE_AGAIN_S,
-    Room,
-    find_room,
-    has_just_failed,
-    reachable,
-)
+from fleet.placement.room import WAKE_AGAIN_S, Room, find_room, has_just_failed, reachable
 from fleet.placement.targets import route
 from inference.protocol.heartbeat import ReplicaStatus
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.desired_state import Admission, DesiredState
-from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.capacity import stage_neurons
 from fleet.placement.decisions import Reject

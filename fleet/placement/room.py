@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind
+from fleet.catalogue.entry import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
 from fleet.placement.capacity import (
     Catalogue,

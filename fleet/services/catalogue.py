@@ -14,19 +14,19 @@ from django.db import transaction
 
 from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, CatalogueSettings, SettingValue, check_alias_name
+from fleet.catalogue.entry import expected_vram_mb
 from fleet.catalogue.rules import MAX_NAME_LENGTH
 from fleet.catalogue.targets import OF_TOKENS, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
-from fleet.hub.offers import expected_vram_mb
 from fleet.models import Alias, CatalogueModel, Neuron, NeuronWish, Upstream
-from fleet.models_toml.values import name_of_id
+from fleet.models_toml_values import name_of_id
 from fleet.services.load_jobs import model_unload_everywhere
 from fleet.services.load_measurements import (
     catalogue_changed,
     kept_unloaded_forget,
     load_measurements_forget,
 )
-from fleet.upstreams.rules import untranslated_defaults
+from fleet.upstreams import untranslated_defaults
 from metering.actor import Actor
 from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of

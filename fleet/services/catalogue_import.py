@@ -10,8 +10,8 @@ from django.db import transaction
 from fleet import selectors
 from fleet.errors import CatalogueChangedError
 from fleet.models import Alias, CatalogueModel
-from fleet.models_toml import Document, ModelsTomlError, Plan, plan_import
-from fleet.models_toml.plan import Change
+from fleet.models_toml import Document, ModelsTomlError
+from fleet.models_toml_plan import Change, Plan, plan_import
 from fleet.services.catalogue import (
     alias_create,
     alias_delete,

@@ -29,9 +29,10 @@ from fleet.errors import (
 )
 from fleet.lifecycles import DownloadKind, LoadJobStatus
 from fleet.live import reading as live
-from fleet.live.cached_models import is_of_source, read_cache_reports
+from fleet.live.reading import read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
+from fleet.selectors import is_of_source
 from fleet.services.job_steps import (
     NO_REASON,
     job_abandoned,

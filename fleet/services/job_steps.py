@@ -34,8 +34,8 @@ from fleet.lifecycles import (
     NeuronStatus,
     ensure_transition,
 )
-from fleet.live.load_estimates import BEFORE_ENGINE
-from fleet.live.load_orders import load_orders
+from fleet.live.reports import load_orders
+from fleet.live.snapshot import BEFORE_ENGINE
 from fleet.models import Download, LoadJob, Neuron, Replica
 from fleet.models.job import Job
 from fleet.placement.decisions import stage_evictions

@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 
 from fleet import neuron_client, selectors
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.outdated import outdated_neurons
+from fleet.catalogue.entry import outdated_neurons
 from fleet.errors import (
     CannotSleepError,
     CudaUnavailableError,
@@ -31,7 +31,7 @@ from fleet.errors import (
     ReplicaNotFoundError,
     ServedByUpstreamError,
 )
-from fleet.hub.layer_costs import entry_costs
+from fleet.hub import entry_costs
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView

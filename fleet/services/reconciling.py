@@ -13,7 +13,6 @@ from datetime import timedelta
 from django.utils import timezone
 
 from fleet import selectors
-from fleet.control.watch import Watched
 from fleet.errors import FleetError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live.desired_state import TimeSlice
@@ -29,6 +28,7 @@ from fleet.services.neurons import (
     neuron_models_restored,
     neurons_overdue,
 )
+from fleet.watch import Watched
 from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)

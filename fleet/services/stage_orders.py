@@ -25,7 +25,7 @@ from django.utils import timezone
 from fleet import neuron_client, selectors
 from fleet.errors import BrokerUnavailableError, UpstreamSecretError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
-from fleet.live.load_orders import load_orders
+from fleet.live.reports import load_orders
 from fleet.live.snapshot import FleetSnapshot, HeldStageView
 from fleet.models import LoadJob
 from fleet.placement.failures import UNKNOWN
@@ -37,7 +37,7 @@ from fleet.services.job_steps import (
     load_job_progress,
     spec_of,
 )
-from fleet.upstreams.secret import seal, unseal
+from fleet.upstreams import seal, unseal
 from inference.protocol.heartbeat import HeldStageStatus, ReplicaStatus
 from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec

@@ -14,15 +14,16 @@ from fleet.errors import UpstreamInUseError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.nouns import UPSTREAMS
 from fleet.services.load_measurements import catalogue_changed
-from fleet.upstreams.discovery import KnownModel
-from fleet.upstreams.probe import Probed, probe
-from fleet.upstreams.rules import (
+from fleet.upstream_http import KnownModel
+from fleet.upstream_probe import Probed, probe
+from fleet.upstreams import (
     check_secret,
     check_upstream,
     origin,
+    seal,
+    unseal,
     untranslated_defaults,
 )
-from fleet.upstreams.secret import seal, unseal
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create, changes_of, values_of
 

@@ -20,9 +20,9 @@ from django.utils import timezone
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import CatalogueValueError, FleetError, UnknownModelError, UnknownNeuronError
-from fleet.live.catalogue_cache import CACHE_S, OfferedModels
 from fleet.models import Download
 from fleet.placement import Catalogue, Load
+from fleet.selectors import CACHE_S, OfferedModels
 from inference.gateway.background_loops import SharedWork
 from inference.protocol.events import Failure
 from inference.supervised_threads import SupervisedPool

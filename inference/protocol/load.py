@@ -139,7 +139,7 @@ class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
     """The load job's id in the database; free text to the neuron."""
     model: str
     order: str = ""
-    """The control's signature of this order (``fleet.live.load_orders``)."""
+    """The control's signature of this order (``fleet.live.reports``)."""
     devices: list[str] = []
     """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
     card before the CPU."""

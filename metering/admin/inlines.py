@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import actor_of
 from helexa_site.templatetags.filters import moment_text
 from metering import selectors, services
 from metering.actor import Actor

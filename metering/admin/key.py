@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelect2MultipleWidget
 
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import Outcome
+from fleet.admin.unfold_types import Outcome
 from fleet.dashboard.links import model_url
 from fleet.selectors import nameable_models
 from metering import services

@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 
 from fleet.admin import unfold_types as ui
-from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import actor_of
 from metering import services
 from metering.admin.inlines import AccountInline, save_inline
 from metering.models import Membership

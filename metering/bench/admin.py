@@ -7,8 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 
-from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.admin.unfold_types import UnfoldAdmin, actor_of
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
 from metering.bench.store import row_save, target_delete
 

@@ -11,7 +11,7 @@ import redis
 
 from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.live import reading as live
-from fleet.live.refusals import read_refusals
+from fleet.live.reading import read_refusals
 from helexa_site.templatetags.filters import moment_text
 from metering.csv_files import csv_text
 from metering.links import account_url, requests_url

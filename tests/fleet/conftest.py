@@ -11,9 +11,9 @@ import redis
 from kombu.exceptions import OperationalError
 
 from fleet import neuron_client, selectors, services, tasks
-from fleet.control.watch import FleetWatch
 from fleet.live import reading as live
 from fleet.models import CatalogueModel
+from fleet.watch import FleetWatch
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleet.live.load_orders import load_orders
+from fleet.live.reports import load_orders
 from inference.protocol.heartbeat import NeuronHeartbeat
 
 

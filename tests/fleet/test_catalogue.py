@@ -11,6 +11,7 @@ import pytest
 
 from fleet import catalogue
 from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue
+from fleet.catalogue.entry import MeasuredLoad
 from fleet.errors import CatalogueValueError, IllegalTransitionError
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
@@ -19,7 +20,6 @@ from fleet.lifecycles import (
     RecordedReplicaStatus,
     ensure_transition,
 )
-from fleet.live.measurements import MeasuredLoad
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed, spec_digest
 from tests.cases import each_case

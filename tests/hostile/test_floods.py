@@ -16,9 +16,8 @@ import redis
 from django.test import Client
 
 from fleet import services
-from fleet.control.flood_watch import LOOK_AFTER_BYTES, FloodWatch
 from fleet.models import Invitation, Neuron
-from fleet.redis_users import rules, user_name
+from fleet.redis_users import LOOK_AFTER_BYTES, FloodWatch, rules, user_name
 from fleet.services import cut_off
 from inference.protocol import keys
 from inference.redis_connections import connect_exempt

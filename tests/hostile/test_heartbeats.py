@@ -15,11 +15,10 @@ import redis.asyncio
 from fleet import neuron_client, services
 from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError
 from fleet.lifecycles import NeuronStatus
-from fleet.live import engine_logs, reports
 from fleet.live import reading as live
-from fleet.live.cached_models import read_cache_reports
-from fleet.live.load_orders import LoadOrders
-from fleet.live.reports import MAX_REPLICAS, Report, log_refusal, read_report
+from fleet.live import reports
+from fleet.live.reading import read_cache_reports
+from fleet.live.reports import MAX_REPLICAS, LoadOrders, Report, log_refusal, read_report
 from fleet.live.snapshot import build_snapshot
 from fleet.models import Neuron
 from inference.gateway.gateway import Gateway
@@ -263,7 +262,7 @@ def test_any_engine_log(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) 
     for answer in cases(EngineLogAnswer, is_known=True):
         liar.answer = encode_engine_log(answer)
         try:
-            log = engine_logs.engine_log(EVIL, "tiny")
+            log = neuron_client.engine_log(EVIL, "tiny")
         except (EngineLogUnavailableError, ReplicaNotFoundError):
             continue
         assert all(line.isprintable() for line in log.lines)

@@ -16,13 +16,13 @@ import redis
 import redis.asyncio
 
 from fleet.live import reading as live
-from fleet.live.cached_models import read_cache_reports
 from fleet.live.desired_state import (
     AdmissionPolicy,
     DesiredState,
     DesiredStates,
     encode_desired_states,
 )
+from fleet.live.reading import read_cache_reports
 from fleet.redis_users import COMMANDS
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys

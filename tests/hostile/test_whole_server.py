@@ -71,7 +71,7 @@ def invite(serve: Serve) -> hostile_host.Evil:
 def _invite_once(serve: Serve) -> hostile_host.Evil:
     line, order = run(
         serve,
-        "from fleet.live.load_orders import load_orders\n"
+        "from fleet.live.reports import load_orders\n"
         f"print(services.neuron_invite(actor=COMMAND, neuron_name={hostile_host.EVIL!r}))\n"
         f"print(load_orders().order(neuron={hostile_host.EVIL!r}, model='lure'))",
     ).split()

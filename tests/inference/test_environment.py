@@ -17,7 +17,7 @@ import pytest
 from django.core.management.base import CommandError
 
 from fleet.management.backend import RefusedError, RestBackend
-from fleet.management.chat_client import ChatClient
+from fleet.management.commands.chat import ChatClient
 from fleet.management.commands.deploy_gate import GatewayFleet
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from helexa_site.bootstrap.serve import (

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from fleet import selectors
-from fleet.upstreams.secret import unseal
+from fleet.upstreams import unseal
 from inference.batches.files import FileStore
 from inference.batches.selectors import batch_find, file_find
 from inference.conversations.selectors import history_items

@@ -22,7 +22,7 @@ from fleet import neuron_client
 from fleet.models import Download, Neuron
 from fleet.services.catalogue import alias_create, catalogue_model_create
 from fleet.services.upstreams import upstream_create, upstream_discovered
-from fleet.upstreams.discovery import KnownModel
+from fleet.upstream_http import KnownModel
 from inference.batches import services as batches
 from inference.batches.files import FileStore
 from inference.conversations.records import ResponseRecord

@@ -13,7 +13,6 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from fleet.management.chat_client import ChatClient
 from fleet.management.clients import (
     ANY_KEY,
     CLIENTS,
@@ -25,6 +24,7 @@ from fleet.management.clients import (
     merged,
     settings_text,
 )
+from fleet.management.commands.chat import ChatClient
 from helexa_site.management.base import ExitCode, QuickCommand, server_url
 from helexa_site.program import program
 from helexa_site.whole_file import OWNER_ALONE, write_whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.management import verbs
-from fleet.management.following import download_line
+from fleet.management.backend import download_line
 from fleet.nouns import DOWNLOADS
 
 LISTED = verbs.cells("id", "kind", "source", "file", "neuron", "status", "created_at")

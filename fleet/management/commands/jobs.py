@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.management import verbs
-from fleet.management.following import job_line
+from fleet.management.backend import job_line
 from fleet.nouns import JOBS
 
 LISTED = verbs.cells("id", "kind", "model", "neuron", "status", "created_at", "requested_by")

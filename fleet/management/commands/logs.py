@@ -6,8 +6,8 @@ from argparse import ArgumentParser
 from typing import Any
 from urllib.parse import quote
 
-from fleet.live.engine_logs import DEFAULT_LINES
 from fleet.management.backend import add_backend_arguments, backend_of
+from fleet.neuron_client import DEFAULT_LINES
 from helexa_site.management.base import QuickCommand
 from metering.management.output import errors_on_one_line, json_text
 

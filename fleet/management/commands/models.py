@@ -15,10 +15,9 @@ from fleet.catalogue.kinds import Targets
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import upstream_of
 from fleet.management import model_files, verbs
-from fleet.management.following import follow, job_line
-from fleet.management.sizes import size_text
-from fleet.noun import value_of_text
-from fleet.nouns import MODELS
+from fleet.management.backend import follow, job_line
+from fleet.nouns import MODELS, value_of_text
+from fleet.words import size_text
 
 REPLICAS = verbs.cells(*("neuron", "status", "is_outdated", "devices", "in_flight", "queue_depth"))
 JOBS = verbs.cells(*("kind", "neuron", "status", "created_at", "requested_by", "failure_message"))

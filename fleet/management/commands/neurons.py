@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 
 from fleet.management import verbs
-from fleet.management.sizes import size_text, total_text
 from fleet.nouns import INVITATIONS, NEURONS, POLICY
+from fleet.words import size_text, total_text
 from helexa_site.program import installation, neuron_program
 
 EFFECTS = {

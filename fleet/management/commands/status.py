@@ -8,8 +8,8 @@ from argparse import ArgumentParser
 from typing import Any
 
 from fleet.management.backend import add_backend_arguments, backend_of
-from fleet.management.sizes import share_text, size_text, total_text
 from fleet.management.verbs import Columns, cells, rows_text
+from fleet.words import share_text, size_text, total_text
 from helexa_site.management.base import QuickCommand
 from metering.management.output import errors_on_one_line, json_text
 

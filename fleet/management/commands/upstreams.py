@@ -15,9 +15,8 @@ from django.core.management.base import CommandError
 
 from fleet.management import verbs
 from fleet.management.backend import ensure_gateways_could_check
-from fleet.noun import Noun
-from fleet.nouns import UPSTREAMS
-from fleet.upstreams.discovery import PRICES
+from fleet.nouns import UPSTREAMS, Noun
+from fleet.upstream_http import PRICES
 
 KEY = "key"
 FLAG = "leaves_network"

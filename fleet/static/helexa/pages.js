@@ -62,4 +62,50 @@
     const text = document.getElementById(button.dataset.copy).textContent.trim();
     copy(text, () => { button.textContent = "Copied"; });
   });
+
+  // Names for what the admin's scripts add to its forms without one. What they add is watched, as rows
+  // are added to a form later.
+
+  // Select2 shows a field of its own in place of a <select>: it has the label of that.
+  function nameSelect(select) {
+    const field = select.nextElementSibling, label = select.labels[0];
+    if (!label || !field?.classList.contains("select2-container") || field.dataset.named) return;
+    field.dataset.named = "1";
+    label.id ||= `${select.id}-label`;
+    const chosen = field.querySelector(".select2-selection__rendered");
+    chosen.removeAttribute("role");
+    chosen.removeAttribute("aria-readonly");
+    field.querySelector(".select2-selection").setAttribute("aria-labelledby", [label.id, chosen.id].join(" ").trim());
+    field.querySelector(".select2-search__field")?.setAttribute("aria-label", label.textContent.trim());
+  }
+
+  // A field in a row of a table has the name of its column.
+  function nameField(field) {
+    if (!field.labels?.length) field.setAttribute("aria-label", field.closest("[data-label]").dataset.label);
+  }
+
+  function mark() {
+    document.querySelectorAll("[data-label] :is(input, select, textarea):not([type=hidden], [aria-label])").forEach(nameField);
+    document.querySelectorAll("select.select2-hidden-accessible").forEach(nameSelect);
+    document.querySelectorAll(".help-tooltip:not([role])").forEach((one) => one.setAttribute("role", "img"));
+  }
+
+  // Swagger UI is dark where <html> has its own class for it: it follows the theme of the page. The page
+  // has a main part already, which Swagger UI's lies in.
+  function followPage(swagger) {
+    const root = document.documentElement;
+    const follow = () => root.classList.toggle("dark-mode", root.classList.contains("dark"));
+    new MutationObserver(follow).observe(root, {attributeFilter: ["class"]});
+    follow();
+    const unmark = () => swagger.querySelector("main:not([role])")?.setAttribute("role", "none");
+    new MutationObserver(unmark).observe(swagger, {childList: true, subtree: true});
+    unmark();
+  }
+
+  document.addEventListener("DOMContentLoaded", function () {
+    mark();
+    new MutationObserver(mark).observe(document.getElementById("main") ?? document.body, {childList: true, subtree: true});
+    const swagger = document.getElementById("swagger-ui");
+    if (swagger) followPage(swagger);
+  });
 })();

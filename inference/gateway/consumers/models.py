@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.outdated import is_outdated
+from fleet.catalogue.entry import is_outdated
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.failures import failed_loads

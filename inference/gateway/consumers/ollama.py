@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fleet.catalogue import CatalogueEntry
-from fleet.hub.file_facts import file_facts
+from fleet.hub import file_facts
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.consumers.generate import GenerationConsumer, body_of

@@ -27,10 +27,14 @@ import redis
 import redis.asyncio
 
 from fleet.errors import SnapshotUnavailableError
-from fleet.live.absences import Absences
-from fleet.live.neuron_reads import NeuronValueError, fields_read, hash_read, run_reads_async
-from fleet.live.reading import read_snapshot
-from fleet.live.snapshot import FleetSnapshot
+from fleet.live.reading import (
+    fields_read,
+    hash_read,
+    read_snapshot,
+    run_reads_async,
+)
+from fleet.live.reports import NeuronValueError
+from fleet.live.snapshot import Absences, FleetSnapshot
 from inference.gateway.background_loops import SharedWork
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher

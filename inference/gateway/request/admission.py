@@ -18,8 +18,7 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import Task
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.upstreams.entry import UpstreamEntry
-from fleet.upstreams.rules import untranslated_defaults
+from fleet.upstreams import UpstreamEntry, untranslated_defaults
 from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.tokens import PromptRatios, TokenBounds, fewest_tokens, token_bounds
 from inference.protocol.generation import GenerationRequest, Request

@@ -33,7 +33,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams import UpstreamEntry
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.gateway.request.tokens import UsageCounter
 from inference.logs.redaction import Redactor

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fleet.upstreams.http import unversioned
+from fleet.upstream_http import unversioned
 from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Event
 from inference.wire.errors import RequestFailedError

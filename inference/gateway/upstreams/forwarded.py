@@ -18,7 +18,7 @@ import msgspec
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams import UpstreamEntry
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import with_defaults_at
 from inference.gateway.request.attempt import Asked

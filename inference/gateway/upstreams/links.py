@@ -25,10 +25,8 @@ from urllib.parse import urlsplit
 
 from fleet.errors import UpstreamSecretError, UpstreamUnavailableError
 from fleet.placement.targets import TargetState
-from fleet.upstreams.discovery import list_url
-from fleet.upstreams.entry import UpstreamEntry
-from fleet.upstreams.http import client_options, headers_of
-from fleet.upstreams.secret import unseal
+from fleet.upstream_http import client_options, headers_of, list_url
+from fleet.upstreams import UpstreamEntry, unseal
 from inference.logs.throttled import ThrottledLog
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 from inference.wire.upstream.refusals import UNAVAILABLE, failed

@@ -15,7 +15,6 @@ from django.urls import reverse
 
 from fleet import services, tasks
 from fleet.api.jobs import job_events
-from fleet.management import following
 from fleet.models import Download
 from inference.protocol.load_progress import LOADED
 from metering.actor import COMMAND
@@ -105,7 +104,7 @@ def test_the_commands_pull_list_and_remove(
         with pytest.raises(CommandError, match=why):
             printed("models", *words)
 
-    monkeypatch.setattr(following, "sleep", look_later)
+    monkeypatch.setattr("fleet.management.backend.sleep", look_later)
     coming += [
         {"status": "running", "progress": bytes_of(1 * GB, 4 * GB)},
         {"status": "succeeded", "progress": LOADED},

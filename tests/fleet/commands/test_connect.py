@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from fleet.management.chat_client import Answer, ChatClient
 from fleet.management.clients import (
     ANY_KEY,
     CLIENTS,
@@ -34,6 +33,7 @@ from fleet.management.clients import (
     merged_toml,
     settings_text,
 )
+from fleet.management.commands.chat import Answer, ChatClient
 from helexa_site.management.base import ExitCode
 from inference import proxies
 from tests.cases import each_case

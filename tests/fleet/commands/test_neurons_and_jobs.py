@@ -20,8 +20,7 @@ from fleet import services
 from fleet.api.catalogue import Catalogue
 from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.live.snapshot import FleetSnapshot
-from fleet.management.backend import refusal_of
-from fleet.management.following import follow
+from fleet.management.backend import follow, refusal_of
 from fleet.models import CatalogueModel, LoadJob
 from inference import proxies
 from inference.protocol import keys

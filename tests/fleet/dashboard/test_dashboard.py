@@ -15,10 +15,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from fleet import services
-from fleet.dashboard.board import board_of
-from fleet.dashboard.query import BoardQuery
+from fleet.dashboard.board import BoardQuery, board_of
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
-from fleet.overview.selector import fleet_overview
+from fleet.overview import fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage

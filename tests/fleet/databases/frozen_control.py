@@ -15,7 +15,7 @@ django.setup()
 from django.core.management import call_command  # noqa: E402
 from django.db import Error, connection  # noqa: E402
 
-from fleet.control.leadership import Leadership  # noqa: E402
+from fleet.leadership import Leadership  # noqa: E402
 from fleet.models import ControlTerm, FleetPolicy  # noqa: E402
 
 always_free: Any = SimpleNamespace(eval=lambda *_: 2)

@@ -24,9 +24,8 @@ from fleet.errors import (
     RepositoryUnknownError,
     UnknownSourceError,
 )
-from fleet.hub import file_headers
-from fleet.hub.client import HubClient
-from fleet.hub.offers import HubRepository, fits, offers_of
+from fleet.hub import HubRepository, fits, offers_of
+from fleet.hub_client import HubClient
 from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel
@@ -97,7 +96,7 @@ def test_a_search_waits_for_one_answer_and_not_for_ever(
         asked_to_wait_s.append(seconds) if is_of_the_search else sleep(seconds)
 
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", note)
-    monkeypatch.setattr("fleet.hub.client.TIMEOUT_S", timeout_s)
+    monkeypatch.setattr("fleet.hub_client.TIMEOUT_S", timeout_s)
     with pytest.raises(HubUnavailableError, match=message):
         HubClient().search(words)
     assert not asked_to_wait_s
@@ -145,7 +144,7 @@ def described(hub: FakeHub, scratch: Path) -> ModelFiles:
 def test_a_header_is_read_in_parts_as_the_whole_file_is(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_headers, "FIRST_BYTES", 64)
+    monkeypatch.setattr("fleet.hub_client.FIRST_BYTES", 64)
     with serving(FakeHub({NAME: whole.read_bytes()})) as hub:
         files = described(hub, tmp_path)
         fetched = [wanted.removeprefix("bytes=").split("-") for _, wanted in hub.ranges]

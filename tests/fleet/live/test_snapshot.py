@@ -20,9 +20,14 @@ from fleet.live.desired_state import (
     DesiredStates,
     encode_desired_states,
 )
-from fleet.live.load_estimates import LoadEstimate, load_estimate
-from fleet.live.load_orders import LoadOrders
-from fleet.live.snapshot import ReplicaView, build_snapshot, remaining_s
+from fleet.live.reports import LoadOrders
+from fleet.live.snapshot import (
+    LoadEstimate,
+    ReplicaView,
+    build_snapshot,
+    load_estimate,
+    remaining_s,
+)
 from inference.protocol import keys
 from inference.protocol.heartbeat import (
     PROTOCOL,

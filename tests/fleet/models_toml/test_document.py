@@ -12,14 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueSettings
-from fleet.models_toml import (
-    CatalogueState,
-    Document,
-    WrittenModel,
-    plan_import,
-    read_document,
-)
-from fleet.models_toml.reading import ModelsTomlError, Remark
+from fleet.models_toml import Document, ModelsTomlError, Remark, WrittenModel, read_document
+from fleet.models_toml_plan import CatalogueState, plan_import
 from tests.cases import each_case
 
 

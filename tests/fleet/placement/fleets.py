@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import DeviceKind, MeasuredLoad
+from fleet.catalogue.entry import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Catalogue, Load, Reject
 from fleet.placement.decisions import Jobs, Observed, Plan

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from fleet import selectors, services
-from fleet.control.watch import Watched
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.placement import Route, place
 from fleet.placement.decisions import Observed
 from fleet.services.load_measurements import layer_costs_record
 from fleet.services.model_loads import placed_load_start
+from fleet.watch import Watched
 from inference.loading.model_costs import packed
 from inference.protocol import keys
 from inference.protocol.heartbeat import (

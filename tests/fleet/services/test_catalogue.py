@@ -16,11 +16,11 @@ from django.test.utils import CaptureQueriesContext
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry, check_settings
 from fleet.errors import CatalogueChangedError, CatalogueValueError, ReplicaNotFoundError
-from fleet.live.catalogue_cache import CACHE_S, CatalogueCache, OfferedModels
 from fleet.models import Alias, CatalogueModel, NeuronWish
-from fleet.models_toml import Plan, plan_import, read_document, write_document
-from fleet.models_toml.reading import ModelsTomlError
-from fleet.overview.selector import fleet_overview
+from fleet.models_toml import ModelsTomlError, read_document
+from fleet.models_toml_plan import Plan, plan_import, write_document
+from fleet.overview import fleet_overview
+from fleet.selectors import CACHE_S, CatalogueCache, OfferedModels
 from inference.protocol.load import AdapterSpec
 from metering.actor import COMMAND
 from metering.models import AuditEntry

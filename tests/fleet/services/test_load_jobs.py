@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from fleet import selectors, services
+from fleet.catalogue.entry import MeasuredLoad
 from fleet.errors import (
     JobCannotBeCancelledError,
     ModelDisabledError,
@@ -20,8 +21,7 @@ from fleet.errors import (
     UnknownNeuronError,
 )
 from fleet.lifecycles import LoadJobStatus
-from fleet.live.load_orders import load_orders
-from fleet.live.measurements import MeasuredLoad
+from fleet.live.reports import load_orders
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, LoadJob, LoadMeasurement, Neuron, Replica
 from fleet.services import job_steps, reconciling

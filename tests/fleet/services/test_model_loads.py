@@ -30,9 +30,9 @@ from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
 from metering.api.problems import problem_response
-from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.conftest import HERE, fresh, names, observe, start
+from tests.fleet.test_stage_plans import LARGE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,9 +12,7 @@ import msgspec
 import pytest
 from django.utils import timezone
 
-from fleet import selectors, services
-from fleet.control import leadership
-from fleet.control.watch import Watched
+from fleet import leadership, selectors, services
 from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import build_snapshot
@@ -22,6 +20,7 @@ from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
 from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
 from fleet.services.load_jobs import reload_plan
+from fleet.watch import Watched
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND, CONTROL, GATEWAY

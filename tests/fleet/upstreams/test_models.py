@@ -20,10 +20,10 @@ from fleet.errors import (
 )
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, Upstream
-from fleet.models_toml import plan_import, read_document, write_document
-from fleet.models_toml.reading import ModelsTomlError
-from fleet.overview.stage_plans import stage_plan
-from fleet.upstreams.discovery import models_of
+from fleet.models_toml import ModelsTomlError, read_document
+from fleet.models_toml_plan import plan_import, write_document
+from fleet.stage_plans import stage_plan
+from fleet.upstream_http import models_of
 from metering.actor import COMMAND
 from metering.prices import UnitPrices
 from tests.fleet.api.api_support import Api

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fleet.models import Upstream
-from fleet.upstreams.discovery import KnownModel, models_of
-from fleet.upstreams.probe import NO_MODEL, NOT_TRIED, PAID, chat_model, model_for
+from fleet.upstream_http import KnownModel, models_of
+from fleet.upstream_probe import NO_MODEL, NOT_TRIED, PAID, chat_model, model_for
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, make
 from tests.inference.wire.openai.parsed_forms import fields_of

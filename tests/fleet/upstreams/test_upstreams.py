@@ -16,10 +16,10 @@ from django.urls import reverse
 from fleet import selectors, services
 from fleet.errors import UpstreamSecretError, UpstreamValueError
 from fleet.models import Upstream
-from fleet.models_toml import plan_import, read_document, write_document
-from fleet.models_toml.reading import ModelsTomlError
-from fleet.upstreams.http import headers_of
-from fleet.upstreams.secret import unseal
+from fleet.models_toml import ModelsTomlError, read_document
+from fleet.models_toml_plan import plan_import, write_document
+from fleet.upstream_http import headers_of
+from fleet.upstreams import unseal
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api

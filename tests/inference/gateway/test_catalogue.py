@@ -14,8 +14,8 @@ from django.db import OperationalError
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import ModelDisabledError, UnknownNeuronError
-from fleet.live.catalogue_cache import CatalogueCache
 from fleet.placement import Load
+from fleet.selectors import CatalogueCache
 from inference.gateway import database
 from inference.gateway.background_loops import BackgroundLoops
 from inference.gateway.database import DatabaseCatalogue, DatabaseThreads

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams import UpstreamEntry
 from inference.gateway.tracing.spans import (
     DECODE,
     ENGINE,

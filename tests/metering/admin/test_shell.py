@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from fleet import services as services_of_fleet
-from fleet.first_steps import snippets
+from fleet.dashboard.first_steps import snippets
 from fleet.management.clients import Target
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from metering import services

@@ -15,7 +15,7 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from fleet.noun import expiry
+from fleet.nouns import expiry
 from helexa_site.management.base import ExitCode
 from metering.actor import COMMAND
 from metering.keys import api_key as keys

@@ -11,7 +11,7 @@ import anthropic
 import pytest
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.measurements import MeasuredLoad
+from fleet.catalogue.entry import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, ReplicaStatus

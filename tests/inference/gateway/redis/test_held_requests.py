@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 from celery import Celery
 
-from fleet.live.refusals import read_counts, read_refusals
+from fleet.live.reading import read_counts, read_refusals
 from inference.gateway.gateway import Gateway
 from inference.gateway.redis.inbox import BYTES_A_PUSH, Dispatcher, ring_message
 from inference.gateway.redis.neurons import (

@@ -8,8 +8,7 @@ import pytest
 from django.conf import settings
 
 from fleet.catalogue import CatalogueEntry
-from fleet.upstreams.entry import UpstreamEntry
-from fleet.upstreams.secret import seal
+from fleet.upstreams import UpstreamEntry, seal
 from tests.inference.gateway.conftest import Rig, parts_of
 from tests.inference.gateway.upstreams.forwarding import HELLO, SECRET, UpstreamRig
 from tests.servers.fake_upstream import FakeUpstream

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
-from fleet.upstreams.chat_probes import RED_PNG
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstream_probe import RED_PNG
+from fleet.upstreams import UpstreamEntry
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import Rig
 from tests.inference.gateway.upstreams.passing import (

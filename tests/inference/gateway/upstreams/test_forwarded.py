@@ -15,7 +15,7 @@ import openai
 import pytest
 from django.conf import settings
 
-from fleet.upstreams.secret import seal
+from fleet.upstreams import seal
 from inference.gateway.request.tokens import PromptRatios
 from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient

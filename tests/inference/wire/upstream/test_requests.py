@@ -9,7 +9,7 @@ import msgspec
 import ollama
 import pytest
 
-from fleet.upstreams.rules import untranslated_defaults
+from fleet.upstreams import untranslated_defaults
 from inference.protocol.events import TokensCounted
 from inference.protocol.generation import (
     ChatInput,

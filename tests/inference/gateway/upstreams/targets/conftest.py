@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.catalogue import CatalogueEntry
-from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams import UpstreamEntry
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import ENTRY, Rig, parts_of
 from tests.inference.gateway.fake_metering import KEY

@@ -1,1 +1,0 @@
-"""The leading control, and its state between ticks."""

@@ -1,0 +1,288 @@
+"""The fleet at one look: what it holds, what needs attention first, and that its queries do not
+grow with the fleet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from fleet import selectors, services
+from fleet.dashboard.board import board_of
+from fleet.dashboard.rows import neuron_rows
+from fleet.live import reading as live
+from fleet.models import Download, LoadJob, Neuron
+from fleet.overview import fleet_overview
+from fleet.overview_lines import LIMITS, HeldMemory, ModelLine, NeuronLine, ReplicaLine, attention
+from inference.protocol import keys
+from inference.protocol.downloads import CacheReport, encode_cache_report
+from inference.protocol.refusals import Cause, Refused
+from metering.actor import COMMAND
+from metering.models import UsageHour
+from metering.request_records import rows
+from metering.selectors import BudgetStatus
+from tests.metering.request_records.records import ended
+
+pytestmark = pytest.mark.django_db
+
+GIB = 1024**3
+
+
+def used(at: datetime, tokens: int, **changes: Any) -> None:
+    figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
+    rows.insert([ended(ended_unix_s=at.timestamp(), **figures)])
+
+
+def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    wanted = {"name": "wanted", "source": "pypi:wanted", "min_replicas": 1}
+    services.catalogue_model_create(actor=COMMAND, **wanted)
+    cards = [
+        build.device(kind="cuda", index=index, utilization_percent=71, temperature_c=63)
+        for index in (0, 1)
+    ]
+    for stages in ([build.stage()], []):
+        beat(devices=cards, stages=stages)
+        overview = fleet_overview()
+        (neuron,) = overview.neurons
+        held = (HeldMemory(model="large", num_bytes=3 * GIB),) * len(stages)
+        assert neuron.devices[0].held == held and not neuron.replicas
+        (row,) = neuron_rows(overview, [neuron])
+        assert row["load"] == ("stages of other hosts' models" if stages else "nothing loaded")
+    loaded = build.replica(
+        devices=["cuda:0", "cuda:1"],
+        memory_bytes=6 * GIB,
+        stats=build.stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=40.0),
+    )
+    beat(devices=cards, replicas=[loaded])
+    overview = fleet_overview()
+    (neuron,) = overview.neurons
+    card = neuron.devices[1]
+    assert (card.id, card.utilization_percent, card.temperature_c) == ("cuda:1", 71, 63)
+    assert card.held == (HeldMemory(model="tiny", num_bytes=3 * GIB),)
+    (replica,) = neuron.replicas
+    assert (replica.in_flight, replica.kv_blocks_used, replica.kv_blocks_total) == (2, 16, 64)
+    models = {one.name: (one.status, one.replicas, one.has_outdated) for one in overview.models}
+    assert models == {"tiny": ("ready", 1, False), "wanted": ("unloaded", 0, False)}
+    assert [finding.kind for finding in overview.attention] == ["too_few_replicas"]
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert fleet_overview().neurons[0].coming_back == (), "it drains still"
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    assert fleet_overview().neurons[0].coming_back == ("tiny",)
+    nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    overview = fleet_overview()
+    assert not overview.is_live and overview.attention[0].kind == "redis_away"
+    assert overview.neurons[0].devices[0].utilization_percent is None
+
+
+def test_disks_downloads_and_jobs(beat, build, redis_db, sent) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    beat()
+    disk = {"disk_total_bytes": 100 * GIB, "disk_free_bytes": 4 * GIB}
+    report = CacheReport(neuron="beast", time_unix_s=110.0, cached=[], jobs=[], **disk)
+    redis_db.set(keys.downloads_key("beast"), encode_cache_report(report))
+    now = timezone.now()
+    Download.objects.create(
+        neuron=Neuron.objects.get(),
+        kind="pull",
+        source="huggingface:org/big",
+        status="running",
+        bytes_done=25,
+        bytes_total=100,
+        started_at=now - timedelta(seconds=10),
+        reported_at=now,
+    )
+    overview = fleet_overview()
+    (download,) = overview.downloads
+    assert (download.source, download.progress_fraction) == ("huggingface:org/big", 0.25)
+    assert download.eta_s == pytest.approx(30.0)
+    assert [finding.kind for finding in overview.attention] == ["disk_nearly_full"]
+    redis_db.set(keys.downloads_key("beast"), b"{")
+    assert fleet_overview().attention == ()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    assert [line.is_active for line in fleet_overview().jobs] == [True]
+    beat(replicas=[build.replica(job_id=str(job.pk))])
+    (line,) = fleet_overview().jobs
+    assert (line.status, line.is_active) == ("succeeded", False), "it is shown for a while"
+    LoadJob.objects.update(finished_at=timezone.now() - timedelta(minutes=3))
+    assert fleet_overview().jobs == ()
+
+
+def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
+    beat()
+    now = timezone.now()
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now)  # it may be midnight soon
+    used(now, 100)
+    used(now, 20)
+    used(now - timedelta(minutes=5), 3)
+    used(now - timedelta(hours=2), 9)
+    used(now, 0, status=429, outcome="rate_limited", completion_tokens=0)
+    midnight = datetime.combine(now.date(), datetime.min.time(), UTC)
+    UsageHour.objects.create(
+        hour=midnight, account="research", model="tiny", requests=4, cost_micro_usd=20
+    )
+    UsageHour.objects.create(
+        hour=midnight - timedelta(hours=1), account="research", model="tiny", cost_micro_usd=500
+    )
+    overview = fleet_overview()
+    assert len(overview.minutes) == 30
+    assert sum(minute.requests for minute in overview.minutes) == 3
+    assert sum(minute.tokens for minute in overview.minutes) == 126
+    assert (overview.requests_today, overview.spent_today_micro_usd) == (4, 20)
+    used(now - timedelta(minutes=1), 7)
+    values = [tile["value"] for tile in board_of(fleet_overview())["tiles"]]
+    assert values == ["1", "8", "0", "0", "$0.00002"], "the last whole minute counts"
+
+
+def test_its_queries_do_not_grow_with_the_fleet(beat, build) -> None:
+    def num_queries(hosts: str, num_replicas: int) -> int:
+        for host in hosts:
+            replicas = [build.replica(model=f"m{number}") for number in range(num_replicas)]
+            beat(host, devices=[build.device(kind="cuda")], replicas=replicas)
+        fleet_overview()
+        selectors.catalogue_cache_clear()  # else one of both may find it too old
+        with CaptureQueriesContext(connection) as queries:
+            assert len(fleet_overview().neurons) == len(hosts)
+        return len(queries)
+
+    assert num_queries("ab", 1) == num_queries("abcdefghijkl", 10) <= 14
+
+
+VERSION = "2.0"
+
+
+def neuron(name: str = "beast", **changes: Any) -> NeuronLine:
+    nothing: dict[str, Any] = dict.fromkeys(("problems", "devices", "replicas"), ())
+    return NeuronLine(**{"name": name, "status": "online", "version": VERSION} | nothing | changes)
+
+
+def replica(**changes: Any) -> ReplicaLine:
+    counts = ("in_flight", "queue_depth", "kv_blocks_used", "kv_blocks_total")
+    values: dict[str, Any] = dict.fromkeys((*counts, "decode_tokens_per_s"), 0)
+    values |= {"id": 1, "model": "tiny", "status": "ready", "is_outdated": False}
+    return ReplicaLine(**values | {"devices": ("cuda:0",), "memory_bytes": None} | changes)
+
+
+def model(replicas: int, min_replicas: int) -> ModelLine:
+    status = "ready" if replicas else "unloaded"
+    numbers = {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": 4}
+    return ModelLine(name="tiny", status=status, pinned=False, **numbers)
+
+
+def budget(left: int, **changes: Any) -> BudgetStatus:
+    values: dict[str, Any] = {"id": 1, "on": "account", "owner": "research", "unit": "micro_usd"}
+    values |= {"cap": 10_000_000, "spent": 10_000_000 - left, "reserved": 0, "left": left}
+    values |= {"window": "balance", "window_s": None, "window_ends_unix_s": None}
+    return BudgetStatus(**values | changes)
+
+
+WELL: dict[str, Any] = {
+    "neurons": (neuron(replicas=(replica(),), disk_total_bytes=100, disk_free_bytes=50),),
+    "models": (model(1, 1),),
+    "budgets": (),
+    "is_live": True,
+}
+
+
+def of_neuron(**changes: Any) -> dict[str, Any]:
+    return {"neurons": (neuron(**changes),)}
+
+
+def of_replica(**changes: Any) -> dict[str, Any]:
+    return of_neuron(replicas=(replica(**changes),))
+
+
+def by_a_limit(account: str, cause: str = "") -> Refused:
+    return Refused("rate_limit_exceeded", account, cause=cause)
+
+
+def by_a_break(account: str, key: str = "") -> Refused:
+    return Refused("request_broke_worker", account, key)
+
+
+def test_what_needs_attention_first() -> None:
+    def finds(changes: dict[str, Any], *expected: str) -> None:
+        found = attention(version=VERSION, **WELL | changes)
+        words = [f"{one.level} {one.kind}: {one.text}" for one in found]
+        assert len(words) == len(expected), words
+        for text, start in zip(words, expected, strict=True):
+            assert text.startswith(start)
+
+    def disk(free: int) -> dict[str, Any]:
+        return of_neuron(disk_total_bytes=100, disk_free_bytes=free)
+
+    nearly = "disk_nearly_full: the disk of beast is nearly full:"
+    older = neuron(version="1.0", problems=("it runs helexa 1.0, and the control 2.0",))
+    finds({})
+    finds({"is_live": False}, "urgent redis_away: Redis does not answer")
+    finds({"neurons": ()}, "warning no_neuron: no neuron has joined yet")
+    finds(of_neuron(status="away", version="1.0"), "urgent neuron_away: beast is away")
+    finds(of_neuron(status="refused"), "notice neuron_refused: beast is not admitted")
+    finds(of_neuron(problems=("no driver",)), "warning neuron_problem: beast: no driver")
+    finds(
+        of_replica(status="failed", failure="out of memory"),
+        "urgent model_failing: tiny failed on beast: out of memory",
+    )
+    outdated = "warning outdated: tiny on beast is outdated: reload it"
+    finds(of_replica(is_outdated=True), outdated)
+    finds(of_replica(is_outdated=True, status="draining"))
+    finds(
+        {"neurons": (older, neuron("box", version="1.5"), neuron("new"))},
+        "warning version_mismatch: not of this version, 2.0: beast (1.0), box (1.5)",
+    )
+    finds(disk(10))
+    finds(disk(9), f"warning {nearly} 9%")
+    finds(disk(1), f"urgent {nearly} 1%")
+    few = "too_few_replicas: tiny has"
+    finds({"models": (model(0, 1),)}, f"urgent {few} 0 of at least 1 replicas")
+    finds({"models": (model(1, 2),)}, f"warning {few} 1 of at least 2 replicas")
+    of_research = "the budget of the account research:"
+    finds(
+        {"budgets": (budget(500_000),)},
+        f"notice budget_nearly_spent: {of_research} $0.50 of $10.00 are",
+    )
+    finds(
+        {"budgets": (budget(0, unit="tokens", on="key", owner="hx-1"),)},
+        "notice budget_spent: the budget of the key hx-1: 0 tokens of 10,000,000 tokens",
+    )
+    refused = {
+        by_a_limit("research", "requests_per_minute"): 1200,
+        by_a_limit("research", "key_budget"): 30,
+        by_a_limit("old"): 20,
+        by_a_limit("crowd", "queue_share"): 5,
+        Refused("insufficient_quota", "lab", cause="account_budget"): 1,
+        Refused("model_not_found", "research"): 9,
+        by_a_limit(""): 9,
+    }
+    finds(
+        {"refused": refused},
+        "notice account_refused: research was refused 1,200 times lately by a limit of requests a",
+        "notice account_refused: research was refused 30 times lately by a key's budget",
+        "notice account_refused: old was refused 20 times lately by its limits or its",
+        "notice account_refused: crowd was refused 5 times lately by a queue, of whose",
+        "notice account_refused: lab was refused once lately by its budget",
+    )
+    assert LIMITS.keys() == set(Cause), "every cause has its words"
+    broke = {by_a_break("research", "hx-bad"): 3, by_a_break("research", "hx-unlucky"): 2}
+    finds(
+        {"refused": broke | {by_a_break("anonymous"): 4}},
+        "urgent key_breaks_workers: the key hx-bad of research sent 3 requests lately that",
+        "urgent key_breaks_workers: anonymous sent 4 requests lately",
+    )
+    hosts = (neuron(problems=("no driver",)), neuron("gone", status="away"))
+    finds(
+        {"neurons": hosts, "budgets": (budget(0),)},
+        "urgent neuron_away: gone is away",
+        "warning neuron_problem: beast: no driver",
+        "notice budget_spent",
+    )
+    finds(
+        {"budgets": (budget(0),), "refused": {Refused("insufficient_quota", "research"): 17}},
+        f"notice budget_spent: {of_research} $0.00",
+    )
