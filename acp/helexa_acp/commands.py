@@ -9,13 +9,12 @@ from acp.helpers import update_current_mode
 from acp.schema import AvailableCommandsUpdate
 
 from helexa_acp import updates
-from helexa_acp.compaction import NUM_PROTECTED_LAST
 from helexa_acp.config import parse_selector
 from helexa_acp.errors import ConfigError
-from helexa_acp.history import Part, Text
-from helexa_acp.modes import Mode
+from helexa_acp.history import NUM_PROTECTED_LAST, Part, Text
 from helexa_acp.sessions import Session
 from helexa_acp.tools import tools_for
+from helexa_acp.tools.base import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from acp.schema import PromptResponse, SessionInfoUpdate, UsageUpdate
 from acp.schema import Usage as TokensUsed
@@ -17,12 +21,21 @@ from helexa_acp import updates
 from helexa_acp.asking import Draft, ask
 from helexa_acp.calls import run_call, understood
 from helexa_acp.commands import answer_command
-from helexa_acp.errors import EndpointError
-from helexa_acp.history import INTERRUPTED, Part, ToolResult, Usage, UserTurn, failed
-from helexa_acp.modes import Mode
+from helexa_acp.errors import ConfigError, EndpointError
+from helexa_acp.history import (
+    INTERRUPTED,
+    Image,
+    Part,
+    Text,
+    ToolResult,
+    Usage,
+    UserTurn,
+    clean,
+    failed,
+)
 from helexa_acp.sessions import Session, StopReason
 from helexa_acp.tools import tools_for
-from helexa_acp.tools.base import Tool
+from helexa_acp.tools.base import Mode, Tool
 
 MAX_ROUNDS = 25
 CUT_OFF = "the answer was cut off; nothing was done."
@@ -36,11 +49,14 @@ The plan is written. How to continue:
 2. `/mode bypassPermissions`, then "go on": carry it out without asking
 3. stay in plan mode, and name the changes you want
 """
+IMAGE_TYPE = re.compile(r"image/[\w.+-]+")
+BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
 log = logging.getLogger(__name__)
 
 
-async def run_prompt(session: Session, parts: tuple[Part, ...]) -> PromptResponse:
+async def run_prompt(session: Session, blocks: Sequence[Any]) -> PromptResponse:
     """Cancels the prompt before it, and waits until its work has ended. Raises BridgeError."""
+    parts = parts_of(blocks)
     session.cancel()
     asked = session.num_asked
     async with session.lock:
@@ -211,3 +227,53 @@ async def _show_usage(session: Session) -> None:
     if window is not None and used:
         shown = UsageUpdate(session_update="usage_update", used=used, size=window)
         await session.editor.update(shown)
+
+
+def parts_of(blocks: Sequence[Any]) -> tuple[Part, ...]:
+    """Raises ConfigError."""
+    parts = tuple(_part(block) for block in blocks)
+    if not any(isinstance(part, Image) or part.text.strip() for part in parts):
+        raise ConfigError("the prompt is empty")
+    return parts
+
+
+def _part(block: Any) -> Part:
+    match block.type:
+        case "text":
+            return Text(clean(block.text))
+        case "image":
+            return _image(block.mime_type, block.data)
+        case "resource_link":
+            return Text(f"[@{clean(block.name)}]({_place(clean(block.uri))})")
+        case "resource":
+            return _resource(block.resource)
+        case kind:
+            raise ConfigError(f"content of type {kind} is not taken")
+
+
+def _image(mime_type: str, data: str) -> Image:
+    if not IMAGE_TYPE.fullmatch(mime_type) or not data or not BASE64.fullmatch(data):
+        raise ConfigError("an image must have an image's type and be Base64")
+    return Image(mime_type, "".join(data.split()))
+
+
+def _resource(resource: Any) -> Part:
+    uri = clean(resource.uri)
+    text = getattr(resource, "text", None)
+    if text is not None:
+        return Text(f'<file path="{_place(uri)}">\n{clean(text)}\n</file>')
+    mime_type = resource.mime_type or ""
+    if mime_type.startswith("image/"):
+        return _image(mime_type, resource.blob)
+    return Text(f"[{_place(uri)}: {mime_type or 'binary'}, not shown]")
+
+
+def _place(uri: str) -> str:
+    """The path of a file's URI, for tools; other URIs unchanged."""
+    try:
+        split = urlsplit(uri)
+    except ValueError:
+        return uri
+    if split.scheme != "file":
+        return uri
+    return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")

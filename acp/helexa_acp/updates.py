@@ -27,10 +27,9 @@ from acp.schema import (
 
 from helexa_acp.config import Selector
 from helexa_acp.history import Image, Part, Text, ToolCall, ToolResult, Turn, UserTurn
-from helexa_acp.modes import MODE_NAMES
 from helexa_acp.sessions import Session
 from helexa_acp.tools import TOOLS
-from helexa_acp.tools.base import Tool
+from helexa_acp.tools.base import MODE_NAMES, Tool
 from helexa_acp.tools.update_plan import UPDATE_PLAN, replayed_plan
 
 Status = Literal["pending", "in_progress", "completed", "failed"]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from helexa_acp.config import Config
-from helexa_acp.modes import Action, Mode
-from helexa_acp.tools import bash, fetch, files, search, update_plan
-from helexa_acp.tools.base import Tool
+from helexa_acp.tools import fetch, files, programs, update_plan
+from helexa_acp.tools.base import Action, Mode, Tool
 
 TOOLS: tuple[Tool, ...] = (
     files.READ_FILE,
     files.WRITE_FILE,
     files.EDIT_FILE,
     files.LIST_DIR,
-    search.SEARCH,
-    bash.BASH,
+    programs.SEARCH,
+    programs.BASH,
     update_plan.UPDATE_PLAN,
 )
 

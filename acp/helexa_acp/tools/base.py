@@ -1,7 +1,12 @@
 """A tool: a name and a schema for the model, an action for permissions, and a function.
 
 ``prepare`` reads the arguments and finds out what the call would do; the person may be asked;
-then the call's ``run`` does it.
+then the call's ``run`` does it. The session's mode decides by the action whether to ask:
+
+              read    write            execute   fetch   unknown (a server's tool)
+default       yes     ask              ask       ask     ask
+bypass        yes     yes              yes       yes     yes
+plan          yes     plans only       no        ask     ask if it is declared read-only
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,7 +25,6 @@ from helexa_acp.config import Config
 from helexa_acp.editor import Editor
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Part, Text
-from helexa_acp.modes import Action
 from helexa_acp.wire import ToolSpec
 
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
@@ -28,6 +33,44 @@ Kind = Literal["read", "edit", "search", "execute", "think", "fetch", "other"]
 Arguments = Mapping[str, Any]
 WrittenPath = Annotated[str, Meta(description="Absolute, or from the working directory.")]
 Parameters = TypeVar("Parameters")
+
+
+class Mode(Enum):
+    DEFAULT = "default"
+    BYPASS = "bypassPermissions"
+    PLAN = "plan"
+
+
+MODE_NAMES = {
+    Mode.DEFAULT: ("Default", "Asks before it writes a file or runs a command."),
+    Mode.BYPASS: ("Bypass permissions", "Writes files and runs commands without asking."),
+    Mode.PLAN: ("Plan", "Reads, and writes plans only; runs nothing."),
+}
+
+
+class Action(Enum):
+    """A tool's effect, for permissions."""
+
+    READ = "read"
+    WRITE = "write"
+    EXECUTE = "execute"
+    FETCH = "fetch"
+    UNKNOWN = "unknown"
+    UNKNOWN_READ = "unknown, declared read-only"
+
+
+def must_ask(mode: Mode, action: Action, *, is_plan_file: bool = False) -> bool:
+    """``is_plan_file``: the call writes only to the folder of plans, links resolved. Raises
+    ToolError where the mode forbids it."""
+    if mode is Mode.BYPASS or action is Action.READ:
+        return False
+    if mode is Mode.DEFAULT or action in (Action.FETCH, Action.UNKNOWN_READ):
+        return True
+    if action is not Action.WRITE:
+        raise ToolError("in plan mode nothing is run")
+    if not is_plan_file:
+        raise ToolError("in plan mode only files in the folder of plans are written")
+    return False
 
 
 def absolute(written: str, cwd: Path) -> Path:
