@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from inference.settings.kinds import Network
+from inference.settings.setting import Network
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPV6_CLIENT_BITS = 64

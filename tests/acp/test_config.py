@@ -25,7 +25,7 @@ from helexa_acp.config import (
     parse_selector,
 )
 from helexa_acp.errors import ConfigError
-from inference.settings.kinds import LOG_LEVELS, LogLevel
+from inference.settings.setting import LOG_LEVELS, LogLevel
 from inference.version import VERSION
 from tests.acp.bridge import PACKAGE_DIR, environment
 from tests.cases import each_case
