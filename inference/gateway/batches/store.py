@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
-from inference.batches import selectors, services
+from inference.batches import services
 from inference.batches.files import FileStore
 from inference.batches.records import BatchRecord, FileRecord
 from inference.gateway.database import DatabaseThreads
@@ -59,7 +59,7 @@ class BatchStore:
         written or, where others used the room meanwhile, after it."""
         file_id = _file_id()
         try:
-            self._quota.check(await self.query(selectors.account_usage, account), size_bytes)
+            self._quota.check(await self.query(services.account_usage, account), size_bytes)
             await self._on_disk(self.files.write, file_id, content)
             return await self.query(
                 services.file_add,
@@ -77,7 +77,7 @@ class BatchStore:
 
     async def find_file(self, file_id: str, account: str) -> FileRecord:
         """Raises ``FileNotStoredError``."""
-        found = await self.query(selectors.file_find, file_id, account=account)
+        found = await self.query(services.file_find, file_id, account=account)
         if found is None:
             raise FileNotStoredError(file_id)
         return found
@@ -98,7 +98,7 @@ class BatchStore:
         return self.files.path(file_id)
 
     async def is_kept(self, batch: BatchRecord) -> bool:
-        found = await self.query(selectors.file_find, batch.input_file, account=batch.account)
+        found = await self.query(services.file_find, batch.input_file, account=batch.account)
         return found is not None
 
     def results(self, batch: BatchRecord) -> list[Path]:
@@ -114,7 +114,7 @@ class BatchStore:
         await self._on_disk(self.files.delete, file_id)
 
     async def forget_expired_files(self) -> None:
-        while expired := await self.query(selectors.files_expired, MAX_FORGOTTEN):
+        while expired := await self.query(services.files_expired, MAX_FORGOTTEN):
             for file_id in expired:
                 await self._on_disk(self.files.delete, file_id)
             await self.query(services.files_forget, file_ids=expired)
@@ -149,7 +149,7 @@ class BatchStore:
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
         """Raises ``BatchNotFoundError``."""
-        found = await self.query(selectors.batch_find, batch_id, account=account, dialect=dialect)
+        found = await self.query(services.batch_find, batch_id, account=account, dialect=dialect)
         if found is None:
             raise BatchNotFoundError(batch_id)
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from inference.batches import selectors, services
+from inference.batches import services
 from inference.batches.records import BatchRecord
 from inference.gateway.batches.run import BatchRun
 from inference.gateway.batches.store import BatchStore
@@ -52,7 +52,7 @@ class BatchWorker:
             return
         holder = self._gateway.gateway_id
         store = self._store
-        for found in await store.query(selectors.batches_unclaimed, MAX_LOOKED_AT):
+        for found in await store.query(services.batches_unclaimed, MAX_LOOKED_AT):
             if room == 0 or found.id in self._runs:
                 continue
             if not store.files.has(found.input_file) and await store.is_kept(found):

@@ -14,7 +14,7 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from inference.conversations import selectors, services
+from inference.conversations import services
 from inference.conversations.models import StoredResponse
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
@@ -192,7 +192,7 @@ async def test_a_gateway_that_stops_reports_it_and_ends_the_streams_that_watch(
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
     made = seen[0]["response"]["id"]
-    record = await kept.query(lambda: selectors.response_find(made, account="anonymous"))
+    record = await kept.query(lambda: services.response_find(made, account="anonymous"))
     assert record is not None and record.status == "failed"
     assert "shutting down" in record.response["error"]["message"]
 
