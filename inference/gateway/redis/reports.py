@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import redis
 import redis.asyncio
 
-from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
+from inference.gateway.metrics import CODE_PATTERN, OTHER
 from inference.gateway.request.outcome import RequestOutcome
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys

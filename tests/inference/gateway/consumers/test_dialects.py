@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers.own_headers import (
+from inference.gateway.gateway import Gateway
+from inference.gateway.metrics import client_family
+from inference.gateway.server.http_messages import (
     HEADER,
     advice_headers,
     ignored_headers,
 )
-from inference.gateway.gateway import Gateway
-from inference.gateway.metrics.requests import client_family
 from inference.protocol.events import Accepted, Cancelled, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import (

@@ -13,8 +13,8 @@ from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
 from inference.conversations import services
+from inference.gateway.consumers.responses_websocket import MAX_WAITING
 from inference.gateway.gateway import Gateway
-from inference.gateway.responses.websocket import MAX_WAITING
 from inference.protocol.events import Delta, TextLogprob
 from inference.protocol.generation import GenerationRequest
 from tests.cases import each_case
