@@ -20,13 +20,11 @@ from acp.interfaces import Agent, Client
 from acp.schema import ClientCapabilities, Implementation, PromptResponse
 
 from helexa_acp import __version__, updates
-from helexa_acp.commands import available_commands, choose_mode
 from helexa_acp.config import Config, data_dir, parse_selector
 from helexa_acp.editor import Editor
 from helexa_acp.errors import BridgeError, ConfigError, EndpointError, StoreError
-from helexa_acp.lines import LineTransport
 from helexa_acp.mcp import ServerSpec, checked_specs
-from helexa_acp.prompting import run_prompt
+from helexa_acp.prompting import available_commands, choose_mode, run_prompt
 from helexa_acp.sessions import (
     Home,
     Session,
@@ -35,6 +33,7 @@ from helexa_acp.sessions import (
     new_session_id,
     stored_session,
 )
+from helexa_acp.transports import LineTransport
 from helexa_acp.wire.endpoints import Endpoints
 
 SESSIONS_PER_PAGE = 100

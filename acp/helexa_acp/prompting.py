@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from acp.schema import PromptResponse, SessionInfoUpdate, UsageUpdate
+from acp.helpers import update_current_mode
+from acp.schema import AvailableCommandsUpdate, PromptResponse, SessionInfoUpdate, UsageUpdate
 from acp.schema import Usage as TokensUsed
 
 from helexa_acp import updates
 from helexa_acp.asking import Draft, ask
 from helexa_acp.calls import run_call, understood
-from helexa_acp.commands import answer_command
+from helexa_acp.config import parse_selector
 from helexa_acp.errors import ConfigError, EndpointError
 from helexa_acp.history import (
     INTERRUPTED,
-    Image,
+    NUM_PROTECTED_LAST,
     Part,
     Text,
     ToolResult,
     Usage,
     UserTurn,
-    clean,
     failed,
 )
 from helexa_acp.sessions import Session, StopReason
@@ -49,14 +48,12 @@ The plan is written. How to continue:
 2. `/mode bypassPermissions`, then "go on": carry it out without asking
 3. stay in plan mode, and name the changes you want
 """
-IMAGE_TYPE = re.compile(r"image/[\w.+-]+")
-BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
 log = logging.getLogger(__name__)
 
 
 async def run_prompt(session: Session, blocks: Sequence[Any]) -> PromptResponse:
     """Cancels the prompt before it, and waits until its work has ended. Raises BridgeError."""
-    parts = parts_of(blocks)
+    parts = updates.parts_of(blocks)
     session.cancel()
     asked = session.num_asked
     async with session.lock:
@@ -96,7 +93,7 @@ async def _outcome(turn: asyncio.Task[StopReason]) -> StopReason:
 
 
 async def _run(session: Session, parts: tuple[Part, ...], used: Usage) -> StopReason:
-    if await answer_command(session, parts):
+    if await _answer_command(session, parts):
         return "end_turn"
     num_before = len(session.record.history)
     try:
@@ -128,12 +125,12 @@ async def _run_rounds(session: Session, parts: tuple[Part, ...], used: Usage) ->
     session.record.history.append(UserTurn(parts))
     session.save()
     for number in range(1, MAX_ROUNDS + 1):
-        tools = await _tools(session)
+        tools = await _usable_tools(session)
         draft = await _asked(session, tools, number)
         used.add(draft.usage)
         session.record.usage.add(draft.usage)
         has_called = await _run_calls(session, draft, tools)
-        await _show_usage(session)
+        await _report_usage(session)
         if draft.reason == "refusal":
             return "refusal"
         if draft.reason == "length":
@@ -178,16 +175,22 @@ def _withdraw_refused(session: Session, error: EndpointError) -> None:
         raise EndpointError(message, status=error.status, code=error.code) from error
 
 
-async def _tools(session: Session) -> dict[str, Tool]:
+async def _usable_tools(session: Session) -> dict[str, Tool]:
     """Called for each round: the mode may have changed."""
-    theirs, failures = await session.mcp.tools()
+    tools, failures = await _tools(session)
     for name, why in failures.items():
         if name not in session.reported_mcp_errors:
             session.reported_mcp_errors.add(name)
             warning = f"MCP server {name} cannot be used: {why}\n\n"
             await session.editor.update(updates.message(warning))
+    return tools
+
+
+async def _tools(session: Session) -> tuple[dict[str, Tool], dict[str, str]]:
+    """By name, ours first; and the reasons why MCP servers cannot be used, by theirs."""
+    theirs, failures = await session.mcp.tools()
     ours = tools_for(session.home.config, session.record.mode)
-    return {tool.spec.name: tool for tool in ours} | theirs
+    return {tool.spec.name: tool for tool in ours} | theirs, failures
 
 
 async def _run_calls(session: Session, draft: Draft, tools: dict[str, Tool]) -> bool:
@@ -221,7 +224,7 @@ async def _run_calls(session: Session, draft: Draft, tools: dict[str, Tool]) -> 
     return bool(calls)
 
 
-async def _show_usage(session: Session) -> None:
+async def _report_usage(session: Session) -> None:
     window = await session.home.endpoints.context_window_of_loaded(session.selector)
     used = session.record.usage.last_total_tokens
     if window is not None and used:
@@ -229,51 +232,109 @@ async def _show_usage(session: Session) -> None:
         await session.editor.update(shown)
 
 
-def parts_of(blocks: Sequence[Any]) -> tuple[Part, ...]:
-    """Raises ConfigError."""
-    parts = tuple(_part(block) for block in blocks)
-    if not any(isinstance(part, Image) or part.text.strip() for part in parts):
-        raise ConfigError("the prompt is empty")
-    return parts
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A slash command, which answers without the model."""
+
+    name: str
+    description: str
+    run: Callable[[Session, str], Awaitable[str]]
+    """Takes the text after the name; its result is shown to the user. Raises ConfigError."""
+    hint: str | None = None
 
 
-def _part(block: Any) -> Part:
-    match block.type:
-        case "text":
-            return Text(clean(block.text))
-        case "image":
-            return _image(block.mime_type, block.data)
-        case "resource_link":
-            return Text(f"[@{clean(block.name)}]({_place(clean(block.uri))})")
-        case "resource":
-            return _resource(block.resource)
-        case kind:
-            raise ConfigError(f"content of type {kind} is not taken")
+async def show_help(session: Session, argument: str) -> str:
+    return "\n".join(f"- `/{one.name}`: {one.description}" for one in COMMANDS)
 
 
-def _image(mime_type: str, data: str) -> Image:
-    if not IMAGE_TYPE.fullmatch(mime_type) or not data or not BASE64.fullmatch(data):
-        raise ConfigError("an image must have an image's type and be Base64")
-    return Image(mime_type, "".join(data.split()))
+async def clear(session: Session, argument: str) -> str:
+    session.record.history.clear()
+    session.record.elided_before = 0
+    session.record.usage.last_total_tokens = 0
+    return "The conversation is forgotten. Files stay as they are."
 
 
-def _resource(resource: Any) -> Part:
-    uri = clean(resource.uri)
-    text = getattr(resource, "text", None)
-    if text is not None:
-        return Text(f'<file path="{_place(uri)}">\n{clean(text)}\n</file>')
-    mime_type = resource.mime_type or ""
-    if mime_type.startswith("image/"):
-        return _image(mime_type, resource.blob)
-    return Text(f"[{_place(uri)}: {mime_type or 'binary'}, not shown]")
+async def compact(session: Session, argument: str) -> str:
+    session.record.elided_before = max(len(session.record.history) - NUM_PROTECTED_LAST, 0)
+    return "Long results and answers so far now go out in short. The session keeps them."
 
 
-def _place(uri: str) -> str:
-    """The path of a file's URI, for tools; other URIs unchanged."""
+async def show_usage(session: Session, argument: str) -> str:
+    used = session.record.usage
+    window = session.home.endpoints.context_window(session.selector) or "an unknown number of"
+    lines = [
+        f"- tokens in: {used.input_tokens}, of them cached: {used.cached_tokens}",
+        f"- tokens out: {used.output_tokens}, of them thoughts: {used.thought_tokens}",
+        f"- the context holds {used.last_total_tokens} of {window} tokens",
+    ]
+    return "\n".join(lines)
+
+
+async def model(session: Session, argument: str) -> str:
+    if argument:
+        session.selector = parse_selector(argument, session.home.config)
+        await session.editor.update(updates.options_changed(session))
+    chosen = session.selector
+    return f"The model is {chosen.model} at {chosen.endpoint.name}."
+
+
+async def mode(session: Session, argument: str) -> str:
+    if argument:
+        await choose_mode(session, argument)
+    return f"The mode is {session.record.mode.value}."
+
+
+async def show_tools(session: Session, argument: str) -> str:
+    tools, failures = await _tools(session)
+    lines = [f"- `{name}`: {tool.spec.description}" for name, tool in tools.items()]
+    return "\n".join([*lines, *(f"- MCP server {one}: {why}" for one, why in failures.items())])
+
+
+COMMANDS = (
+    Command("help", "Lists the commands.", show_help),
+    Command("clear", "Forgets the conversation so far.", clear),
+    Command("compact", "Sends long results and answers so far in short.", compact),
+    Command("usage", "Shows how many tokens this session has taken.", show_usage),
+    Command("model", "Shows or changes the model.", model, "MODEL or ENDPOINT:MODEL"),
+    Command("mode", "Shows or changes the mode.", mode, " | ".join(one.value for one in Mode)),
+    Command("tools", "Lists the tools that the model has.", show_tools),
+)
+
+
+async def _answer_command(session: Session, parts: tuple[Part, ...]) -> bool:
+    """Whether the prompt is a command; any other goes to the model."""
+    match parts:
+        case (Text(text),) if text.startswith("/"):
+            name, _, argument = text[1:].strip().partition(" ")
+        case _:
+            return False
+    command = next((one for one in COMMANDS if one.name == name), None)
+    if command is None:
+        return False
     try:
-        split = urlsplit(uri)
-    except ValueError:
-        return uri
-    if split.scheme != "file":
-        return uri
-    return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
+        answer = await command.run(session, argument.strip())
+    except ConfigError as error:
+        answer = str(error)
+    await session.editor.update(updates.message(answer))
+    session.save_if_stored()
+    return True
+
+
+def available_commands() -> AvailableCommandsUpdate:
+    listed = [
+        {"name": one.name, "description": one.description, "input": one.hint and {"hint": one.hint}}
+        for one in COMMANDS
+    ]
+    update = {"sessionUpdate": "available_commands_update", "availableCommands": listed}
+    return AvailableCommandsUpdate.model_validate(update)
+
+
+async def choose_mode(session: Session, written: str) -> None:
+    """Raises ConfigError."""
+    known = {one.value.lower(): one for one in Mode}
+    if written.lower() not in known:
+        names = ", ".join(one.value for one in Mode)
+        raise ConfigError(f"There is no mode {written[:100]!r}; there are {names}.")
+    session.record.mode = known[written.lower()]
+    session.save_if_stored()
+    await session.editor.update(update_current_mode(session.record.mode.value))

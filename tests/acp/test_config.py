@@ -256,7 +256,7 @@ def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert "WARNING" in done.stderr and "cannot be written" in done.stderr
     done = started(tmp_path, given="nonsense\n", HELEXA_LOG_LEVEL="DEBUG,helexa_acp=error")
-    assert "helexa_acp.lines" not in done.stderr, "the log obeys the level"
+    assert "helexa_acp.transports" not in done.stderr, "the log obeys the level"
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import httpx2
 
 from helexa_acp.config import USUAL_MODEL, Config, Endpoint, Selector, WireApi
 from helexa_acp.errors import EndpointError
-from helexa_acp.http import event_data, open_http
+from helexa_acp.transports import event_data, open_http
 from helexa_acp.wire import JsonObject, ModelRequest, WireEvent, chat, messages, responses
 
 WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_input_tokens")
