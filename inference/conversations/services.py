@@ -17,14 +17,14 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from inference.conversations.models import StoredResponse
-from inference.conversations.records import (
+from inference.conversations.models import (
     ACTIVE,
     CONTINUABLE,
     MAX_CHAIN,
     ConversationError,
     PreviousResponseMissingError,
     ResponseRecord,
+    StoredResponse,
     is_response_id,
 )
 from inference.quotas import Quota, Used, quota_locked, used_of

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from inference.conversations import services
-from inference.conversations.records import (
+from inference.conversations.models import (
     ConversationError,
     PreviousResponseMissingError,
     ResponseRecord,

@@ -26,7 +26,7 @@ from fleet.upstreams.discovery import KnownModel
 from helexa_site.backup.files_and_secrets import files_dir
 from inference.batches import services as batches
 from inference.batches.files import FileStore
-from inference.conversations.records import ResponseRecord
+from inference.conversations.models import ResponseRecord
 from inference.conversations.services import response_save
 from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from inference.conversations.records import ACTIVE, ResponseRecord
+from inference.conversations.models import ACTIVE, ResponseRecord
 from inference.gateway.background_responses import BackgroundRuns, FrameLog
 from inference.gateway.consumers.generate import (
     KEEP_ALIVE_S,

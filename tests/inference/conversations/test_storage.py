@@ -15,11 +15,11 @@ from pytest_django import DjangoAssertNumQueries
 
 from helexa_site.celery import EVERY_S, TASK_FORGET_RESPONSES, app
 from inference.conversations import services, tasks
-from inference.conversations.models import StoredResponse
-from inference.conversations.records import (
+from inference.conversations.models import (
     ConversationError,
     PreviousResponseMissingError,
     ResponseRecord,
+    StoredResponse,
 )
 from inference.quotas import Quota, Used
 from metering.actor import CONTROL, Actor
