@@ -262,7 +262,7 @@ class EditorTransport(LineTransport):
 async def serve(config: Config, environ: Mapping[str, str]) -> None:
     """Serves until the client closes its end, or a signal ends it. Raises ``ConfigError`` where no
     client can be connected."""
-    transport = await open_transport()
+    transport = await _open_transport()
     serving = asyncio.create_task(serve_over(transport, HelexaAgent(config, data_dir(environ))))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
@@ -283,7 +283,7 @@ async def serve_over(transport: LineTransport, agent: HelexaAgent) -> None:
         await connection.close()
 
 
-async def open_transport() -> EditorTransport:
+async def _open_transport() -> EditorTransport:
     """Reserves standard output for the protocol: other output goes to standard error. Raises
     ``ConfigError``."""
     for stream in (sys.stdin, sys.stdout):

@@ -182,8 +182,8 @@ async def _request(session: Session, tools: dict[str, Tool]) -> tuple[Projection
     endpoint, learnt = selector.endpoint, endpoints.learnt(selector)
     has_api_tools = endpoints.has_api_tools(selector)
     specs = tuple(tool.spec for tool in tools.values())
-    written = tools_prompt(specs) if specs else ""
-    system = system_prompt(
+    written = _tools_prompt(specs) if specs else ""
+    system = _system_prompt(
         configured=session.home.config.system_prompt,
         cwd=session.cwd,
         mode=session.record.mode,
@@ -213,7 +213,7 @@ async def _request(session: Session, tools: dict[str, Tool]) -> tuple[Projection
             scale=scale,
             elided_before=session.record.elided_before,
         )
-        turns = projection.turns if has_api_tools else as_text(projection.turns)
+        turns = projection.turns if has_api_tools else _as_text(projection.turns)
         return projection, replace(bare, turns=turns)
 
     projection, request = projected(UNBOUNDED, 1.0)
@@ -260,7 +260,7 @@ async def _take(session: Session, event: WireEvent, draft: Draft) -> None:
             draft.reason, draft.usage = reason, usage
 
 
-def system_prompt(
+def _system_prompt(
     *, configured: str | None, cwd: Path, mode: Mode, plans_dir: Path, tools_prompt: str = ""
 ) -> str:
     """``tools_prompt`` is set where the endpoint's API has no tools."""
@@ -272,12 +272,12 @@ def system_prompt(
     return "\n\n".join(sections)
 
 
-def tools_prompt(tools: Sequence[ToolSpec]) -> str:
+def _tools_prompt(tools: Sequence[ToolSpec]) -> str:
     signatures = [json.dumps({"type": "function", "function": one.function()}) for one in tools]
     return INSTRUCTIONS.format(signatures="\n".join(signatures))
 
 
-def as_text(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+def _as_text(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The conversation with calls and results written out as text."""
     written: list[Turn] = []
     for turn in turns:

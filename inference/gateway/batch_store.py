@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from inference.batches import services
 from inference.batches.files import FileStore
@@ -29,7 +29,6 @@ from inference.wire.errors import (
 BATCH_LASTS = timedelta(hours=24)
 MAX_FORGOTTEN = 100
 RESULT_PURPOSES = {"openai": "batch_output", "anthropic": "message_batch_results"}
-PIECE_BYTES = 256 * 1024
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
@@ -198,8 +197,3 @@ class BatchStore:
 
 def _file_id() -> str:
     return f"file-{uuid.uuid4().hex}"
-
-
-def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(PIECE_BYTES):
-        yield piece

@@ -28,12 +28,12 @@ from typing import IO, Any
 from inference.batches import services
 from inference.batches.files import InputFile, ResultFiles, ResultsTakenError
 from inference.batches.records import CANCELLING, BatchRecord
-from inference.gateway.batch_store import BatchStore, pieces_of
+from inference.gateway.batch_store import BatchStore
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.run import run_request
-from inference.gateway.server.http_messages import spooled_file
+from inference.gateway.server.http_messages import pieces_of, spooled_file
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id

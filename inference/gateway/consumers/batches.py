@@ -12,10 +12,10 @@ import orjson
 
 from inference.batches import services
 from inference.batches.records import BatchRecord
-from inference.gateway.batch_store import BatchStore, pieces_of
+from inference.gateway.batch_store import BatchStore
 from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
-from inference.gateway.server.http_messages import FILE_PIECE_BYTES, spooled_file
+from inference.gateway.server.http_messages import FILE_PIECE_BYTES, pieces_of, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches

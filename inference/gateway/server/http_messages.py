@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import IO, TypeVar, cast
 from urllib.parse import quote
 
@@ -26,8 +26,15 @@ MAX_IN_MEMORY_BYTES = 1024 * 1024
 LARGE_BODY_BYTES = 128 * 1024
 """Parsing less takes a few milliseconds at most; a thread costs a tenth of one."""
 
+PIECE_BYTES = 64 * 1024
+FILE_PIECE_BYTES = 256 * 1024
+
 Parsed = TypeVar("Parsed")
-HEADER = b"x-helexa-advice"
+
+IGNORED = b"x-helexa-ignored"
+MAX_NAMED = 32
+MAX_NAME_CHARS = 128
+ADVISED = b"x-helexa-advice"
 WHERE = "The numbers to set are in limit of GET /v1/models."
 ADVICE = {
     "claude-code": "Claude Code: set CLAUDE_CODE_MAX_CONTEXT_TOKENS to the model's context and "
@@ -50,12 +57,7 @@ ADVICE = {
 def advice_headers(client: str, error: ApiError) -> list[tuple[bytes, bytes]]:
     if error.code != "context_length_exceeded" or client not in ADVICE:
         return []
-    return [(HEADER, f"{ADVICE[client]} {WHERE}".encode("ascii"))]
-
-
-IGNORED = b"x-helexa-ignored"
-MAX_NAMED = 32
-MAX_NAME_CHARS = 128
+    return [(ADVISED, f"{ADVICE[client]} {WHERE}".encode("ascii"))]
 
 
 def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
@@ -75,6 +77,11 @@ def spooled_file() -> IO[bytes]:
     return cast(IO[bytes], tempfile.SpooledTemporaryFile(MAX_IN_MEMORY_BYTES))
 
 
+def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(FILE_PIECE_BYTES):
+        yield piece
+
+
 def check_body_headers(headers: Sequence[tuple[bytes, bytes]], max_body_bytes: int) -> None:
     """Raises ``ApiError``."""
     declared = dict(headers)
@@ -92,10 +99,6 @@ async def parse_aside(parse: Callable[[], Parsed], num_bytes: int) -> Parsed:
     if num_bytes > LARGE_BODY_BYTES:
         return await asyncio.to_thread(parse)
     return parse()
-
-
-PIECE_BYTES = 64 * 1024
-FILE_PIECE_BYTES = 256 * 1024
 
 
 async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[None]]) -> None:
