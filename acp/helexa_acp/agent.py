@@ -20,6 +20,7 @@ from acp.interfaces import Agent, Client
 from acp.schema import ClientCapabilities, Implementation, PromptResponse
 
 from helexa_acp import __version__, updates
+from helexa_acp.calls import TOOLS
 from helexa_acp.config import Config, data_dir, parse_selector
 from helexa_acp.editor import Editor
 from helexa_acp.errors import BridgeError, ConfigError, EndpointError, StoreError
@@ -108,7 +109,7 @@ class HelexaAgent:
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
         session = await self._open(stored_session, session_id, cwd, mcp_servers)
-        for update in updates.replayed(session.record.history):
+        for update in updates.replayed(session.record.history, TOOLS):
             await session.editor.update(update)
         return updates.opened(session)
 

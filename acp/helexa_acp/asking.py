@@ -45,7 +45,7 @@ from helexa_acp.history import (
     without_images,
 )
 from helexa_acp.sessions import Session
-from helexa_acp.tools.base import Mode, Tool
+from helexa_acp.tools import Mode, Tool
 from helexa_acp.wire import (
     CallMade,
     Finished,

@@ -1,4 +1,4 @@
-"""The model's calls: which tool each means, the person's permission, and its result.
+"""The model's tools, and its calls: which tool each means, the person's permission, and its result.
 
 ``understand`` repairs malformed calls. Up to three superfluous closing braces are dropped, where
 none may be of an inner object; a name inside the arguments is moved out; a missing name is inferred
@@ -20,12 +20,36 @@ from acp import update_tool_call
 from acp.schema import PermissionOption, ToolCallUpdate
 
 from helexa_acp import updates
+from helexa_acp.config import Config
 from helexa_acp.errors import ToolError
 from helexa_acp.history import INVALID_CALL, Text, ToolCall, ToolResult, Turn, clean, failed
 from helexa_acp.sessions import Session
-from helexa_acp.tools.base import Action, Outcome, Prepared, Tool, ToolContext, is_within, must_ask
+from helexa_acp.tools import (
+    Action,
+    Mode,
+    Outcome,
+    Prepared,
+    Tool,
+    ToolContext,
+    fetch,
+    files,
+    is_within,
+    must_ask,
+    programs,
+    update_plan,
+)
 from helexa_acp.wire import CallMade, Json, ToolSpec
 
+TOOLS: tuple[Tool, ...] = (
+    files.READ_FILE,
+    files.WRITE_FILE,
+    files.EDIT_FILE,
+    files.LIST_DIR,
+    programs.SEARCH,
+    programs.BASH,
+    update_plan.UPDATE_PLAN,
+)
+"""Of every session."""
 ALLOW_ONCE, ALLOW_ALWAYS, REJECT_ONCE = "allow_once", "allow_always", "reject_once"
 NOT_ALLOWED = "the user did not allow it; do not try it in another way"
 MAX_SPARE_BRACES = 3
@@ -36,6 +60,14 @@ AMBIGUOUS_KEYS = frozenset({"path"})
 """Keys of several tools, which identify none of them alone."""
 Call = tuple[str, Json]
 log = logging.getLogger(__name__)
+
+
+def tools_for(config: Config, mode: Mode) -> tuple[Tool, ...]:
+    """The model's tools, without those that the mode forbids."""
+    tools = (*TOOLS, fetch.FETCH) if config.fetch_hosts else TOOLS
+    if mode is Mode.PLAN:
+        tools = tuple(tool for tool in tools if tool.action is not Action.EXECUTE)
+    return tools
 
 
 class NotUnderstood(ValueError):  # noqa: N818 - a finding, and its text a reason

@@ -24,7 +24,7 @@ from acp.schema import HttpMcpServer, McpServerStdio
 from helexa_acp import __version__
 from helexa_acp.errors import ConfigError, McpError, ToolError
 from helexa_acp.history import Image, Part, Text, clean
-from helexa_acp.tools.base import Action, Arguments, Outcome, Prepared, Tool, ToolContext
+from helexa_acp.tools import Action, Arguments, Outcome, Prepared, Tool, ToolContext
 from helexa_acp.tools.programs import end_group
 from helexa_acp.transports import LineTransport, event_data, open_http
 from helexa_acp.wire import MAX_NAME_LENGTH, Json, ToolSpec, wire_name

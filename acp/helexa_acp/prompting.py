@@ -19,7 +19,7 @@ from acp.schema import Usage as TokensUsed
 
 from helexa_acp import updates
 from helexa_acp.asking import Draft, ask
-from helexa_acp.calls import run_call, understood
+from helexa_acp.calls import run_call, tools_for, understood
 from helexa_acp.config import parse_selector
 from helexa_acp.errors import ConfigError, EndpointError
 from helexa_acp.history import (
@@ -33,8 +33,7 @@ from helexa_acp.history import (
     failed,
 )
 from helexa_acp.sessions import Session, StopReason
-from helexa_acp.tools import tools_for
-from helexa_acp.tools.base import Mode, Tool
+from helexa_acp.tools import Mode, Tool
 
 MAX_ROUNDS = 25
 CUT_OFF = "the answer was cut off; nothing was done."

@@ -28,7 +28,7 @@ from helexa_acp.editor import Editor
 from helexa_acp.errors import ConfigError, StoreError
 from helexa_acp.history import Turn, Usage, UserTurn, answered, text_of
 from helexa_acp.mcp import McpPool, ServerSpec
-from helexa_acp.tools.base import Mode, plans_dir
+from helexa_acp.tools import Mode, plans_dir
 from helexa_acp.wire.endpoints import Endpoints
 
 SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")

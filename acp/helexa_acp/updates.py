@@ -32,8 +32,7 @@ from helexa_acp.config import Selector
 from helexa_acp.errors import ConfigError
 from helexa_acp.history import Image, Part, Text, ToolCall, ToolResult, Turn, UserTurn, clean
 from helexa_acp.sessions import Session
-from helexa_acp.tools import TOOLS
-from helexa_acp.tools.base import MODE_NAMES, Tool
+from helexa_acp.tools import MODE_NAMES, Tool
 from helexa_acp.tools.update_plan import UPDATE_PLAN, replayed_plan
 
 Status = Literal["pending", "in_progress", "completed", "failed"]
@@ -138,7 +137,7 @@ def call_failed(call: ToolCall, tool: Tool | None, result: ToolResult) -> ToolCa
     return call_started(call, tool, call.name, status="failed", shown=shown)
 
 
-def replayed(history: Sequence[Turn]) -> Iterator[Any]:
+def replayed(history: Sequence[Turn], tools: Sequence[Tool]) -> Iterator[Any]:
     """Repeats the whole conversation for an editor that opens it."""
     results = {turn.call_id: turn for turn in history if isinstance(turn, ToolResult)}
     for turn in history:
@@ -151,12 +150,12 @@ def replayed(history: Sequence[Turn]) -> Iterator[Any]:
         if turn.text:
             yield message(turn.text)
         for call in turn.calls:
-            yield from _replayed_call(call, results[call.call_id])
+            tool = next((one for one in tools if one.spec.name == call.name), None)
+            yield from _replayed_call(call, tool, results[call.call_id])
 
 
-def _replayed_call(call: ToolCall, result: ToolResult) -> Iterator[Any]:
+def _replayed_call(call: ToolCall, tool: Tool | None, result: ToolResult) -> Iterator[Any]:
     """The title is from the arguments alone: the disk may have changed."""
-    tool = next((one for one in TOOLS if one.spec.name == call.name), None)
     told = [call.arguments.get(key) for key in ("path", "command", "pattern", "url")]
     told = [one for one in told if isinstance(one, str)]
     title = f"{call.name}: {told[0]}" if told else call.name

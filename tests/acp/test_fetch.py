@@ -13,10 +13,10 @@ import pytest
 from acp import RequestError
 from acp.schema import HttpMcpServer
 
+from helexa_acp.calls import tools_for
 from helexa_acp.config import Config, from_table
 from helexa_acp.errors import ConfigError, ToolError
-from helexa_acp.tools import tools_for
-from helexa_acp.tools.base import Mode
+from helexa_acp.tools import Mode
 from helexa_acp.tools.fetch import checked_address, is_allowed_address, page_text
 from helexa_acp.transports import proxy_for
 from tests.acp.bridge import Workshop, bridge_here, endpoint_table

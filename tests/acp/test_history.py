@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helexa_acp import history
 from helexa_acp.errors import StoreError
 from helexa_acp.sessions import SessionStore
-from helexa_acp.tools.base import Mode
+from helexa_acp.tools import Mode
 
 PARTS = [
     {"type": "text", "text": "Look."},

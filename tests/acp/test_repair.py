@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from helexa_acp.asking import Splitter
-from helexa_acp.calls import NotUnderstood, understand
-from helexa_acp.tools import TOOLS
+from helexa_acp.calls import TOOLS, NotUnderstood, understand
 from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart

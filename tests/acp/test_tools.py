@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from helexa_acp.calls import TOOLS
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, text_of
-from helexa_acp.tools import TOOLS, programs
+from helexa_acp.tools import programs
 from tests.acp.bridge import BARE, CONFIG, WITH_FILES, WITH_TERMINALS, Workshop, has_ended, until
 from tests.cases import each_case
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from helexa_acp.editor import expect
 from helexa_acp.errors import ToolError
-from helexa_acp.tools.base import (
+from helexa_acp.tools import (
     Action,
     Outcome,
     Prepared,

@@ -9,7 +9,7 @@ from acp import plan_entry
 from acp import update_plan as plan_update
 from msgspec import Struct
 
-from helexa_acp.tools.base import (
+from helexa_acp.tools import (
     Action,
     Arguments,
     Outcome,
