@@ -26,7 +26,7 @@ from django.conf import settings
 
 from helexa_site.config import Config
 from inference.garbage import freeze_heap, make_full_collections_rare
-from inference.gateway.background_loops import BackgroundLoops, Loop
+from inference.gateway.background_loops import BackgroundLoops, Loop, repeat
 from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics import Metrics, client_family, watch_ledger, watch_records
@@ -37,7 +37,6 @@ from inference.gateway.redis.neurons import (
     WATCH_INTERVAL_S,
     HeldRequestsWatch,
     Liveness,
-    repeat,
 )
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts

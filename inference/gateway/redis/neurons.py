@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -320,14 +320,3 @@ class Liveness:
             current = self._epochs.get(stream.neuron)
             if current is None or ended.get(stream.neuron) == stream.epoch != current:
                 stream.lose(neuron_lost(stream.neuron))
-
-
-async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:
-    while True:
-        try:
-            await work()
-        except ServiceUnavailableError as error:
-            logger.debug("%s", error.message)
-        except Exception:
-            logger.exception("a round of %s failed", work)
-        await asyncio.sleep(interval_s)
