@@ -29,7 +29,15 @@ from inference.garbage import freeze_heap, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop, repeat
 from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.images import ImageParser, ImageSender, image_rules
-from inference.gateway.metrics import Metrics, client_family, watch_ledger, watch_records
+from inference.gateway.metrics import (
+    REFUSALS_INTERVAL_S,
+    Metrics,
+    QueueDemandReporter,
+    RefusalCounts,
+    client_family,
+    watch_ledger,
+    watch_records,
+)
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.neurons import (
@@ -37,9 +45,8 @@ from inference.gateway.redis.neurons import (
     WATCH_INTERVAL_S,
     HeldRequestsWatch,
     Liveness,
+    NeuronConduct,
 )
-from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
-from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.event_stream import STANDSTILL_INTERVAL_S, RequestStreams
 from inference.gateway.request.identify import Identifier, pseudonym_of
