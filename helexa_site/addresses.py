@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from inference.settings.kinds import Network
+from inference.settings.setting import Network
 
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 SOMEWHERE_ELSE = ("192.0.2.1", 9)

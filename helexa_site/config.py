@@ -16,8 +16,7 @@ from urllib.parse import quote
 from helexa_site.program import default_data_dir
 from inference.settings import gateway, storage
 from inference.settings.gateway import MetricsSetting
-from inference.settings.kinds import Network
-from inference.settings.setting import Setting, SettingError
+from inference.settings.setting import Network, Setting, SettingError
 from inference.settings.table import check_settings
 
 SECRET_KEY_FILE = "secret_key"

@@ -9,26 +9,29 @@ from typing import Any
 from channels.routing import ProtocolTypeRouter
 
 from inference.batches.files import FileStore
-from inference.gateway.batches.endpoints import (
+from inference.gateway.background_responses import BackgroundRuns
+from inference.gateway.batch_store import BatchStore
+from inference.gateway.batch_worker import BatchWorker
+from inference.gateway.consumers import ollama
+from inference.gateway.consumers.api_consumer import Answer, ApiConsumer, Endpoint
+from inference.gateway.consumers.batches import (
     BatchesConsumer,
     FilesConsumer,
     MessageBatchesConsumer,
 )
-from inference.gateway.batches.store import BatchStore
-from inference.gateway.batches.worker import BatchWorker
-from inference.gateway.consumers import ollama
-from inference.gateway.consumers.api_consumer import Answer, ApiConsumer, Endpoint
-from inference.gateway.consumers.generate import GenerationConsumer, VectorsConsumer
+from inference.gateway.consumers.generate import (
+    GenerationConsumer,
+    TokenCountConsumer,
+    TokenizeConsumer,
+    VectorsConsumer,
+)
 from inference.gateway.consumers.health import HealthConsumer
 from inference.gateway.consumers.models import ModelsConsumer
-from inference.gateway.consumers.tokenize import TokenCountConsumer, TokenizeConsumer
+from inference.gateway.consumers.responses import ResponsesConsumer
+from inference.gateway.consumers.responses_websocket import ResponseSocket
 from inference.gateway.gateway import Gateway, LifespanConsumer
-from inference.gateway.metrics.endpoint import MetricsEndpoint
-from inference.gateway.responses.background import BackgroundRuns
-from inference.gateway.responses.consumer import ResponsesConsumer
-from inference.gateway.responses.store import ResponseStore
-from inference.gateway.responses.websocket import ResponseSocket
-from inference.gateway.server.origins import with_cors
+from inference.gateway.metrics_endpoint import MetricsEndpoint
+from inference.gateway.response_store import ResponseStore
 from inference.gateway.server.paths import (
     OLLAMA_PATHS,
     UNKNOWN_ENDPOINT,
@@ -94,9 +97,9 @@ def build_application(
     table = api_table(gateway, store, batch_store, worker)
     pages_api = Endpoints(gateway, table)
     unhandled = UnhandledRequests(gateway)
-    api = with_cors(pages_api, gateway.config, on_refused=unhandled.refused_at)
+    api = unhandled.with_cors(pages_api)
     pages = unhandled.recorded_where_refused(django_app)
-    bench = with_cors(pages, gateway.config, on_refused=unhandled.refused_at)
+    bench = unhandled.with_cors(pages)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
         path = api_path(scope["path"])

@@ -124,7 +124,7 @@ BOUNDARIES = (
             package,
             ("opentelemetry",),
             # Imported where a collector is named, and only then.
-            frozenset({("inference/gateway/tracing/spans.py", "opentelemetry")}),
+            frozenset({("inference/gateway/tracing.py", "opentelemetry")}),
         )
         for package in PACKAGES
     ),

@@ -82,7 +82,7 @@ def main() -> None:
         config = load_config(os.environ)
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
-    from helexa_acp.serving import serve
+    from helexa_acp.agent import serve
 
     try:
         with contextlib.suppress(KeyboardInterrupt):

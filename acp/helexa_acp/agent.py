@@ -1,27 +1,31 @@
-"""The methods of ACP. Errors become JSON-RPC errors here."""
+"""The methods of ACP, served over standard input and output until the client disconnects. Errors
+become JSON-RPC errors here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import os
+import signal
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from acp import PROTOCOL_VERSION, RequestError
-from acp.interfaces import Client
+from acp.agent import AgentSideConnection
+from acp.interfaces import Agent, Client
 from acp.schema import ClientCapabilities, Implementation, PromptResponse
 
 from helexa_acp import __version__, updates
-from helexa_acp.commands import available_commands, choose_mode
-from helexa_acp.config import Config, parse_selector
+from helexa_acp.calls import TOOLS
+from helexa_acp.config import Config, data_dir, parse_selector
 from helexa_acp.editor import Editor
-from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import BridgeError, ConfigError, EndpointError, StoreError
 from helexa_acp.mcp import ServerSpec, checked_specs
-from helexa_acp.prompting import run_prompt
-from helexa_acp.prompts import parts_of
+from helexa_acp.prompting import available_commands, choose_mode, run_prompt
 from helexa_acp.sessions import (
     Home,
     Session,
@@ -30,6 +34,8 @@ from helexa_acp.sessions import (
     new_session_id,
     stored_session,
 )
+from helexa_acp.transports import LineTransport
+from helexa_acp.wire.endpoints import Endpoints
 
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
@@ -38,6 +44,10 @@ LIST_WAIT_S = 0.25
 LATE_LIST_WAIT_S = 60.0
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 Opener = Callable[[Home, Editor, str, Sequence[ServerSpec]], Awaitable[Session]]
+BUFFER_BYTES = 64 * 1024 * 1024
+"""Images are sent in lines."""
+OLD_METHODS = {"session/set_model": "_session/set_model"}
+"""Methods that ACP had and clients still use, as extensions, which the SDK hands through."""
 log = logging.getLogger(__name__)
 
 
@@ -99,7 +109,7 @@ class HelexaAgent:
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
         session = await self._open(stored_session, session_id, cwd, mcp_servers)
-        for update in updates.replayed(session.record.history):
+        for update in updates.replayed(session.record.history, TOOLS):
             await session.editor.update(update)
         return updates.opened(session)
 
@@ -171,7 +181,7 @@ class HelexaAgent:
 
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
         with _rpc_errors():
-            return await run_prompt(self._session(session_id), parts_of(prompt))
+            return await run_prompt(self._session(session_id), prompt)
 
     async def cancel(self, session_id: str, **_: Any) -> None:
         if session := self._sessions.get(session_id):
@@ -240,3 +250,61 @@ def _rpc_errors() -> Iterator[None]:
         raise RequestError(INTERNAL_ERROR, str(error), data) from error
     except BridgeError as error:
         raise RequestError(INTERNAL_ERROR, str(error)) from error
+
+
+class EditorTransport(LineTransport):
+    async def receive(self) -> dict[str, Any] | None:
+        message = await super().receive()
+        if message is not None and message.get("method") in OLD_METHODS:
+            message["method"] = OLD_METHODS[message["method"]]
+        return message
+
+
+async def serve(config: Config, environ: Mapping[str, str]) -> None:
+    """Serves until the client closes its end, or a signal ends it. Raises ``ConfigError`` where no
+    client can be connected."""
+    transport = await _open_transport()
+    serving = asyncio.create_task(serve_over(transport, HelexaAgent(config, data_dir(environ))))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    await serving
+
+
+async def serve_over(transport: LineTransport, agent: HelexaAgent) -> None:
+    # It has every method of Agent but fork_session, which it does not announce.
+    connection = AgentSideConnection(
+        cast(Agent, agent), transport, listening=False, use_unstable_protocol=True
+    )
+    try:
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await connection.listen()
+            await asyncio.sleep(0)  # the last request is answered if it waits for nothing
+    finally:
+        await agent.close()
+        await connection.close()
+
+
+async def _open_transport() -> EditorTransport:
+    """Reserves standard output for the protocol: other output goes to standard error. Raises
+    ``ConfigError``."""
+    for stream in (sys.stdin, sys.stdout):
+        if not _can_be_waited_for(stream.fileno()):
+            raise ConfigError(
+                "an editor starts this and speaks ACP over its standard input and output, which "
+                "have to be pipes; see helexa-acp --help."
+            )
+    loop = asyncio.get_running_loop()
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reader = asyncio.StreamReader(limit=BUFFER_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.streams.FlowControlMixin(loop=loop), output
+    )
+    return EditorTransport(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+
+
+def _can_be_waited_for(descriptor: int) -> bool:
+    """Whether the descriptor is a pipe, a socket or a terminal, not a file or ``/dev/null``."""
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

@@ -1,33 +1,51 @@
 """One request to the model: sends it, shows parts of its answer as they come, and retries without a
-field that the refusal names."""
+field that the refusal names.
+
+An endpoint whose API has no tools gets them as text, in the format of NousResearch's Hermes models,
+which many others were trained on: tools are in the system prompt, calls come as ``<tool_call>``
+JSON, results go back as ``<tool_response>``. ``Splitter`` finds calls, and thoughts, in the text.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from acp import update_agent_thought_text
 
 from helexa_acp import updates
-from helexa_acp.compaction import (
+from helexa_acp.errors import EndpointError
+from helexa_acp.history import (
+    INVALID_CALL,
     UNBOUNDED,
+    AssistantTurn,
+    Image,
+    Part,
     Projection,
+    Text,
+    Thought,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+    UserTurn,
+    answered,
     budget_tokens,
     can_shrink,
+    clean,
     project,
+    text_of,
     text_tokens,
     window_for,
     without_images,
 )
-from helexa_acp.errors import EndpointError
-from helexa_acp.history import AssistantTurn, Thought, ToolCall, Usage, answered, clean
-from helexa_acp.prompts import system_prompt
 from helexa_acp.sessions import Session
-from helexa_acp.text_tools import Splitter, as_text, tools_prompt
-from helexa_acp.tools.base import Tool
+from helexa_acp.tools import Mode, Tool
 from helexa_acp.wire import (
     CallMade,
     Finished,
@@ -36,6 +54,7 @@ from helexa_acp.wire import (
     TextDelta,
     ThoughtDelta,
     ThoughtSealed,
+    ToolSpec,
     WireEvent,
 )
 
@@ -46,6 +65,36 @@ SURE = 2.0
 SHRINK = 0.7
 """A prompt that was too long is retried with this share of it."""
 TOO_LONG = ("context_length", "context length", "context window", "too long", "maximum context")
+THOUGHT_MARKERS = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
+TextEvent = TextDelta | ThoughtDelta | CallMade
+CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+INSTRUCTIONS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{signatures}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+USUAL = """\
+You are a coding agent in the user's editor. You work in their project with the tools you have.
+
+- Look before you change: read the files that matter, and search for what you need.
+- Make the smallest change that does what was asked, in the style of what is there.
+- Prefer edit_file to write_file for files that exist. Quote old_text exactly.
+- After a change run the project's tests, if it has some, and mend what fails.
+- When a tool answers ERROR, read why and try something else.
+- For tasks of several steps show a plan with update_plan, and keep it up to date.
+- Be brief. Say what you did and what is left; do not repeat what the editor shows anyway."""
+PLAN_MODE = """\
+You are in plan mode: you look and plan, and change nothing. Commands are not run. The only files
+you may write are plans, in {plans_dir}. When the plan is clear, say it and ask whether to go on."""
 log = logging.getLogger(__name__)
 
 
@@ -133,8 +182,8 @@ async def _request(session: Session, tools: dict[str, Tool]) -> tuple[Projection
     endpoint, learnt = selector.endpoint, endpoints.learnt(selector)
     has_api_tools = endpoints.has_api_tools(selector)
     specs = tuple(tool.spec for tool in tools.values())
-    written = tools_prompt(specs) if specs else ""
-    system = system_prompt(
+    written = _tools_prompt(specs) if specs else ""
+    system = _system_prompt(
         configured=session.home.config.system_prompt,
         cwd=session.cwd,
         mode=session.record.mode,
@@ -164,7 +213,7 @@ async def _request(session: Session, tools: dict[str, Tool]) -> tuple[Projection
             scale=scale,
             elided_before=session.record.elided_before,
         )
-        turns = projection.turns if has_api_tools else as_text(projection.turns)
+        turns = projection.turns if has_api_tools else _as_text(projection.turns)
         return projection, replace(bare, turns=turns)
 
     projection, request = projected(UNBOUNDED, 1.0)
@@ -209,3 +258,116 @@ async def _take(session: Session, event: WireEvent, draft: Draft) -> None:
             draft.calls.append(event)
         case Finished(reason, usage):
             draft.reason, draft.usage = reason, usage
+
+
+def _system_prompt(
+    *, configured: str | None, cwd: Path, mode: Mode, plans_dir: Path, tools_prompt: str = ""
+) -> str:
+    """``tools_prompt`` is set where the endpoint's API has no tools."""
+    sections = [(configured or USUAL).strip(), f"The working directory is {cwd}."]
+    if mode is Mode.PLAN:
+        sections.append(PLAN_MODE.format(plans_dir=plans_dir))
+    if tools_prompt:
+        sections.append(tools_prompt)
+    return "\n\n".join(sections)
+
+
+def _tools_prompt(tools: Sequence[ToolSpec]) -> str:
+    signatures = [json.dumps({"type": "function", "function": one.function()}) for one in tools]
+    return INSTRUCTIONS.format(signatures="\n".join(signatures))
+
+
+def _as_text(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The conversation with calls and results written out as text."""
+    written: list[Turn] = []
+    for turn in turns:
+        match turn:
+            case AssistantTurn(calls=calls) if calls:
+                text = "\n".join([*filter(None, [turn.text]), *map(_called, calls)])
+                written.append(AssistantTurn(text=text))
+            case ToolResult():
+                response: tuple[Part, ...] = (
+                    Text(f"<tool_response>\n{text_of(turn.parts)}\n</tool_response>"),
+                    *(part for part in turn.parts if isinstance(part, Image)),
+                )
+                if written and isinstance(before := written[-1], UserTurn):
+                    written[-1] = UserTurn(before.parts + response)
+                else:
+                    written.append(UserTurn(response))
+            case _:
+                written.append(turn)
+    return tuple(written)
+
+
+def _called(call: ToolCall) -> str:
+    if call.name == INVALID_CALL:
+        text = str(call.arguments.get("written", ""))
+    else:
+        text = json.dumps({"name": call.name, "arguments": call.arguments})
+    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
+
+
+class Splitter:
+    """Feed it the text as it comes, then flush. A thought is only recognised at the beginning:
+    prose about ``<think>`` stays prose. A call's text is its arguments, and always whole."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._closes = ""
+        """The marker that ends the thought or call; empty in a text."""
+        self._is_at_start = True
+        self._skips_newlines = False
+
+    def feed(self, text: str) -> list[TextEvent]:
+        self._held += text
+        return list(self._pieces())
+
+    def flush(self) -> list[TextEvent]:
+        """Returns the text held back, as its present kind."""
+        return list(self._released(len(self._held)))
+
+    def _pieces(self) -> Iterator[TextEvent]:
+        while True:
+            if self._skips_newlines:
+                self._held = self._held.lstrip("\n")
+                self._skips_newlines = not self._held
+            if self._is_at_start and not self._starts():
+                return
+            marker = self._closes or CALL_OPENS
+            found = self._held.find(marker)
+            if found < 0:
+                if marker != CALL_CLOSES:
+                    yield from self._released(len(self._held) - _overlap(self._held, marker))
+                return
+            yield from self._released(found)
+            self._held = self._held[len(marker) :]
+            self._skips_newlines = bool(self._closes) and self._closes != CALL_CLOSES
+            self._closes = "" if self._closes else CALL_CLOSES
+
+    def _starts(self) -> bool:
+        """Whether it is decided if the answer begins with a thought."""
+        begun = self._held.lstrip()
+        for opens, closes in THOUGHT_MARKERS.items():
+            if begun.startswith(opens):
+                self._held, self._closes = begun[len(opens) :], closes
+        self._is_at_start = not self._closes and any(
+            opens.startswith(begun) for opens in THOUGHT_MARKERS
+        )
+        return not self._is_at_start
+
+    def _released(self, length: int) -> Iterator[TextEvent]:
+        text, self._held = self._held[:length], self._held[length:]
+        if not text:
+            return
+        if not self._closes:
+            yield TextDelta(text)
+        elif self._closes == CALL_CLOSES:
+            yield CallMade(arguments=text)
+        else:
+            yield ThoughtDelta(text)
+
+
+def _overlap(text: str, marker: str) -> int:
+    """The length of the longest end of ``text`` that ``marker`` begins with."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,15 +1,28 @@
-"""A conversation as values, and as the JSON of a session's file. Pure.
+"""A conversation as values, as the JSON of a session's file, and cut to fit into a context. Pure.
 
 UserTurn, AssistantTurn (text, thoughts, calls), ToolResult (one for each call), UserTurn, ...
+
+``project`` is a projection only: the history keeps everything, and a mark replaces each omitted
+part. The oldest are omitted first, of each of these in turn, until the rest fits:
+
+1. tool results of 256 characters or more, but for those of the last four turns of this prompt
+2. the assistant's texts, but for the same; calls stay, so that results keep their place
+3. earlier prompts with all that followed them, so that every call keeps its results
+4. the results of the last four turns
+
+The user's latest prompt stays whatever its length.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 INVALID_CALL = "<invalid>"
 """The name of a call that could not be parsed."""
@@ -115,3 +128,126 @@ def clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean(key): clean(one) for key, one in value.items()}
     return value
+
+
+CHARACTERS_PER_TOKEN = 3.5
+TURN_TOKENS = 8
+IMAGE_TOKENS = 512
+UNBOUNDED_ANSWER_TOKENS = 2048
+RESERVE_TOKENS = 512
+SMALLEST_SHARE = 4
+"""A prompt may use one part in so many of the context, however long answers may be."""
+NUM_PROTECTED_LAST = 4
+SHORTEST_ELIDED = 256
+IMAGE_MARK = Text("[An image was left out: this model reads none.]")
+UNBOUNDED = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    turns: tuple[Turn, ...]
+    estimated_tokens: int
+
+
+def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
+    """The tokens of the context for a prompt. ``None``: its length is unknown."""
+    if context_window is None:
+        return UNBOUNDED
+    return max(context_window - _answer_tokens(max_tokens), context_window // SMALLEST_SHARE)
+
+
+def window_for(budget: int, max_tokens: int | None) -> int:
+    return min(budget + _answer_tokens(max_tokens), budget * SMALLEST_SHARE)
+
+
+def _answer_tokens(max_tokens: int | None) -> int:
+    return (max_tokens or UNBOUNDED_ANSWER_TOKENS) + RESERVE_TOKENS
+
+
+def text_tokens(text: str) -> int:
+    return int(len(text) / CHARACTERS_PER_TOKEN) + TURN_TOKENS
+
+
+def turn_tokens(turn: Turn) -> int:
+    if isinstance(turn, AssistantTurn):
+        calls = "".join(call.name + json.dumps(call.arguments) for call in turn.calls)
+        return text_tokens(turn.text + calls)
+    num_images = sum(isinstance(part, Image) for part in turn.parts)
+    return text_tokens(text_of(turn.parts)) + IMAGE_TOKENS * num_images
+
+
+def project(
+    turns: Sequence[Turn],
+    *,
+    budget: int,
+    fixed_tokens: int,
+    scale: float = 1.0,
+    elided_before: int = 0,
+) -> Projection:
+    """The conversation in ``budget`` tokens, or as near to it as possible.
+
+    ``fixed_tokens`` is the estimate of system prompt and tools; ``scale`` is the endpoint's tokens
+    per estimated one. Turns before ``elided_before`` are shortened for any budget.
+    """
+    prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
+    protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:], 0])
+    projected = list(turns)
+    estimate = fixed_tokens + sum(map(turn_tokens, turns))
+
+    def shorten(first: int, end: int, elide: Callable[[Turn], Turn]) -> None:
+        nonlocal estimate
+        for index in range(first, end):
+            if index < elided_before or estimate * scale > budget:
+                shorter = elide(projected[index])
+                estimate += turn_tokens(shorter) - turn_tokens(projected[index])
+                projected[index] = shorter
+
+    shorten(0, protected, _without_result)
+    shorten(0, protected, _without_prose)
+    begin = 0
+    for prompt in prompts[1:]:
+        if estimate * scale <= budget:
+            break
+        first = _with_mark(turns[prompt], prompt)
+        left_out = sum(map(turn_tokens, projected[begin:prompt]))
+        estimate += turn_tokens(first) - turn_tokens(turns[prompt]) - left_out
+        projected[prompt], begin = first, prompt
+    shorten(max(begin, protected), len(turns), _without_result)
+    return Projection(tuple(projected[begin:]), estimate)
+
+
+def can_shrink(projection: Projection) -> bool:
+    """Whether more could be left out."""
+    return project(projection.turns, budget=0, fixed_tokens=0).turns != projection.turns
+
+
+def without_images(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """For a model without vision. The latest prompt keeps its images, which the endpoint
+    refuses."""
+    prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
+    return tuple(
+        replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))
+        if isinstance(turn, UserTurn | ToolResult) and index not in prompts[-1:]
+        else turn
+        for index, turn in enumerate(turns)
+    )
+
+
+def _with_mark(turn: Turn, num_left_out: int) -> Turn:
+    assert isinstance(turn, UserTurn)
+    return UserTurn((Text(f"[{num_left_out} earlier turns were left out]"), *turn.parts))
+
+
+def _without_result(turn: Turn) -> Turn:
+    if not isinstance(turn, ToolResult):
+        return turn
+    text = text_of(turn.parts)
+    if len(text) < SHORTEST_ELIDED and not any(isinstance(part, Image) for part in turn.parts):
+        return turn
+    return replace(turn, parts=(Text(f"[{len(text)} characters of this result were left out]"),))
+
+
+def _without_prose(turn: Turn) -> Turn:
+    if not isinstance(turn, AssistantTurn) or len(turn.text) < SHORTEST_ELIDED:
+        return turn
+    return replace(turn, text=f"[{len(turn.text)} characters were left out]", thoughts=())

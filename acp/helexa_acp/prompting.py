@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from acp.schema import PromptResponse, SessionInfoUpdate, UsageUpdate
+from acp.helpers import update_current_mode
+from acp.schema import AvailableCommandsUpdate, PromptResponse, SessionInfoUpdate, UsageUpdate
 from acp.schema import Usage as TokensUsed
 
 from helexa_acp import updates
 from helexa_acp.asking import Draft, ask
-from helexa_acp.calls import run_call, understood
-from helexa_acp.commands import answer_command
-from helexa_acp.errors import EndpointError
-from helexa_acp.history import INTERRUPTED, Part, ToolResult, Usage, UserTurn, failed
-from helexa_acp.modes import Mode
+from helexa_acp.calls import run_call, tools_for, understood
+from helexa_acp.config import parse_selector
+from helexa_acp.errors import ConfigError, EndpointError
+from helexa_acp.history import (
+    INTERRUPTED,
+    NUM_PROTECTED_LAST,
+    Part,
+    Text,
+    ToolResult,
+    Usage,
+    UserTurn,
+    failed,
+)
 from helexa_acp.sessions import Session, StopReason
-from helexa_acp.tools import tools_for
-from helexa_acp.tools.base import Tool
+from helexa_acp.tools import Mode, Tool
 
 MAX_ROUNDS = 25
 CUT_OFF = "the answer was cut off; nothing was done."
@@ -39,8 +50,9 @@ The plan is written. How to continue:
 log = logging.getLogger(__name__)
 
 
-async def run_prompt(session: Session, parts: tuple[Part, ...]) -> PromptResponse:
+async def run_prompt(session: Session, blocks: Sequence[Any]) -> PromptResponse:
     """Cancels the prompt before it, and waits until its work has ended. Raises BridgeError."""
+    parts = updates.parts_of(blocks)
     session.cancel()
     asked = session.num_asked
     async with session.lock:
@@ -80,7 +92,7 @@ async def _outcome(turn: asyncio.Task[StopReason]) -> StopReason:
 
 
 async def _run(session: Session, parts: tuple[Part, ...], used: Usage) -> StopReason:
-    if await answer_command(session, parts):
+    if await _answer_command(session, parts):
         return "end_turn"
     num_before = len(session.record.history)
     try:
@@ -112,12 +124,12 @@ async def _run_rounds(session: Session, parts: tuple[Part, ...], used: Usage) ->
     session.record.history.append(UserTurn(parts))
     session.save()
     for number in range(1, MAX_ROUNDS + 1):
-        tools = await _tools(session)
+        tools = await _usable_tools(session)
         draft = await _asked(session, tools, number)
         used.add(draft.usage)
         session.record.usage.add(draft.usage)
         has_called = await _run_calls(session, draft, tools)
-        await _show_usage(session)
+        await _report_usage(session)
         if draft.reason == "refusal":
             return "refusal"
         if draft.reason == "length":
@@ -162,16 +174,22 @@ def _withdraw_refused(session: Session, error: EndpointError) -> None:
         raise EndpointError(message, status=error.status, code=error.code) from error
 
 
-async def _tools(session: Session) -> dict[str, Tool]:
+async def _usable_tools(session: Session) -> dict[str, Tool]:
     """Called for each round: the mode may have changed."""
-    theirs, failures = await session.mcp.tools()
+    tools, failures = await _tools(session)
     for name, why in failures.items():
         if name not in session.reported_mcp_errors:
             session.reported_mcp_errors.add(name)
             warning = f"MCP server {name} cannot be used: {why}\n\n"
             await session.editor.update(updates.message(warning))
+    return tools
+
+
+async def _tools(session: Session) -> tuple[dict[str, Tool], dict[str, str]]:
+    """By name, ours first; and the reasons why MCP servers cannot be used, by theirs."""
+    theirs, failures = await session.mcp.tools()
     ours = tools_for(session.home.config, session.record.mode)
-    return {tool.spec.name: tool for tool in ours} | theirs
+    return {tool.spec.name: tool for tool in ours} | theirs, failures
 
 
 async def _run_calls(session: Session, draft: Draft, tools: dict[str, Tool]) -> bool:
@@ -205,9 +223,117 @@ async def _run_calls(session: Session, draft: Draft, tools: dict[str, Tool]) -> 
     return bool(calls)
 
 
-async def _show_usage(session: Session) -> None:
+async def _report_usage(session: Session) -> None:
     window = await session.home.endpoints.context_window_of_loaded(session.selector)
     used = session.record.usage.last_total_tokens
     if window is not None and used:
         shown = UsageUpdate(session_update="usage_update", used=used, size=window)
         await session.editor.update(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A slash command, which answers without the model."""
+
+    name: str
+    description: str
+    run: Callable[[Session, str], Awaitable[str]]
+    """Takes the text after the name; its result is shown to the user. Raises ConfigError."""
+    hint: str | None = None
+
+
+async def show_help(session: Session, argument: str) -> str:
+    return "\n".join(f"- `/{one.name}`: {one.description}" for one in COMMANDS)
+
+
+async def clear(session: Session, argument: str) -> str:
+    session.record.history.clear()
+    session.record.elided_before = 0
+    session.record.usage.last_total_tokens = 0
+    return "The conversation is forgotten. Files stay as they are."
+
+
+async def compact(session: Session, argument: str) -> str:
+    session.record.elided_before = max(len(session.record.history) - NUM_PROTECTED_LAST, 0)
+    return "Long results and answers so far now go out in short. The session keeps them."
+
+
+async def show_usage(session: Session, argument: str) -> str:
+    used = session.record.usage
+    window = session.home.endpoints.context_window(session.selector) or "an unknown number of"
+    lines = [
+        f"- tokens in: {used.input_tokens}, of them cached: {used.cached_tokens}",
+        f"- tokens out: {used.output_tokens}, of them thoughts: {used.thought_tokens}",
+        f"- the context holds {used.last_total_tokens} of {window} tokens",
+    ]
+    return "\n".join(lines)
+
+
+async def model(session: Session, argument: str) -> str:
+    if argument:
+        session.selector = parse_selector(argument, session.home.config)
+        await session.editor.update(updates.options_changed(session))
+    chosen = session.selector
+    return f"The model is {chosen.model} at {chosen.endpoint.name}."
+
+
+async def mode(session: Session, argument: str) -> str:
+    if argument:
+        await choose_mode(session, argument)
+    return f"The mode is {session.record.mode.value}."
+
+
+async def show_tools(session: Session, argument: str) -> str:
+    tools, failures = await _tools(session)
+    lines = [f"- `{name}`: {tool.spec.description}" for name, tool in tools.items()]
+    return "\n".join([*lines, *(f"- MCP server {one}: {why}" for one, why in failures.items())])
+
+
+COMMANDS = (
+    Command("help", "Lists the commands.", show_help),
+    Command("clear", "Forgets the conversation so far.", clear),
+    Command("compact", "Sends long results and answers so far in short.", compact),
+    Command("usage", "Shows how many tokens this session has taken.", show_usage),
+    Command("model", "Shows or changes the model.", model, "MODEL or ENDPOINT:MODEL"),
+    Command("mode", "Shows or changes the mode.", mode, " | ".join(one.value for one in Mode)),
+    Command("tools", "Lists the tools that the model has.", show_tools),
+)
+
+
+async def _answer_command(session: Session, parts: tuple[Part, ...]) -> bool:
+    """Whether the prompt is a command; any other goes to the model."""
+    match parts:
+        case (Text(text),) if text.startswith("/"):
+            name, _, argument = text[1:].strip().partition(" ")
+        case _:
+            return False
+    command = next((one for one in COMMANDS if one.name == name), None)
+    if command is None:
+        return False
+    try:
+        answer = await command.run(session, argument.strip())
+    except ConfigError as error:
+        answer = str(error)
+    await session.editor.update(updates.message(answer))
+    session.save_if_stored()
+    return True
+
+
+def available_commands() -> AvailableCommandsUpdate:
+    listed = [
+        {"name": one.name, "description": one.description, "input": one.hint and {"hint": one.hint}}
+        for one in COMMANDS
+    ]
+    update = {"sessionUpdate": "available_commands_update", "availableCommands": listed}
+    return AvailableCommandsUpdate.model_validate(update)
+
+
+async def choose_mode(session: Session, written: str) -> None:
+    """Raises ConfigError."""
+    known = {one.value.lower(): one for one in Mode}
+    if written.lower() not in known:
+        names = ", ".join(one.value for one in Mode)
+        raise ConfigError(f"There is no mode {written[:100]!r}; there are {names}.")
+    session.record.mode = known[written.lower()]
+    session.save_if_stored()
+    await session.editor.update(update_current_mode(session.record.mode.value))

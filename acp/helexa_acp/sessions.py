@@ -25,12 +25,11 @@ from msgspec import field as member
 
 from helexa_acp.config import Config, Selector, parse_selector
 from helexa_acp.editor import Editor
-from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import ConfigError, StoreError
 from helexa_acp.history import Turn, Usage, UserTurn, answered, text_of
 from helexa_acp.mcp import McpPool, ServerSpec
-from helexa_acp.modes import Mode
-from helexa_acp.tools.base import plans_dir
+from helexa_acp.tools import Mode, plans_dir
+from helexa_acp.wire.endpoints import Endpoints
 
 SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
 """Clients send ids: none that matches leads out of the folder."""

@@ -1,10 +1,13 @@
-"""Updates to the editor, and its lists of models and modes. Pure."""
+"""Messages of the editor: a prompt's blocks as parts of a turn, updates, and lists of models and
+modes. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from acp import (
     image_block,
@@ -26,15 +29,66 @@ from acp.schema import (
 )
 
 from helexa_acp.config import Selector
-from helexa_acp.history import Image, Part, Text, ToolCall, ToolResult, Turn, UserTurn
-from helexa_acp.modes import MODE_NAMES
+from helexa_acp.errors import ConfigError
+from helexa_acp.history import Image, Part, Text, ToolCall, ToolResult, Turn, UserTurn, clean
 from helexa_acp.sessions import Session
-from helexa_acp.tools import TOOLS
-from helexa_acp.tools.base import Tool
+from helexa_acp.tools import MODE_NAMES, Tool
 from helexa_acp.tools.update_plan import UPDATE_PLAN, replayed_plan
 
 Status = Literal["pending", "in_progress", "completed", "failed"]
 MODEL_OPTION = "model"
+IMAGE_TYPE = re.compile(r"image/[\w.+-]+")
+BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
+
+
+def parts_of(blocks: Sequence[Any]) -> tuple[Part, ...]:
+    """Raises ConfigError."""
+    parts = tuple(_part(block) for block in blocks)
+    if not any(isinstance(part, Image) or part.text.strip() for part in parts):
+        raise ConfigError("the prompt is empty")
+    return parts
+
+
+def _part(block: Any) -> Part:
+    match block.type:
+        case "text":
+            return Text(clean(block.text))
+        case "image":
+            return _image(block.mime_type, block.data)
+        case "resource_link":
+            return Text(f"[@{clean(block.name)}]({_place(clean(block.uri))})")
+        case "resource":
+            return _resource(block.resource)
+        case kind:
+            raise ConfigError(f"content of type {kind} is not taken")
+
+
+def _image(mime_type: str, data: str) -> Image:
+    if not IMAGE_TYPE.fullmatch(mime_type) or not data or not BASE64.fullmatch(data):
+        raise ConfigError("an image must have an image's type and be Base64")
+    return Image(mime_type, "".join(data.split()))
+
+
+def _resource(resource: Any) -> Part:
+    uri = clean(resource.uri)
+    text = getattr(resource, "text", None)
+    if text is not None:
+        return Text(f'<file path="{_place(uri)}">\n{clean(text)}\n</file>')
+    mime_type = resource.mime_type or ""
+    if mime_type.startswith("image/"):
+        return _image(mime_type, resource.blob)
+    return Text(f"[{_place(uri)}: {mime_type or 'binary'}, not shown]")
+
+
+def _place(uri: str) -> str:
+    """The path of a file's URI, for tools; other URIs unchanged."""
+    try:
+        split = urlsplit(uri)
+    except ValueError:
+        return uri
+    if split.scheme != "file":
+        return uri
+    return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
 
 
 def block(part: Part) -> TextContentBlock | ImageContentBlock:
@@ -83,7 +137,7 @@ def call_failed(call: ToolCall, tool: Tool | None, result: ToolResult) -> ToolCa
     return call_started(call, tool, call.name, status="failed", shown=shown)
 
 
-def replayed(history: Sequence[Turn]) -> Iterator[Any]:
+def replayed(history: Sequence[Turn], tools: Sequence[Tool]) -> Iterator[Any]:
     """Repeats the whole conversation for an editor that opens it."""
     results = {turn.call_id: turn for turn in history if isinstance(turn, ToolResult)}
     for turn in history:
@@ -96,12 +150,12 @@ def replayed(history: Sequence[Turn]) -> Iterator[Any]:
         if turn.text:
             yield message(turn.text)
         for call in turn.calls:
-            yield from _replayed_call(call, results[call.call_id])
+            tool = next((one for one in tools if one.spec.name == call.name), None)
+            yield from _replayed_call(call, tool, results[call.call_id])
 
 
-def _replayed_call(call: ToolCall, result: ToolResult) -> Iterator[Any]:
+def _replayed_call(call: ToolCall, tool: Tool | None, result: ToolResult) -> Iterator[Any]:
     """The title is from the arguments alone: the disk may have changed."""
-    tool = next((one for one in TOOLS if one.spec.name == call.name), None)
     told = [call.arguments.get(key) for key in ("path", "command", "pattern", "url")]
     told = [one for one in told if isinstance(one, str)]
     title = f"{call.name}: {told[0]}" if told else call.name

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from inference.supervised_threads import FailureRecord
+from inference.wire.errors import ServiceUnavailableError
+
+logger = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S = 0.1
 Loop = Callable[[], Coroutine[Any, Any, None]]
@@ -49,6 +53,17 @@ async def _supervised(name: str, loop: Loop) -> None:
                 await asyncio.sleep(record.broke(error))
     finally:
         record.has_ended = True
+
+
+async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:
+    while True:
+        try:
+            await work()
+        except ServiceUnavailableError as error:
+            logger.debug("%s", error.message)
+        except Exception:
+            logger.exception("a round of %s failed", work)
+        await asyncio.sleep(interval_s)
 
 
 def _is_cancelled() -> bool:

@@ -26,10 +26,18 @@ from django.conf import settings
 
 from helexa_site.config import Config
 from inference.garbage import freeze_heap, make_full_collections_rare
-from inference.gateway.background_loops import BackgroundLoops, Loop
+from inference.gateway.background_loops import BackgroundLoops, Loop, repeat
 from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.images import ImageParser, ImageSender, image_rules
-from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
+from inference.gateway.metrics import (
+    REFUSALS_INTERVAL_S,
+    Metrics,
+    QueueDemandReporter,
+    RefusalCounts,
+    client_family,
+    watch_ledger,
+    watch_records,
+)
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.neurons import (
@@ -37,10 +45,8 @@ from inference.gateway.redis.neurons import (
     WATCH_INTERVAL_S,
     HeldRequestsWatch,
     Liveness,
-    repeat,
+    NeuronConduct,
 )
-from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
-from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.event_stream import STANDSTILL_INTERVAL_S, RequestStreams
 from inference.gateway.request.identify import Identifier, pseudonym_of
@@ -48,7 +54,6 @@ from inference.gateway.request.outcome import PROBES, Call, Outcomes, end_spans,
 from inference.gateway.request.place import Placer
 from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of
-from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.keys import GATEWAY_ALIVE_INTERVAL_S, WAITING_INTERVAL_S, gateway_alive_key
 from inference.redis_connections import redis_client
@@ -59,8 +64,8 @@ from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
 
 if TYPE_CHECKING:
-    from inference.gateway.metrics.endpoint import MetricsEndpoint
-    from inference.gateway.tracing.spans import Tracing
+    from inference.gateway.metrics_endpoint import MetricsEndpoint
+    from inference.gateway.tracing import Tracing
     from metering.keys.directory import KeyDirectory
     from metering.ledger.writer import LedgerWriter
     from metering.request_records.writer import RequestRecordWriter
@@ -182,7 +187,7 @@ class Gateway:
             settings.SECRET_KEY, max_waiting=self.config.max_waiting_requests
         )
         queue_demand = self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
-        self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
+        self._tracing = _started_tracing(self.config.traces_url, self.gateway_id)
         self._loops.begin("leases", limiter.run_renewals)
         for name, work, interval_s in (
             ("standstills", self.streams.check_standstill, STANDSTILL_INTERVAL_S),
@@ -339,3 +344,15 @@ class LifespanConsumer:
                 await asyncio.to_thread(self._gateway.close)
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _started_tracing(url: str | None, gateway_id: str) -> Tracing | None:
+    if url is None:
+        return None
+    from inference.gateway.tracing import Tracing
+
+    try:
+        return Tracing(url, gateway_id=gateway_id)
+    except ValueError as error:
+        logger.error("requests are not traced: OpenTelemetry refuses its settings: %s", error)
+        return None

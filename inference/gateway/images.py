@@ -34,7 +34,7 @@ import redis
 import redis.asyncio
 
 from helexa_site.config import Config
-from inference.gateway.server.bodies import parse_aside
+from inference.gateway.server.http_messages import parse_aside
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.inbox_parts import image_fields

@@ -12,7 +12,7 @@ from types import TracebackType
 from inference.logs.formatters import JsonFormatter, RecordFormatter, TextFormatter
 from inference.logs.redaction import Redactor, secrets_of
 from inference.settings.installation import LOG_FORMAT, LOG_LEVEL
-from inference.settings.kinds import LogLevel
+from inference.settings.setting import LogLevel
 
 FORMATTERS: dict[str, type[RecordFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
 TALKATIVE = ("celery", "kombu", "asyncio", "httpx", "httpcore", "urllib3", "filelock", "fsspec")

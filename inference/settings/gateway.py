@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from inference.settings.kinds import (
+from inference.settings.setting import (
     FLAG,
     GIB,
     MAX_BYTES,
@@ -17,13 +17,13 @@ from inference.settings.kinds import (
     ORIGIN,
     WEB_ORIGIN,
     Form,
+    Setting,
     WholeNumber,
     choice,
     text,
     url,
     word_list,
 )
-from inference.settings.setting import Setting
 
 DEFAULT_PORT = 31314
 METRICS_OFF_WORDS = frozenset({"", "off", "0", "no", "false", "none"})

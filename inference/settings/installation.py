@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.settings.kinds import (
+from inference.settings.setting import (
     FILE_PATH,
     FLAG,
     LOG_LEVELS,
     URL_OR_OFF,
     LogLevel,
+    Setting,
     WholeNumber,
     choice,
     url,
 )
-from inference.settings.setting import Setting
 
 TORCH_CPU_INDEX_URL = "https://download.pytorch.org/whl/cpu"
 """The index of torch's own project, which has its builds for CPUs."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from inference.settings.kinds import (
+from inference.settings.setting import (
     COMMAND,
     FLAG,
     MAX_BYTES,
@@ -19,11 +19,11 @@ from inference.settings.kinds import (
     PYTHON_NAME,
     Decimal,
     Form,
+    Setting,
     WholeNumber,
     choice,
     text,
 )
-from inference.settings.setting import Setting
 
 ALL = "all"
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from inference.environment import API_KEY, SECRET_NAMES
-from inference.settings.kinds import (
+from inference.settings.setting import (
     FILE_PATH,
     MAX_COUNT,
     MAX_RETENTION_DAYS,
     Form,
+    Setting,
     WholeNumber,
     url,
     word_list,
 )
-from inference.settings.setting import Setting
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 OTHERS_KEY = re.compile(rf"(?!(?:{'|'.join(sorted(SECRET_NAMES - API_KEY))})$){VARIABLE.pattern}")

@@ -17,14 +17,13 @@ from typing import Any
 from acp import PROTOCOL_VERSION, RequestError, schema, text_block
 from acp.client import ClientSideConnection
 
-from helexa_acp.agent import HelexaAgent
+from helexa_acp.agent import EditorTransport, HelexaAgent, serve_over
+from helexa_acp.calls import TOOLS
 from helexa_acp.config import Config, from_table
 from helexa_acp.editor import Editor as Port
 from helexa_acp.history import text_of
-from helexa_acp.processes import end_group
-from helexa_acp.serving import EditorTransport, serve_over
-from helexa_acp.tools import TOOLS
-from helexa_acp.tools.base import Outcome, Tool, ToolContext
+from helexa_acp.tools import Outcome, Tool, ToolContext
+from helexa_acp.tools.programs import end_group
 
 BARE = schema.ClientCapabilities()
 WITH_FILES = schema.ClientCapabilities(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa_acp import agent, endpoints
+from helexa_acp import agent
+from helexa_acp.wire import endpoints
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint
 

@@ -25,7 +25,7 @@ from helexa_acp.config import (
     parse_selector,
 )
 from helexa_acp.errors import ConfigError
-from inference.settings.kinds import LOG_LEVELS, LogLevel
+from inference.settings.setting import LOG_LEVELS, LogLevel
 from inference.version import VERSION
 from tests.acp.bridge import PACKAGE_DIR, environment
 from tests.cases import each_case
@@ -256,7 +256,7 @@ def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert "WARNING" in done.stderr and "cannot be written" in done.stderr
     done = started(tmp_path, given="nonsense\n", HELEXA_LOG_LEVEL="DEBUG,helexa_acp=error")
-    assert "helexa_acp.lines" not in done.stderr, "the log obeys the level"
+    assert "helexa_acp.transports" not in done.stderr, "the log obeys the level"
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ import pytest
 from acp import RequestError
 from acp.schema import HttpMcpServer
 
+from helexa_acp.calls import tools_for
 from helexa_acp.config import Config, from_table
 from helexa_acp.errors import ConfigError, ToolError
-from helexa_acp.http import proxy_for
-from helexa_acp.modes import Mode
-from helexa_acp.tools import tools_for
+from helexa_acp.tools import Mode
 from helexa_acp.tools.fetch import checked_address, is_allowed_address, page_text
+from helexa_acp.transports import proxy_for
 from tests.acp.bridge import Workshop, bridge_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa_acp import compaction, history
+from helexa_acp import history
 from helexa_acp.errors import StoreError
-from helexa_acp.modes import Mode
 from helexa_acp.sessions import SessionStore
+from helexa_acp.tools import Mode
 
 PARTS = [
     {"type": "text", "text": "Look."},
@@ -163,38 +163,34 @@ def conversation(num_rounds: int) -> list[history.Turn]:
     return turns
 
 
-def changed(kept: compaction.Projection, turns: list[history.Turn]) -> list[int]:
+def changed(kept: history.Projection, turns: list[history.Turn]) -> list[int]:
     assert len(kept.turns) == len(turns)
     return [index for index, turn in enumerate(turns) if kept.turns[index] != turn]
 
 
 def test_the_rule_for_tokens_and_the_budget() -> None:
-    assert (compaction.text_tokens(""), compaction.text_tokens("x" * 35)) == (8, 18)
-    assert (
-        compaction.turn_tokens(history.UserTurn((history.Image("image/png", "AAAA"),))) == 8 + 512
-    )
-    assert compaction.budget_tokens(8192, None) == 8192 - 2048 - 512
-    assert compaction.budget_tokens(8192, 1000) == 8192 - 1000 - 512
-    assert compaction.budget_tokens(1000, 4000) == 250, "answers do not take all of it"
-    assert compaction.budget_tokens(None, 1000) == compaction.UNBOUNDED
+    assert (history.text_tokens(""), history.text_tokens("x" * 35)) == (8, 18)
+    assert history.turn_tokens(history.UserTurn((history.Image("image/png", "AAAA"),))) == 8 + 512
+    assert history.budget_tokens(8192, None) == 8192 - 2048 - 512
+    assert history.budget_tokens(8192, 1000) == 8192 - 1000 - 512
+    assert history.budget_tokens(1000, 4000) == 250, "answers do not take all of it"
+    assert history.budget_tokens(None, 1000) == history.UNBOUNDED
     for budget in (100, 3000):
-        assert compaction.budget_tokens(compaction.window_for(budget, 1000), 1000) == budget
+        assert history.budget_tokens(history.window_for(budget, 1000), 1000) == budget
 
 
 def test_the_oldest_results_go_first() -> None:
     turns = conversation(4)
-    whole = compaction.project(turns, budget=compaction.UNBOUNDED, fixed_tokens=10).estimated_tokens
-    assert whole == 10 + sum(map(compaction.turn_tokens, turns))
-    assert changed(compaction.project(turns, budget=whole, fixed_tokens=10), turns) == []
-    kept = compaction.project(turns, budget=whole - 1500, fixed_tokens=10)
+    whole = history.project(turns, budget=history.UNBOUNDED, fixed_tokens=10).estimated_tokens
+    assert whole == 10 + sum(map(history.turn_tokens, turns))
+    assert changed(history.project(turns, budget=whole, fixed_tokens=10), turns) == []
+    kept = history.project(turns, budget=whole - 1500, fixed_tokens=10)
     assert changed(kept, turns) == [2, 4]
     assert "3500 characters of this result" in str(kept.turns[2])
     assert kept.estimated_tokens <= whole - 1500
     # By the endpoint's count, and by /compact for any budget.
-    assert changed(compaction.project(turns, budget=whole, fixed_tokens=10, scale=1.01), turns) == [
-        2
-    ]
-    kept = compaction.project(turns, budget=compaction.UNBOUNDED, fixed_tokens=0, elided_before=3)
+    assert changed(history.project(turns, budget=whole, fixed_tokens=10, scale=1.01), turns) == [2]
+    kept = history.project(turns, budget=history.UNBOUNDED, fixed_tokens=0, elided_before=3)
     assert changed(kept, turns) == [1, 2]
 
 
@@ -202,8 +198,8 @@ def test_then_the_assistants_texts() -> None:
     """Prompts, short results and the present prompt stay, and calls keep their results."""
     short = result("c", "y" * 255)
     turns = [*conversation(4), called("c"), short, user_turn(LONG), called("d"), result("d")]
-    least = compaction.project(turns[:-3], budget=0, fixed_tokens=0).estimated_tokens
-    kept = compaction.project(turns, budget=least + 2200, fixed_tokens=0)
+    least = history.project(turns[:-3], budget=0, fixed_tokens=0).estimated_tokens
+    kept = history.project(turns, budget=least + 2200, fixed_tokens=0)
     assert set(changed(kept, turns)) <= set(range(1, 9))
     elided = kept.turns[1]
     assert isinstance(elided, history.AssistantTurn)
@@ -214,16 +210,16 @@ def test_then_the_assistants_texts() -> None:
 def test_then_earlier_prompts_with_all_that_followed_them() -> None:
     latest = [user_turn(LONG), called("d"), result("d")]
     turns = [*conversation(1), user_turn("b"), called("c"), result("c", "short"), *latest]
-    kept = compaction.project(turns, budget=2300, fixed_tokens=0)
+    kept = history.project(turns, budget=2300, fixed_tokens=0)
     mark = history.Text("[3 earlier turns were left out]")
     assert kept.turns == (history.UserTurn((mark, history.Text("b"))), *turns[4:])
-    kept = compaction.project(turns, budget=kept.estimated_tokens - 1, fixed_tokens=0)
+    kept = history.project(turns, budget=kept.estimated_tokens - 1, fixed_tokens=0)
     mark = history.Text("[6 earlier turns were left out]")
     assert kept.turns == (history.UserTurn((mark, history.Text(LONG))), *latest[1:])
-    assert compaction.can_shrink(kept), "the latest results go last"
-    kept = compaction.project(latest, budget=0, fixed_tokens=0)
+    assert history.can_shrink(kept), "the latest results go last"
+    kept = history.project(latest, budget=0, fixed_tokens=0)
     assert changed(kept, latest) == [2]
-    assert not compaction.can_shrink(kept)
+    assert not history.can_shrink(kept)
 
 
 @given(
@@ -238,12 +234,12 @@ def test_the_latest_prompt_and_its_rest_stay(kinds: list[str], budget: int, scal
         "result": lambda: result("c"),
     }
     turns: list[history.Turn] = [makers[kind]() for kind in kinds]
-    kept = compaction.project(turns, budget=budget, fixed_tokens=100, scale=scale)
+    kept = history.project(turns, budget=budget, fixed_tokens=100, scale=scale)
     num_kept = len(kept.turns)
     assert [type(turn) for turn in kept.turns] == [type(turn) for turn in turns][-num_kept:]
     prompts = [index for index, kind in enumerate(kinds) if kind == "user"]
     if num_kept < len(turns):
         assert isinstance(kept.turns[0], history.UserTurn)
         assert len(turns) - num_kept <= prompts[-1]
-    assert kept.estimated_tokens == 100 + sum(map(compaction.turn_tokens, kept.turns))
-    assert kept.estimated_tokens * scale <= budget or not compaction.can_shrink(kept)
+    assert kept.estimated_tokens == 100 + sum(map(history.turn_tokens, kept.turns))
+    assert kept.estimated_tokens * scale <= budget or not history.can_shrink(kept)

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from helexa_acp.lines import LineTransport
+from helexa_acp.transports import LineTransport
 from tests.acp.bridge import agent_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case

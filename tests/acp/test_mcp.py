@@ -14,8 +14,7 @@ from acp.schema import EnvVariable, HttpHeader, HttpMcpServer, McpServerStdio
 
 from helexa_acp.errors import McpError
 from helexa_acp.history import Text
-from helexa_acp.mcp import parts_of, tool_name, tools_of
-from helexa_acp.mcp_transports import HttpTransport, reply_to
+from helexa_acp.mcp import HttpTransport, parts_of, reply_to, tool_name, tools_of
 from tests.acp.bridge import Bridge, until
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.acp.mcp_server import answer

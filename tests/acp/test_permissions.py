@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action, Mode, must_ask
-from helexa_acp.tools.base import absolute, is_within, plans_dir
+from helexa_acp.tools import Action, Mode, absolute, is_within, must_ask, plans_dir
 from tests.acp.bridge import WITH_FILES, Bridge
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case

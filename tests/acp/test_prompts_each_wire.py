@@ -152,7 +152,7 @@ async def test_a_busy_or_unreachable_endpoint_is_asked_again(
     async def sleep(delay_s: float) -> None:
         slept.append(delay_s)
 
-    monkeypatch.setattr("helexa_acp.wire.client.asyncio.sleep", sleep)
+    monkeypatch.setattr("helexa_acp.wire.endpoints.asyncio.sleep", sleep)
     await bridge.open()
     busy, later = Refuse(503, "It is loading."), Refuse(429, "Too many.", headers="Retry-After: 7")
     endpoint.will(busy, later, Reply("Hello."))

@@ -14,7 +14,7 @@ from helexa_acp import wire
 from helexa_acp.errors import EndpointError
 from helexa_acp.history import AssistantTurn, Thought, Usage
 from helexa_acp.wire import chat, messages, responses
-from helexa_acp.wire.client import fed
+from helexa_acp.wire.endpoints import fed
 from tests.cases import each_case
 
 Json = dict[str, Any]

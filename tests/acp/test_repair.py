@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from helexa_acp.repair import NotUnderstood, understand
-from helexa_acp.text_tools import Splitter
-from helexa_acp.tools import TOOLS
+from helexa_acp.asking import Splitter
+from helexa_acp.calls import TOOLS, NotUnderstood, understand
 from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta
 from inference.protocol.generation import ToolDefinition
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart

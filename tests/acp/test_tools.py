@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from helexa_acp.calls import TOOLS
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, text_of
-from helexa_acp.tools import TOOLS, search
+from helexa_acp.tools import programs
 from tests.acp.bridge import BARE, CONFIG, WITH_FILES, WITH_TERMINALS, Workshop, has_ended, until
 from tests.cases import each_case
 
@@ -167,7 +168,7 @@ async def test_lines_are_found(shop: Workshop, monkeypatch: pytest.MonkeyPatch) 
     (shop.cwd / ".gitignore").write_text("sub\n")
     assert await shop.text("search", pattern="needle") == "node_modules/c.txt:1: needle"
 
-    monkeypatch.setattr(search, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(programs, "MAX_SEARCH_S", 0.5)
     (shop.cwd / "a").write_text("a" * 60 + "!\n")
     with pytest.raises(ToolError, match="took over"):  # the pattern never ends
         await shop.run("search", pattern="(a+)+$")

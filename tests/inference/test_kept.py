@@ -19,8 +19,7 @@ from pytest_django.plugin import DjangoDbBlocker
 from inference import request_ids
 from inference.batches.models import Batch, StoredFile
 from inference.batches.services import batch_create, file_add
-from inference.conversations.models import StoredResponse
-from inference.conversations.records import ResponseRecord
+from inference.conversations.models import ResponseRecord, StoredResponse
 from inference.conversations.services import response_save
 from inference.quotas import Quota, QuotaFullError, Used
 from inference.recent_results import ENTRY_BYTES, RecentResults

@@ -13,8 +13,8 @@ import yaml
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
-from inference.gateway.metrics.endpoint import DatabaseCounts, database_metrics, fleet_metrics
-from inference.gateway.metrics.requests import Metrics
+from inference.gateway.metrics import Metrics
+from inference.gateway.metrics_endpoint import DatabaseCounts, database_metrics, fleet_metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import Outcome
 from tests.fleet.conftest import device, heartbeat, replica

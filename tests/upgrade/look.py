@@ -15,8 +15,8 @@ from django.test import Client
 from fleet import selectors
 from fleet.upstreams import unseal
 from inference.batches.files import FileStore
-from inference.batches.selectors import batch_find, file_find
-from inference.conversations.selectors import history_items
+from inference.batches.services import batch_find, file_find
+from inference.conversations.services import history_items
 from metering.ledger import store
 from metering.playground.conversations import conversation_find
 from metering.prices import Prices

@@ -25,7 +25,7 @@ from fleet.services.upstreams import upstream_create, upstream_discovered
 from fleet.upstream_http import KnownModel
 from inference.batches import services as batches
 from inference.batches.files import FileStore
-from inference.conversations.records import ResponseRecord
+from inference.conversations.models import ResponseRecord
 from inference.conversations.services import response_save
 from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus

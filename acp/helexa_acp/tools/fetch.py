@@ -15,8 +15,7 @@ from msgspec import Meta, Struct
 
 from helexa_acp import __version__
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
-from helexa_acp.tools.base import Outcome, Prepared, ToolContext, text_outcome, tool
+from helexa_acp.tools import Action, Outcome, Prepared, ToolContext, text_outcome, tool
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 UNSEEN = frozenset({"script", "style", "template", "svg", "noscript", "head"})

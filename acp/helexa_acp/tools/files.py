@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 from helexa_acp.editor import Editor, expect
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, Text
-from helexa_acp.modes import Action
-from helexa_acp.tools.base import (
+from helexa_acp.tools import (
+    Action,
     Outcome,
     Prepared,
     Run,

@@ -9,8 +9,15 @@ from acp import plan_entry
 from acp import update_plan as plan_update
 from msgspec import Struct
 
-from helexa_acp.modes import Action
-from helexa_acp.tools.base import Arguments, Outcome, Prepared, ToolContext, text_outcome, tool
+from helexa_acp.tools import (
+    Action,
+    Arguments,
+    Outcome,
+    Prepared,
+    ToolContext,
+    text_outcome,
+    tool,
+)
 
 
 class Entry(Struct):

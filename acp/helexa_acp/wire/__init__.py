@@ -1,7 +1,7 @@
 """The interface of the wire APIs: one request, and the events of its answer.
 
 chat, responses, messages   one file for each API: its requests, and its events as ours; pure
-client                      sends them
+endpoints                   sends them, and has each endpoint's models and limits
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """POST /chat/completions.
 
 Thoughts come as ``reasoning_content`` (or ``reasoning``), or between markers in the content, as
-helexa does for the header ``x-include-thinking``: ``helexa_acp.text_tools`` finds those.
+helexa does for the header ``x-include-thinking``: ``helexa_acp.asking`` finds those.
 """
 
 from __future__ import annotations

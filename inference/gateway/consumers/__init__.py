@@ -1,1 +1,1 @@
-"""One file for each endpoint of text: body in, one response out."""
+"""The API's endpoints, a file for each kind: body in, response or stream out."""

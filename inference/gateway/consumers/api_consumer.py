@@ -23,15 +23,16 @@ from urllib.parse import parse_qsl
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
-from inference.gateway.consumers.own_headers import advice_headers, ignored_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
 from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.identify import LOGIN, Login, cleaned, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
-from inference.gateway.server.bodies import (
+from inference.gateway.server.http_messages import (
+    advice_headers,
     check_body_headers,
+    ignored_headers,
     parse_aside,
     send_in_pieces,
     spooled_file,

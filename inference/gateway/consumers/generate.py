@@ -1,4 +1,5 @@
-"""Answers requests for text, vectors, scores and ranks: parse, place, submit, encode the events.
+"""Answers requests for text, vectors, scores, ranks and tokens: parse, place, submit, encode the
+events.
 
     parse ─▶ catalogue ─▶ placer ─▶ Submit ─▶ events ─▶ encoder ─▶ frames
 
@@ -7,6 +8,9 @@ wait is started after ``STREAM_GRACE_S``: early refusals keep their status, late
 stream's last event.
 
 Frames are sent as they come, and keep-alives in between; the first of either starts the stream.
+
+The neuron tokenizes and counts, with the model's own template and tokenizer, so a count is that of
+the same request. The engine takes no part in that.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import msgspec
 
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.request.attempt import RunningRequest, until_ended
+from inference.gateway.response_store import ResponseStore
 from inference.protocol.events import (
     Accepted,
     Delta,
@@ -31,8 +36,13 @@ from inference.protocol.events import (
     Event,
     Finished,
     ReasoningDelta,
+    Tokenized,
+    TokensCounted,
     ToolCallDelta,
 )
+from inference.protocol.generation import TokenCountRequest, TokenizeRequest
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
@@ -41,8 +51,11 @@ from inference.wire.dialect import (
     waiting_comment,
     with_escaped_line_ends,
 )
+from inference.wire.errors import MissingParameterError
 from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import rerank as vllm_rerank
+from inference.wire.vllm import tokenize as vllm_tokenize
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -196,3 +209,57 @@ async def all_vectors(stream: RunningRequest) -> Embedded:
                 vectors += event.vectors
     assert isinstance(event, Embedded), "vectors were answered with something else"
     return msgspec.structs.replace(event, vectors=vectors)
+
+
+class TokenizeConsumer(ApiConsumer):
+    async def tokenize(self, body: bytes) -> None:
+        request = await self.read(vllm_tokenize.parse, body)
+        await self.respond(200, vllm_tokenize.body(await self._tokenized(request)))
+
+    async def detokenize(self, body: bytes) -> None:
+        request = await self.read(vllm_tokenize.parse_back, body)
+        await self.respond(200, vllm_tokenize.body_back(await self._tokenized(request)))
+
+    async def tokenizer_info(self, body: bytes) -> None:
+        request = vllm_tokenize.settings_request(self.query.get("model") or vllm_tokenize.ANY_MODEL)
+        await self.respond(200, vllm_tokenize.settings_body(await self._tokenized(request)))
+
+    async def _tokenized(self, request: TokenizeRequest) -> Tokenized:
+        if request.model == vllm_tokenize.ANY_MODEL:
+            request = msgspec.structs.replace(request, model=await self._only_model())
+        last = await self.last_event(request)
+        assert isinstance(last, Tokenized), "tokens were answered with something else"
+        return last
+
+    async def _only_model(self) -> str:
+        """The one that is loaded of those that the caller may use, or the one that is offered.
+        Raises ``MissingParameterError`` where there are none or several."""
+        entries = await self.gateway.catalogue.entries()
+        names = {entry.name for entry in entries if self.call.who.may_use(entry)}
+        replicas = (await self.gateway.liveness.snapshot()).replicas()
+        loaded = {one.model for one in replicas if one.status is ReplicaStatus.READY} & names
+        for found in (loaded, names):
+            if len(found) == 1:
+                return found.pop()
+        raise MissingParameterError("model")
+
+
+class TokenCountConsumer(ApiConsumer):
+    def __init__(self, *, store: ResponseStore, **options: Any) -> None:
+        super().__init__(**options)
+        self._store = store
+
+    async def count_messages(self, body: bytes) -> None:
+        counted = await self._counted(await self.read(anthropic_messages.parse_count, body))
+        await self.respond(200, anthropic_messages.count_body(counted))
+
+    async def count_response(self, body: bytes) -> None:
+        asked = await self.read(openai_responses.parse_count, body)
+        whole = await self._store.continued(asked, self.call.who)
+        counted = await self._counted(openai_responses.count_of(whole))
+        await self.respond(200, openai_responses.count_body(counted))
+
+    async def _counted(self, request: TokenCountRequest) -> int:
+        last = await self.last_event(request)
+        assert isinstance(last, TokensCounted), "a count was answered with something else"
+        return last.prompt_tokens

@@ -21,6 +21,4 @@ What can be lost, and what repairs it:
     Redis, for a while                both sides wait for it, up to the stall's limit
     what Redis held                   the gateway's marker is missing: whatever is open fails, and
                                       the streams are made again
-
-``reports.py`` has what gateways write for the control and for pages.
 """

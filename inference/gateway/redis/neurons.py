@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import msgspec
 import redis
@@ -76,6 +77,12 @@ SIGHTINGS_UNTIL_CANCELLED = 2
 than the end that the gateway has received."""
 MAX_ID_CHARACTERS = 64
 MAX_SIGHTINGS = 512
+FAULT_LOG_S = 10.0
+FAULT_WINDOW_S = 60.0
+MAX_FAULTS = 30
+"""The most faults in a window. A neuron with a broken build fails a few requests, and no more than
+these."""
+MAX_NEURONS = 2000
 
 
 class HeldRequestsWatch:
@@ -326,12 +333,45 @@ class Liveness:
                 stream.lose(neuron_lost(stream.neuron))
 
 
-async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:
-    while True:
-        try:
-            await work()
-        except ServiceUnavailableError as error:
-            logger.debug("%s", error.message)
-        except Exception:
-            logger.exception("a round of %s failed", work)
-        await asyncio.sleep(interval_s)
+@dataclass(slots=True)
+class _FaultRecord:
+    window_began_s: float
+    num_faults: int = 0
+    is_reported: bool = False
+
+
+class NeuronConduct:
+    """Counts messages that no honest neuron writes, until it is shut out:
+
+    fault ─▶ counted for a minute ─▶ too many, or grave ─▶ on_cut_off, once a minute
+    """
+
+    def __init__(
+        self,
+        on_cut_off: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_cut_off = on_cut_off
+        self._clock = clock
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=FAULT_LOG_S, clock=clock)
+        self._records: dict[str, _FaultRecord] = {}
+
+    def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        now_s = self._clock()
+        record = self._record(neuron, now_s)
+        record.num_faults += 1
+        self._log.log(neuron, f"neuron {neuron}: {what}")
+        if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
+            return
+        record.is_reported = True
+        times = "" if is_grave else f", the last of {record.num_faults} faults in a minute"
+        self._on_cut_off(neuron, f"{what}{times}")
+
+    def _record(self, neuron: str, now_s: float) -> _FaultRecord:
+        record = self._records.get(neuron)
+        if record is None or now_s - record.window_began_s > FAULT_WINDOW_S:
+            record = self._records[neuron] = _FaultRecord(window_began_s=now_s)
+            while len(self._records) > MAX_NEURONS:
+                del self._records[next(iter(self._records))]
+        return record

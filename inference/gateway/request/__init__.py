@@ -8,7 +8,7 @@
     6 reserve    the most that it may use, on every cap             tokens.py, reserve.py
     7 submit     a frame to the neuron's inbox                      attempt.py, ../redis/inbox.py
     8 accept     or another replica, where no engine took it        attempt.py
-                 or another of the model's targets                  failover.py, ../upstreams/
+                 or another of the model's targets                  run.py, ../upstreams/
     9 stream     events, until the last                             event_stream.py
                  each checked                                       answer_check.py
                  each counted                                       tokens.py

@@ -33,7 +33,6 @@ import msgspec
 from helexa_site.addresses import is_loopback
 from helexa_site.config import Config
 from helexa_site.middleware import host_is_allowed
-from inference.gateway.server.origins import NOT_ALLOWED, is_allowed
 from inference.protocol.generation import EmbeddingRequest, GenerationRequest, Request, ScoreRequest
 from inference.wire.errors import (
     ApiError,
@@ -57,7 +56,16 @@ SELF_TEST_HEADER = b"helexa-self-test"
 """Sent by ``serve`` with its own key, which commands on its machine use too."""
 API_KEY_HEADERS = (b"x-api-key", b"api-key")
 """Anthropic's clients use the first, Azure's the second."""
-
+ANY_ORIGIN = "*"
+LOCAL_ORIGIN = re.compile(
+    r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+    r"|(app|file|tauri|vscode-file|vscode-webview)://.*"
+)
+ORIGIN_NOT_ALLOWED = (
+    "Web pages of this origin may not use this server: a browser asks it first, without an API "
+    "key, and does not send the request. The operator can name the origin in "
+    "HELEXA_ALLOWED_ORIGINS. A program that is no browser may send an API key."
+)
 
 REQUEST_ID = "helexa.request_id"
 """The ASGI scope's entry with the id of a request that no consumer sees."""
@@ -103,6 +111,15 @@ def allows_anonymous(config: Config) -> bool:
         return config.allow_anonymous
     host = config.listen_host
     return host is not None and is_loopback(host) and config.api_key is None
+
+
+def origin_is_allowed(config: Config, origin: str) -> bool:
+    """Whether a web page may use the API from a browser. Pages of this machine and desktop programs
+    may; the operator names others. Other pages do not count as local either, whichever address
+    their reader's browser has: else any web site could use its visitors' engines."""
+    if ANY_ORIGIN in config.allowed_origins or origin in config.allowed_origins:
+        return True
+    return LOCAL_ORIGIN.fullmatch(origin) is not None
 
 
 class Identifier:
@@ -159,8 +176,8 @@ class Identifier:
 
     def _check_browser(self, named: Mapping[bytes, bytes]) -> None:
         origin = named.get(b"origin")
-        if origin is not None and not is_allowed(self._config, origin.decode("latin-1")):
-            raise ForbiddenError("origin_not_allowed", NOT_ALLOWED)
+        if origin is not None and not origin_is_allowed(self._config, origin.decode("latin-1")):
+            raise ForbiddenError("origin_not_allowed", ORIGIN_NOT_ALLOWED)
         if not host_is_allowed(self._config, named.get(b"host", b"").decode("latin-1")):
             raise ForbiddenError(
                 "host_not_allowed",

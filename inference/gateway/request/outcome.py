@@ -37,7 +37,7 @@ from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
 from metering.principal import Principal
 
 if TYPE_CHECKING:
-    from inference.gateway.tracing.spans import RequestSpans
+    from inference.gateway.tracing import RequestSpans
     from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger("helexa.requests")

@@ -37,7 +37,7 @@ from helexa_site.addresses import client_address, counted_address
 from inference.descriptors import DescriptorMarks
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.refusals import OVERLOADED
-from inference.settings.kinds import Network
+from inference.settings.setting import Network
 from inference.wire.dialect import error_headers, request_id_headers
 from inference.wire.errors import (
     ApiError,

@@ -25,8 +25,8 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.bodies import spooled_file
 from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
+from inference.gateway.server.http_messages import spooled_file
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
 from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError

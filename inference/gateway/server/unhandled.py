@@ -1,5 +1,5 @@
-"""Records requests that no consumer sees: refused by their head, address or origin, or by
-Django."""
+"""Records requests that no consumer sees: refused by their head, address or origin, or by Django.
+Refusals of origins are CORS's (https://fetch.spec.whatwg.org)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,32 @@ from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import orjson
+from starlette.datastructures import Headers as RequestHeaders
+from starlette.middleware.cors import CORSMiddleware
+
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.identify import REFUSED, REQUEST_ID, NotedRefusal
+from inference.gateway.request.identify import (
+    LOCAL_ORIGIN,
+    ORIGIN_NOT_ALLOWED,
+    REFUSED,
+    REQUEST_ID,
+    NotedRefusal,
+)
 from inference.gateway.request.outcome import Call
 from inference.gateway.server.paths import api_path_of, endpoint_of, unknown_url
 from inference.request_ids import new_request_id
 from inference.wire.dialect import request_id_headers
-from inference.wire.errors import ApiError, ForbiddenError, UnknownUrlError
+from inference.wire.errors import ApiError, ForbiddenError, InvalidRequestError, UnknownUrlError
+from inference.wire.openai import errors as openai_errors
 from metering.ledger.entries import FIRST_ERROR
 
 REFUSED_HANDSHAKE = 403
 """ASGI's status for a socket that is closed before it was accepted."""
 
 PAGE = b"text/html"
+PREFLIGHT = frozenset({"origin", "access-control-request-method"})
+SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice", "x-helexa-ignored")
 Headers = Sequence[tuple[bytes, bytes]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -67,6 +80,20 @@ class UnhandledRequests:
         self._close(self._open_call(request_id, target, scope["headers"]), error, status)
         return request_id
 
+    def with_cors(self, application: Application) -> Application:
+        config = self._gateway.config
+        cors = _Cors(
+            application,
+            allow_origins=config.allowed_origins,
+            allow_origin_regex=LOCAL_ORIGIN.pattern,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=SENT_BACK,
+        )
+        cors.on_refused = self.refused_at
+        return cors
+
     async def no_socket(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
         error = UnknownUrlError(unknown_url("WebSocket", scope["path"]))
@@ -109,3 +136,25 @@ class UnhandledRequests:
         return self._gateway.open_call(
             request_id=request_id, endpoint=endpoint_of(target), headers=headers
         )
+
+
+class _Cors(CORSMiddleware):
+    on_refused: Callable[[Any, ApiError, int], str]
+    """Takes the scope, the error and the status; returns the refused request's id."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = RequestHeaders(scope=scope)
+        if scope["method"] != "OPTIONS" or not PREFLIGHT.issubset(headers.keys()):
+            await super().__call__(scope, receive, send)
+            return
+        response = self.preflight_response(headers)
+        if response.status_code != HTTPStatus.OK:
+            error: ApiError = InvalidRequestError(f"{bytes(response.body).decode()}.", param=None)
+            if not self.is_allowed_origin(headers["origin"]):
+                error = ForbiddenError("origin_not_allowed", ORIGIN_NOT_ALLOWED)
+                response.body = orjson.dumps(openai_errors.error_object(error))
+                response.headers["content-length"] = str(len(response.body))
+                response.headers["content-type"] = "application/json"
+            request_id = self.on_refused(scope, error, response.status_code)
+            response.raw_headers.extend(request_id_headers(request_id))
+        await response(scope, receive, send)

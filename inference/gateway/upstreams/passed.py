@@ -33,10 +33,10 @@ from fleet.catalogue.settings import UNIT_OF_TASK
 from fleet.catalogue.targets import Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.request.admission import check_task
-from inference.gateway.request.failover import Failover
 from inference.gateway.request.identify import cleaned
+from inference.gateway.request.run import Failover
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
-from inference.gateway.server.bodies import parse_aside
+from inference.gateway.server.http_messages import parse_aside
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
 from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
 from inference.gateway.upstreams.links import UpstreamLink

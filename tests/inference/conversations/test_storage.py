@@ -14,12 +14,12 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from helexa_site.celery import EVERY_S, TASK_FORGET_RESPONSES, app
-from inference.conversations import selectors, services, tasks
-from inference.conversations.models import StoredResponse
-from inference.conversations.records import (
+from inference.conversations import services, tasks
+from inference.conversations.models import (
     ConversationError,
     PreviousResponseMissingError,
     ResponseRecord,
+    StoredResponse,
 )
 from inference.quotas import Quota, Used
 from metering.actor import CONTROL, Actor
@@ -28,8 +28,8 @@ from tests.cases import each_case
 pytestmark = pytest.mark.django_db
 ACCOUNT = "lab"
 save = partial(services.response_save, quota=Quota(1000))
-find = partial(selectors.response_find, account=ACCOUNT)
-history = partial(selectors.history_items, account=ACCOUNT)
+find = partial(services.response_find, account=ACCOUNT)
+history = partial(services.history_items, account=ACCOUNT)
 cancel = partial(services.response_cancel, account=ACCOUNT)
 delete = partial(services.response_delete, account=ACCOUNT)
 
@@ -89,7 +89,7 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
     assert (row.status, row.model, row.lease_until) == ("completed", "tiny", None)
     assert row.created_at.timestamp() == 1_700_000_000
     output, given, gone = f"msg_{1:032x}_0", f"msg_{1:032x}_i0", f"msg_{1:032x}_7"
-    items = selectors.items_find([output, given, gone, f"msg_{2:032x}_0", "mine"], account=ACCOUNT)
+    items = services.items_find([output, given, gone, f"msg_{2:032x}_0", "mine"], account=ACCOUNT)
     assert items == {output: kept.response["output"][0], given: kept.input_items[0]}
 
 
@@ -105,12 +105,12 @@ def test_ids_that_are_none_or_of_others_are_not_found(named: str, account: str) 
     save(record=record(1))
     save(record=record(2, "in_progress"))
     item_ids = [named, f"msg_{1:032x}_0"] if account != ACCOUNT else [named]
-    assert selectors.response_find(named, account=account) is None
-    assert selectors.items_find(item_ids, account=account) == {}
+    assert services.response_find(named, account=account) is None
+    assert services.items_find(item_ids, account=account) == {}
     assert not services.response_delete(response_id=named, account=account)
     assert not services.response_cancel(response_id=named, account=account)
     with pytest.raises(PreviousResponseMissingError):
-        selectors.history_items(named, account=account)
+        services.history_items(named, account=account)
     assert (status_of(1), status_of(2)) == ("completed", "in_progress")
     StoredResponse.objects.all().delete()
 
@@ -126,7 +126,7 @@ def test_a_conversation_is_read_from_its_beginning_in_one_query_up_to_a_length(
     assert texts[::2] == [str(number) for number in range(1, 60)]
     assert texts[1::2] == [f"answer {text}" for text in texts[::2]]
     assert len(history(response_id(60))) == 6
-    monkeypatch.setattr(selectors, "MAX_CHAIN", 3)
+    monkeypatch.setattr(services, "MAX_CHAIN", 3)
     assert len(history(response_id(3))) == 6
     with pytest.raises(ConversationError, match="responses long"):
         history(response_id(4))
@@ -160,13 +160,13 @@ def test_a_response_ends_once() -> None:
 
 def test_what_an_account_keeps_is_counted_also_when_it_has_grown() -> None:
     """It was counted as it was created, when nothing of its answer was there."""
-    assert selectors.account_usage(ACCOUNT) == Used(number=0, size_bytes=0)
+    assert services.account_usage(ACCOUNT) == Used(number=0, size_bytes=0)
     save(record=record(1, "in_progress"))
     save(record=record(2, account="other"))
-    before = selectors.account_usage(ACCOUNT)
+    before = services.account_usage(ACCOUNT)
     assert before.number == 1 and before.size_bytes > 300
     services.response_progress(response=record(1, text="Hi" + "ü" * 10_000).response)
-    grown = selectors.account_usage(ACCOUNT).size_bytes - before.size_bytes
+    grown = services.account_usage(ACCOUNT).size_bytes - before.size_bytes
     assert grown == 20_000 + len("completed") - len("in_progress")
 
 
@@ -176,7 +176,7 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed_or_ended() -> 
     expire_lease(1)
     found = find(response_id(1))
     assert found is not None and (found.status, found.presumed_lost_by) == ("failed", "gw")
-    assert found.response["error"]["message"] == selectors.GATEWAY_LOST
+    assert found.response["error"]["message"] == services.GATEWAY_LOST
     alive = find(response_id(1), alive_gateway="gw")
     assert alive is not None and alive.status == "in_progress", "the database was offline"
     with pytest.raises(ConversationError, match="only completed and"):
@@ -185,7 +185,7 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed_or_ended() -> 
     assert services.leases_renew(response_ids=[response_id(1)]) == {response_id(1)}
     assert status_of(1) == "in_progress"
     expire_lease(1)
-    size_bytes = selectors.account_usage(ACCOUNT).size_bytes
+    size_bytes = services.account_usage(ACCOUNT).size_bytes
     assert services.response_lost(response_id=response_id(1))
     row = StoredResponse.objects.get()
     assert (row.status, row.lease_until) == ("failed", None)

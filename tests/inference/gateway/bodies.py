@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from inference.conversations import selectors
+from inference.conversations import services
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.request.answer_check import AnswerCheck
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
@@ -139,7 +139,7 @@ def chat(frame: Any) -> ChatInput:
 
 async def until_status(kept: DatabaseThreads, response_id: str, status: str) -> None:
     def found() -> str | None:
-        record = selectors.response_find(response_id, account="anonymous")
+        record = services.response_find(response_id, account="anonymous")
         return record and record.status
 
     async with asyncio.timeout(60):

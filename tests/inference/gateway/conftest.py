@@ -19,12 +19,10 @@ from fleet.catalogue import CatalogueEntry
 from fleet.placement import Load
 from helexa_site.config import Config, read_config
 from helexa_site.routing import build_application
-from inference.gateway import database
-from inference.gateway.batches import store as batch_store
+from inference.gateway import batch_store, database, response_store
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.event_stream import RequestStreams
-from inference.gateway.responses import store as response_store
 from inference.settings.gateway import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState

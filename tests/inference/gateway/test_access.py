@@ -18,8 +18,8 @@ import pytest
 from helexa_site.config import Config
 from helexa_site.routing import api_table
 from inference.batches.files import FileStore
-from inference.gateway.batches.store import BatchStore
-from inference.gateway.batches.worker import BatchWorker
+from inference.gateway.batch_store import BatchStore
+from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.identify import (
     MAX_CHARS,
@@ -27,7 +27,7 @@ from inference.gateway.request.identify import (
     cleaned,
     end_user_of_headers,
 )
-from inference.gateway.responses.store import ResponseStore
+from inference.gateway.response_store import ResponseStore
 from inference.wire.errors import InsufficientScopeError
 from inference.wire.openai.passed.request import ENDPOINTS
 from metering.principal import Principal, Scope

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inference.gateway.tracing.spans import DECODE, PREFILL, PREPARE, Stage
 
 from fleet.upstreams import UpstreamEntry
-from inference.gateway.tracing.spans import (
+from inference.gateway.tracing import (
     DECODE,
     ENGINE,
     OPERATION_OF,
@@ -199,7 +200,7 @@ async def test_a_collector_in_trouble_delays_nobody(
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.name.endswith("tracing.spans")]
+    return [one.getMessage() for one in caplog.records if one.name.endswith("gateway.tracing")]
 
 
 def times(total_ms: float, prepare_ms: float, **others: float | None) -> StageTimes:

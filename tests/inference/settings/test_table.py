@@ -16,9 +16,23 @@ from hypothesis import strategies as st
 
 from helexa_site.config import SETTINGS as SITE_SETTINGS
 from helexa_site.config import Config
-from inference.settings import gateway, installation, kinds, neuron, storage
-from inference.settings.kinds import Decimal, WholeNumber
-from inference.settings.setting import Kind, Setting, SettingError, page_rows
+from inference.settings import gateway, installation, neuron, storage
+from inference.settings.setting import (
+    COMMAND,
+    FILE_PATH,
+    FLAG,
+    LOG_LEVELS,
+    NETWORKS,
+    PYTHON_NAME,
+    URL_OR_OFF,
+    WEB_ORIGIN,
+    Decimal,
+    Kind,
+    Setting,
+    SettingError,
+    WholeNumber,
+    page_rows,
+)
 from inference.settings.table import (
     NAMES,
     OTHERS,
@@ -32,29 +46,29 @@ from tests.cases import each_case
 NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")
 URLS = ("host", "gopher://host", "redis:/", "http:/", "://", "http://a b", "postgres://a b")
 SAMPLES: dict[Kind[Any], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    kinds.FLAG: (("1", "0", "true", "No", "ON", " off "), ("maybe", "2", "-1", "truee", "1 0")),
-    kinds.LOG_LEVELS: (
+    FLAG: (("1", "0", "true", "No", "ON", " off "), ("maybe", "2", "-1", "truee", "1 0")),
+    LOG_LEVELS: (
         ("info", "DEBUG", "error,a.b=debug", "inference.neuron=info"),
         ("loud", "info,debug", "a=", "=info", "info;a=debug", "a=info,a=debug"),
     ),
-    kinds.FILE_PATH: (("/srv/helexa", "relative/path", "with blanks/ü"), ()),
-    kinds.COMMAND: (
+    FILE_PATH: (("/srv/helexa", "relative/path", "with blanks/ü"), ()),
+    COMMAND: (
         ("numactl --cpunodebind 0 python -m inference.engine", "'a b' c"),
         ("python 'unclosed",),
     ),
-    kinds.PYTHON_NAME: (
+    PYTHON_NAME: (
         ("package.module:name", " module:Class.method "),
         ("module", "module:", ":name", "a:b:c", "mod ule:name", "1:name", "a:ü"),
     ),
-    kinds.NETWORKS: (
+    NETWORKS: (
         ("127.0.0.1, 10.1.0.0/16 2001:db8::/32", "0.0.0.0/0"),
         ("proxy.example.org", "10.1.0.1/16", "10.1.0.0/33", "127.0.0.1 x"),
     ),
-    kinds.WEB_ORIGIN: (
+    WEB_ORIGIN: (
         ("https://chat.example.org", "http://[::1]:31313/", "https://box:8443"),
         ("chat.example.org", "https://a/b", "https://*.example.org", "https://a:99999"),
     ),
-    kinds.URL_OR_OFF: (
+    URL_OR_OFF: (
         ("off", "no", "https://wheels.example.org/cpu/"),
         ("wheels.example.org", "ftp://wheels.example.org", "https://"),
     ),

@@ -22,8 +22,7 @@ from msgspec import to_builtins
 from inference.batches import services
 from inference.batches.files import FileStore, ResultFiles
 from inference.batches.models import Batch
-from inference.gateway.batches import run as batch_run
-from inference.gateway.batches import worker as batch_worker
+from inference.gateway import batch_worker
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Event, Failed, Failure
@@ -122,7 +121,7 @@ async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was run until its batch expired, and ended an instance each time."""
-    monkeypatch.setattr(batch_run, "MOST_PAUSE_S", 0.05)
+    monkeypatch.setattr(batch_worker, "MOST_PAUSE_S", 0.05)
     num_runs: Counter[str] = Counter()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -12,13 +12,9 @@ import msgspec
 import pytest
 
 from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers.own_headers import (
-    HEADER,
-    advice_headers,
-    ignored_headers,
-)
 from inference.gateway.gateway import Gateway
-from inference.gateway.metrics.requests import client_family
+from inference.gateway.metrics import client_family
+from inference.gateway.server.http_messages import ADVISED, advice_headers, ignored_headers
 from inference.protocol.events import Accepted, Cancelled, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import (
@@ -241,7 +237,7 @@ async def test_own_headers(make_client: MakeClient, neuron: FakeNeuron, client: 
     for more, is_advised in (({}, True), ({"temperature": 9}, False)):
         body = chat_body(max_tokens=9, **more)
         refused = await client.post(MESSAGES, body, headers=agent)
-        advice = refused.headers.get(HEADER.decode(), "")
+        advice = refused.headers.get(ADVISED.decode(), "")
         assert (refused.status, "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in advice) == (400, is_advised)
 
 

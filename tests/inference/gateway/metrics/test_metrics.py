@@ -19,15 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from helexa_site.data_directory import instance_id
+from inference.gateway import metrics as metrics_module
+from inference.gateway import metrics_endpoint
 from inference.gateway.gateway import Gateway
-from inference.gateway.metrics import endpoint as metrics_endpoint
-from inference.gateway.metrics import requests as metrics_module
-from inference.gateway.metrics.endpoint import (
+from inference.gateway.metrics import MAX_NAMES, OTHER, Metrics
+from inference.gateway.metrics_endpoint import (
     DatabaseCounts,
     MetricsEndpoint,
     fleet_metrics,
 )
-from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
 from inference.gateway.request.outcome import NO_MODEL
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen

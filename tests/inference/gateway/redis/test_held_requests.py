@@ -21,19 +21,16 @@ from celery import Celery
 
 from fleet.live.reading import read_counts, read_refusals
 from inference.gateway.gateway import Gateway
+from inference.gateway.metrics import QueueDemandReporter, RefusalCounts
 from inference.gateway.redis.inbox import BYTES_A_PUSH, Dispatcher, ring_message
 from inference.gateway.redis.neurons import (
+    FAULT_LOG_S,
+    FAULT_WINDOW_S,
+    MAX_FAULTS,
     MISSES_UNTIL_LOST,
     SIGHTINGS_UNTIL_CANCELLED,
     HeldRequestsWatch,
-)
-from inference.gateway.redis.reports import (
-    LOG_INTERVAL_S,
-    MAX_FAULTS,
-    WINDOW_S,
     NeuronConduct,
-    QueueDemandReporter,
-    RefusalCounts,
 )
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.outcome import RequestOutcome
@@ -359,7 +356,7 @@ def test_the_conduct_of_neurons(caplog: pytest.LogCaptureFixture) -> None:
             conduct.fault("odd", "junk")
     assert conduct.cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
     assert len(caplog.records) == 2
-    conduct.now_s = LOG_INTERVAL_S
+    conduct.now_s = FAULT_LOG_S
     conduct.fault("odd", "junk")
     assert f"and {MAX_FAULTS - 1} more" in caplog.text
     assert [name for name, _ in conduct.cut_off] == ["evil", "odd"]
@@ -368,7 +365,7 @@ def test_the_conduct_of_neurons(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(10):
         for _ in range(MAX_FAULTS):
             conduct.fault("beast", "junk")
-        conduct.now_s += WINDOW_S + 1
+        conduct.now_s += FAULT_WINDOW_S + 1
     assert conduct.cut_off == []
     conduct.fault("evil", "an entry is too large", is_grave=True)
     assert conduct.cut_off == [("evil", "an entry is too large")]

@@ -14,13 +14,12 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from inference.conversations import selectors, services
+from inference.conversations import services
 from inference.conversations.models import StoredResponse
+from inference.gateway import background_responses, response_store
+from inference.gateway.consumers import responses as stored_responses
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
-from inference.gateway.responses import background
-from inference.gateway.responses import consumer as stored_responses
-from inference.gateway.responses import store as response_store
 from inference.protocol.keys import gateway_alive_key
 from inference.wire.openai.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -115,7 +114,7 @@ async def test_cancel_and_delete(client: AsgiClient, neuron: FakeNeuron, gateway
 
 async def test_a_run_cancelled_before_it_begins_lets_its_watcher_go(gateway: Gateway) -> None:
     gateway.ensure_started()
-    runs = background.BackgroundRuns(
+    runs = background_responses.BackgroundRuns(
         gateway, response_store.ResponseStore(gateway, max_responses=9, max_bytes=9)
     )
     request = openai_responses.parse(json.dumps(responses_body(background=True)).encode())
@@ -133,11 +132,11 @@ async def test_what_another_gateway_works_on_is_waited_for_and_what_it_ends_stop
     client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_responses, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(background_responses, "WATCH_INTERVAL_S", 0.02)
     gate = asyncio.Event()
     neuron.script = gated(gate)
     with monkeypatch.context() as patch:
-        patch.setattr(background.BackgroundRuns, "find", lambda *_: None)
+        patch.setattr(background_responses.BackgroundRuns, "find", lambda *_: None)
         made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
         watching = client.open("GET", f"{RESPONSES}/{made}", query="stream=true")
         await until_status(kept, made, "in_progress")
@@ -162,7 +161,7 @@ async def test_the_end_is_kept_once_the_database_is_back(
     script: Script,
     status: str,
 ) -> None:
-    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,))
+    monkeypatch.setattr(background_responses, "SAVE_AGAIN_AFTER_S", (0.01,))
     neuron.script = script
     tries = itertools.count()
 
@@ -192,7 +191,7 @@ async def test_a_gateway_that_stops_reports_it_and_ends_the_streams_that_watch(
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
     made = seen[0]["response"]["id"]
-    record = await kept.query(lambda: selectors.response_find(made, account="anonymous"))
+    record = await kept.query(lambda: services.response_find(made, account="anonymous"))
     assert record is not None and record.status == "failed"
     assert "shutting down" in record.response["error"]["message"]
 
@@ -208,7 +207,7 @@ async def test_only_a_gateway_that_went_away_has_lost_its_responses(
     """Its lease runs out while the database is away for 35 s. It was shown as failed, and completed
     later; a poller had given up. What went away has failed, though it only stalled and goes on."""
     monkeypatch.setattr(services, "LEASE_S", -1.0)
-    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 60.0)
+    monkeypatch.setattr(background_responses, "WATCH_INTERVAL_S", 60.0)
     for owner in ("lives", "stopped"):
         gate = asyncio.Event()
         neuron.script = gated(gate)

@@ -12,9 +12,9 @@ from django.db import OperationalError
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
-from inference.conversations import selectors, services
+from inference.conversations import services
+from inference.gateway.consumers.responses_websocket import MAX_WAITING
 from inference.gateway.gateway import Gateway
-from inference.gateway.responses.websocket import MAX_WAITING
 from inference.protocol.events import Delta, TextLogprob
 from inference.protocol.generation import GenerationRequest
 from tests.cases import each_case
@@ -126,7 +126,7 @@ async def test_the_database_is_away(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("response_find", "history_items"):
-        monkeypatch.setattr(selectors, name, raising)
+        monkeypatch.setattr(services, name, raising)
     for refused in (
         await client.get(f"{RESPONSES}/resp_1"),
         await client.post(RESPONSES, responses_body(previous_response_id="resp_1")),

@@ -19,8 +19,8 @@ import pytest
 from inference.descriptors import DescriptorMarks
 from inference.gateway.gateway import LifespanConsumer
 from inference.gateway.request import event_stream as streams
-from inference.gateway.server.bodies import PIECE_BYTES
 from inference.gateway.server.clients import ENDLESS, OpenClients
+from inference.gateway.server.http_messages import PIECE_BYTES
 from inference.gateway.server.run import drain
 from inference.neuron.requests.batches import batches_within
 from inference.protocol.events import (

@@ -17,7 +17,7 @@ from helexa_site.config import Config
 from helexa_site.data_directory import instance_id
 from inference.gateway.consumers.health import STALLED_AFTER_S
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.origins import is_allowed
+from inference.gateway.request.identify import origin_is_allowed
 from inference.gateway.server.paths import (
     KNOWN_PATHS,
     REFERENCE,
@@ -141,10 +141,10 @@ def test_paths_of_azure(path: str, api_path: str | None, model: str | None) -> N
     ],
 )
 def test_pages_of_this_machine_may(config: Config, origin: str, wanted: bool) -> None:
-    assert is_allowed(config, origin) is wanted
-    assert is_allowed(dataclasses.replace(config, allowed_origins=("*",)), origin)
+    assert origin_is_allowed(config, origin) is wanted
+    assert origin_is_allowed(dataclasses.replace(config, allowed_origins=("*",)), origin)
     named = dataclasses.replace(config, allowed_origins=(PAGE,))  # by the operator
-    assert is_allowed(named, PAGE) and not is_allowed(named, PAGE + ":8443")
+    assert origin_is_allowed(named, PAGE) and not origin_is_allowed(named, PAGE + ":8443")
 
 
 async def test_pages_that_may(client: AsgiClient) -> None:

@@ -1,21 +1,27 @@
-"""Outcomes of requests, counted for Prometheus. Names, labels and buckets are the original's; ours
-begin with ``helexa_``.
+"""Figures of this gateway: outcomes of requests, counted for Prometheus; and in Redis refused
+callers, for pages that list them with reasons, and the models that requests wait for, for the
+control.
 
-No label ever holds a client's text: models are the catalogue's names, nodes the neurons', accounts
-and keys those that exist, codes our own words. The ledger, the logs and the metrics name the kind
-of client by one of a fixed set of words, because the text of a header must never go there.
+Names, labels and buckets of metrics are the original's; ours begin with ``helexa_``. No label ever
+holds a client's text: models are the catalogue's names, nodes the neurons', accounts and keys those
+that exist, codes our own words. The ledger, the logs and the metrics name the kind of client by one
+of a fixed set of words, because the text of a header must never go there.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import re
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import redis
+import redis.asyncio
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -28,7 +34,18 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
-from metering.ledger.entries import ERRORS
+from inference.protocol import keys
+from inference.protocol.heartbeat import WaitingModel, WaitingReport, encode_waiting_report
+from inference.protocol.refusals import (
+    COUNTED_BY_KEY,
+    HOUR_S,
+    KEPT_HOURS,
+    Refused,
+    encode_field,
+    refusals_key,
+)
+from inference.redis_link import redis_unavailable
+from metering.ledger.entries import ERRORS, Outcome
 
 if TYPE_CHECKING:
     from metering.ledger.writer import LedgerWriter
@@ -42,6 +59,8 @@ MAX_NAMES = 2000
 """The most names of one kind: a scrape grows no further."""
 CODE_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,63}")
 MAX_CODES = 200
+REFUSALS_INTERVAL_S = 1.0
+MAX_REFUSED = 1000
 
 REJECTION_REASONS = {
     "queue_full": "queue_full",
@@ -251,3 +270,60 @@ def client_family(user_agent: str) -> str:
         return ""
     agent = user_agent[:MAX_AGENT_CHARS]
     return next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER)
+
+
+class QueueDemandReporter:
+    def __init__(self, client: redis.asyncio.Redis, gateway_id: str) -> None:
+        self._redis = client
+        self._gateway_id = gateway_id
+        self._beat = 0
+        self._is_published = False
+
+    async def publish(self, waiting: Mapping[str, WaitingModel]) -> None:
+        """Sends nothing while no request waits. Raises ``ServiceUnavailableError``."""
+        if not waiting and not self._is_published:
+            return
+        self._beat += 1
+        report = encode_waiting_report(WaitingReport(beat=self._beat, models=dict(waiting)))
+        try:
+            if waiting:
+                await self._redis.hset(keys.WAITING, self._gateway_id, report)
+            else:
+                await self._redis.hdel(keys.WAITING, self._gateway_id)
+        except (redis.RedisError, OSError) as error:
+            raise redis_unavailable() from error
+        self._is_published = bool(waiting)
+
+
+class RefusalCounts:
+    def __init__(self) -> None:
+        self._counts: collections.Counter[Refused] = collections.Counter()
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        settle = outcome.settle
+        if outcome.kind is not Outcome.REFUSED and settle.outcome not in COUNTED_BY_KEY:
+            return
+        code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
+        key = settle.key if code in COUNTED_BY_KEY else ""
+        self._count(Refused(code, settle.account, key, outcome.error_cause))
+
+    def observe_connection(self, code: str) -> None:
+        self._count(Refused(code, ""))
+
+    def _count(self, refused: Refused) -> None:
+        if refused in self._counts or len(self._counts) < MAX_REFUSED:
+            self._counts[refused] += 1
+
+    async def flush(self, client: redis.asyncio.Redis) -> None:
+        if not self._counts:
+            return
+        counts, self._counts = self._counts, collections.Counter()
+        key = refusals_key(time.time())
+        pipeline = client.pipeline(transaction=False)
+        for refused, number in counts.items():
+            pipeline.hincrby(key, encode_field(refused), number)
+        pipeline.expire(key, KEPT_HOURS * HOUR_S)
+        try:
+            await pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            logger.info("%d refusals are not counted: %s", counts.total(), error)

@@ -1,11 +1,14 @@
-"""One batch, while this gateway has its lease.
+"""Claims batches without a worker and runs them, a few at once.
 
     lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
     every second: the lease renewed, counts published, a cancellation read
 
-The gateway that claims it adopts the answers written so far, by any gateway. Its rows are ordinary
-requests (keys, budgets, limits, ledger) of the lowest priority: no row begins while others wait for
-its model, and every queue serves it last.
+A gateway claims those whose input it can read (all, where gateways share a directory) and those
+whose input was deleted. It adopts the answers written so far, by any gateway. One that stops
+releases its batches; one that dies leaves leases that expire.
+
+Rows are ordinary requests (keys, budgets, limits, ledger) of the lowest priority: no row begins
+while others wait for its model, and every queue serves it last.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from typing import IO, Any
 from inference.batches import services
 from inference.batches.files import InputFile, ResultFiles, ResultsTakenError
 from inference.batches.records import CANCELLING, BatchRecord
-from inference.gateway.batches.store import BatchStore, pieces_of
+from inference.gateway.batch_store import BatchStore
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.run import run_request
-from inference.gateway.server.bodies import spooled_file
+from inference.gateway.server.http_messages import pieces_of, spooled_file
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
@@ -53,11 +56,65 @@ from inference.wire.openai.chat import request as openai_chat
 from metering.ledger.entries import FINISHED
 from metering.principal import Principal
 
-logger = logging.getLogger(__name__)
-
 ROWS_AT_ONCE = 4
 PROGRESS_INTERVAL_S = 1.0
 DIALECTS: dict[str, ModuleType] = {"openai": openai_batches, "anthropic": anthropic_batches}
+MAX_BATCHES = 4
+LOOK_FOR_BATCHES_S = 5.0
+MAX_LOOKED_AT = 100
+logger = logging.getLogger(__name__)
+
+
+class BatchWorker:
+    def __init__(self, gateway: Gateway, store: BatchStore) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._wanted = asyncio.Event()
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._loop: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Checks for a batch or an expired file at once, also one of a previous instance."""
+        self._wanted.set()
+        if self._loop is None or self._loop.done():
+            self._loop = self._gateway.run_beside("batches", self._poll)
+
+    async def _poll(self) -> None:
+        while True:
+            self._wanted.clear()
+            with contextlib.suppress(ServiceUnavailableError):
+                await self._claim()
+                await self._store.forget_expired_files()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_FOR_BATCHES_S):
+                    await self._wanted.wait()
+
+    async def _claim(self) -> None:
+        room = MAX_BATCHES - len(self._runs)
+        if self._gateway.draining or room <= 0:
+            return
+        holder = self._gateway.gateway_id
+        store = self._store
+        for found in await store.query(services.batches_unclaimed, MAX_LOOKED_AT):
+            if room == 0 or found.id in self._runs:
+                continue
+            if not store.files.has(found.input_file) and await store.is_kept(found):
+                continue  # it lies on another gateway's disk
+            batch = await store.query(services.batch_claim, batch_id=found.id, holder=holder)
+            if batch is not None:
+                room -= 1
+                self._start(batch)
+
+    def _start(self, batch: BatchRecord) -> None:
+        run = BatchRun(self._gateway, self._store, batch)
+        task = self._gateway.spawn(run.work())
+        self._runs[batch.id] = task
+
+        def forget(_: asyncio.Task[None]) -> None:
+            del self._runs[batch.id]
+            self._wanted.set()
+
+        task.add_done_callback(forget)
 
 
 class BatchRun:

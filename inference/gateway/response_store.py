@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from inference.conversations import selectors, services
-from inference.conversations.records import (
+from inference.conversations import services
+from inference.conversations.models import (
     ConversationError,
     PreviousResponseMissingError,
     ResponseRecord,
@@ -61,7 +61,7 @@ class ResponseStore:
         account = principal.account
         read_s, used = self._kept.get(account, (-math.inf, Used(0)))
         if time.monotonic() - read_s > USAGE_AGE_S:
-            used = await self._query(selectors.account_usage, account)
+            used = await self._query(services.account_usage, account)
             self._kept[account] = time.monotonic(), used
         if used.number >= self._quota.number or used.size_bytes >= self._max_bytes:
             raise self._full(account, used)
@@ -90,7 +90,7 @@ class ResponseStore:
         self, response_id: str, principal: Principal, alive_gateway: str | None = None
     ) -> ResponseRecord:
         record = await self._query(
-            selectors.response_find,
+            services.response_find,
             response_id,
             account=principal.account,
             alive_gateway=alive_gateway,
@@ -112,7 +112,7 @@ class ResponseStore:
         if history is None:
             history = await self.history(request.previous_response_id, principal)
         wanted = [reference.id for reference in request.references]
-        find = selectors.items_find
+        find = services.items_find
         found = await self._query(find, wanted, account=principal.account) if wanted else {}
         stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
         return request.continued(history, stored)
@@ -194,7 +194,7 @@ class ResponseStore:
 
         def read() -> list[dict[str, Any]]:
             try:
-                return selectors.history_items(response_id, account=principal.account)
+                return services.history_items(response_id, account=principal.account)
             except PreviousResponseMissingError as error:
                 raise PreviousResponseNotFoundError(error.message) from error
             except ConversationError as error:

@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from inference.conversations.records import ACTIVE, ResponseRecord
+from inference.conversations.models import ACTIVE, ResponseRecord
+from inference.gateway.background_responses import BackgroundRuns, FrameLog
 from inference.gateway.consumers.generate import (
     KEEP_ALIVE_S,
     STREAM_GRACE_S,
@@ -22,8 +23,7 @@ from inference.gateway.consumers.generate import (
     unix_time_s,
 )
 from inference.gateway.request.attempt import until_ended
-from inference.gateway.responses.background import BackgroundRuns, FrameLog
-from inference.gateway.responses.store import ResponseStore, record_of
+from inference.gateway.response_store import ResponseStore, record_of
 from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, FinishReason, Usage
 from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest

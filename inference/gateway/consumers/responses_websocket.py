@@ -26,7 +26,7 @@ from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.identify import REQUEST_ID, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
-from inference.gateway.responses.store import ResponseStore, read_back
+from inference.gateway.response_store import ResponseStore, read_back
 from inference.gateway.server.unhandled import REFUSED_HANDSHAKE
 from inference.protocol.events import ChoiceFinished, Finished
 from inference.request_ids import new_request_id

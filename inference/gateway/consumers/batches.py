@@ -10,12 +10,12 @@ from typing import IO, Any
 
 import orjson
 
-from inference.batches import selectors
+from inference.batches import services
 from inference.batches.records import BatchRecord
-from inference.gateway.batches.store import BatchStore, pieces_of
-from inference.gateway.batches.worker import BatchWorker
+from inference.gateway.batch_store import BatchStore
+from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
-from inference.gateway.server.bodies import FILE_PIECE_BYTES, spooled_file
+from inference.gateway.server.http_messages import FILE_PIECE_BYTES, pieces_of, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches
@@ -37,7 +37,7 @@ class BatchApiConsumer(ApiConsumer):
 
     async def batches(self, dialect: str, limit: int, after: str | None) -> list[BatchRecord]:
         return await self._store.query(
-            selectors.batch_list, account=self.account, dialect=dialect, limit=limit, after=after
+            services.batch_list, account=self.account, dialect=dialect, limit=limit, after=after
         )
 
     async def respond_with_files(self, paths: Sequence[Path], type_: bytes) -> None:
@@ -54,7 +54,7 @@ class FilesConsumer(BatchApiConsumer):
     async def list_files(self, body: bytes) -> None:
         page = openai_batches.parse_page(self.query, openai_batches.MAX_FILES_LIMIT)
         found = await self._store.query(
-            selectors.file_list,
+            services.file_list,
             account=self.account,
             limit=page.limit,
             after=page.after,

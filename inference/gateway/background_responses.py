@@ -18,7 +18,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
-from inference.gateway.responses.store import ResponseStore
+from inference.gateway.response_store import ResponseStore
 from inference.protocol.events import Accepted, Failure, Finished
 from inference.wire.errors import (
     ApiError,

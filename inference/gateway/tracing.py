@@ -1,4 +1,16 @@
-"""The spans of one request, from its first header to its settled end, and their way to a collector.
+"""Spans of requests, sent to an OpenTelemetry collector where ``OTEL_EXPORTER_OTLP_ENDPOINT`` names
+one. Only then is this module imported, and OpenTelemetry with it.
+
+    chat tiny                      the request, in the trace of its client's ``traceparent``
+    ├─ placement                   until a replica or an upstream has a place for it
+    ├─ neuron beast                an attempt, from its ``Submit`` to its last event
+    │  ├─ neuron prepare
+    │  ├─ engine queue
+    │  ├─ engine prefill
+    │  └─ engine decode
+    └─ chat gpt-5                  an attempt at an upstream, which is sent its ``traceparent``
+
+The gateway makes all of them. Neurons report durations and no times, so their clocks may differ.
 
     RequestSpans ─▶ queue (bounded) ─▶ thread: batches ─▶ collector, by OTLP over HTTP
                     full: dropped              └▶ does not answer: dropped, and logged

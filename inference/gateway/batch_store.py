@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from inference.batches import selectors, services
+from inference.batches import services
 from inference.batches.files import FileStore
 from inference.batches.records import BatchRecord, FileRecord
 from inference.gateway.database import DatabaseThreads
@@ -29,7 +29,6 @@ from inference.wire.errors import (
 BATCH_LASTS = timedelta(hours=24)
 MAX_FORGOTTEN = 100
 RESULT_PURPOSES = {"openai": "batch_output", "anthropic": "message_batch_results"}
-PIECE_BYTES = 256 * 1024
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
@@ -59,7 +58,7 @@ class BatchStore:
         written or, where others used the room meanwhile, after it."""
         file_id = _file_id()
         try:
-            self._quota.check(await self.query(selectors.account_usage, account), size_bytes)
+            self._quota.check(await self.query(services.account_usage, account), size_bytes)
             await self._on_disk(self.files.write, file_id, content)
             return await self.query(
                 services.file_add,
@@ -77,7 +76,7 @@ class BatchStore:
 
     async def find_file(self, file_id: str, account: str) -> FileRecord:
         """Raises ``FileNotStoredError``."""
-        found = await self.query(selectors.file_find, file_id, account=account)
+        found = await self.query(services.file_find, file_id, account=account)
         if found is None:
             raise FileNotStoredError(file_id)
         return found
@@ -98,7 +97,7 @@ class BatchStore:
         return self.files.path(file_id)
 
     async def is_kept(self, batch: BatchRecord) -> bool:
-        found = await self.query(selectors.file_find, batch.input_file, account=batch.account)
+        found = await self.query(services.file_find, batch.input_file, account=batch.account)
         return found is not None
 
     def results(self, batch: BatchRecord) -> list[Path]:
@@ -114,7 +113,7 @@ class BatchStore:
         await self._on_disk(self.files.delete, file_id)
 
     async def forget_expired_files(self) -> None:
-        while expired := await self.query(selectors.files_expired, MAX_FORGOTTEN):
+        while expired := await self.query(services.files_expired, MAX_FORGOTTEN):
             for file_id in expired:
                 await self._on_disk(self.files.delete, file_id)
             await self.query(services.files_forget, file_ids=expired)
@@ -149,7 +148,7 @@ class BatchStore:
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
         """Raises ``BatchNotFoundError``."""
-        found = await self.query(selectors.batch_find, batch_id, account=account, dialect=dialect)
+        found = await self.query(services.batch_find, batch_id, account=account, dialect=dialect)
         if found is None:
             raise BatchNotFoundError(batch_id)
         return found
@@ -198,8 +197,3 @@ class BatchStore:
 
 def _file_id() -> str:
     return f"file-{uuid.uuid4().hex}"
-
-
-def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(PIECE_BYTES):
-        yield piece

@@ -1,1 +1,0 @@
-"""Files and batches of requests, in OpenAI's and Anthropic's forms."""
