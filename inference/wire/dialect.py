@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
-from inference.wire.common.failures import NOT_REPEATED
 from inference.wire.errors import (
     TOO_MANY_REQUESTS,
     ApiError,
     InvalidRequestError,
     MethodNotAllowedError,
 )
+from inference.wire.failures import NOT_REPEATED
 
 WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent before a stream has begun: in every dialect

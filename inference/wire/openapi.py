@@ -16,9 +16,8 @@ import orjson
 from inference.version import VERSION
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common import batch_lines
-from inference.wire.common.fields import Field, Support
 from inference.wire.errors import ApiError, InvalidTypeError
+from inference.wire.fields import Field, Support
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
@@ -58,7 +57,7 @@ DIALECTS: dict[str, Fields] = {
     "POST /detokenize": vllm_tokenize.BACK_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
     "POST /v1/batches": openai_batches.BATCH_FIELDS,
-    "POST /v1/batches: a line of the input file": batch_lines.LINE_FIELDS,
+    "POST /v1/batches: a line of the input file": openai_batches.LINE_FIELDS,
     "POST /v1/messages/batches": anthropic_batches.FIELDS,
     "POST /v1/messages/batches: requests": anthropic_batches.REQUEST_FIELDS,
     "POST /v1/rerank and /v2/rerank": rerank.FIELDS,

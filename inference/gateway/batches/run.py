@@ -36,7 +36,6 @@ from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import COUNTS, BatchLine, Unrun
 from inference.wire.dialect import Encoder, RequestContext, with_escaped_line_ends
 from inference.wire.errors import (
     ApiError,
@@ -49,6 +48,7 @@ from inference.wire.errors import (
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.batches import COUNTS, BatchLine, Unrun
 from inference.wire.openai.chat import request as openai_chat
 from metering.ledger.entries import FINISHED
 from metering.principal import Principal

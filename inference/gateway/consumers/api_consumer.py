@@ -40,7 +40,6 @@ from inference.gateway.server.paths import unknown_url, with_model
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
 from inference.request_ids import new_request_id
-from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.dialect import (
     ErrorDialect,
     RequestContext,
@@ -57,6 +56,7 @@ from inference.wire.errors import (
     shutting_down,
 )
 from inference.wire.openai import errors as openai_errors
+from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.ledger.entries import FINISHED, FIRST_ERROR
 from metering.principal import Scope
 

@@ -19,7 +19,8 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import StageReport
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import models as anthropic_models
-from inference.wire.common.model_card import (
+from inference.wire.errors import ModelNotAllowedError
+from inference.wire.model_card import (
     LOADED,
     ModelCard,
     ModelLocation,
@@ -27,7 +28,6 @@ from inference.wire.common.model_card import (
     ModelProgress,
     ModelStage,
 )
-from inference.wire.errors import ModelNotAllowedError
 from inference.wire.openai import models as openai_models
 
 BEST_FIRST = (

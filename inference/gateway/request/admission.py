@@ -27,7 +27,6 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Cause
 from inference.redis_link import redis_unavailable
 from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.common.parts import ImageFile
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import (
     ApiError,
@@ -38,6 +37,7 @@ from inference.wire.errors import (
     VisionUnsupportedError,
 )
 from inference.wire.openai.passed.request import paths_of
+from inference.wire.parts import ImageFile
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import RateLimiter
 from metering.limits.state import (

@@ -37,8 +37,8 @@ from inference.protocol.events import ANSWERS, Event
 from inference.protocol.generation import GenerationRequest, Request, Submit
 from inference.protocol.held import blame, broke_worker
 from inference.protocol.load import AdapterSpec
-from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.parts import ImageFile
 
 logger = logging.getLogger(__name__)
 

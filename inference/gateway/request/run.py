@@ -31,7 +31,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.wire.common.parts import ImageFile
+from inference.wire.parts import ImageFile
 from metering.prices import FREE
 
 

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from typing import IO, TypeVar, cast
 
-from inference.wire.common.fields import shown
 from inference.wire.errors import InvalidRequestError, RequestTooLargeError
+from inference.wire.fields import shown
 
 AS_IT_IS = b"identity"
 MAX_IN_MEMORY_BYTES = 1024 * 1024

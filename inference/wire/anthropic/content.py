@@ -13,6 +13,7 @@ import orjson
 
 from inference.protocol.generation import ToolCall
 from inference.protocol.images import ImageRef
+from inference.wire import fields as f
 from inference.wire.anthropic.fields import (
     CACHE_CONTROL,
     ToolReference,
@@ -20,8 +21,11 @@ from inference.wire.anthropic.fields import (
     tool_name,
     type_field,
 )
-from inference.wire.common import fields as f
-from inference.wire.common.parts import (
+from inference.wire.errors import (
+    InvalidRequestError,
+    UnsupportedParameterError,
+)
+from inference.wire.parts import (
     FILE_REASON,
     PART_SEPARATOR,
     Called,
@@ -30,10 +34,6 @@ from inference.wire.common.parts import (
     Thought,
     address_image,
     base64_image,
-)
-from inference.wire.errors import (
-    InvalidRequestError,
-    UnsupportedParameterError,
 )
 
 MAX_ID_CHARS = 256

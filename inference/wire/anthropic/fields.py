@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.errors import (
     InvalidRequestError,
     ThreadUnsupportedError,

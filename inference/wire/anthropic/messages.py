@@ -23,6 +23,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from inference.protocol.sampling import SamplingOptions
+from inference.wire import fields as f
 from inference.wire.anthropic import fields as options
 from inference.wire.anthropic.content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
@@ -34,10 +35,9 @@ from inference.wire.anthropic.turns import (
     system,
     tool_references,
 )
-from inference.wire.common import fields as f
-from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
+from inference.wire.parts import without_answer_start
 
 MAX_STOP_SEQUENCES = 64
 INTERLEAVED_BETA = "interleaved-thinking"

@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.model_card import ModelCard, own_fields
 from inference.wire.dialect import page_limit, page_of
 from inference.wire.errors import InvalidRequestError
+from inference.wire.model_card import ModelCard, own_fields
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000

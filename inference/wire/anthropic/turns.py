@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from inference.protocol.generation import CacheMark, ChatMessage, ToolCall
+from inference.wire import fields as f
 from inference.wire.anthropic.content import (
     ASSISTANT_BLOCKS,
     USER_BLOCKS,
@@ -31,9 +32,8 @@ from inference.wire.anthropic.content import (
     texts_of,
 )
 from inference.wire.anthropic.fields import Tool, ToolReference
-from inference.wire.common import fields as f
-from inference.wire.common.parts import PART_SEPARATOR, Called, Thought, parts_with_images
 from inference.wire.errors import InvalidRequestError, MissingParameterError
+from inference.wire.parts import PART_SEPARATOR, Called, Thought, parts_with_images
 
 
 @dataclass(slots=True)

@@ -24,8 +24,7 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.wire.common import fields as f
-from inference.wire.common.parts import base64_image, parts_with_images
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import (
     InvalidRequestError,
@@ -45,6 +44,7 @@ from inference.wire.ollama.fields import (
     sampling_options,
 )
 from inference.wire.openai.chat.turns import MAX_CALL_ID_CHARS, tools
+from inference.wire.parts import base64_image, parts_with_images
 
 _string = f.text()
 

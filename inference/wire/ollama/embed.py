@@ -15,7 +15,7 @@ import orjson
 
 from inference.protocol.events import Embedded, EmbeddedPart, Event
 from inference.protocol.generation import EmbeddingRequest, TextInput
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.ollama.answers import FineClock
 from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, OPTION_FIELDS, catalogue_name

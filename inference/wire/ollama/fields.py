@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.protocol.generation import OutputFormat
 from inference.protocol.sampling import SamplingOptions
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai.fields import (
     MAX_REPETITION_PENALTY,

@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common import fields as f
-from inference.wire.common.model_card import ModelCard
+from inference.wire import fields as f
 from inference.wire.errors import MissingParameterError
+from inference.wire.model_card import ModelCard
 from inference.wire.ollama.fields import catalogue_name
 
 API_VERSION = "0.13.0"

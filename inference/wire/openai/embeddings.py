@@ -17,7 +17,7 @@ import orjson
 
 from inference.protocol.events import Embedded, EmbeddedPart, Event
 from inference.protocol.generation import EmbeddingRequest
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.fields import MODEL, USER, end_user_of, prompts

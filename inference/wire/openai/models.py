@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.model_card import ModelCard, own_fields
+from inference.wire.model_card import ModelCard, own_fields
 
 
 def model_object(card: ModelCard, name: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.wire.common.parts import PART_SEPARATOR
 from inference.wire.errors import UnsupportedParameterError
+from inference.wire.parts import PART_SEPARATOR
 from inference.wire.upstream.sending import (
     BY_UPSTREAM,
     Sending,

@@ -22,8 +22,8 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import NEUTRAL_VALUES, SamplingOptions
-from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
+from inference.wire.parts import ImageFile
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 

@@ -20,7 +20,7 @@ import orjson
 
 from inference.protocol.events import Embedded, Event
 from inference.protocol.generation import PairsInput, ScoreRequest
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 from inference.wire.openai.fields import USER, end_user_of

@@ -15,9 +15,9 @@ import orjson
 
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
-from inference.wire.common.fields import flag, honoured, read_body, required, table, text
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
+from inference.wire.fields import flag, honoured, read_body, required, table, text
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.chat.answers import Reasoning
 from inference.wire.openai.fields import token_ids

@@ -42,7 +42,6 @@ from inference.protocol.generation import Request
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import read_lines
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama import chat as ollama_chat
@@ -52,6 +51,7 @@ from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai import errors as openai_errors
+from inference.wire.openai.batches import read_lines
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses

@@ -6,7 +6,6 @@ import orjson
 
 from inference.protocol.events import Failure, TooLong
 from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.common.failures import FAILURES
 from inference.wire.dialect import error_headers
 from inference.wire.errors import (
     ApiError,
@@ -14,6 +13,7 @@ from inference.wire.errors import (
     MethodNotAllowedError,
     RequestFailedError,
 )
+from inference.wire.failures import FAILURES
 from inference.wire.ollama import errors as ollama_errors
 from inference.wire.openai.errors import error_object
 from inference.wire.openai.responses import errors as openai_responses_errors

@@ -10,13 +10,13 @@ from typing import Any
 from inference.batches.records import ENDED
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import LINE_FIELDS
-from inference.wire.common.fields import Field, Support
+from inference.wire.fields import Field, Support
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.batches import LINE_FIELDS
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.passed.request import ENDPOINTS
 from inference.wire.openai.responses import request as openai_responses

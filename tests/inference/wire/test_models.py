@@ -11,8 +11,8 @@ from anthropic.types import ModelInfo
 
 from inference.wire.anthropic import models as anthropic_models
 from inference.wire.anthropic.models import PageRequest
-from inference.wire.common.model_card import ModelCard, ModelLocation, ModelPrices
 from inference.wire.errors import InvalidRequestError
+from inference.wire.model_card import ModelCard, ModelLocation, ModelPrices
 from inference.wire.openai import models as openai_models
 from tests.cases import each_case
 

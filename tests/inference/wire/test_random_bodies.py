@@ -22,12 +22,12 @@ from inference.gateway.images import without_files
 from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import read_lines
-from inference.wire.common.parts import ImageRules
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai.batches import read_lines
 from inference.wire.openai.responses import request as openai_responses
+from inference.wire.parts import ImageRules
 from inference.wire.vllm import tokenize as vllm_tokenize
 from tests.cases import each_case
 from tests.inference.wire.golden import DIALECTS, batch_cases, cases, inside

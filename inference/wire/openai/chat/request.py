@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolChoice
-from inference.wire.common import fields as f
-from inference.wire.common.parts import without_answer_start
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
@@ -33,6 +32,7 @@ from inference.wire.openai.formats import (
     check_with_tools,
     output_format,
 )
+from inference.wire.parts import without_answer_start
 
 THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NOT_THINKING_EFFORTS = ("none", "minimal")

@@ -14,8 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from inference.protocol.generation import ChatMessage, ToolCall, ToolChoice, ToolDefinition
-from inference.wire.common import fields as f
-from inference.wire.common.parts import (
+from inference.wire import fields as f
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+from inference.wire.parts import (
     DETAIL_NOTE,
     PART_SEPARATOR,
     ImageFile,
@@ -26,11 +31,6 @@ from inference.wire.common.parts import (
     parts_with_images,
     read_parts,
     with_detail,
-)
-from inference.wire.errors import (
-    InvalidRequestError,
-    MissingParameterError,
-    UnsupportedParameterError,
 )
 
 MAX_NAME_CHARS = 256

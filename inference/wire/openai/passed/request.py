@@ -25,13 +25,13 @@ from typing import Any, Literal
 import msgspec
 
 from inference.protocol.events import Usage
-from inference.wire.common.fields import MAX_MODEL_NAME_CHARS, integer, text
 from inference.wire.errors import (
     InvalidJsonError,
     InvalidRequestError,
     InvalidTypeError,
     MissingParameterError,
 )
+from inference.wire.fields import MAX_MODEL_NAME_CHARS, integer, text
 from inference.wire.openai.passed.form import Form
 
 MAX_IMAGES_A_REQUEST = 10

@@ -25,15 +25,15 @@ import orjson
 from inference.protocol.events import FinishReason, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.protocol.sampling import SamplingOptions
-from inference.wire.common.fields import read_body, table
-from inference.wire.common.parts import Called, Returned
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import MissingParameterError
+from inference.wire.fields import read_body, table
 from inference.wire.openai.responses.fields import carried
 from inference.wire.openai.responses.input import InputItem, Message, Summarised, TurnPart, with_ids
 from inference.wire.openai.responses.output import response_id, usage_object
 from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai.responses.request import ResponsesRequest, request_of
+from inference.wire.parts import Called, Returned
 
 MAX_LAST_CHARS = 4000
 MAX_ONE_CHARS = 1000

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import OutputFormat
-from inference.wire.common import fields as f
-from inference.wire.common.parts import (
+from inference.wire import fields as f
+from inference.wire.errors import InvalidRequestError
+from inference.wire.openai.formats import STRICT_HELP
+from inference.wire.parts import (
     DETAIL_NOTE,
     FILE_REASON,
     LOW_DETAIL,
@@ -26,8 +28,6 @@ from inference.wire.common.parts import (
     joined_text,
     read_parts,
 )
-from inference.wire.errors import InvalidRequestError
-from inference.wire.openai.formats import STRICT_HELP
 
 MAX_FORMAT_NAME_CHARS = 128
 DEFAULT_FORMAT_NAME = "response_schema"

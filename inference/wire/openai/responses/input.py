@@ -15,16 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from inference.protocol.generation import ChatMessage, ToolCall
-from inference.wire.common import fields as f
-from inference.wire.common.parts import (
-    PART_SEPARATOR,
-    Called,
-    Part,
-    Returned,
-    Thought,
-    joined_text,
-    parts_with_images,
-)
+from inference.wire import fields as f
 from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,
@@ -39,6 +30,15 @@ from inference.wire.openai.responses.fields import (
     summary_parts,
 )
 from inference.wire.openai.responses.tools import shown_name
+from inference.wire.parts import (
+    PART_SEPARATOR,
+    Called,
+    Part,
+    Returned,
+    Thought,
+    joined_text,
+    parts_with_images,
+)
 
 ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",

@@ -24,7 +24,7 @@ from inference.protocol.generation import (
     GenerationRequest,
     TokenCountRequest,
 )
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields

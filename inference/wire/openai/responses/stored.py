@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from inference.protocol.events import Failure
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.dialect import page_of
 from inference.wire.errors import InvalidRequestError, RequestFailedError
 from inference.wire.openai.responses.errors import error_event, named_frame

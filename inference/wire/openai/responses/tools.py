@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.errors import UnsupportedParameterError
 from inference.wire.openai.chat.turns import Choosing, any_tool, refuse_doubles, tool_name
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.errors import ApiError
 from inference.wire.openai.responses.errors import error_event
 from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS

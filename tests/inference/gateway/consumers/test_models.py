@@ -17,7 +17,7 @@ from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, ReplicaStatus
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.wire.common.model_card import ModelCard, ModelPrices, own_fields
+from inference.wire.model_card import ModelCard, ModelPrices, own_fields
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import Rig

@@ -18,7 +18,7 @@ from inference.protocol.sampling import SamplingOptions
 from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
-from inference.wire.common.failures import FAILURES
+from inference.wire.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 

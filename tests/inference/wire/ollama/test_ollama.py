@@ -11,9 +11,9 @@ from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
 from inference.protocol import events as protocol
-from inference.wire.common.fields import Field
-from inference.wire.common.model_card import ModelCard, ModelLocation
 from inference.wire.errors import ApiError, RequestFailedError, UnsupportedParameterError
+from inference.wire.fields import Field
+from inference.wire.model_card import ModelCard, ModelLocation
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors

@@ -24,11 +24,11 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import DEFAULTS_OF_MODELS, SamplingOptions
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.anthropic.messages import INTERLEAVED_BETA
-from inference.wire.common.parts import ImageFile, base64_image
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat.request import parse
+from inference.wire.parts import ImageFile, base64_image
 from inference.wire.upstream.answer_events import UpstreamFaultError
 from inference.wire.upstream.dialects import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS

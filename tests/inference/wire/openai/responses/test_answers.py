@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 
 from inference.protocol import events as protocol
 from inference.wire import errors
-from inference.wire.common.parts import ImageReading, images_read
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
@@ -34,6 +33,7 @@ from inference.wire.openai.responses.stored import (
     read_retrieval,
     replay,
 )
+from inference.wire.parts import ImageReading, images_read
 from tests.cases import each_case
 from tests.inference.wire import answers
 from tests.inference.wire.answers import frames

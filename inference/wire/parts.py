@@ -23,9 +23,9 @@ import msgspec
 
 from inference.protocol.generation import ChatMessage, ToolCall
 from inference.protocol.images import ImageRef
-from inference.wire.common.fields import Check, Table, one_of, read_kind, wrong_type
-from inference.wire.common.image_header import ImageHeaderError, read_header
 from inference.wire.errors import InvalidImageError, InvalidRequestError, UnsupportedParameterError
+from inference.wire.fields import Check, Table, one_of, read_kind, wrong_type
+from inference.wire.image_header import ImageHeaderError, read_header
 
 PART_SEPARATOR = "\n"
 """Between parts of one kind that become one text."""

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import orjson
 
-from inference.wire.common.unknown_fields import is_left_out, near_name
 from inference.wire.errors import (
     InvalidJsonError,
     InvalidRequestError,
@@ -28,6 +27,7 @@ from inference.wire.errors import (
     TooManyValuesError,
     UnsupportedParameterError,
 )
+from inference.wire.unknown_fields import is_left_out, near_name
 
 T = TypeVar("T")
 Check = Callable[[Any, str], T]
