@@ -19,7 +19,7 @@ import orjson
 
 from inference.wire import fields as f
 from inference.wire.errors import MissingParameterError
-from inference.wire.model_card import ModelCard
+from inference.wire.models import ModelCard
 from inference.wire.ollama.fields import catalogue_name
 
 API_VERSION = "0.13.0"

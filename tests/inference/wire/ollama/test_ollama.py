@@ -13,7 +13,7 @@ from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, Generate
 from inference.protocol import events as protocol
 from inference.wire.errors import ApiError, RequestFailedError, UnsupportedParameterError
 from inference.wire.fields import Field
-from inference.wire.model_card import ModelCard, ModelLocation
+from inference.wire.models import ModelCard, ModelLocation
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors

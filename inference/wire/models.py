@@ -1,18 +1,26 @@
-"""The description of a catalogue model, which each dialect encodes. Pure.
+"""The catalogue's models: a model's card, and lists of cards in OpenAI's and Anthropic's shape.
+
+    ModelCard ─┬▶ openai_model ─▶ one list
+               └▶ anthropic_model ─▶ pages
 
 ``limit`` is the enforced limit, and capabilities are the loaded replicas'. For an unloaded model
-they come from the catalogue: from its last loads and the operator's limits.
+they come from the catalogue: from its last loads and the operator's limits. An alias is an entry of
+its own: clients offer the listed names, Anthropic's only those that begin with a familiar one.
+Source: https://docs.anthropic.com/en/api/models-list. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from inference.protocol.model_limit import ModelLimit, model_limit, with_text
+from inference.wire.dialect import page_limit, page_of
+from inference.wire.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +125,8 @@ class ModelCard:
         return model_limit(self.context_tokens, self.max_output_tokens, only_reads=self.only_reads)
 
 
-def own_fields(card: ModelCard, name: str) -> dict[str, Any]:
-    """helexa's fields of every dialect's model object. There is no ``cost`` where the model is not
-    priced. ``name`` is the card's id or one of its aliases."""
+def _own_fields(card: ModelCard, name: str) -> dict[str, Any]:
+    """helexa's fields of both shapes. There is no ``cost`` where the model is not priced."""
     return {
         "description": card.description,
         **({} if name == card.id else {"alias_of": card.id}),
@@ -163,3 +170,119 @@ def _location(location: ModelLocation) -> dict[str, Any]:
         for name in ("stages", "predicted_tokens_per_s", "tokens_per_s"):
             del found[name]
     return found
+
+
+def openai_model(card: ModelCard, name: str) -> dict[str, Any]:
+    """``name`` is the card's id or one of its aliases."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": card.created_unix_s,
+        "owned_by": "helexa",
+        "max_model_len": card.context_tokens,
+        "max_input_tokens": None if card.limit is None else card.limit.input,
+        "max_output_tokens": None if card.limit is None else card.limit.output,
+        **_own_fields(card, name),
+        "capabilities": card.named_capabilities,
+    }
+
+
+def openai_model_list(cards: Sequence[ModelCard]) -> bytes:
+    data = [openai_model(card, name) for card, name in _entries(cards)]
+    return orjson.dumps({"object": "list", "data": data})
+
+
+def _entries(cards: Sequence[ModelCard]) -> list[tuple[ModelCard, str]]:
+    return [(card, name) for card in cards for name in (card.id, *card.aliases)]
+
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 1000
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THINKING_TYPES = ("adaptive", "enabled", "disabled")
+CONTEXT_EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112")
+
+_YES, _NO = {"supported": True}, {"supported": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest:
+    limit: int = DEFAULT_LIMIT
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+def parse_page(query: Mapping[str, str]) -> PageRequest:
+    after_id, before_id = query.get("after_id"), query.get("before_id")
+    if after_id is not None and before_id is not None:
+        raise InvalidRequestError("Give 'after_id' or 'before_id', not both.", param="after_id")
+    limit = page_limit(query, DEFAULT_LIMIT, MAX_LIMIT)
+    return PageRequest(limit=limit, after_id=after_id, before_id=before_id)
+
+
+def anthropic_model_list(cards: Sequence[ModelCard], page: PageRequest) -> bytes:
+    """Raises ``InvalidRequestError`` for a page beside an id that is not in the list."""
+    entries = _entries(cards)
+    start, end, has_more = _page([name for _, name in entries], page)
+    data = [anthropic_model(card, name) for card, name in entries[start:end]]
+    return orjson.dumps({**page_of(data, page.limit), "has_more": has_more})
+
+
+def anthropic_model(card: ModelCard, name: str) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name if name == card.id else f"{name} ({card.id})",
+        "created_at": _timestamp(card.created_unix_s),
+        "lifecycle": "active",
+        "line": None,
+        "deprecated_at": None,
+        "retires_at": None,
+        "max_input_tokens": None if card.limit is None else card.limit.input,
+        "max_tokens": None if card.limit is None else card.limit.output,
+        "capabilities": None if card.capabilities is None else _capabilities(card),
+        **_own_fields(card, name),
+    }
+
+
+def _page(names: list[str], page: PageRequest) -> tuple[int, int, bool]:
+    """The slice's ends, and whether more follows in the page's direction."""
+    if page.before_id is not None:
+        end = _position(names, page.before_id, "before_id")
+        start = max(0, end - page.limit)
+        return start, end, start > 0
+    start = 0 if page.after_id is None else _position(names, page.after_id, "after_id") + 1
+    end = min(len(names), start + page.limit)
+    return start, end, end < len(names)
+
+
+def _position(names: list[str], name: str, param: str) -> int:
+    if name not in names:
+        raise InvalidRequestError(f"'{param}' is no model of this list.", param=param)
+    return names.index(name)
+
+
+def _capabilities(card: ModelCard) -> dict[str, Any]:
+    thinks = {"supported": bool(card.can("reasoning"))}
+    return {
+        "batch": _NO,
+        "citations": _NO,
+        "code_execution": _NO,
+        "context_management": {**_NO, **dict.fromkeys(CONTEXT_EDITS, _NO)},
+        "effort": {**thinks, **dict.fromkeys(EFFORTS, thinks)},
+        "image_input": {"supported": bool(card.can("vision"))},
+        "pdf_input": _NO,
+        "server_tools": {**_NO, "code_execution": _NO, "web_search": _NO},
+        "structured_outputs": {"supported": bool(card.can("structured_output"))},
+        "thinking": {
+            **thinks,
+            "types": {
+                **dict.fromkeys(THINKING_TYPES, _YES),
+                "between_tools": _NO,
+            },
+        },
+    }
+
+
+def _timestamp(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
