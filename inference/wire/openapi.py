@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from inference.version import VERSION
+from inference.wire import vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.errors import ApiError, InvalidTypeError
@@ -29,8 +30,6 @@ from inference.wire.openai.passed.request import ENDPOINTS, METERED_FIELDS, Pass
 from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses import websocket as openai_responses_socket
-from inference.wire.vllm import rerank
-from inference.wire.vllm import tokenize as vllm_tokenize
 
 Fields = Mapping[str, Field]
 
@@ -53,15 +52,15 @@ DIALECTS: dict[str, Fields] = {
     "POST /api/embeddings": ollama_embed.OLD_FIELDS,
     "POST /api/show": ollama_models.SHOW_FIELDS,
     "POST /api/pull": ollama_models.PULL_FIELDS,
-    "POST /tokenize": vllm_tokenize.FIELDS,
-    "POST /detokenize": vllm_tokenize.BACK_FIELDS,
+    "POST /tokenize": vllm.TOKENIZE_FIELDS,
+    "POST /detokenize": vllm.DETOKENIZE_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
     "POST /v1/batches": openai_batches.BATCH_FIELDS,
     "POST /v1/batches: a line of the input file": openai_batches.LINE_FIELDS,
     "POST /v1/messages/batches": anthropic_batches.FIELDS,
     "POST /v1/messages/batches: requests": anthropic_batches.REQUEST_FIELDS,
-    "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
-    "POST /v1/score": rerank.SCORE_FIELDS,
+    "POST /v1/rerank and /v2/rerank": vllm.RERANK_FIELDS,
+    "POST /v1/score": vllm.SCORE_FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
     **_nested("POST /v1/responses", openai_responses.NESTED_FIELDS),
     "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,

@@ -33,6 +33,7 @@ from inference.protocol.events import (
     ReasoningDelta,
     ToolCallDelta,
 )
+from inference.wire import vllm
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
@@ -42,7 +43,6 @@ from inference.wire.dialect import (
     with_escaped_line_ends,
 )
 from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.vllm import rerank as vllm_rerank
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -171,16 +171,14 @@ class VectorsConsumer(ApiConsumer):
         await self.respond(200, vectors)
 
     async def score(self, body: bytes) -> None:
-        await self._answer_with_scores(await self.parsed(vllm_rerank.parse_score, body))
+        await self._answer_with_scores(await self.parsed(vllm.parse_score, body))
 
     async def rerank(self, body: bytes) -> None:
         version = 2 if self.endpoint.name.startswith("/v2") else 1
-        parse = partial(vllm_rerank.parse, version=version)
+        parse = partial(vllm.parse_rerank, version=version)
         await self._answer_with_scores(await self.parsed(parse, body))
 
-    async def _answer_with_scores(
-        self, request: vllm_rerank.ScoringRequest | vllm_rerank.RerankRequest
-    ) -> None:
+    async def _answer_with_scores(self, request: vllm.ScoringRequest | vllm.RerankRequest) -> None:
         async with self.running(request.score) as stream:
             embedded = await all_vectors(stream)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)

@@ -17,27 +17,27 @@ from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Tokenized, TokensCounted
 from inference.protocol.generation import TokenCountRequest, TokenizeRequest
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire import vllm
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.errors import MissingParameterError
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.vllm import tokenize as vllm_tokenize
 
 
 class TokenizeConsumer(ApiConsumer):
     async def tokenize(self, body: bytes) -> None:
-        request = await self.read(vllm_tokenize.parse, body)
-        await self.respond(200, vllm_tokenize.body(await self._tokenized(request)))
+        request = await self.read(vllm.parse_tokenize, body)
+        await self.respond(200, vllm.tokenized_body(await self._tokenized(request)))
 
     async def detokenize(self, body: bytes) -> None:
-        request = await self.read(vllm_tokenize.parse_back, body)
-        await self.respond(200, vllm_tokenize.body_back(await self._tokenized(request)))
+        request = await self.read(vllm.parse_detokenize, body)
+        await self.respond(200, vllm.detokenized_body(await self._tokenized(request)))
 
     async def tokenizer_info(self, body: bytes) -> None:
-        request = vllm_tokenize.settings_request(self.query.get("model") or vllm_tokenize.ANY_MODEL)
-        await self.respond(200, vllm_tokenize.settings_body(await self._tokenized(request)))
+        request = vllm.tokenizer_request(self.query.get("model") or vllm.ANY_MODEL)
+        await self.respond(200, vllm.tokenizer_body(await self._tokenized(request)))
 
     async def _tokenized(self, request: TokenizeRequest) -> Tokenized:
-        if request.model == vllm_tokenize.ANY_MODEL:
+        if request.model == vllm.ANY_MODEL:
             request = msgspec.structs.replace(request, model=await self._only_model())
         last = await self.last_event(request)
         assert isinstance(last, Tokenized), "tokens were answered with something else"

@@ -39,6 +39,7 @@ import orjson
 from inference.batches.records import BatchRecord, FileRecord
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
+from inference.wire import vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
@@ -55,7 +56,6 @@ from inference.wire.openai.batches import read_lines
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.vllm import rerank
 
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 
@@ -129,8 +129,8 @@ DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "openai_completions": (openai_completions.parse, openai_errors),
     "openai_embeddings": (openai_embeddings.parse, openai_errors),
     "openai_responses": (openai_responses.parse, openai_responses_errors),
-    "rerank": (rerank.parse, openai_errors),
-    "vllm_score": (rerank.parse_score, openai_errors),
+    "rerank": (vllm.parse_rerank, openai_errors),
+    "vllm_score": (vllm.parse_score, openai_errors),
 }
 UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
 REQUEST_ID = "0123456789abcdef"

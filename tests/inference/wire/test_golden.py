@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from inference.batches.records import ENDED
+from inference.wire import vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.fields import Field, Support
@@ -21,7 +22,6 @@ from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.passed.request import ENDPOINTS
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openapi import document, types_of
-from inference.wire.vllm import rerank
 from tests.cases import each_case
 from tests.inference.wire import golden
 
@@ -55,8 +55,8 @@ FIELDS: dict[str, Mapping[str, Field]] = {
     "openai_completions": openai_completions.FIELDS,
     "openai_embeddings": openai_embeddings.FIELDS,
     "openai_responses": openai_responses.FIELDS,
-    "rerank": rerank.FIELDS,
-    "vllm_score": rerank.SCORE_FIELDS,
+    "rerank": vllm.RERANK_FIELDS,
+    "vllm_score": vllm.SCORE_FIELDS,
 }
 NESTED = {"openai_chat": openai_chat.NESTED_FIELDS, "ollama_chat": ollama_chat.NESTED_FIELDS}
 

@@ -1,29 +1,39 @@
-"""Rerank of Cohere, Jina and vLLM: a query and documents in, the documents by relevance out; and
-vLLM's /score: one number for each pair of texts.
+"""vLLM's own endpoints beside OpenAI's: scores of pairs of texts, and the model's tokenizer.
 
-    parse(body) ─▶ RerankRequest(score, …) ─▶ EmbeddedBody
-    parse_score(body) ─▶ ScoringRequest(score) ─▶ EmbeddedBody
+    parse_rerank(body) ─▶ RerankRequest(score, …) ─▶ EmbeddedBody     a query and documents in, the
+                                                                      documents by relevance out
+    parse_score(body) ─▶ ScoringRequest(score) ─▶ EmbeddedBody        a number for each pair
+    parse_tokenize(body) ─▶ TokenizeRequest ─▶ Tokenized ─▶ tokenized_body
+    parse_detokenize(body) ─▶ TokenizeRequest ─▶ Tokenized ─▶ detokenized_body
 
 By default /v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank
 does not, like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
-vLLM's online serving. Pure.
+https://docs.vllm.ai/en/latest/serving/online_serving. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import orjson
 
-from inference.protocol.events import Embedded, Event
-from inference.protocol.generation import PairsInput, ScoreRequest
+from inference.protocol.events import Embedded, Event, Tokenized
+from inference.protocol.generation import (
+    PairsInput,
+    ScoreRequest,
+    TextInput,
+    TokenizeRequest,
+    TokensInput,
+)
 from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, MissingParameterError
-from inference.wire.openai.fields import USER, end_user_of
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.chat.answers import Reasoning
+from inference.wire.openai.fields import USER, end_user_of, token_ids
 
 MAX_DOCUMENTS = 10_000
 _text = f.text(min_chars=1)
@@ -47,14 +57,14 @@ _DOCUMENT = f.table(
     f.neutral("id", f.text(), "A label; kept nowhere."),
 )
 _documents: f.Check[Any] = f.array(text_or_object, MAX_DOCUMENTS, min_items=1)
-MODEL = f.required(
+_SCORING_MODEL = f.required(
     "model",
     f.model_name,
     "A model that scores pairs, or an embedding model, whose vectors' cosines are the scores.",
 )
 
-FIELDS = f.table(
-    MODEL,
+RERANK_FIELDS = f.table(
+    _SCORING_MODEL,
     f.required("query", text_or_object, "A text, or an object with `text`."),
     f.required(
         "documents",
@@ -112,8 +122,10 @@ class RerankRequest:
         return result
 
 
-def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
-    read = f.read_body(body, FIELDS)
+def parse_rerank(
+    body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1
+) -> RerankRequest:
+    read = f.read_body(body, RERANK_FIELDS)
     return RerankRequest(
         score=ScoreRequest(
             model=read["model"],
@@ -155,7 +167,7 @@ def texts(value: Any, path: str) -> list[str]:
 
 
 SCORE_FIELDS = f.table(
-    MODEL,
+    _SCORING_MODEL,
     f.honoured("text_1", texts, "A text, or a list of as many as text_2 has. None may be empty."),
     f.honoured("text_2", texts, "A text, or up to 10,000. One that does not fit is refused."),
     f.honoured("queries", texts, "The newer name of text_1."),
@@ -207,3 +219,82 @@ def _one(read: dict[str, Any], name: str, newer: str) -> list[str]:
         raise InvalidRequestError(f"Give '{name}' or '{newer}'.", param=name)
     found: list[str] = read[name] if name in read else read[newer]
     return found
+
+
+ANY_MODEL = ""
+"""The only model there is."""
+_TOKENIZED_MODEL = f.honoured(
+    "model", openai_chat.FIELDS["model"].check, "Where it is left out: the only one loaded."
+)
+_SPECIAL = "The model's own special tokens around it; true for a prompt, false for a chat."
+TOKENIZE_FIELDS = f.table(
+    _TOKENIZED_MODEL,
+    f.honoured("prompt", f.text(), "Text; or messages."),
+    *(
+        replace(openai_chat.FIELDS[name], is_required=False)
+        for name in (
+            "messages",
+            "tools",
+            "chat_template_kwargs",
+            "add_generation_prompt",
+            "continue_final_message",
+            "chat_template",
+        )
+    ),
+    f.honoured("add_special_tokens", f.flag, _SPECIAL),
+    f.honoured("return_token_strs", f.flag, "Each token's text as well."),
+)
+DETOKENIZE_FIELDS = f.table(
+    _TOKENIZED_MODEL, f.required("tokens", token_ids, "Token ids, at least one.")
+)
+CHAT_NAMES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+
+def parse_tokenize(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
+    read = f.read_body(body, TOKENIZE_FIELDS)
+    if ("prompt" in read) == ("messages" in read):
+        raise InvalidRequestError("Give 'prompt' or 'messages'.", param="prompt")
+    is_chat = "messages" in read
+    return TokenizeRequest(
+        model=read.get("model", ANY_MODEL),
+        input=openai_chat.chat_input(read, Reasoning.HIDDEN) if is_chat else _prompt(read),
+        adds_special_tokens=read.get("add_special_tokens", not is_chat),
+        shows_texts=read.get("return_token_strs", False),
+    )
+
+
+def parse_detokenize(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
+    read = f.read_body(body, DETOKENIZE_FIELDS)
+    return TokenizeRequest(
+        model=read.get("model", ANY_MODEL), input=TokensInput(prompts=[read["tokens"]])
+    )
+
+
+def tokenizer_request(model: str) -> TokenizeRequest:
+    return TokenizeRequest(model=model, input=TextInput(texts=[""]), shows_settings=True)
+
+
+def tokenizer_body(tokenized: Tokenized) -> bytes:
+    return orjson.dumps(tokenized.settings or {})
+
+
+def tokenized_body(tokenized: Tokenized) -> bytes:
+    return orjson.dumps(
+        {
+            "count": len(tokenized.token_ids),
+            "max_model_len": tokenized.context_tokens,
+            "tokens": tokenized.token_ids,
+            "token_strs": tokenized.texts,
+        }
+    )
+
+
+def detokenized_body(tokenized: Tokenized) -> bytes:
+    return orjson.dumps({"prompt": tokenized.text})
+
+
+def _prompt(read: dict[str, Any]) -> TextInput:
+    for name in CHAT_NAMES:
+        if name in read:
+            raise InvalidRequestError(f"'{name}' is only allowed with 'messages'.", param=name)
+    return TextInput(texts=[read["prompt"]])
