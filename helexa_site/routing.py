@@ -43,10 +43,10 @@ from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import errors as ollama_errors
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import errors as openai_errors
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.passed import ENDPOINTS
 from inference.wire.openai.responses import errors as openai_responses_errors
 from metering.playground.login import PREFIX as PLAYGROUND_PATH
 from metering.playground.login import path_by_login, with_login

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from helexa_site.web.pages import render_page
 from inference.wire.fields import Field, Support
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.passed import ENDPOINTS
 from inference.wire.openapi import CALLS, DIALECTS, READS, passed_fields, passed_summary, types_of
 
 VERDICTS = {

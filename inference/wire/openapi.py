@@ -23,10 +23,10 @@ from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.request import ENDPOINTS, METERED_FIELDS, PassedEndpoint
+from inference.wire.openai.passed import ENDPOINTS, METERED_FIELDS, PassedEndpoint
 from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses import websocket as openai_responses_socket

@@ -31,8 +31,7 @@ from inference.protocol.generation import (
 from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, MissingParameterError
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.chat.answers import Reasoning
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai.fields import USER, end_user_of, token_ids
 
 MAX_DOCUMENTS = 10_000
@@ -254,10 +253,10 @@ def parse_tokenize(body: bytes, _context: RequestContext = NO_CONTEXT) -> Tokeni
     read = f.read_body(body, TOKENIZE_FIELDS)
     if ("prompt" in read) == ("messages" in read):
         raise InvalidRequestError("Give 'prompt' or 'messages'.", param="prompt")
-    is_chat = "messages" in read
+    is_chat, hidden = "messages" in read, openai_chat.Reasoning.HIDDEN
     return TokenizeRequest(
         model=read.get("model", ANY_MODEL),
-        input=openai_chat.chat_input(read, Reasoning.HIDDEN) if is_chat else _prompt(read),
+        input=openai_chat.chat_input(read, hidden) if is_chat else _prompt(read),
         adds_special_tokens=read.get("add_special_tokens", not is_chat),
         shows_texts=read.get("return_token_strs", False),
     )

@@ -46,10 +46,10 @@ from inference.wire.errors import (
     ServiceUnavailableError,
 )
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.batches import COUNTS, BatchLine, Unrun
-from inference.wire.openai.chat import request as openai_chat
 from metering.ledger.entries import FINISHED
 from metering.principal import Principal
 

@@ -36,7 +36,7 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     VisionUnsupportedError,
 )
-from inference.wire.openai.passed.request import paths_of
+from inference.wire.openai.passed import paths_of
 from inference.wire.parts import ImageFile
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import RateLimiter

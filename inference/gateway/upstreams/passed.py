@@ -42,8 +42,8 @@ from inference.gateway.upstreams.forwarded import begin_attempt, is_within, perm
 from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Usage
 from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
-from inference.wire.openai.passed.form import Rewritten, read_form
-from inference.wire.openai.passed.request import (
+from inference.wire.openai.multipart_form import Rewritten, read_form
+from inference.wire.openai.passed import (
     END_USER_FIELDS,
     EVENTS,
     JSON,

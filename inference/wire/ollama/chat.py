@@ -43,7 +43,7 @@ from inference.wire.ollama.fields import (
     catalogue_name,
     sampling_options,
 )
-from inference.wire.openai.chat.turns import MAX_CALL_ID_CHARS, tools
+from inference.wire.openai.chat_turns import MAX_CALL_ID_CHARS, tools
 from inference.wire.parts import base64_image, parts_with_images
 
 _string = f.text()

@@ -15,11 +15,11 @@ from inference.wire.fields import Field, Support
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.batches import LINE_FIELDS
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.passed import ENDPOINTS
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openapi import document, types_of
 from tests.cases import each_case

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inference.protocol.generation import ChatInput
 from inference.wire.errors import ApiError, InvalidImageError, UnsupportedParameterError
 from inference.wire.image_header import ImageHeader, ImageHeaderError, read_header
-from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai import chat as openai_chat
 from inference.wire.parts import (
     ImageFile,
     ImageReading,

@@ -20,7 +20,7 @@ import orjson
 from inference.protocol.events import Accepted, TextLogprob, Usage
 from inference.wire.errors import ApiError
 from inference.wire.openai.answers import json_array, token_object
-from inference.wire.openai.chat.turns import FREELY
+from inference.wire.openai.chat_turns import FREELY
 from inference.wire.openai.responses.fields import (
     ENCRYPTED_REASONING,
     PLAIN_TEXT,

@@ -28,7 +28,7 @@ from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
-from inference.wire.openai.chat.turns import FREELY, PARALLEL_TOOL_CALLS, chosen_tools
+from inference.wire.openai.chat_turns import FREELY, PARALLEL_TOOL_CALLS, chosen_tools
 from inference.wire.openai.responses import fields as given
 from inference.wire.openai.responses import tools as given_tools
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder

@@ -21,7 +21,7 @@ import msgspec
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.wire import fields as f
 from inference.wire.errors import UnsupportedParameterError
-from inference.wire.openai.chat.turns import Choosing, any_tool, refuse_doubles, tool_name
+from inference.wire.openai.chat_turns import Choosing, any_tool, refuse_doubles, tool_name
 
 _string = f.text()
 

@@ -27,7 +27,7 @@ from inference.wire.anthropic.messages import INTERLEAVED_BETA
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.openai.chat.request import parse
+from inference.wire.openai.chat import parse
 from inference.wire.parts import ImageFile, base64_image
 from inference.wire.upstream.answer_events import UpstreamFaultError
 from inference.wire.upstream.dialects import exchange_of, is_forwarded

@@ -1,5 +1,6 @@
-"""Endpoints that are passed through: the gateway's part of a request (model, end user, metered
-units), and the units of its answer. Pure but for files.
+"""Endpoints that are passed through to upstreams (audio, images, moderation): the gateway's part of
+a request (model, end user, metered units), and the units of its answer. The upstream honours or
+refuses fields that are not read here. Pure but for files.
 
     JSON ─▶ read_json ─┐
                        ├▶ PassedRequest ─▶ to_json | Form.rewritten: the upstream's model in it
@@ -32,7 +33,7 @@ from inference.wire.errors import (
     MissingParameterError,
 )
 from inference.wire.fields import MAX_MODEL_NAME_CHARS, integer, text
-from inference.wire.openai.passed.form import Form
+from inference.wire.openai.multipart_form import Form
 
 MAX_IMAGES_A_REQUEST = 10
 END_USER_FIELDS = ("user", "safety_identifier")
