@@ -17,8 +17,8 @@ from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import REFUSED, REQUEST_ID, NotedRefusal
 from inference.gateway.server.paths import unknown_url
 from inference.request_ids import new_request_id
+from inference.wire.error_envelopes import openai_errors
 from inference.wire.errors import ApiError, InternalError, InvalidRequestError, UnknownUrlError
-from inference.wire.openai import errors as openai_errors
 
 logger = logging.getLogger(__name__)
 

@@ -88,7 +88,7 @@ class StreamingConsumer(ApiConsumer):
             await self.send_body(with_escaped_line_ends(frames), last=last)
 
     async def _keep_alive(self) -> None:
-        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else self._waiting_comment()
+        frame = self.errors.keep_alive_frame if self._has_begun else self._waiting_comment()
         await self._send_frames(frame, last=False)
 
     def _waiting_comment(self) -> bytes:

@@ -19,7 +19,7 @@ from fleet.placement.failures import failed_loads
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import StageReport
-from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.error_envelopes import anthropic_errors
 from inference.wire.errors import ModelNotAllowedError
 from inference.wire.models import (
     LOADED,

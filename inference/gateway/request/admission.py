@@ -26,8 +26,7 @@ from inference.protocol.generation import GenerationRequest, Request
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Cause
 from inference.redis_link import redis_unavailable
-from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.dialect import ErrorDialect
+from inference.wire.error_envelopes import ErrorDialect, anthropic_errors
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,

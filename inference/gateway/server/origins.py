@@ -18,8 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from helexa_site.config import Config
 from inference.wire.dialect import request_id_headers
+from inference.wire.error_envelopes import openai_errors
 from inference.wire.errors import ApiError, ForbiddenError, InvalidRequestError
-from inference.wire.openai import errors as openai_errors
 
 ANY = "*"
 LOCAL_ORIGIN = re.compile(

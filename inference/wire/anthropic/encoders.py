@@ -32,8 +32,8 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.wire.anthropic.errors import KEEP_ALIVE_FRAME
 from inference.wire.anthropic.fields import Display
+from inference.wire.error_envelopes import anthropic_errors
 
 Kind = Literal["text", "thinking", "tool_use"]
 
@@ -158,7 +158,7 @@ class MessageStreamEncoder(MessageEncoder):
         usage = usage_object(Usage(prompt_tokens=prompt_tokens, completion_tokens=0))
         unended = {"content": [], "stop_reason": None, "stop_sequence": None, **NO_MORE}
         message = {**self._head, **unended, "usage": usage}
-        return _frame("message_start", message=message) + KEEP_ALIVE_FRAME
+        return _frame("message_start", message=message) + anthropic_errors.keep_alive_frame
 
     def _open_block(self, block: dict[str, Any]) -> bytes:
         self._index += 1

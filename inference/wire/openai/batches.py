@@ -19,6 +19,7 @@ import orjson
 from inference.batches.records import BatchRecord, FileRecord
 from inference.wire import fields as f
 from inference.wire.dialect import page_limit, page_of
+from inference.wire.error_envelopes import openai_errors
 from inference.wire.errors import (
     ApiError,
     InvalidJsonError,
@@ -26,7 +27,6 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
-from inference.wire.openai import errors as openai_errors
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 PURPOSE = "batch"

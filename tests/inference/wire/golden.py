@@ -41,20 +41,23 @@ from inference.protocol.events import Event
 from inference.protocol.generation import Request
 from inference.wire import vllm
 from inference.wire.anthropic import batches as anthropic_batches
-from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.dialect import ErrorDialect, RequestContext
+from inference.wire.dialect import RequestContext
+from inference.wire.error_envelopes import (
+    ErrorDialect,
+    anthropic_errors,
+    ollama_errors,
+    openai_errors,
+    openai_responses_errors,
+)
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
-from inference.wire.ollama import errors as ollama_errors
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.batches import read_lines
-from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"

@@ -29,9 +29,9 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.wire.dialect import UnixClock
+from inference.wire.error_envelopes import named_frame, openai_responses_errors
 from inference.wire.errors import ApiError
 from inference.wire.openai.answers import padded
-from inference.wire.openai.responses.errors import error_event, named_frame
 from inference.wire.openai.responses.output import (
     AnswerSettings,
     CallItem,
@@ -127,14 +127,16 @@ class ResponseStreamEncoder:
         ``names_error`` is false: on a socket each of them ends a response."""
         frames = self._close("incomplete")
         if names_error:
-            frames += self._frame(*error_event(error))
+            frames += self._frame(*openai_responses_errors.error_event(error))
         if self.response is None:
             return frames
         return frames + self._lifecycle("failed", error=response_error(error))
 
     def cancelled(self, error: ApiError) -> bytes:
         """Ends the answer with ``error``: OpenAI has no other event for this."""
-        frames = self._close("incomplete") + self._frame(*error_event(error))
+        frames = self._close("incomplete") + self._frame(
+            *openai_responses_errors.error_event(error)
+        )
         self.response = self._object("cancelled")
         return frames
 

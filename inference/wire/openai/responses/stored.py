@@ -21,8 +21,8 @@ import orjson
 from inference.protocol.events import Failure
 from inference.wire import fields as f
 from inference.wire.dialect import page_of
+from inference.wire.error_envelopes import named_frame, openai_responses_errors
 from inference.wire.errors import InvalidRequestError, RequestFailedError
-from inference.wire.openai.responses.errors import error_event, named_frame
 from inference.wire.openai.responses.fields import INCLUDABLE
 from inference.wire.openai.responses.output import NamedEvent
 
@@ -160,5 +160,5 @@ def _opening(response: dict[str, Any]) -> list[NamedEvent]:
 def _ending(response: dict[str, Any]) -> NamedEvent:
     if response["status"] == "cancelled":
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
-        return error_event(RequestFailedError(cancelled))
+        return openai_responses_errors.error_event(RequestFailedError(cancelled))
     return f"response.{response['status']}", {"response": response}

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import orjson
 
 from inference.wire import fields as f
+from inference.wire.error_envelopes import openai_responses_errors
 from inference.wire.errors import ApiError
-from inference.wire.openai.responses.errors import error_event
 from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai.responses.request import ResponsesRequest, request_of
 
@@ -61,6 +61,6 @@ def messages_of(frames: bytes) -> Iterator[str]:
 
 
 def error_message(error: ApiError) -> str:
-    kind, fields = error_event(error)
+    kind, fields = openai_responses_errors.error_event(error)
     message = {"type": kind, "status": error.status, **fields, "sequence_number": 0}
     return orjson.dumps(message).decode()

@@ -11,12 +11,12 @@ from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
 from inference.protocol import events as protocol
+from inference.wire.error_envelopes import ollama_errors
 from inference.wire.errors import ApiError, RequestFailedError, UnsupportedParameterError
 from inference.wire.fields import Field
 from inference.wire.models import ModelCard, ModelLocation
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
-from inference.wire.ollama import errors as ollama_errors
 from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.chat import MESSAGE_FIELDS
 from inference.wire.ollama.fields import OPTION_FIELDS

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from inference.protocol import events as protocol
 from inference.wire import errors
 from inference.wire.dialect import NO_CONTEXT
-from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.error_envelopes import openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.input import Referred, items, with_ids
