@@ -40,8 +40,12 @@ from inference.wire.errors import (
 from inference.wire.openai.responses.events import ResponseStreamEncoder
 from inference.wire.openai.responses.input import InputItem
 from inference.wire.openai.responses.output import response_id, without_logprobs
-from inference.wire.openai.responses.request import ResponsesRequest
-from inference.wire.openai.responses.websocket import error_message, messages_of, parse_message
+from inference.wire.openai.responses.request import (
+    ResponsesRequest,
+    error_message,
+    messages_of,
+    parse_message,
+)
 from metering.ledger.entries import FINISHED
 from metering.principal import Principal, Scope
 

@@ -3,15 +3,20 @@
     parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
     parse_count(body) ─▶ ResponsesRequest ─▶ continued ─▶ count_of ─▶ count_body(tokens)
 
+    over a WebSocket, where fields of transport (``stream``, ``background``) have one value:
+    response.create ─▶ parse_message ─▶ SocketRequest
+    frames of the stream encoder ─▶ messages_of ─▶ a JSON text each
+
 The server of a request loads stored items (``previous_response_id``, item references) and calls
 ``continued``. Pure: ids and times are arguments.
 
-Source: https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens.
+Sources: https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens,
+https://developers.openai.com/api/docs/guides/websocket-mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +31,8 @@ from inference.protocol.generation import (
 )
 from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
-from inference.wire.errors import InvalidRequestError
+from inference.wire.error_envelopes import openai_responses_errors
+from inference.wire.errors import ApiError, InvalidRequestError
 from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.chat_turns import FREELY, PARALLEL_TOOL_CALLS, chosen_tools
 from inference.wire.openai.responses import fields as given
@@ -263,3 +269,46 @@ def count_of(request: ResponsesRequest) -> TokenCountRequest:
 
 def count_body(num_tokens: int) -> bytes:
     return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+CREATE = "response.create"
+_OVER_HTTP = ("stream", "stream_options", "background")
+SOCKET_FIELDS = f.table(
+    f.required("type", f.one_of(CREATE), CREATE),
+    f.honoured(
+        "generate", f.flag, "false: the prompt is computed and cached, and nothing answered."
+    ),
+    f.fixed("stream", True, "a socket always streams"),
+    f.fixed("background", False, "a response ends with its socket"),
+)
+_MESSAGE_FIELDS = f.table(
+    *SOCKET_FIELDS.values(),
+    *(field for name, field in FIELDS.items() if name not in _OVER_HTTP),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketRequest:
+    """``generates``: ``False`` only prepares for requests that continue it."""
+
+    response: ResponsesRequest
+    generates: bool
+
+
+def parse_message(message: bytes) -> SocketRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours in
+    full."""
+    read = f.read_body(message, _MESSAGE_FIELDS)
+    return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
+
+
+def messages_of(frames: bytes) -> Iterator[str]:
+    for frame in frames.split(b"\n\n"):
+        if frame:
+            yield frame.partition(b"\ndata: ")[2].decode()
+
+
+def error_message(error: ApiError) -> str:
+    kind, fields = openai_responses_errors.error_event(error)
+    message = {"type": kind, "status": error.status, **fields, "sequence_number": 0}
+    return orjson.dumps(message).decode()

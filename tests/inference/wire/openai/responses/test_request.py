@@ -31,9 +31,8 @@ from inference.wire.openai.responses.compact import (
     settled,
 )
 from inference.wire.openai.responses.fields import carried, encrypted_content
-from inference.wire.openai.responses.request import ResponsesRequest
+from inference.wire.openai.responses.request import ResponsesRequest, error_message, parse_message
 from inference.wire.openai.responses.tools import is_strict
-from inference.wire.openai.responses.websocket import error_message, parse_message
 from tests.cases import each_case
 
 
