@@ -27,8 +27,8 @@ from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.passed import ENDPOINTS, METERED_FIELDS, PassedEndpoint
-from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses.history import COMPACT_FIELDS
 
 Fields = Mapping[str, Field]
 
@@ -63,7 +63,7 @@ DIALECTS: dict[str, Fields] = {
     "POST /v1/responses": openai_responses.FIELDS,
     **_nested("POST /v1/responses", openai_responses.NESTED_FIELDS),
     "WebSocket /v1/responses: beside the fields of POST": openai_responses.SOCKET_FIELDS,
-    "POST /v1/responses/compact": openai_responses_compact.FIELDS,
+    "POST /v1/responses/compact": COMPACT_FIELDS,
     "POST /v1/responses/input_tokens": openai_responses.COUNT_FIELDS,
 }
 SAMPLES: dict[str, Any] = {

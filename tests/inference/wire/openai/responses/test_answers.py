@@ -22,9 +22,7 @@ from inference.wire.dialect import NO_CONTEXT
 from inference.wire.error_envelopes import openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.input import Referred, items, with_ids
-from inference.wire.openai.responses.output import AnswerSettings
-from inference.wire.openai.responses.stored import (
+from inference.wire.openai.responses.history import (
     UNKNOWN_LAST_NUMBER,
     ItemPage,
     Retrieval,
@@ -33,6 +31,8 @@ from inference.wire.openai.responses.stored import (
     read_retrieval,
     replay,
 )
+from inference.wire.openai.responses.input import Referred, items, with_ids
+from inference.wire.openai.responses.output import AnswerSettings
 from inference.wire.parts import ImageReading, images_read
 from tests.cases import each_case
 from tests.inference.wire import answers

@@ -21,16 +21,16 @@ from openai.types.responses.response_create_params import (
 from inference.protocol.events import FinishReason, Usage
 from inference.protocol.generation import ChatInput
 from inference.wire.errors import ApiError
-from inference.wire.openai.responses import compact as openai_responses_compact
+from inference.wire.openai.responses import history
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.compact import (
+from inference.wire.openai.responses.fields import carried, encrypted_content
+from inference.wire.openai.responses.history import (
     MAX_LAST_CHARS,
     MAX_SUMMARY_TOKENS,
     SUMMARISE,
     Summary,
     settled,
 )
-from inference.wire.openai.responses.fields import carried, encrypted_content
 from inference.wire.openai.responses.request import ResponsesRequest, error_message, parse_message
 from inference.wire.openai.responses.tools import is_strict
 from tests.cases import each_case
@@ -45,7 +45,7 @@ def test_every_field_of_the_sdk_is_declared() -> None:
         (ResponseCreateParamsBase, openai_responses.FIELDS),
         (ResponseCreateParamsStreaming, openai_responses.FIELDS),
         (InputTokenCountParams, openai_responses.COUNT_FIELDS),
-        (ResponseCompactParams, openai_responses_compact.FIELDS),
+        (ResponseCompactParams, history.COMPACT_FIELDS),
     ):
         assert get_type_hints(params).keys() <= fields.keys()
 
@@ -165,18 +165,18 @@ CONVERSATION = [
 
 
 def parse_compact(**fields: Any) -> openai_responses.ResponsesRequest:
-    return openai_responses_compact.parse(json.dumps({"model": "m", **fields}).encode())
+    return history.parse_compact(json.dumps({"model": "m", **fields}).encode())
 
 
 def compacted(given: Any, summary: str) -> Any:
     items, usage = parse_compact(input=given).items, Usage(prompt_tokens=9, completion_tokens=4)
     made = {"request_id": "r", "created_unix_s": 1}
-    return json.loads(openai_responses_compact.body(items, Summary(text=summary), usage, **made))
+    return json.loads(history.compacted_body(items, Summary(text=summary), usage, **made))
 
 
 def test_the_summary_is_asked_for_last_bounded_and_sampled_low() -> None:
     for text_given, most in (("Hi", 256), ("x" * 2000, 500), ("x" * 10**6, MAX_SUMMARY_TOKENS)):
-        asking = openai_responses_compact.summary_request(parse_compact(input=text_given))
+        asking = history.summary_request(parse_compact(input=text_given))
         assert isinstance(asking.input, ChatInput)
         assert asking.input.messages[-1].content == SUMMARISE
         assert (asking.input.thinking, asking.input.tools) == (False, [])
