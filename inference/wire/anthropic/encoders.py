@@ -32,8 +32,11 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.wire.anthropic.fields import Display
 from inference.wire.error_envelopes import anthropic_errors
+
+Display = Literal["hidden", "omitted", "shown"]
+"""Thinking blocks in the answer: none, without their text, or whole."""
+
 
 Kind = Literal["text", "thinking", "tool_use"]
 
