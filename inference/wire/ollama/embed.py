@@ -18,7 +18,8 @@ from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.ollama.answers import FineClock
-from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, OPTION_FIELDS, catalogue_name
+from inference.wire.ollama.chat import OPTION_FIELDS
+from inference.wire.ollama.models import KEEP_ALIVE, MODEL, catalogue_name
 from inference.wire.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
 
 SHORTEST = 1e-12

@@ -1,4 +1,5 @@
-"""Ollama's lists of available and of loaded models, the details of one, and pulls. Pure.
+"""Models by Ollama's names: lists of available and of loaded ones, the details of one, how long one
+stays loaded, and pulls. Pure.
 
     a name of /api/tags        the files of that model of the catalogue
     hf.co/org/name[:QUANT]     huggingface:org/name, as Ollama's clients write it
@@ -10,6 +11,7 @@ Sources: https://docs.ollama.com/api/tags, /api/ps, /api/pull, /api-reference/sh
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,12 +20,47 @@ from typing import Any
 import orjson
 
 from inference.wire import fields as f
-from inference.wire.errors import MissingParameterError
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
 from inference.wire.models import ModelCard
-from inference.wire.ollama.fields import catalogue_name
 
 API_VERSION = "0.13.0"
 """The version of Ollama with this API: clients check which fields they may send."""
+
+DEFAULT_TAG = ":latest"
+"""Ollama's clients append it to names without a tag."""
+DURATION = re.compile(r"(-?\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
+
+
+def catalogue_name(name: str) -> str:
+    return name.removesuffix(DEFAULT_TAG) or name
+
+
+def keep_alive(value: Any, path: str) -> None:
+    if isinstance(value, str) and not DURATION.fullmatch(value):
+        number_text = re.fullmatch(r"-?\d{1,12}", value)
+        if number_text is None:
+            raise InvalidRequestError(f"'{path}' must be a duration, as 5m or 300.", param=path)
+    elif isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise f.wrong_type(path, "a duration", value)
+    if value == 0 or (isinstance(value, str) and not re.search(r"[1-9]", value)):
+        raise UnsupportedParameterError(
+            path, "a model stays loaded until its room is needed or its operator unloads it"
+        )
+
+
+KEEP_ALIVE = f.neutral(
+    "keep_alive",
+    keep_alive,
+    "How long it stays loaded is the operator's: at least until its room is needed. 0 is refused.",
+)
+MODEL = f.required(
+    "model", f.model_name, "A catalogue model's name or an alias; :latest may come after it."
+)
+
 
 SHOW_FIELDS = f.table(
     f.honoured("model", f.model_name, "A name of /api/tags."),

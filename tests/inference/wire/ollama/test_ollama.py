@@ -18,8 +18,7 @@ from inference.wire.models import ModelCard, ModelLocation
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
-from inference.wire.ollama.chat import MESSAGE_FIELDS
-from inference.wire.ollama.fields import OPTION_FIELDS
+from inference.wire.ollama.chat import MESSAGE_FIELDS, OPTION_FIELDS
 from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, body_of, events_of
