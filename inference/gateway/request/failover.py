@@ -27,8 +27,7 @@ from inference.gateway.request.outcome import Call
 from inference.gateway.request.tokens import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
 from inference.protocol.events import Accepted, Event
-from inference.wire.errors import ApiError, ServiceUnavailableError
-from inference.wire.upstream.refusals import failed
+from inference.wire.errors import ApiError, ServiceUnavailableError, upstream_failed
 from metering.prices import FREE, DearestPrices, Prices
 
 logger = logging.getLogger(__name__)
@@ -104,7 +103,9 @@ class Failover:
         if upstream is not None:
             check_network(self._entry, upstream, self._call.who)
         if self._entry.lacks_prices_at(target):
-            raise failed(f"The prices of {target.name} are its upstream's, which names none.")
+            raise upstream_failed(
+                f"The prices of {target.name} are its upstream's, which names none."
+            )
 
     def _prices_at(self, target: Target) -> Prices:
         if self._entry.lacks_prices_at(target):

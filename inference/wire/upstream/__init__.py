@@ -3,7 +3,7 @@ dialect. Pure: no clock, no ids of its own, no I/O.
 
     GenerationRequest ─▶ a dialect ─▶ body
     bytes ─▶ a dialect ─▶ answer_events ─▶ events
-    an error's body ─▶ refusals ─▶ Failure
+    an error's body ─▶ inference.wire.failures ─▶ Failure
 
 ``chat`` is OpenAI's dialect, ``messages_*`` Anthropic's, ``ollama`` its own. ``dialects`` chooses
 among them.

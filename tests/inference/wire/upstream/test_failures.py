@@ -15,11 +15,15 @@ from inference.gateway.request.answer_check import AnswerCheck
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire.errors import RequestFailedError, UnsupportedParameterError
+from inference.wire.failures import (
+    MAX_MESSAGE_CHARACTERS,
+    upstream_failure,
+    upstream_failure_in_stream,
+)
 from inference.wire.openai.embeddings import parse
 from inference.wire.upstream import embeddings
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.embeddings import VectorsReader
-from inference.wire.upstream.refusals import MAX_MESSAGE_CHARACTERS, failure_in_stream, failure_of
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.answers import events_read
@@ -37,8 +41,10 @@ ERRORS = SCALARS | st.dictionaries(WORDS, SCALARS, max_size=4)
 def test_any_error_is_a_failure(
     status: int, body: bytes, retry_after: str | None, date: str | None, streamed: Any
 ) -> None:
-    assert RequestFailedError(failure_in_stream("box", streamed, secret="")).status >= 400
-    failure = failure_of("box", status, body, retry_after=retry_after, date=date, secret="s3cret")
+    assert RequestFailedError(upstream_failure_in_stream("box", streamed, secret="")).status >= 400
+    failure = upstream_failure(
+        "box", status, body, retry_after=retry_after, date=date, secret="s3cret"
+    )
     error = RequestFailedError(failure)
     assert error.status in (400, 429, 502, 503)
     assert failure.message.isprintable()
@@ -58,7 +64,7 @@ def test_any_error_is_a_failure(
     ],
 )
 def test_a_retry_after_or_a_date(retry_after: str, date: str | None, seconds: float | None) -> None:
-    failure = failure_of("box", 429, b"", retry_after=retry_after, date=date, secret="")
+    failure = upstream_failure("box", 429, b"", retry_after=retry_after, date=date, secret="")
     assert failure.retry_after_s == seconds
 
 
@@ -74,13 +80,13 @@ def test_a_retry_after_or_a_date(retry_after: str, date: str | None, seconds: fl
     ],
 )
 def test_an_error_in_a_stream_is_that_of_its_status(error: Any, code: str) -> None:
-    assert failure_in_stream("box", error, secret="").code == code
+    assert upstream_failure_in_stream("box", error, secret="").code == code
 
 
 def test_a_message_is_shortened_and_holds_no_key() -> None:
     words = "s3cret-key and\nmore " + "x" * 5_000
     body = json.dumps({"error": {"message": words}}).encode()
-    failure = failure_of("box", 400, body, retry_after=None, secret="s3cret-key")
+    failure = upstream_failure("box", 400, body, retry_after=None, secret="s3cret-key")
     assert "s3cret-key" not in failure.message
     assert len(failure.message) < MAX_MESSAGE_CHARACTERS + 100
     assert "\n" not in failure.message
