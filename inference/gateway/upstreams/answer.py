@@ -31,7 +31,7 @@ from inference.wire.upstream.answer_events import (
     UpstreamErrorObject,
     UpstreamFaultError,
 )
-from inference.wire.upstream.dialects import JSON, Exchange
+from inference.wire.upstream.exchanges import JSON, Exchange
 
 if TYPE_CHECKING:
     from inference.gateway.upstreams.connection import UpstreamConnection

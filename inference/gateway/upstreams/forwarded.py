@@ -37,7 +37,7 @@ from inference.protocol.events import Embedded, Event, Finished, TokensCounted, 
 from inference.protocol.generation import GenerationRequest, Request, TokenCountRequest
 from inference.wire.errors import ForbiddenError, InvalidRequestError, upstream_failed
 from inference.wire.upstream.answer_events import AnswerEvents
-from inference.wire.upstream.dialects import Exchange, Forwarded, exchange_of, is_forwarded
+from inference.wire.upstream.exchanges import Exchange, Forwarded, exchange_of, is_forwarded
 from inference.wire.upstream.sending import Sending, not_forwarded
 from metering.principal import Principal
 

@@ -5,6 +5,6 @@ dialect. Pure: no clock, no ids of its own, no I/O.
     bytes ─▶ a dialect ─▶ answer_events ─▶ events
     an error's body ─▶ inference.wire.failures ─▶ Failure
 
-``chat`` is OpenAI's dialect, ``messages_*`` Anthropic's, ``ollama`` its own. ``dialects`` chooses
+``chat`` is OpenAI's dialect, ``messages_*`` Anthropic's, ``ollama`` its own. ``exchanges`` chooses
 among them.
 """

@@ -21,9 +21,9 @@ from inference.wire.failures import (
     upstream_failure_in_stream,
 )
 from inference.wire.openai.embeddings import parse
-from inference.wire.upstream import embeddings
+from inference.wire.upstream import exchanges
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
-from inference.wire.upstream.embeddings import VectorsReader
+from inference.wire.upstream.exchanges import VectorsReader
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.answers import events_read
@@ -114,7 +114,9 @@ def asked(**fields: Any) -> EmbeddingRequest:
 
 
 def sent(**fields: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(embeddings.openai_body(asked(**fields), Sending(model="m")))
+    found: dict[str, Any] = json.loads(
+        exchanges.openai_vectors_body(asked(**fields), Sending(model="m"))
+    )
     return found
 
 
@@ -125,14 +127,14 @@ def test_the_bodies() -> None:
     assert sent(**cut) == plain | cut
     assert sent(input=[[1, 2], [3]])["input"] == [[1, 2], [3]]
     sending = Sending(model="m", context_tokens=512)
-    body = json.loads(embeddings.ollama_body(asked(dimensions=8), sending))
+    body = json.loads(exchanges.ollama_vectors_body(asked(dimensions=8), sending))
     asked_of_ollama = {"model": "m", "input": ["a"], "truncate": False, "dimensions": 8}
     assert body == asked_of_ollama | {"options": {"num_ctx": 512}}
-    body = json.loads(embeddings.ollama_body(asked(truncate_prompt_tokens=-1), sending))
+    body = json.loads(exchanges.ollama_vectors_body(asked(truncate_prompt_tokens=-1), sending))
     assert body["truncate"] is True
     for fields in ({"input": [[1, 2]]}, {"truncate_prompt_tokens": 7}):
         with pytest.raises(UnsupportedParameterError) as caught:
-            embeddings.ollama_body(asked(**fields), sending)
+            exchanges.ollama_vectors_body(asked(**fields), sending)
         assert caught.value.param in fields
 
 

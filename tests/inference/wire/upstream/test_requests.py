@@ -30,7 +30,7 @@ from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat import parse
 from inference.wire.parts import ImageFile, base64_image
 from inference.wire.upstream.answer_events import UpstreamFaultError
-from inference.wire.upstream.dialects import exchange_of, is_forwarded
+from inference.wire.upstream.exchanges import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
