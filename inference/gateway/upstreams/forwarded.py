@@ -36,9 +36,9 @@ from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Embedded, Event, Finished, TokensCounted, Usage
 from inference.protocol.generation import GenerationRequest, Request, TokenCountRequest
 from inference.wire.errors import ForbiddenError, InvalidRequestError, upstream_failed
+from inference.wire.upstream import Sending, not_forwarded
 from inference.wire.upstream.answer_events import AnswerEvents
 from inference.wire.upstream.exchanges import Exchange, Forwarded, exchange_of, is_forwarded
-from inference.wire.upstream.sending import Sending, not_forwarded
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from inference.protocol.generation import (
     TextInput,
     TokenCountRequest,
 )
-from inference.wire.upstream import chat, messages_request, ollama
+from inference.wire.upstream import Sending, chat, messages_request, ollama, refuse
 from inference.wire.upstream.answer_events import (
     Answer,
     AnswerEvents,
@@ -43,7 +43,6 @@ from inference.wire.upstream.answer_events import (
     tokens_of,
 )
 from inference.wire.upstream.messages_events import MessagesEvents
-from inference.wire.upstream.sending import Sending, refuse
 
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 JSON = "application/json"

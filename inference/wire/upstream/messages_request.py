@@ -28,7 +28,7 @@ from inference.protocol.generation import (
 from inference.protocol.images import ImageRef
 from inference.wire.errors import UnsupportedParameterError
 from inference.wire.parts import PART_SEPARATOR
-from inference.wire.upstream.sending import (
+from inference.wire.upstream import (
     BY_UPSTREAM,
     Sending,
     arguments_of,

@@ -21,10 +21,9 @@ from inference.wire.failures import (
     upstream_failure_in_stream,
 )
 from inference.wire.openai.embeddings import parse
-from inference.wire.upstream import exchanges
+from inference.wire.upstream import Sending, exchanges
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.exchanges import VectorsReader
-from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.answers import events_read
 

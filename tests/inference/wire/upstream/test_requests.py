@@ -29,10 +29,10 @@ from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat import parse
 from inference.wire.parts import ImageFile, base64_image
+from inference.wire.upstream import Sending
 from inference.wire.upstream.answer_events import UpstreamFaultError
 from inference.wire.upstream.exchanges import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
-from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.image_files import base64_of, png
 from tests.inference.wire.answers import events_read
