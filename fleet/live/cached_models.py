@@ -1,6 +1,6 @@
 """Cached models by neuron, from their download reports in Redis.
 
-``inference.protocol.downloads`` has the report. A neuron writes it every few seconds and on
+``inference.protocol.neuron_tasks`` has the report. A neuron writes it every few seconds and on
 changes; a malformed report, or one of another neuron, is left out.
 """
 
@@ -21,8 +21,8 @@ from fleet.live.neuron_reads import NeuronValueError, run_reads, text_read
 from fleet.live.reports import printable, value_problem
 from fleet.models import Neuron
 from inference.logs.throttled import ThrottledLog
-from inference.protocol.downloads import CachedModel, CacheReport, decode_cache_report
 from inference.protocol.keys import downloads_key
+from inference.protocol.neuron_tasks import CachedModel, CacheReport, decode_cache_report
 from inference.redis_connections import MAX_VALUE_BYTES
 
 logger = logging.getLogger(__name__)

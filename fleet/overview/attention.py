@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fleet.overview.lines import Attention, Level, ModelLine, NeuronLine
-from inference.protocol.held import BROKE_WORKER
+from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.refusals import Cause, Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus

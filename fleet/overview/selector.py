@@ -37,8 +37,8 @@ from fleet.overview.lines import (
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import Devices, is_large_enough, why_unmet
 from fleet.services.hosts.neurons import models_to_restore
-from inference.protocol.downloads import CacheReport
 from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.neuron_tasks import CacheReport
 from inference.protocol.refusals import Refused
 from inference.version import VERSION
 from metering import selectors as metering_selectors

@@ -35,9 +35,9 @@ import redis.asyncio
 
 from helexa_site.config import Config
 from inference.gateway.server.bodies import parse_aside
+from inference.protocol.delivery import image_fields
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
-from inference.protocol.inbox_parts import image_fields
 from inference.protocol.keys import images_key
 from inference.redis_link import redis_unavailable, until_answered
 from inference.supervised_threads import SupervisedPool

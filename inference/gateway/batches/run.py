@@ -31,8 +31,8 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import spooled_file
+from inference.protocol.delivery import MAX_DEATHS, broke_worker
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages

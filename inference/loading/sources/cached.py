@@ -23,8 +23,8 @@ from inference.loading.sources.resumed import (
     pending_of,
     pending_remove,
 )
-from inference.protocol.downloads import CachedFile, CachedModel
 from inference.protocol.load_errors import BadSourceError
+from inference.protocol.neuron_tasks import CachedFile, CachedModel
 
 
 def list_cached(cache_dir: Path) -> list[CachedModel]:

@@ -22,9 +22,9 @@ from celery.worker.state import maybe_shutdown
 
 from inference.neuron.service import NeuronService
 from inference.protocol import keys
-from inference.protocol.downloads import DeleteSpec, PullSpec
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.load import LoadSpec
+from inference.protocol.neuron_tasks import DeleteSpec, PullSpec
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
 from inference.neuron.replicas.record import ReplicaContext
 from inference.neuron.replicas.replica import Replica
+from inference.protocol.delivery import blame, load_mark
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import blame, load_mark
 from inference.protocol.keys import specs_key
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_progress import LoadFailure

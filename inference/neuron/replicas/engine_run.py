@@ -25,9 +25,9 @@ from inference.neuron.replicas.record import ReplicaContext, ReplicaRecord, span
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.text_loading import load_text
 from inference.protocol import engine as messages
+from inference.protocol.delivery import broke_worker, load_mark
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import broke_worker, load_mark
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import TOO_LARGE, LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes, LoadReport

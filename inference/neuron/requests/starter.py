@@ -53,6 +53,7 @@ from inference.neuron.text.prompts import Prepared, prepare
 from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
 from inference.neuron.text.tokenize import count_tokens, tokenized
+from inference.protocol.delivery import MARKS_EXPIRY_S, decode_marks
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Event, Failure, TokensCounted, Traced
 from inference.protocol.generation import (
@@ -65,7 +66,6 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.protocol.held import MARKS_EXPIRY_S, decode_marks
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.keys import preparing_key
 from inference.protocol.sampling import SamplingParams

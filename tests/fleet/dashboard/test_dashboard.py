@@ -19,8 +19,8 @@ from fleet.dashboard.board import board_of
 from fleet.dashboard.query import BoardQuery
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from fleet.overview.selector import fleet_overview
+from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import StageReport
 from inference.protocol.refusals import Refused, encode_field, refusals_key

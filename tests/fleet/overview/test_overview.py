@@ -21,7 +21,7 @@ from fleet.overview.attention import LIMITS, attention
 from fleet.overview.lines import HeldMemory, ModelLine, NeuronLine, ReplicaLine
 from fleet.overview.selector import fleet_overview
 from inference.protocol import keys
-from inference.protocol.downloads import CacheReport, encode_cache_report
+from inference.protocol.neuron_tasks import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused
 from metering.actor import COMMAND
 from metering.models import UsageHour

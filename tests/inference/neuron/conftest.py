@@ -21,6 +21,7 @@ from inference.neuron.process.redis_client import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
+from inference.protocol.delivery import inbox_entries
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     TERMINAL_EVENTS,
@@ -40,7 +41,6 @@ from inference.protocol.generation import (
     encode_inbox_frame,
 )
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_heartbeat
-from inference.protocol.inbox_parts import inbox_entries
 from inference.protocol.keys import (
     EVENTS_FIRST_ENTRY_ID,
     events_key,

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from inference.neuron.replicas.by_model import SpecStore
+from inference.protocol.delivery import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
-from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.keys import (
     INBOX_FRAME_FIELD,
     gateway_alive_key,

@@ -1,11 +1,12 @@
-"""The neurons' downloaded files, and jobs that download or delete without loading anything.
+"""A neuron's tasks beside its loads: jobs that download or delete files, and an engine's log.
 
     neuron.pull_model [PullSpec] ─▶ queued ─▶ running ─▶ succeeded | failed | cancelled
     neuron.cancel_pull [job_id]       downloaded bytes stay: the same pull resumes
     neuron.delete_cached [DeleteSpec] ─▶ succeeded | failed
+    neuron.tell_log [ask_id, model, num_lines] ─▶ one EngineLogAnswer, pushed to engine_log_key
 
-The state is one ``CacheReport`` in Redis (``downloads_key``), written on changes and every few
-seconds. An ended job stays in it for ``ENDED_JOB_KEPT_S``.
+The state of files and jobs is one ``CacheReport`` in Redis (``downloads_key``), written on changes
+and every few seconds. An ended job stays in it for ``ENDED_JOB_KEPT_S``.
 """
 
 from __future__ import annotations
@@ -93,3 +94,18 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
 encode_cache_report = msgspec.json.Encoder().encode
 decode_cache_report = msgspec.json.Decoder(CacheReport).decode
+
+
+MAX_LOG_LINES = 5000
+LOG_ANSWER_EXPIRY_S = 30
+
+
+class EngineLogAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    is_known: bool
+    """Whether an engine for that model has run in this instance of the neuron."""
+    lines: list[str] = []
+    """The last is the newest; secrets are hidden."""
+
+
+encode_engine_log = msgspec.json.Encoder().encode
+decode_engine_log = msgspec.json.Decoder(EngineLogAnswer).decode
