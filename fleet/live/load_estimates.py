@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.live.snapshot import remaining_s
-from inference.protocol.load_progress import LoadStage
+from inference.protocol.load_report import LoadStage
 
 BEFORE_ENGINE = frozenset({LoadStage.QUEUED, LoadStage.DOWNLOADING})
 OF_A_LOAD = frozenset(

@@ -24,8 +24,7 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load_progress import LoadFailure, LoadProgress
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport
 
 EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
 

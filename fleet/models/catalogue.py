@@ -11,7 +11,7 @@ from django.db import models
 from fleet.catalogue import CatalogueEntry
 from fleet.models.columns import CatalogueColumns, json_list, not_empty, setting_constraints
 from inference.loading.costs.model_costs import ModelCosts, unpacked
-from inference.protocol.load_progress import PackedCosts
+from inference.protocol.load_report import PackedCosts
 
 
 class CatalogueModel(CatalogueColumns):

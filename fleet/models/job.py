@@ -21,7 +21,7 @@ from fleet.models.catalogue import CatalogueModel
 from fleet.models.columns import json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron
 from inference.protocol.load import PrefillSpeed, StageSpec
-from inference.protocol.load_progress import LoadStage
+from inference.protocol.load_report import LoadStage
 
 ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
 

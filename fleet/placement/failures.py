@@ -13,7 +13,7 @@ from fleet.live.snapshot import ReplicaView
 from inference.backoff import Backoff
 from inference.loading.costs.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import TOO_LARGE
+from inference.protocol.load_report import TOO_LARGE
 
 FAILED_LOAD_BACKOFF_S = 30.0
 """A load that failed on a neuron is not retried there for this long; after each further consecutive

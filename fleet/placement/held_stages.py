@@ -21,7 +21,7 @@ from fleet.placement.decisions import Reject, Wait
 from fleet.placement.failures import LOST_ITS_ROOM
 from inference.protocol.heartbeat import HeldStageStatus, ReplicaStatus
 from inference.protocol.load import StageSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import LoadFailure, LoadProgress
 
 FAILED_STAGE_BACKOFF_S = 30.0
 """A neuron that could not hold a stage is left out for the same model for this long."""

@@ -67,7 +67,7 @@ from inference.models.parallel.shares import RankShare, rank_config, rank_cuts
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.settings.storage import HUGGINGFACE
 
 COPY_MARGIN = 2

@@ -12,8 +12,14 @@ import msgspec
 
 from inference.protocol.images import SequenceImage
 from inference.protocol.load import AdapterSpec, PrefillSpeed
-from inference.protocol.load_progress import LoadFailure, LoadProgress
-from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
+from inference.protocol.load_report import (
+    AsleepBytes,
+    DeviceMemory,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    StageReport,
+)
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from inference.protocol.load import FileSource
-from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import LoadFailure, LoadProgress
 
 CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0

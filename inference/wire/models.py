@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from inference.protocol.model_limit import ModelLimit, model_limit, with_text
+from inference.protocol.load_report import ModelLimit, model_limit, with_text
 from inference.wire.dialect import page_limit, page_of
 from inference.wire.errors import InvalidRequestError
 

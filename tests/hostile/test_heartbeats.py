@@ -28,7 +28,7 @@ from inference.protocol.delivery import HeldRequests, encode_held_requests
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, ReplicaStatus, encode_heartbeat
 from inference.protocol.images import VisionInput
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from inference.protocol.neuron_tasks import (
     CacheReport,
     EngineLogAnswer,

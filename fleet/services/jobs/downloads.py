@@ -43,7 +43,7 @@ from fleet.services.jobs.steps import (
 )
 from inference.loading.sources.hub_sources import is_downloaded
 from inference.protocol.keys import TASK_CANCEL_PULL, TASK_DELETE_CACHED, TASK_PULL_MODEL
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.neuron_tasks import (
     CACHE_REPORT_EXPIRY_S,
     CacheJobState,

@@ -45,7 +45,7 @@ from fleet.services.jobs.steps import (
 )
 from inference.protocol.keys import TASK_DROP_ADAPTER
 from inference.protocol.load import StageSpec
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 

@@ -45,7 +45,7 @@ from fleet.services.jobs.steps import (
 from fleet.upstreams.secret import seal, unseal
 from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from inference.stage_links.identities import new_identity
 
 logger = logging.getLogger(__name__)

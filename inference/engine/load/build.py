@@ -51,7 +51,7 @@ from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.load import AdapterSpec, LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
 from inference.supervised_threads import SupervisedPool
 

@@ -27,7 +27,7 @@ from inference.models.families.tower_names import model_name
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
-from inference.protocol.load_progress import KindBytes, LayerCost
+from inference.protocol.load_report import KindBytes, LayerCost
 
 if TYPE_CHECKING:
     from inference.loading.gguf.header import GGUFHeader

@@ -33,7 +33,7 @@ from inference.protocol import neuron_tasks as protocol
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
+from inference.protocol.load_report import LOADED, LoadFailure, LoadProgress
 from inference.protocol.neuron_tasks import CacheJobState, CacheJobStatus, DeleteSpec, PullSpec
 from inference.supervised_threads import SupervisedThread
 

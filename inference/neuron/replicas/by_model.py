@@ -24,7 +24,7 @@ from inference.protocol.delivery import blame, load_mark
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import specs_key
 from inference.protocol.load import LoadSpec, spec_digest
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,14 @@ from inference.protocol.delivery import broke_worker, load_mark
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import TOO_LARGE, LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.protocol.load_report import (
+    TOO_LARGE,
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadStage,
+)
 from inference.supervised_threads import SupervisedThread
 from inference.text.errors import TextError
 

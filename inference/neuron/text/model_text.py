@@ -24,8 +24,7 @@ from inference.neuron.errors import (
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
-from inference.protocol.load_report import LoadReport
-from inference.protocol.model_limit import ModelLimit, model_limit
+from inference.protocol.load_report import LoadReport, ModelLimit, model_limit
 from inference.recent_results import RecentResults
 from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (

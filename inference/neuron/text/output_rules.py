@@ -37,8 +37,7 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
-from inference.protocol.load_report import LoadReport
-from inference.protocol.model_limit import model_limit
+from inference.protocol.load_report import LoadReport, model_limit
 from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
 from inference.sandbox.jobs import BuildGrammar
 from inference.text.grammars.answer_grammar import Thinking

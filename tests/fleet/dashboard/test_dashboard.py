@@ -21,8 +21,7 @@ from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from fleet.overview.selector import fleet_overview
 from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import StageReport
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, StageReport
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.actor import COMMAND

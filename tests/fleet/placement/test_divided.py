@@ -16,8 +16,7 @@ from fleet.placement.devices.needs import Needs
 from fleet.placement.expected import with_load
 from fleet.placement.returning import is_large_enough
 from inference.protocol.heartbeat import HeldStageStatus, device_name
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.load_report import DeviceMemory, StageReport
+from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
 from tests.cases import each_case
 from tests.fleet.conftest import report as load_report
 from tests.fleet.conftest import stage as held_stage

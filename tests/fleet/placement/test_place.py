@@ -19,7 +19,7 @@ from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
 from fleet.placement.refusals import SUGGESTION
 from fleet.placement.stages.devices import WANTED_CONTEXTS
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.fleet.placement import fleets
 from tests.fleet.placement.fleets import (

@@ -13,7 +13,7 @@ from fleet.placement.stages import StageDevice, StagePlan, StageRefusal, plan_st
 from fleet.placement.stages.devices import NUM_STATES
 from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
 from inference.loading.costs.model_costs import ModelCosts
-from inference.protocol.load_progress import KindBytes, LayerCost
+from inference.protocol.load_report import KindBytes, LayerCost
 from tests.cases import each_case
 from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 

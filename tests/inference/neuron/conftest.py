@@ -49,7 +49,7 @@ from inference.protocol.keys import (
     inbox_key,
 )
 from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from inference.protocol.sampling import SamplingOptions
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.processes import command_line

@@ -70,8 +70,15 @@ from inference.protocol.engine import (
 )
 from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadSpec, StageSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
+from inference.protocol.load_report import (
+    AsleepBytes,
+    DeviceMemory,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadStage,
+    StageReport,
+)
 from inference.protocol.sampling import TokenLogprob
 from tests.inference.reports import engine_stats, load_report
 

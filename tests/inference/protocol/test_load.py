@@ -26,8 +26,7 @@ from inference.protocol.load_errors import (
     PartFailedError,
     QuantizationNotFoundError,
 )
-from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
-from inference.protocol.model_limit import ModelLimit, model_limit
+from inference.protocol.load_report import PERMANENT_FAILURES, LoadFailure, ModelLimit, model_limit
 from inference.protocol.sampling import SamplingOptions
 from tests.cases import each_case
 

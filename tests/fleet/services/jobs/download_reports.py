@@ -11,7 +11,7 @@ import redis
 from fleet import services
 from fleet.models import Download, Neuron
 from inference.protocol.keys import downloads_key
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.protocol.neuron_tasks import (
     CachedFile,
     CachedModel,

@@ -31,7 +31,7 @@ from fleet.services.jobs import downloads
 from fleet.services.jobs.downloads import download_neuron
 from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
 from inference.protocol.keys import downloads_key
-from inference.protocol.load_progress import LOADED, LoadFailure
+from inference.protocol.load_report import LOADED, LoadFailure
 from inference.protocol.neuron_tasks import encode_cache_report
 from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest

@@ -23,7 +23,7 @@ from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
 from fleet.services.jobs.reloads import reload_plan
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from metering.actor import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case

@@ -16,7 +16,7 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, ReplicaStatus
 from inference.protocol.load import AdapterSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.wire.models import ModelCard, ModelPrices, openai_model
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient

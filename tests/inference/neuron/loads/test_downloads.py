@@ -21,7 +21,7 @@ from inference.neuron.replicas.engine_process import engine_command as engine_co
 from inference.neuron.replicas.engine_process import is_own_engine
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LOADED
+from inference.protocol.load_report import LOADED
 from inference.protocol.neuron_tasks import (
     CacheJobState,
     CacheReport,
