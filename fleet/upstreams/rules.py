@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from fleet.errors import UpstreamValueError
 from fleet.upstreams.entry import Dialect, UpstreamEntry
-from inference.protocol.sampling import NEUTRAL_VALUES
+from inference.protocol.generation import NEUTRAL_VALUES
 
 NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 MAX_NAME_LENGTH = 63

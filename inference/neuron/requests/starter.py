@@ -54,7 +54,7 @@ from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
 from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.delivery import MARKS_EXPIRY_S, decode_marks
-from inference.protocol.engine import EmbedSequences, SubmitSequence
+from inference.protocol.engine import EmbedSequences, SamplingParams, SubmitSequence
 from inference.protocol.events import Accepted, Event, Failure, TokensCounted, Traced
 from inference.protocol.generation import (
     ChatInput,
@@ -68,7 +68,6 @@ from inference.protocol.generation import (
 )
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.keys import preparing_key
-from inference.protocol.sampling import SamplingParams
 from inference.settings.neuron import LOG_BODIES, LoggedBodies
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from inference.protocol.engine import (
     SequenceStep,
     SequenceTiming,
     SequenceUsage,
+    TokenLogprob,
 )
 from inference.protocol.events import (
     ChoiceFinished,
@@ -34,7 +35,6 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
 from inference.text.tokens.tokenizer import Tokenizer

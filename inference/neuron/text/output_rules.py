@@ -27,10 +27,13 @@ from inference.neuron.errors import (
 )
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompt_images import refused
+from inference.protocol.engine import Grammar, SamplingParams
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
+    DEFAULTS_OF_MODELS,
     ChatInput,
     GenerationRequest,
+    SamplingOptions,
     Submit,
     TextInput,
     TokensInput,
@@ -38,7 +41,6 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.load_report import LoadReport, model_limit
-from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
 from inference.sandbox.jobs import BuildGrammar
 from inference.text.grammars.answer_grammar import Thinking
 from inference.text.tool_calls.grammar_rules import callable_tools

@@ -41,17 +41,13 @@ from inference.neuron.text.output_rules import (
     resolve_sampling,
 )
 from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, refused, written
+from inference.protocol.engine import Grammar, SamplingParams, ThinkingLimit
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
     TextInput,
     TokensInput,
     ToolDefinition,
-)
-from inference.protocol.sampling import (
-    Grammar,
-    SamplingParams,
-    ThinkingLimit,
 )
 from inference.text.answers.phrases import PhraseMarkers, opens_phrase
 from inference.text.answers.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block

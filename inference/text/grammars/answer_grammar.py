@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from inference.protocol.sampling import Grammar
+from inference.protocol.engine import Grammar
 from inference.text.answers.reasoning import ROLE, THOUGHTS, HarmonyTokens, ReasoningMarkers
 from inference.text.grammars.parts import grammar_text
 

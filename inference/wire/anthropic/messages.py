@@ -20,9 +20,9 @@ from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
     OutputFormat,
+    SamplingOptions,
     TokenCountRequest,
 )
-from inference.protocol.sampling import SamplingOptions
 from inference.wire import fields as f
 from inference.wire.anthropic.content import (
     BLOCK_FIELDS,

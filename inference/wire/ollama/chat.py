@@ -20,12 +20,12 @@ from inference.protocol.generation import (
     ChatMessage,
     GenerationRequest,
     OutputFormat,
+    SamplingOptions,
     TextInput,
     TokenCountRequest,
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.protocol.sampling import SamplingOptions
 from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import (

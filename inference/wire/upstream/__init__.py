@@ -23,14 +23,15 @@ from typing import Any
 import orjson
 
 from inference.protocol.generation import (
+    NEUTRAL_VALUES,
     THINKING_SWITCHES,
     ChatInput,
     GenerationRequest,
     OutputFormat,
+    SamplingOptions,
     ToolCall,
     ToolDefinition,
 )
-from inference.protocol.sampling import NEUTRAL_VALUES, SamplingOptions
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.parts import ImageFile
 

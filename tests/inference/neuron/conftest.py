@@ -36,6 +36,7 @@ from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
     InboxFrame,
+    SamplingOptions,
     Submit,
     TextInput,
     encode_inbox_frame,
@@ -50,7 +51,6 @@ from inference.protocol.keys import (
 )
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_report import LoadFailure
-from inference.protocol.sampling import SamplingOptions
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS

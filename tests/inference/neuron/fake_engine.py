@@ -64,6 +64,7 @@ from inference.protocol.engine import (
     StageReleased,
     StepOutputs,
     SubmitSequence,
+    TokenLogprob,
     Wake,
     decode_engine_command,
     encode_engine_frame,
@@ -79,7 +80,6 @@ from inference.protocol.load_report import (
     LoadStage,
     StageReport,
 )
-from inference.protocol.sampling import TokenLogprob
 from tests.inference.reports import engine_stats, load_report
 
 POISON_SEED = 667

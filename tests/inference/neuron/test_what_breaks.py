@@ -27,6 +27,7 @@ from inference.protocol.generation import (
     ChatMessage,
     GenerationRequest,
     OutputFormat,
+    SamplingOptions,
     TextInput,
     TokenCountRequest,
     ToolChoice,
@@ -35,7 +36,6 @@ from inference.protocol.generation import (
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.neuron_tasks import CacheJobStatus, PullSpec
-from inference.protocol.sampling import SamplingOptions
 from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.conftest import PanicError, TestNeuron, failure_of, wait_until
 from tests.inference.neuron.devices import Machine, card, host

@@ -32,8 +32,7 @@ import msgspec
 import orjson
 
 from inference.protocol.events import Failure, FinishReason, Usage
-from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, SamplingOptions
 from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, page_of
 from inference.wire.error_envelopes import named_frame, openai_responses_errors

@@ -9,8 +9,8 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from inference.engine.sampling.logits_processors import ThinkingBudget
+from inference.protocol.engine import ThinkingLimit
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.protocol.sampling import ThinkingLimit
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
 from inference.text.answers.reasoning import ReasoningMarkers, find_markers, opens_block

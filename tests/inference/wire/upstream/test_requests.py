@@ -12,16 +12,17 @@ import pytest
 from fleet.upstreams.rules import untranslated_defaults
 from inference.protocol.events import TokensCounted
 from inference.protocol.generation import (
+    DEFAULTS_OF_MODELS,
     ChatInput,
     ChatMessage,
     EmbeddingRequest,
     GenerationRequest,
+    SamplingOptions,
     TextInput,
     TokenCountRequest,
     TokensInput,
     ToolCall,
 )
-from inference.protocol.sampling import DEFAULTS_OF_MODELS, SamplingOptions
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.anthropic.messages import INTERLEAVED_BETA
 from inference.wire.dialect import RequestContext
