@@ -14,18 +14,16 @@ from typing import Any
 import orjson
 
 from inference.version import VERSION
-from inference.wire import vllm
+from inference.wire import embeddings, vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.errors import ApiError, InvalidTypeError
 from inference.wire.fields import Field, Support
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.passed import ENDPOINTS, METERED_FIELDS, PassedEndpoint
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.history import COMPACT_FIELDS
@@ -47,13 +45,13 @@ DIALECTS: dict[str, Fields] = {
     "POST /api/chat": ollama_chat.FIELDS,
     **_nested("POST /api/chat", ollama_chat.NESTED_FIELDS),
     "POST /api/generate": ollama_chat.GENERATE_FIELDS,
-    "POST /api/embed": ollama_embed.FIELDS,
-    "POST /api/embeddings": ollama_embed.OLD_FIELDS,
+    "POST /api/embed": embeddings.OLLAMA_FIELDS,
+    "POST /api/embeddings": embeddings.OLD_OLLAMA_FIELDS,
     "POST /api/show": ollama_models.SHOW_FIELDS,
     "POST /api/pull": ollama_models.PULL_FIELDS,
     "POST /tokenize": vllm.TOKENIZE_FIELDS,
     "POST /detokenize": vllm.DETOKENIZE_FIELDS,
-    "POST /v1/embeddings": openai_embeddings.FIELDS,
+    "POST /v1/embeddings": embeddings.OPENAI_FIELDS,
     "POST /v1/batches": openai_batches.BATCH_FIELDS,
     "POST /v1/batches: a line of the input file": openai_batches.LINE_FIELDS,
     "POST /v1/messages/batches": anthropic_batches.FIELDS,

@@ -33,7 +33,7 @@ from inference.protocol.events import (
     ReasoningDelta,
     ToolCallDelta,
 )
-from inference.wire import vllm
+from inference.wire import embeddings, vllm
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
@@ -42,7 +42,6 @@ from inference.wire.dialect import (
     waiting_comment,
     with_escaped_line_ends,
 )
-from inference.wire.openai import embeddings as openai_embeddings
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -164,7 +163,7 @@ async def body_of(stream: RunningRequest, encoder: Encoder) -> list[bytes]:
 
 class VectorsConsumer(ApiConsumer):
     async def embeddings(self, body: bytes) -> None:
-        request = await self.parsed(openai_embeddings.parse, body)
+        request = await self.parsed(embeddings.parse_openai, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with self.running(request.embedding) as stream:
             vectors = await body_of(stream, encoder)

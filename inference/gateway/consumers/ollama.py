@@ -23,9 +23,9 @@ from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
+from inference.wire import embeddings
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import NotSupportedError, RequestFailedError
-from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.answers import Shape
 from inference.wire.ollama.chat import OllamaRequest
@@ -126,12 +126,12 @@ class OllamaEmbedConsumer(ApiConsumer):
         self._asked_unix_s = time.time()
 
     async def embed(self, body: bytes) -> None:
-        await self._answer_with_vectors(await self.parsed(ollama_embed.parse, body))
+        await self._answer_with_vectors(await self.parsed(embeddings.parse_ollama, body))
 
     async def embeddings(self, body: bytes) -> None:
-        await self._answer_with_vectors(await self.parsed(ollama_embed.parse_old, body))
+        await self._answer_with_vectors(await self.parsed(embeddings.parse_old_ollama, body))
 
-    async def _answer_with_vectors(self, request: ollama_embed.EmbedRequest) -> None:
+    async def _answer_with_vectors(self, request: embeddings.OllamaEmbeddings) -> None:
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
         async with self.running(request.embedding) as stream:

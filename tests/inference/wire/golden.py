@@ -39,7 +39,7 @@ import orjson
 from inference.batches.records import BatchRecord, FileRecord
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
-from inference.wire import vllm
+from inference.wire import embeddings, vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
@@ -52,11 +52,9 @@ from inference.wire.error_envelopes import (
 )
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import embed as ollama_embed
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.batches import read_lines
 from inference.wire.openai.responses import request as openai_responses
 
@@ -126,11 +124,11 @@ Parser = Callable[[bytes, RequestContext], Any]
 DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "anthropic_messages": (anthropic_messages.parse, anthropic_errors),
     "ollama_chat": (ollama_chat.parse, ollama_errors),
-    "ollama_embed": (ollama_embed.parse, ollama_errors),
+    "ollama_embed": (embeddings.parse_ollama, ollama_errors),
     "ollama_generate": (ollama_chat.parse_generate, ollama_errors),
     "openai_chat": (openai_chat.parse, openai_errors),
     "openai_completions": (openai_completions.parse, openai_errors),
-    "openai_embeddings": (openai_embeddings.parse, openai_errors),
+    "openai_embeddings": (embeddings.parse_openai, openai_errors),
     "openai_responses": (openai_responses.parse, openai_responses_errors),
     "rerank": (vllm.parse_rerank, openai_errors),
     "vllm_score": (vllm.parse_score, openai_errors),

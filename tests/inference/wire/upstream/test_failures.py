@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from inference.gateway.request.answer_check import AnswerCheck
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import EmbeddingRequest, TextInput
+from inference.wire.embeddings import parse_openai
 from inference.wire.errors import RequestFailedError, UnsupportedParameterError
 from inference.wire.failures import (
     MAX_MESSAGE_CHARACTERS,
     upstream_failure,
     upstream_failure_in_stream,
 )
-from inference.wire.openai.embeddings import parse
 from inference.wire.upstream import Sending, exchanges
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.exchanges import VectorsReader
@@ -109,7 +109,7 @@ def read(answer: Any, request: EmbeddingRequest = TWO) -> list[Event]:
 
 
 def asked(**fields: Any) -> EmbeddingRequest:
-    return parse(json.dumps({"model": "far", "input": ["a"], **fields}).encode()).embedding
+    return parse_openai(json.dumps({"model": "far", "input": ["a"], **fields}).encode()).embedding
 
 
 def sent(**fields: Any) -> dict[str, Any]:
