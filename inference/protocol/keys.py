@@ -135,11 +135,6 @@ def held_key(name: str) -> str:
     return f"helexa:neuron:{name}:held"
 
 
-def usage_key(name: str) -> str:
-    """Neurons of helexa 0.2.0 write it during an upgrade. Nobody reads it."""
-    return f"helexa:neuron:{name}:usage"
-
-
 def preparing_key(name: str) -> str:
     return f"helexa:neuron:{name}:preparing"
 

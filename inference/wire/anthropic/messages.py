@@ -24,6 +24,12 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from inference.wire import fields as f
+from inference.wire.anthropic.answers import (
+    Display,
+    MessageBodyEncoder,
+    MessageStreamEncoder,
+    Style,
+)
 from inference.wire.anthropic.content import (
     BLOCK_FIELDS,
     CACHE_CONTROL,
@@ -32,12 +38,6 @@ from inference.wire.anthropic.content import (
     SOURCE_FIELDS,
     cache_of,
     type_field,
-)
-from inference.wire.anthropic.encoders import (
-    Display,
-    MessageBodyEncoder,
-    MessageStreamEncoder,
-    Style,
 )
 from inference.wire.anthropic.turns import (
     CHOICE_FIELDS,
