@@ -25,8 +25,8 @@ from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.passed import ENDPOINTS, METERED_FIELDS, PassedEndpoint
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.history import COMPACT_FIELDS
+from inference.wire.responses import request as openai_responses
+from inference.wire.responses.history import COMPACT_FIELDS
 
 Fields = Mapping[str, Field]
 

@@ -20,7 +20,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import vllm
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.errors import MissingParameterError
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.responses import request as openai_responses
 
 
 class TokenizeConsumer(ApiConsumer):

@@ -28,9 +28,9 @@ from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, Fi
 from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotAllowedError
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.history import (
+from inference.wire.responses import request as openai_responses
+from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.responses.history import (
     compacted_body,
     deleted_body,
     item_list_body,
@@ -41,7 +41,7 @@ from inference.wire.openai.responses.history import (
     settled,
     summary_request,
 )
-from inference.wire.openai.responses.request import ResponsesRequest
+from inference.wire.responses.request import ResponsesRequest
 
 LOOK_INTERVAL_S = 1.0
 

@@ -30,10 +30,10 @@ from inference.wire.errors import (
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
-from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.input import InputItem, items, with_ids
-from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.parts import ImageReading, images_read
+from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.responses.input import InputItem, items, with_ids
+from inference.wire.responses.request import ResponsesRequest
 from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.principal import Principal
 

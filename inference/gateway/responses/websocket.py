@@ -37,10 +37,10 @@ from inference.wire.errors import (
     RequestTooLargeError,
     shutting_down,
 )
-from inference.wire.openai.responses.events import ResponseStreamEncoder
-from inference.wire.openai.responses.input import InputItem
-from inference.wire.openai.responses.output import response_id, without_logprobs
-from inference.wire.openai.responses.request import (
+from inference.wire.responses.events import ResponseStreamEncoder
+from inference.wire.responses.input import InputItem
+from inference.wire.responses.output import response_id, without_logprobs
+from inference.wire.responses.request import (
     ResponsesRequest,
     error_message,
     messages_of,

@@ -56,7 +56,7 @@ from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.batches import read_lines
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.responses import request as openai_responses
 
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 

@@ -18,8 +18,8 @@ from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.batches import LINE_FIELDS
 from inference.wire.openai.passed import ENDPOINTS
-from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openapi import document, types_of
+from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 from tests.inference.wire import golden
 

@@ -15,7 +15,7 @@ from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.errors import ApiError, TooManyValuesError
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 
 PARSERS = [

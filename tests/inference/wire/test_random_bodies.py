@@ -27,8 +27,8 @@ from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai.batches import read_lines
-from inference.wire.openai.responses import request as openai_responses
 from inference.wire.parts import ImageRules
+from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 from tests.inference.wire.golden import DIALECTS, batch_cases, cases, inside
 

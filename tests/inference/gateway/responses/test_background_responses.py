@@ -22,7 +22,7 @@ from inference.gateway.responses import background
 from inference.gateway.responses import consumer as stored_responses
 from inference.gateway.responses import store as response_store
 from inference.protocol.keys import gateway_alive_key
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import (
     RESPONSES,

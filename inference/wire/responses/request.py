@@ -35,10 +35,10 @@ from inference.wire.error_envelopes import openai_responses_errors
 from inference.wire.errors import ApiError, InvalidRequestError
 from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.chat_turns import FREELY, PARALLEL_TOOL_CALLS, chosen_tools
-from inference.wire.openai.responses import fields as given
-from inference.wire.openai.responses import tools as given_tools
-from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.input import (
+from inference.wire.responses import fields as given
+from inference.wire.responses import tools as given_tools
+from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.responses.input import (
     ITEM_FIELDS,
     MAX_ID_CHARS,
     InputItem,
@@ -49,7 +49,7 @@ from inference.wire.openai.responses.input import (
     items,
     resolved,
 )
-from inference.wire.openai.responses.output import AnswerSettings, answer_settings
+from inference.wire.responses.output import AnswerSettings, answer_settings
 
 SHARED = (
     *("model", "stream", "user", "temperature", "top_p", "presence_penalty"),

@@ -21,18 +21,18 @@ from openai.types.responses.response_create_params import (
 from inference.protocol.events import FinishReason, Usage
 from inference.protocol.generation import ChatInput
 from inference.wire.errors import ApiError
-from inference.wire.openai.responses import history
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.fields import carried, encrypted_content
-from inference.wire.openai.responses.history import (
+from inference.wire.responses import history
+from inference.wire.responses import request as openai_responses
+from inference.wire.responses.fields import carried, encrypted_content
+from inference.wire.responses.history import (
     MAX_LAST_CHARS,
     MAX_SUMMARY_TOKENS,
     SUMMARISE,
     Summary,
     settled,
 )
-from inference.wire.openai.responses.request import ResponsesRequest, error_message, parse_message
-from inference.wire.openai.responses.tools import is_strict
+from inference.wire.responses.request import ResponsesRequest, error_message, parse_message
+from inference.wire.responses.tools import is_strict
 from tests.cases import each_case
 
 

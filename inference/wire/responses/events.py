@@ -32,7 +32,7 @@ from inference.wire.dialect import UnixClock
 from inference.wire.error_envelopes import named_frame, openai_responses_errors
 from inference.wire.errors import ApiError
 from inference.wire.openai.answers import padded
-from inference.wire.openai.responses.output import (
+from inference.wire.responses.output import (
     AnswerSettings,
     CallItem,
     MessageItem,

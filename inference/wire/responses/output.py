@@ -21,13 +21,8 @@ from inference.protocol.events import Accepted, TextLogprob, Usage
 from inference.wire.errors import ApiError
 from inference.wire.openai.answers import json_array, token_object
 from inference.wire.openai.chat_turns import FREELY
-from inference.wire.openai.responses.fields import (
-    ENCRYPTED_REASONING,
-    PLAIN_TEXT,
-    Reasoning,
-    carried,
-)
-from inference.wire.openai.responses.tools import NO_TOOLS, GivenTools, Member
+from inference.wire.responses.fields import ENCRYPTED_REASONING, PLAIN_TEXT, Reasoning, carried
+from inference.wire.responses.tools import NO_TOOLS, GivenTools, Member
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]

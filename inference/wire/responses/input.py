@@ -21,15 +21,6 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
-from inference.wire.openai.responses.fields import (
-    Content,
-    carried,
-    content,
-    encrypted_content,
-    reasoning_parts,
-    summary_parts,
-)
-from inference.wire.openai.responses.tools import shown_name
 from inference.wire.parts import (
     PART_SEPARATOR,
     Called,
@@ -39,6 +30,15 @@ from inference.wire.parts import (
     joined_text,
     parts_with_images,
 )
+from inference.wire.responses.fields import (
+    Content,
+    carried,
+    content,
+    encrypted_content,
+    reasoning_parts,
+    summary_parts,
+)
+from inference.wire.responses.tools import shown_name
 
 ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",

@@ -20,9 +20,10 @@ from inference.protocol import events as protocol
 from inference.wire import errors
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.error_envelopes import openai_responses_errors
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.history import (
+from inference.wire.parts import ImageReading, images_read
+from inference.wire.responses import request as openai_responses
+from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.responses.history import (
     UNKNOWN_LAST_NUMBER,
     ItemPage,
     Retrieval,
@@ -31,14 +32,13 @@ from inference.wire.openai.responses.history import (
     read_retrieval,
     replay,
 )
-from inference.wire.openai.responses.input import Referred, items, with_ids
-from inference.wire.openai.responses.output import AnswerSettings
-from inference.wire.parts import ImageReading, images_read
+from inference.wire.responses.input import Referred, items, with_ids
+from inference.wire.responses.output import AnswerSettings
 from tests.cases import each_case
 from tests.inference.wire import answers
 from tests.inference.wire.answers import frames
 from tests.inference.wire.golden import Case, cases
-from tests.inference.wire.openai.responses.test_request import parse
+from tests.inference.wire.responses.test_request import parse
 from tests.inference.wire.test_random_bodies import random_bodies
 
 CASES = [case for case in cases("openai_responses") if case.is_answered]

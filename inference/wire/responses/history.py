@@ -37,11 +37,11 @@ from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, page_of
 from inference.wire.error_envelopes import named_frame, openai_responses_errors
 from inference.wire.errors import InvalidRequestError, MissingParameterError, RequestFailedError
-from inference.wire.openai.responses.fields import INCLUDABLE, carried
-from inference.wire.openai.responses.input import InputItem, Message, Summarised, TurnPart, with_ids
-from inference.wire.openai.responses.output import NamedEvent, response_id, usage_object
-from inference.wire.openai.responses.request import FIELDS, ResponsesRequest, request_of
 from inference.wire.parts import Called, Returned
+from inference.wire.responses.fields import INCLUDABLE, carried
+from inference.wire.responses.input import InputItem, Message, Summarised, TurnPart, with_ids
+from inference.wire.responses.output import NamedEvent, response_id, usage_object
+from inference.wire.responses.request import FIELDS, ResponsesRequest, request_of
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
