@@ -99,6 +99,14 @@ class ModelCard:
     parent: str | None = None
     """An adapter's base. Memory and limits are the base's."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.id, *self.aliases
+
+    @property
+    def created_at(self) -> str:
+        return datetime.fromtimestamp(self.created_unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities
 
@@ -188,12 +196,8 @@ def openai_model(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def openai_model_list(cards: Sequence[ModelCard]) -> bytes:
-    data = [openai_model(card, name) for card, name in _entries(cards)]
+    data = [openai_model(card, name) for card in cards for name in card.names]
     return orjson.dumps({"object": "list", "data": data})
-
-
-def _entries(cards: Sequence[ModelCard]) -> list[tuple[ModelCard, str]]:
-    return [(card, name) for card in cards for name in (card.id, *card.aliases)]
 
 
 DEFAULT_LIMIT = 20
@@ -222,7 +226,7 @@ def parse_page(query: Mapping[str, str]) -> PageRequest:
 
 def anthropic_model_list(cards: Sequence[ModelCard], page: PageRequest) -> bytes:
     """Raises ``InvalidRequestError`` for a page beside an id that is not in the list."""
-    entries = _entries(cards)
+    entries = [(card, name) for card in cards for name in card.names]
     start, end, has_more = _page([name for _, name in entries], page)
     data = [anthropic_model(card, name) for card, name in entries[start:end]]
     return orjson.dumps({**page_of(data, page.limit), "has_more": has_more})
@@ -233,7 +237,7 @@ def anthropic_model(card: ModelCard, name: str) -> dict[str, Any]:
         "type": "model",
         "id": name,
         "display_name": name if name == card.id else f"{name} ({card.id})",
-        "created_at": _timestamp(card.created_unix_s),
+        "created_at": card.created_at,
         "lifecycle": "active",
         "line": None,
         "deprecated_at": None,
@@ -282,7 +286,3 @@ def _capabilities(card: ModelCard) -> dict[str, Any]:
             },
         },
     }
-
-
-def _timestamp(unix_s: int) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

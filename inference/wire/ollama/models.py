@@ -14,7 +14,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -114,9 +113,7 @@ def version_body() -> bytes:
 
 def tags_body(models: Sequence[OfferedModel]) -> bytes:
     """An alias is an entry of its own: clients offer the listed names."""
-    listed = [
-        _entry(model, name) for model in models for name in (model.card.id, *model.card.aliases)
-    ]
+    listed = [_entry(model, name) for model in models for name in model.card.names]
     return orjson.dumps({"models": listed})
 
 
@@ -150,7 +147,7 @@ def show_body(model: OfferedModel) -> bytes:
             "details": _details(model),
             "model_info": info,
             "capabilities": [theirs for ours, theirs in CAPABILITIES.items() if ours in can],
-            "modified_at": _time(model),
+            "modified_at": model.card.created_at,
         }
     )
 
@@ -159,7 +156,7 @@ def _entry(model: OfferedModel, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(model),
+        "modified_at": model.card.created_at,
         "size": model.weight_bytes,
         "digest": hashlib.sha256(model.spec_digest.encode()).hexdigest(),
         "details": _details(model),
@@ -183,10 +180,6 @@ def _in_words(num_parameters: int) -> str:
     if num_parameters >= 1e9:
         return f"{num_parameters / 1e9:.1f}B"
     return f"{num_parameters / 1e6:.1f}M"
-
-
-def _time(model: OfferedModel) -> str:
-    return datetime.fromtimestamp(model.card.created_unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 HUB_PREFIXES = ("hf.co/", "huggingface.co/")
