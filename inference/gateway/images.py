@@ -42,7 +42,7 @@ from inference.protocol.keys import images_key
 from inference.redis_link import redis_unavailable, until_answered
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import InvalidImageError
-from inference.wire.parts import ImageFile, ImageReading, ImageRules, images_read
+from inference.wire.images import ImageFile, ImageReading, ImageRules, images_read
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     VisionUnsupportedError,
 )
+from inference.wire.images import ImageFile
 from inference.wire.openai.passed import paths_of
-from inference.wire.parts import ImageFile
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import RateLimiter
 from metering.limits.state import (

@@ -38,7 +38,7 @@ from inference.protocol.events import ANSWERS, Event
 from inference.protocol.generation import GenerationRequest, Request, Submit
 from inference.protocol.load import AdapterSpec
 from inference.wire.errors import ApiError, RequestFailedError
-from inference.wire.parts import ImageFile
+from inference.wire.images import ImageFile
 
 logger = logging.getLogger(__name__)
 

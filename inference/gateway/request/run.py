@@ -31,7 +31,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.wire.parts import ImageFile
+from inference.wire.images import ImageFile
 from metering.prices import FREE
 
 

@@ -30,7 +30,7 @@ from inference.wire.errors import (
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
-from inference.wire.parts import ImageReading, images_read
+from inference.wire.images import ImageReading, images_read
 from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.responses.input import InputItem, items, with_ids
 from inference.wire.responses.request import ResponsesRequest

@@ -20,16 +20,8 @@ from inference.wire.errors import (
     InvalidRequestError,
     UnsupportedParameterError,
 )
-from inference.wire.parts import (
-    FILE_REASON,
-    PART_SEPARATOR,
-    Called,
-    Part,
-    Returned,
-    Thought,
-    address_image,
-    base64_image,
-)
+from inference.wire.images import FILE_REASON, address_image, base64_image
+from inference.wire.parts import PART_SEPARATOR, Called, Part, Returned, Thought
 
 MAX_ID_CHARS = 256
 ERROR_PREFIX = "Error: "

@@ -33,6 +33,7 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
+from inference.wire.images import base64_image
 from inference.wire.ollama.answers import (
     FineClock,
     OllamaBodyEncoder,
@@ -51,7 +52,7 @@ from inference.wire.openai.fields import (
     top_k,
     top_logprobs,
 )
-from inference.wire.parts import base64_image, parts_with_images
+from inference.wire.parts import parts_with_images
 
 EFFORTS = ("low", "medium", "high")
 _MAX_COUNT = 2**31 - 1

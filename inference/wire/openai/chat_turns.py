@@ -20,18 +20,8 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
-from inference.wire.parts import (
-    DETAIL_NOTE,
-    PART_SEPARATOR,
-    ImageFile,
-    Part,
-    detail,
-    image_url,
-    joined_text,
-    parts_with_images,
-    read_parts,
-    with_detail,
-)
+from inference.wire.images import DETAIL_NOTE, ImageFile, detail, image_url, with_detail
+from inference.wire.parts import PART_SEPARATOR, Part, joined_text, parts_with_images, read_parts
 
 MAX_NAME_CHARS = 256
 MAX_CALL_ID_CHARS = 256

@@ -16,18 +16,9 @@ from typing import Any
 from inference.protocol.generation import OutputFormat
 from inference.wire import fields as f
 from inference.wire.errors import InvalidRequestError
+from inference.wire.images import DETAIL_NOTE, FILE_REASON, LOW_DETAIL, ImageFile, detail, image_url
 from inference.wire.openai.formats import STRICT_HELP
-from inference.wire.parts import (
-    DETAIL_NOTE,
-    FILE_REASON,
-    LOW_DETAIL,
-    ImageFile,
-    Part,
-    detail,
-    image_url,
-    joined_text,
-    read_parts,
-)
+from inference.wire.parts import Part, joined_text, read_parts
 
 MAX_FORMAT_NAME_CHARS = 128
 DEFAULT_FORMAT_NAME = "response_schema"

@@ -33,7 +33,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
-from inference.wire.parts import ImageFile
+from inference.wire.images import ImageFile
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 

@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 
 from inference.protocol.generation import ChatInput
 from inference.wire.errors import ApiError, InvalidImageError, UnsupportedParameterError
-from inference.wire.image_header import ImageHeader, ImageHeaderError, read_header
-from inference.wire.openai import chat as openai_chat
-from inference.wire.parts import (
+from inference.wire.images import (
     ImageFile,
+    ImageHeader,
+    ImageHeaderError,
     ImageReading,
     ImageRules,
     base64_image,
     image_url,
     images_read,
+    read_header,
 )
+from inference.wire.openai import chat as openai_chat
 from tests.cases import each_case
 from tests.inference.image_files import (
     base64_of,

@@ -25,9 +25,9 @@ from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
+from inference.wire.images import ImageRules
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai.batches import read_lines
-from inference.wire.parts import ImageRules
 from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 from tests.inference.wire.golden import DIALECTS, batch_cases, cases, inside

@@ -20,7 +20,7 @@ from inference.protocol import events as protocol
 from inference.wire import errors
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.error_envelopes import openai_responses_errors
-from inference.wire.parts import ImageReading, images_read
+from inference.wire.images import ImageReading, images_read
 from inference.wire.responses import request as openai_responses
 from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.responses.history import (

@@ -27,9 +27,9 @@ from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.anthropic.messages import INTERLEAVED_BETA
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError, UnsupportedParameterError
+from inference.wire.images import ImageFile, base64_image
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat import parse
-from inference.wire.parts import ImageFile, base64_image
 from inference.wire.upstream import Sending
 from inference.wire.upstream.answer_events import UpstreamFaultError
 from inference.wire.upstream.exchanges import exchange_of, is_forwarded
