@@ -33,7 +33,7 @@ from inference.protocol.events import (
     ReasoningDelta,
     ToolCallDelta,
 )
-from inference.wire import embeddings, vllm
+from inference.wire import vllm
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
@@ -42,6 +42,7 @@ from inference.wire.dialect import (
     waiting_comment,
     with_escaped_line_ends,
 )
+from inference.wire.embeddings import parse_openai
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -163,7 +164,7 @@ async def body_of(stream: RunningRequest, encoder: Encoder) -> list[bytes]:
 
 class VectorsConsumer(ApiConsumer):
     async def embeddings(self, body: bytes) -> None:
-        request = await self.parsed(embeddings.parse_openai, body)
+        request = await self.parsed(parse_openai, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with self.running(request.embedding) as stream:
             vectors = await body_of(stream, encoder)

@@ -23,8 +23,8 @@ from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
-from inference.wire import embeddings
 from inference.wire.dialect import Encoder, ParsedRequest
+from inference.wire.embeddings import OllamaEmbeddings, parse_old_ollama, parse_ollama
 from inference.wire.errors import NotSupportedError, RequestFailedError
 from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.answers import Shape
@@ -126,12 +126,12 @@ class OllamaEmbedConsumer(ApiConsumer):
         self._asked_unix_s = time.time()
 
     async def embed(self, body: bytes) -> None:
-        await self._answer_with_vectors(await self.parsed(embeddings.parse_ollama, body))
+        await self._answer_with_vectors(await self.parsed(parse_ollama, body))
 
     async def embeddings(self, body: bytes) -> None:
-        await self._answer_with_vectors(await self.parsed(embeddings.parse_old_ollama, body))
+        await self._answer_with_vectors(await self.parsed(parse_old_ollama, body))
 
-    async def _answer_with_vectors(self, request: embeddings.OllamaEmbeddings) -> None:
+    async def _answer_with_vectors(self, request: OllamaEmbeddings) -> None:
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
         async with self.running(request.embedding) as stream:
