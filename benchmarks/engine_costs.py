@@ -12,8 +12,7 @@ from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
-from inference.protocol.engine import SubmitSequence
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import SamplingParams, SubmitSequence
 
 PROMPT_TOKENS = 128
 VOCAB_SIZE = 50_000

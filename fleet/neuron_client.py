@@ -28,8 +28,8 @@ from fleet.live import reading as live
 from fleet.live.reports import NeuronValueError
 from inference.logs.formatters import one_line
 from inference.protocol import keys
-from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
+from inference.protocol.neuron_tasks import EngineLogAnswer, decode_engine_log
 from inference.redis_connections import MAX_VALUE_BYTES
 
 EXPIRES_S = 60

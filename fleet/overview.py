@@ -47,8 +47,8 @@ from fleet.placement.division import Devices, is_large_enough
 from fleet.placement.needs import Needs
 from fleet.placement.returning import why_unmet
 from fleet.services.neurons import models_to_restore
-from inference.protocol.downloads import CacheReport
 from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.neuron_tasks import CacheReport
 from inference.protocol.refusals import Refused
 from inference.version import VERSION
 from metering import selectors as metering_selectors

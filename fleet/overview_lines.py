@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from inference.protocol.held import BROKE_WORKER
+from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.refusals import Cause, Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus

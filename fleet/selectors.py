@@ -28,7 +28,7 @@ from fleet.live import reading as live
 from fleet.models import Alias, CatalogueModel, Download, Invitation, LoadJob, Neuron, Upstream
 from fleet.models_toml_plan import CatalogueState
 from fleet.upstreams import UpstreamEntry
-from inference.protocol.downloads import CachedModel, CacheReport
+from inference.protocol.neuron_tasks import CachedModel, CacheReport
 from metering.prices import Prices
 
 CACHE_S = 1.0

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from fleet.errors import UpstreamSecretError, UpstreamValueError
-from inference.protocol.sampling import NEUTRAL_VALUES
+from inference.protocol.generation import NEUTRAL_VALUES
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

@@ -11,8 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from helexa_site.pages import render_page
-from inference.wire.common.fields import Field, Support
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.fields import Field, Support
+from inference.wire.openai.passed import ENDPOINTS
 from inference.wire.openapi import CALLS, DIALECTS, READS, passed_fields, passed_summary, types_of
 
 VERDICTS = {

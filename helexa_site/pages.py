@@ -31,8 +31,8 @@ from inference.logs.redaction import Redactor
 from inference.request_ids import new_request_id
 from inference.settings.setting import Setting
 from inference.settings.table import SETTINGS
+from inference.wire.error_envelopes import openai_errors
 from inference.wire.errors import ApiError, InternalError, InvalidRequestError, UnknownUrlError
-from inference.wire.openai import errors as openai_errors
 
 logger = logging.getLogger(__name__)
 

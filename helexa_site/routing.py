@@ -41,16 +41,18 @@ from inference.gateway.server.paths import (
 )
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.gateway.upstreams.passed import PassThroughConsumer
-from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.dialect import ErrorDialect
+from inference.wire.error_envelopes import (
+    ErrorDialect,
+    anthropic_errors,
+    ollama_errors,
+    openai_errors,
+    openai_responses_errors,
+)
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import errors as ollama_errors
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import errors as openai_errors
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.request import ENDPOINTS
-from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.openai.passed import ENDPOINTS
 from metering.playground.login import PREFIX as PLAYGROUND_PATH
 from metering.playground.login import path_by_login, with_login
 from metering.principal import Scope

@@ -29,6 +29,7 @@ from inference.protocol.engine import (
     FellAsleep,
     Loaded,
     LoadFailedMessage,
+    SamplingParams,
     SequenceFailed,
     SequenceStep,
     Sleep,
@@ -38,7 +39,6 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
-from inference.protocol.sampling import SamplingParams
 
 FACTS = "FACTS "
 """Begins the line of JSON in which a check reports."""

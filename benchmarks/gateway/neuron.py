@@ -23,6 +23,7 @@ import redis
 
 from fleet.live.reports import LoadOrders
 from inference.protocol import keys
+from inference.protocol.delivery import FrameAssembler
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -52,7 +53,6 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
-from inference.protocol.inbox_parts import FrameAssembler
 from inference.protocol.load_report import LoadReport
 
 NEURON_NAME = "bench"

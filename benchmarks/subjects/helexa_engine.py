@@ -12,9 +12,8 @@ import torch
 from benchmarks.workload import CARD_KV_BYTES, DECODE_OUTPUT_TOKENS
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
-from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.engine import SamplingParams, SequenceStep, SubmitSequence, TokenLogprob
 from inference.protocol.load import LoadSpec, Quantization
-from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 LIBRARIES = ()
 """All of them are imported above."""

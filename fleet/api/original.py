@@ -29,9 +29,13 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.load_report import LoadReport
-from inference.protocol.model_limit import ModelLimit, model_limit, with_text
+from inference.protocol.load_report import (
+    LoadFailure,
+    LoadReport,
+    ModelLimit,
+    model_limit,
+    with_text,
+)
 from metering.api.problems import ProblemError, note_refusal
 from metering.api.schema import ROWS
 

@@ -25,7 +25,7 @@ from fleet.overview import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object
-from inference.protocol.engine_logs import MAX_LINES
+from inference.protocol.neuron_tasks import MAX_LOG_LINES
 from metering.api.problems import ProblemError, ensure_one_of
 from metering.models import AuditEntry
 from metering.principal import Scope
@@ -79,7 +79,7 @@ class EngineLogView(ObjectView):
 
     @extend_schema(parameters=[OpenApiParameter("lines", int, default=DEFAULT_LINES)])
     def get(self, request: Request, name: str, model: str) -> Response:
-        num_lines = number_in(request, "lines", DEFAULT_LINES, 1, MAX_LINES)
+        num_lines = number_in(request, "lines", DEFAULT_LINES, 1, MAX_LOG_LINES)
         return Response(asdict(engine_log(name, model, num_lines)))
 
 

@@ -19,8 +19,8 @@ from fleet.catalogue.settings import (
 from fleet.catalogue.targets import Target, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError
 from inference.loading.sources.hub_sources import default_scheme, hub_schemes
+from inference.protocol.generation import DEFAULTS_OF_MODELS
 from inference.protocol.load import NO_TEMPLATE, TEMPLATE_FILE
-from inference.protocol.sampling import DEFAULTS_OF_MODELS
 from inference.settings.storage import SOURCES
 
 Problems = Iterator[tuple[str, str]]

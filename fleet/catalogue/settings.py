@@ -33,6 +33,7 @@ from fleet.catalogue.kinds import (
     setting,
 )
 from fleet.catalogue.targets import parse_targets, upstream_of
+from inference.protocol.generation import DEFAULTS_OF_MODELS
 from inference.protocol.load import (
     DEFAULT_ADAPTER_SLOTS,
     KVDtype,
@@ -40,7 +41,6 @@ from inference.protocol.load import (
     Quantization,
     Speculation,
 )
-from inference.protocol.sampling import DEFAULTS_OF_MODELS
 from metering.prices import Prices, Unit, UnitPrices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -24,8 +24,7 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport, LoadStage
 
 BEFORE_ENGINE = frozenset({LoadStage.QUEUED, LoadStage.DOWNLOADING})
 OF_A_LOAD = frozenset(

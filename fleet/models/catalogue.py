@@ -39,7 +39,7 @@ from fleet.upstreams import (
     UpstreamEntry,
 )
 from inference.loading.model_costs import ModelCosts, unpacked
-from inference.protocol.load_progress import PackedCosts
+from inference.protocol.load_report import PackedCosts
 from metering.prices import Prices
 
 WORD_LENGTH = 16

@@ -19,7 +19,7 @@ from fleet.live.snapshot import NO_ESTIMATE, LoadEstimate, load_estimate, remain
 from fleet.models.catalogue import CatalogueModel, json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron
 from inference.protocol.load import PrefillSpeed, StageSpec
-from inference.protocol.load_progress import LoadStage
+from inference.protocol.load_report import LoadStage
 
 ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
 

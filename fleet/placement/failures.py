@@ -14,7 +14,7 @@ from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
 from inference.backoff import Backoff
 from inference.loading.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import TOO_LARGE, LoadFailure
+from inference.protocol.load_report import TOO_LARGE, LoadFailure
 
 FAILED_LOAD_BACKOFF_S = 30.0
 """A load that failed on a neuron is not retried there for this long; after each further consecutive

@@ -20,7 +20,7 @@ from operator import sub
 from fleet.catalogue import CatalogueEntry
 from inference.loading.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo
-from inference.protocol.load_progress import LayerCost
+from inference.protocol.load_report import LayerCost
 
 GB, TERA, MIB = 10**9, 10**12, 1024**2
 

@@ -20,7 +20,7 @@ from fleet.placement.returning import (
 )
 from fleet.placement.room import Room
 from fleet.placement.stage_plans import StageRefusal
-from inference.protocol.load_progress import SUGGESTIONS
+from inference.protocol.load_report import SUGGESTIONS
 from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 
 NO_NEURON_RETRY_AFTER_S = 5.0

@@ -43,7 +43,9 @@ from fleet.services.job_steps import (
 )
 from fleet.services.neurons import reporting_neuron
 from inference.loading.sources.hub_sources import is_downloaded
-from inference.protocol.downloads import (
+from inference.protocol.keys import TASK_CANCEL_PULL, TASK_DELETE_CACHED, TASK_PULL_MODEL
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.neuron_tasks import (
     CACHE_REPORT_EXPIRY_S,
     CacheJobState,
     CacheJobStatus,
@@ -51,8 +53,6 @@ from inference.protocol.downloads import (
     DeleteSpec,
     PullSpec,
 )
-from inference.protocol.keys import TASK_CANCEL_PULL, TASK_DELETE_CACHED, TASK_PULL_MODEL
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 

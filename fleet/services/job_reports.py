@@ -53,7 +53,7 @@ from fleet.services.load_measurements import (
 )
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S
-from inference.protocol.load_progress import LoadFailure, PackedCosts
+from inference.protocol.load_report import LoadFailure, PackedCosts
 
 logger = logging.getLogger(__name__)
 

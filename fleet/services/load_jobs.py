@@ -58,7 +58,7 @@ from fleet.services.stage_orders import spans_neurons, stage_load_call_off, stag
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_DROP_ADAPTER
 from inference.protocol.load import StageSpec
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 

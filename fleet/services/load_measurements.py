@@ -19,8 +19,7 @@ from fleet import selectors
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.loading.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load_progress import PackedCosts
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadReport, PackedCosts
 
 logger = logging.getLogger(__name__)
 

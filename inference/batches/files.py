@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from inference.batches.records import BatchRecord, is_id
-from inference.wire.common.batch_lines import BatchLine, read_line, read_lines
+from inference.wire.openai.batches import BatchLine, read_line, read_lines
 
 UNFINISHED = ".part"
 

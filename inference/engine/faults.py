@@ -44,7 +44,7 @@ from inference.models.errors import (
     UnregisteredArchitectureError,
 )
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from inference.supervised_threads import contained
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from inference.engine.errors import IntegrityError
-from inference.protocol.engine import SequenceTiming, SequenceUsage
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import SamplingParams, SequenceTiming, SequenceUsage
 
 if TYPE_CHECKING:
     from inference.engine.prompt_images import PromptImages

@@ -24,9 +24,9 @@ from inference.protocol.engine import (
     SequenceStep,
     SequenceUsage,
     StepOutputs,
+    TokenLogprob,
 )
 from inference.protocol.load import PrefillSpeed
-from inference.protocol.sampling import TokenLogprob
 
 CHUNK_MULTIPLE = 16
 """Rows that products take at once: two tiles on CPU (``native/cpp/activations.h``), an operand of a

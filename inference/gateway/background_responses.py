@@ -27,9 +27,9 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     shutting_down,
 )
-from inference.wire.openai.responses.events import ResponseStreamEncoder
-from inference.wire.openai.responses.output import response_id
-from inference.wire.openai.responses.request import ResponsesRequest
+from inference.wire.responses.events import ResponseStreamEncoder
+from inference.wire.responses.output import response_id
+from inference.wire.responses.request import ResponsesRequest
 from metering.ledger.entries import CANCELLED, FINISHED
 
 logger = logging.getLogger(__name__)

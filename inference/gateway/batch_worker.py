@@ -34,12 +34,12 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.run import run_request
 from inference.gateway.server.http_messages import pieces_of, spooled_file
+from inference.protocol.delivery import MAX_DEATHS, broke_worker
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
+from inference.wire import embeddings
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import COUNTS, BatchLine, Unrun
 from inference.wire.dialect import Encoder, RequestContext, with_escaped_line_ends
 from inference.wire.errors import (
     ApiError,
@@ -50,9 +50,9 @@ from inference.wire.errors import (
     ServiceUnavailableError,
 )
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.batches import COUNTS, BatchLine, Unrun
 from metering.ledger.entries import FINISHED
 from metering.principal import Principal
 
@@ -274,7 +274,7 @@ class BatchRun:
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
     "/v1/chat/completions": openai_chat.parse,
     "/v1/completions": openai_completions.parse,
-    "/v1/embeddings": openai_embeddings.parse,
+    "/v1/embeddings": embeddings.parse_openai,
     "/v1/messages": anthropic_messages.parse,
 }
 MAX_NEURON_LOSSES = 2

@@ -35,14 +35,14 @@ import redis.asyncio
 
 from helexa_site.config import Config
 from inference.gateway.server.http_messages import parse_aside
+from inference.protocol.delivery import image_fields
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
-from inference.protocol.inbox_parts import image_fields
 from inference.protocol.keys import images_key
 from inference.redis_link import redis_unavailable, until_answered
 from inference.supervised_threads import SupervisedPool
-from inference.wire.common.parts import ImageFile, ImageReading, ImageRules, images_read
 from inference.wire.errors import InvalidImageError
+from inference.wire.images import ImageFile, ImageReading, ImageRules, images_read
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,6 @@ from inference.gateway.request.outcome import Call
 from inference.protocol.events import Finished
 from inference.protocol.refusals import Cause
 from inference.quotas import Quota, QuotaFullError, Used
-from inference.wire.common.parts import ImageReading, images_read
-from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.errors import (
     ApiError,
     InsufficientQuotaError,
@@ -32,9 +30,11 @@ from inference.wire.errors import (
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
-from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.input import InputItem, items, with_ids
-from inference.wire.openai.responses.request import ResponsesRequest
+from inference.wire.images import ImageReading, images_read
+from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.responses.input import InputItem, items, with_ids
+from inference.wire.responses.request import ResponsesRequest
+from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from inference.loading.sources.files import (
 from inference.loading.sources.sources import fetch_files, parse_source
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadFailure, PackedCosts
+from inference.protocol.load_report import LoadFailure, PackedCosts
 
 if TYPE_CHECKING:
     from inference.models.config import ModelConfig

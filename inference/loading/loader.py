@@ -65,7 +65,7 @@ from inference.models.native.library import find_compiler
 from inference.models.splits import LayerRange, RankShare, rank_config, rank_cuts, stage_config
 from inference.models.weight_source import WeightSource
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.settings.storage import HUGGINGFACE
 
 COPY_MARGIN = 2

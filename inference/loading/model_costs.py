@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inference.protocol.load_progress import (
+from inference.protocol.load_report import (
     MAX_KINDS,
     MAX_LAYERS,
     KindBytes,

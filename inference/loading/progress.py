@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from inference.garbage import release_freed_memory
-from inference.protocol.load_progress import LoadProgress
+from inference.protocol.load_report import LoadProgress
 from inference.supervised_threads import SupervisedPool, SupervisedThread
 
 OnProgress = Callable[[LoadProgress], None]

@@ -26,7 +26,7 @@ from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_of_layer
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
-from inference.protocol.load_progress import KindBytes, LayerCost
+from inference.protocol.load_report import KindBytes, LayerCost
 
 if TYPE_CHECKING:
     from inference.loading.gguf.header import GGUFHeader

@@ -10,8 +10,7 @@ NeuronError
 from __future__ import annotations
 
 from inference.protocol.events import Failure, TooLong
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.model_limit import ModelLimit
+from inference.protocol.load_report import LoadFailure, ModelLimit
 
 RETRY_AFTER_S = 5.0
 """Retry-After for clients while a model loads or recovers without a better estimate."""

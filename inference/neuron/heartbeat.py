@@ -21,15 +21,15 @@ from inference.neuron.name_lease import (
     InvitationVoidError,
     NameLostError,
 )
+from inference.protocol.delivery import HeldRequests, encode_held_requests
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
-from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (
     HEARTBEAT_INTERVAL_S,
+    Continuity,
     gateway_alive_key,
     heartbeat_key,
     held_key,
 )
-from inference.protocol.stalls import Continuity
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def queue_heartbeat(
     pipe: Pipeline, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]
 ) -> None:
     """Adds a beat to a transaction on the neuron's lease. ``held``: as the fields of
-    ``inference.protocol.held``."""
+    ``inference.protocol.delivery``."""
     key = held_key(heartbeat.name)
     fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
     pipe.set(heartbeat_key(heartbeat.name), encode_heartbeat(heartbeat), px=LEASE_EXPIRY_MS)

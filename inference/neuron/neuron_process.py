@@ -51,9 +51,9 @@ from inference.neuron.replicas.engine_process import (
 )
 from inference.neuron.service import NeuronService
 from inference.protocol import keys
-from inference.protocol.downloads import DeleteSpec, PullSpec
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.load import LoadSpec
+from inference.protocol.neuron_tasks import DeleteSpec, PullSpec
 from inference.settings.neuron import (
     DEVICE_SOURCE,
     LOG_BODIES,

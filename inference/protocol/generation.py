@@ -1,15 +1,15 @@
-"""The internal requests of all dialects, and the inbox frames that carry them."""
+"""The internal requests of all dialects with their sampling options, and the inbox frames that
+carry them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from inference.protocol.images import ImageRef
 from inference.protocol.load import AdapterSpec
-from inference.protocol.sampling import SamplingOptions
 
 INVALID_ARGUMENTS = "invalid_arguments"
 
@@ -160,6 +160,51 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def is_json(self) -> bool:
         return self.regex is None and not self.choices and self.grammar is None
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A client's choices. ``None`` means "the model's default" (its generation_config, else the
+    neutral value). Names are those of the OpenAI API, extensions those of vLLM. The dialect's
+    parser refuses values out of range; nothing is clamped here."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    repetition_window: int | None = None
+    """The number of last tokens, prompt and output, that penalties cover; ``None``: all."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
+    prompt_logprobs: int | None = None
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+
+
+DEFAULTS_OF_MODELS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "repetition_window",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+NEUTRAL_VALUES: Mapping[str, float] = {
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
 
 
 class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

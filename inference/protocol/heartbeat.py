@@ -13,8 +13,7 @@ import msgspec
 
 from inference.build import Build
 from inference.protocol.engine import EngineStats
-from inference.protocol.load_progress import LoadFailure, LoadProgress
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport
 
 
 class HeldStageStatus(StrEnum):

@@ -26,6 +26,13 @@
 An invited neuron may write its own keys alone, so the key shows an event's author. A gateway makes
 the stream that a neuron writes its events to, and the neuron adds only to a stream that exists. A
 missing marker shows its gateway that Redis has lost its data.
+
+Keys expire by Redis' own clock, which advances while Redis is stopped. So when Redis answers again,
+all keys are gone although every process is alive. Each side gets a moment to write its keys before
+the other side treats a missing key as a death:
+
+    answered … answered │ pause │ answered ── settling ──▶ settled
+                                  a missing key means nothing yet
 """
 
 from __future__ import annotations
@@ -128,11 +135,6 @@ def held_key(name: str) -> str:
     return f"helexa:neuron:{name}:held"
 
 
-def usage_key(name: str) -> str:
-    """Neurons of helexa 0.2.0 write it during an upgrade. Nobody reads it."""
-    return f"helexa:neuron:{name}:usage"
-
-
 def preparing_key(name: str) -> str:
     return f"helexa:neuron:{name}:preparing"
 
@@ -173,3 +175,34 @@ def limit_counts_key(kind: str, name: str) -> str:
 
 def limit_open_key(kind: str, name: str) -> str:
     return f"helexa:limit:{kind}:{name}:open"
+
+
+KEPT_AFTER_LIMIT_S = 5.0
+"""Neurons keep events this much longer than gateways wait, which detected the stall later."""
+SETTLING_S = 5.0
+"""Five beats: the time for others to write their keys again."""
+MAX_GAP_S = 1.5 * HEARTBEAT_INTERVAL_S
+"""Between two answers. During a shorter pause no key of a living process expires."""
+
+
+class Continuity:
+    """Whether Redis has answered without a pause for long enough to trust missing keys. Pure: times
+    are arguments, on one clock."""
+
+    def __init__(self) -> None:
+        self._answered_s: float | None = None
+        self._resumed_s: float | None = None
+        self._was_interrupted = False
+
+    def interrupted(self) -> None:
+        self._was_interrupted = True
+
+    def answered(self, now_s: float) -> None:
+        was_long = self._answered_s is not None and now_s - self._answered_s > MAX_GAP_S
+        if was_long or self._was_interrupted:
+            self._resumed_s = now_s
+        self._answered_s = now_s
+        self._was_interrupted = False
+
+    def is_settled(self, now_s: float) -> bool:
+        return self._resumed_s is None or now_s - self._resumed_s >= SETTLING_S

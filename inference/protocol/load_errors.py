@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 
 
 class LoadError(Exception):

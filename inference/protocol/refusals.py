@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from inference.protocol.held import BROKE_WORKER
+from inference.protocol.delivery import BROKE_WORKER
 
 HOUR_S = 3600
 KEPT_HOURS = 25

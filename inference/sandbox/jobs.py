@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from inference.protocol.engine import Grammar
 from inference.protocol.generation import ChatInput, OutputFormat, ToolChoice, ToolDefinition
-from inference.protocol.sampling import Grammar
 from inference.text.reasoning import ReasoningMarkers
 
 MIB = 1024 * 1024

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+from inference.protocol.engine import Grammar
 from inference.protocol.generation import OutputFormat, ToolDefinition
-from inference.protocol.sampling import Grammar
 from inference.text.errors import GrammarRefusedError, SchemaError
 from inference.text.reasoning import ROLE, THOUGHTS, HarmonyTokens, ReasoningMarkers
 from inference.text.schema_places import Schema

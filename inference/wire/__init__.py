@@ -1,1 +1,1 @@
-"""One pure file per dialect: bytes in, internal requests out; events in, frames out."""
+"""Pure dialects: bytes in, internal requests out; events in, frames out."""

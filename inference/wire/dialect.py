@@ -1,27 +1,19 @@
-"""The interface of a dialect, and its context beside the body.
+"""The interface of a dialect, and a request's context beside its body.
 
     parse(body, context) ─▶ ParsedRequest ─▶ stream_encoder | body_encoder ─▶ encode(event) ─▶ bytes
 
-A dialect's module of errors implements ``ErrorDialect`` by its names. The headers of all dialects'
-responses are here too: the request's id, and when an error may be retried. Pure.
+The headers and pages of all dialects are here too. Pure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
-from inference.wire.common.failures import NOT_REPEATED
-from inference.wire.errors import (
-    TOO_MANY_REQUESTS,
-    ApiError,
-    InvalidRequestError,
-    MethodNotAllowedError,
-)
+from inference.wire.errors import InvalidRequestError
 
 WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent before a stream has begun: in every dialect
@@ -90,16 +82,6 @@ class Parse(Protocol):
         ...
 
 
-class ErrorDialect(Protocol):
-    @property
-    def KEEP_ALIVE_FRAME(self) -> bytes:  # noqa: N802 - a module's constant
-        """Sent while a stream that has begun has no events."""
-        ...
-
-    def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
-    def error_frame(self, error: ApiError, *, request_id: str) -> bytes: ...
-
-
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
 """OpenAI's clients read the first, Anthropic's the second."""
 
@@ -112,20 +94,6 @@ def served_by_headers(served_by: str) -> list[tuple[bytes, bytes]]:
     """The header with the answer's source: a neuron, or ``upstream:NAME``. No header while
     ``served_by`` is empty: it is not known yet."""
     return [(b"x-helexa-served-by", served_by.encode("latin-1", "replace"))] if served_by else []
-
-
-def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs retry every 429
-    and 500 unless ``x-should-retry`` is false."""
-    headers = []
-    is_final = error.status == TOO_MANY_REQUESTS and error.retry_after_s is None
-    if is_final or error.code in NOT_REPEATED:
-        headers.append((b"x-should-retry", b"false"))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
-    if isinstance(error, MethodNotAllowedError):
-        headers.append((b"allow", error.allowed.encode()))
-    return headers
 
 
 def page_limit(query: Mapping[str, str], default: int, most: int) -> int:

@@ -46,7 +46,7 @@ from collections.abc import Mapping
 
 from inference.protocol.events import Failure
 from inference.protocol.refusals import CAUSES_BEHIND, Cause
-from inference.wire.common.failures import BROKEN, FAILURES, failure_extras
+from inference.wire.failures import BROKEN, FAILURES, UPSTREAM_FAILED, failure_extras
 
 DEFAULT_RETRY_AFTER_S = 1.0
 TOO_MANY_REQUESTS = 429
@@ -360,3 +360,7 @@ class RequestFailedError(ApiError):
     @property
     def extras(self) -> dict[str, str | int]:
         return failure_extras(self.failure)
+
+
+def upstream_failed(message: str, code: str = UPSTREAM_FAILED) -> RequestFailedError:
+    return RequestFailedError(Failure(code=code, message=message))

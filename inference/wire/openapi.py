@@ -14,24 +14,19 @@ from typing import Any
 import orjson
 
 from inference.version import VERSION
+from inference.wire import embeddings, vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common import batch_lines
-from inference.wire.common.fields import Field, Support
 from inference.wire.errors import ApiError, InvalidTypeError
+from inference.wire.fields import Field, Support
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.request import ENDPOINTS, METERED_FIELDS, PassedEndpoint
-from inference.wire.openai.responses import compact as openai_responses_compact
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses import websocket as openai_responses_socket
-from inference.wire.vllm import rerank
-from inference.wire.vllm import tokenize as vllm_tokenize
+from inference.wire.openai.passed import ENDPOINTS, METERED_FIELDS, PassedEndpoint
+from inference.wire.responses import request as openai_responses
+from inference.wire.responses.history import COMPACT_FIELDS
 
 Fields = Mapping[str, Field]
 
@@ -50,23 +45,23 @@ DIALECTS: dict[str, Fields] = {
     "POST /api/chat": ollama_chat.FIELDS,
     **_nested("POST /api/chat", ollama_chat.NESTED_FIELDS),
     "POST /api/generate": ollama_chat.GENERATE_FIELDS,
-    "POST /api/embed": ollama_embed.FIELDS,
-    "POST /api/embeddings": ollama_embed.OLD_FIELDS,
+    "POST /api/embed": embeddings.OLLAMA_FIELDS,
+    "POST /api/embeddings": embeddings.OLD_OLLAMA_FIELDS,
     "POST /api/show": ollama_models.SHOW_FIELDS,
     "POST /api/pull": ollama_models.PULL_FIELDS,
-    "POST /tokenize": vllm_tokenize.FIELDS,
-    "POST /detokenize": vllm_tokenize.BACK_FIELDS,
-    "POST /v1/embeddings": openai_embeddings.FIELDS,
+    "POST /tokenize": vllm.TOKENIZE_FIELDS,
+    "POST /detokenize": vllm.DETOKENIZE_FIELDS,
+    "POST /v1/embeddings": embeddings.OPENAI_FIELDS,
     "POST /v1/batches": openai_batches.BATCH_FIELDS,
-    "POST /v1/batches: a line of the input file": batch_lines.LINE_FIELDS,
+    "POST /v1/batches: a line of the input file": openai_batches.LINE_FIELDS,
     "POST /v1/messages/batches": anthropic_batches.FIELDS,
     "POST /v1/messages/batches: requests": anthropic_batches.REQUEST_FIELDS,
-    "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
-    "POST /v1/score": rerank.SCORE_FIELDS,
+    "POST /v1/rerank and /v2/rerank": vllm.RERANK_FIELDS,
+    "POST /v1/score": vllm.SCORE_FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
     **_nested("POST /v1/responses", openai_responses.NESTED_FIELDS),
-    "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,
-    "POST /v1/responses/compact": openai_responses_compact.FIELDS,
+    "WebSocket /v1/responses: beside the fields of POST": openai_responses.SOCKET_FIELDS,
+    "POST /v1/responses/compact": COMPACT_FIELDS,
     "POST /v1/responses/input_tokens": openai_responses.COUNT_FIELDS,
 }
 SAMPLES: dict[str, Any] = {

@@ -20,9 +20,9 @@ from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron
 from fleet.services.invitations import share_record
 from inference.protocol import keys
-from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
 from inference.protocol.heartbeat import encode_heartbeat
 from inference.protocol.keys import downloads_key
+from inference.protocol.neuron_tasks import CachedModel, CacheReport, encode_cache_report
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering import services as of_metering

@@ -20,7 +20,7 @@ from fleet.models import Download, LoadJob, Neuron
 from fleet.overview import fleet_overview
 from fleet.overview_lines import LIMITS, HeldMemory, ModelLine, NeuronLine, ReplicaLine, attention
 from inference.protocol import keys
-from inference.protocol.downloads import CacheReport, encode_cache_report
+from inference.protocol.neuron_tasks import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused
 from metering.actor import COMMAND
 from metering.models import UsageHour

@@ -23,8 +23,7 @@ from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
 from inference.gateway.request.tokens import DEFAULT_OUTPUT_TOKENS
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
-from inference.protocol.generation import GenerationRequest, Submit, TextInput
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.generation import GenerationRequest, SamplingOptions, Submit, TextInput
 from tests.fleet.conftest import report
 from tests.hostile.conftest import EVIL
 from tests.hostile.wrong import wrong

@@ -23,13 +23,17 @@ from fleet.live.snapshot import build_snapshot
 from fleet.models import Neuron
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
-from inference.protocol.downloads import CacheReport, encode_cache_report
+from inference.protocol.delivery import HeldRequests, encode_held_requests
 from inference.protocol.engine import EngineStats
-from inference.protocol.engine_logs import EngineLogAnswer, encode_engine_log
 from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, ReplicaStatus, encode_heartbeat
-from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.images import VisionInput
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
+from inference.protocol.neuron_tasks import (
+    CacheReport,
+    EngineLogAnswer,
+    encode_cache_report,
+    encode_engine_log,
+)
 from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.cases import each_case

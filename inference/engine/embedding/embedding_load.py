@@ -17,8 +17,7 @@ from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import EmbedSequences, SequenceFailed
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadProgress, LoadStage
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
 
 WARMUP_STEPS = 8
 """After so many the size of a step has found the speed of the device."""

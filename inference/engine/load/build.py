@@ -48,11 +48,10 @@ from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.kv_format import cache_layout
 from inference.models.vision_config import KEPT_ROWS_BYTES
-from inference.protocol.engine import SequenceFailed, SubmitSequence
+from inference.protocol.engine import SamplingParams, SequenceFailed, SubmitSequence
 from inference.protocol.load import AdapterSpec, LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadProgress, LoadStage
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedPool
 
 PREDICTED = "multi-token prediction"

@@ -35,7 +35,7 @@ from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
 from inference.models.registry import build_fastest_model, build_predictor
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""

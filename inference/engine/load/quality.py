@@ -29,7 +29,7 @@ from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
 from inference.models.step_input import NUM_LONE_STATES, StepInput
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 
 QUALITY_TEXT = """\
 The harbour lies where the river meets the sea, and for most of the year the water is the colour of

@@ -35,9 +35,9 @@ from inference.models.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Ints, StepInput
 from inference.models.vision_config import VisionConfig
+from inference.protocol.engine import SamplingParams
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.load_report import LoadReport
-from inference.protocol.sampling import SamplingParams
 
 TRIAL_STEPS = 3
 """The largest steps, the largest sampling and prompts; a load's progress counts them."""

@@ -20,7 +20,7 @@ from inference.models.backend import AnyModel, BackendSampler
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.structs import Draw as NativeDraw
 from inference.models.step_input import column, on_device, rows_of
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from inference.engine.errors import GrammarError
 from inference.engine.sequence import Sequence
-from inference.protocol.sampling import Grammar
+from inference.protocol.engine import Grammar
 from inference.recent_results import RecentResults
 from inference.supervised_threads import SupervisedPool
 

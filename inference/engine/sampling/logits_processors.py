@@ -19,7 +19,7 @@ from inference.engine.sampling.drawing import Bits, Drawer
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.sequence import Sequence
 from inference.models.step_input import on_device
-from inference.protocol.sampling import SamplingParams, ThinkingLimit
+from inference.protocol.engine import SamplingParams, ThinkingLimit
 
 
 class UsedTokens:

@@ -34,7 +34,7 @@ from inference.engine.sampling.logits_processors import (
 from inference.engine.sequence import Sequence
 from inference.engine.step import PrefillChunk, Sampled
 from inference.models.step_input import HostCopy, on_device, read_back, rows_of
-from inference.protocol.sampling import TokenLogprob
+from inference.protocol.engine import TokenLogprob
 
 NUM_RANDOM_BITS = 24
 """float32 holds so many below 1 exactly."""

@@ -57,7 +57,7 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, StageUnreachableError
-from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import LoadFailure, LoadProgress
 from inference.settings.neuron import STAGE_LISTEN
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import Purpose

@@ -22,7 +22,7 @@ from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_errors import BadSourceError, StageUnreachableError
-from inference.protocol.load_progress import LoadProgress
+from inference.protocol.load_report import LoadProgress
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import Purpose
 from inference.stage_links.links import StageLinkError, address_of, dial

@@ -41,14 +41,8 @@ from inference.gateway.server.paths import unknown_url, with_model
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
 from inference.request_ids import new_request_id
-from inference.wire.common.unknown_fields import unknown_fields_ignored
-from inference.wire.dialect import (
-    ErrorDialect,
-    RequestContext,
-    error_headers,
-    request_id_headers,
-    served_by_headers,
-)
+from inference.wire.dialect import RequestContext, request_id_headers, served_by_headers
+from inference.wire.error_envelopes import ErrorDialect, error_headers, openai_errors
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -57,7 +51,7 @@ from inference.wire.errors import (
     UnknownUrlError,
     shutting_down,
 )
-from inference.wire.openai import errors as openai_errors
+from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.ledger.entries import FINISHED, FIRST_ERROR
 from metering.principal import Scope
 

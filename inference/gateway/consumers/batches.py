@@ -19,7 +19,7 @@ from inference.gateway.server.http_messages import FILE_PIECE_BYTES, pieces_of, 
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches
-from inference.wire.openai.passed.form import Rewritten, read_form
+from inference.wire.openai.multipart_form import Rewritten, read_form
 
 
 class BatchApiConsumer(ApiConsumer):

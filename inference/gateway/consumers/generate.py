@@ -42,6 +42,7 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import TokenCountRequest, TokenizeRequest
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire import vllm
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import (
     WAITING_COMMENT,
@@ -51,11 +52,9 @@ from inference.wire.dialect import (
     waiting_comment,
     with_escaped_line_ends,
 )
+from inference.wire.embeddings import parse_openai
 from inference.wire.errors import MissingParameterError
-from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.vllm import rerank as vllm_rerank
-from inference.wire.vllm import tokenize as vllm_tokenize
+from inference.wire.responses import request as openai_responses
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -101,7 +100,7 @@ class StreamingConsumer(ApiConsumer):
             await self.send_body(with_escaped_line_ends(frames), last=last)
 
     async def _keep_alive(self) -> None:
-        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else self._waiting_comment()
+        frame = self.errors.keep_alive_frame if self._has_begun else self._waiting_comment()
         await self._send_frames(frame, last=False)
 
     def _waiting_comment(self) -> bytes:
@@ -177,23 +176,21 @@ async def body_of(stream: RunningRequest, encoder: Encoder) -> list[bytes]:
 
 class VectorsConsumer(ApiConsumer):
     async def embeddings(self, body: bytes) -> None:
-        request = await self.parsed(openai_embeddings.parse, body)
+        request = await self.parsed(parse_openai, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with self.running(request.embedding) as stream:
             vectors = await body_of(stream, encoder)
         await self.respond(200, vectors)
 
     async def score(self, body: bytes) -> None:
-        await self._answer_with_scores(await self.parsed(vllm_rerank.parse_score, body))
+        await self._answer_with_scores(await self.parsed(vllm.parse_score, body))
 
     async def rerank(self, body: bytes) -> None:
         version = 2 if self.endpoint.name.startswith("/v2") else 1
-        parse = partial(vllm_rerank.parse, version=version)
+        parse = partial(vllm.parse_rerank, version=version)
         await self._answer_with_scores(await self.parsed(parse, body))
 
-    async def _answer_with_scores(
-        self, request: vllm_rerank.ScoringRequest | vllm_rerank.RerankRequest
-    ) -> None:
+    async def _answer_with_scores(self, request: vllm.ScoringRequest | vllm.RerankRequest) -> None:
         async with self.running(request.score) as stream:
             embedded = await all_vectors(stream)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
@@ -213,19 +210,19 @@ async def all_vectors(stream: RunningRequest) -> Embedded:
 
 class TokenizeConsumer(ApiConsumer):
     async def tokenize(self, body: bytes) -> None:
-        request = await self.read(vllm_tokenize.parse, body)
-        await self.respond(200, vllm_tokenize.body(await self._tokenized(request)))
+        request = await self.read(vllm.parse_tokenize, body)
+        await self.respond(200, vllm.tokenized_body(await self._tokenized(request)))
 
     async def detokenize(self, body: bytes) -> None:
-        request = await self.read(vllm_tokenize.parse_back, body)
-        await self.respond(200, vllm_tokenize.body_back(await self._tokenized(request)))
+        request = await self.read(vllm.parse_detokenize, body)
+        await self.respond(200, vllm.detokenized_body(await self._tokenized(request)))
 
     async def tokenizer_info(self, body: bytes) -> None:
-        request = vllm_tokenize.settings_request(self.query.get("model") or vllm_tokenize.ANY_MODEL)
-        await self.respond(200, vllm_tokenize.settings_body(await self._tokenized(request)))
+        request = vllm.tokenizer_request(self.query.get("model") or vllm.ANY_MODEL)
+        await self.respond(200, vllm.tokenizer_body(await self._tokenized(request)))
 
     async def _tokenized(self, request: TokenizeRequest) -> Tokenized:
-        if request.model == vllm_tokenize.ANY_MODEL:
+        if request.model == vllm.ANY_MODEL:
             request = msgspec.structs.replace(request, model=await self._only_model())
         last = await self.last_event(request)
         assert isinstance(last, Tokenized), "tokens were answered with something else"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.entry import is_outdated
 from fleet.catalogue.targets import UPSTREAM_PREFIX
@@ -17,18 +19,22 @@ from fleet.placement.room import feasible_on
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import StageReport
-from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.anthropic import models as anthropic_models
-from inference.wire.common.model_card import (
+from inference.wire.error_envelopes import anthropic_errors
+from inference.wire.errors import ModelNotAllowedError
+from inference.wire.models import (
     LOADED,
     ModelCard,
     ModelLocation,
     ModelPrices,
     ModelProgress,
     ModelStage,
+    PageRequest,
+    anthropic_model,
+    anthropic_model_list,
+    openai_model,
+    openai_model_list,
+    parse_page,
 )
-from inference.wire.errors import ModelNotAllowedError
-from inference.wire.openai import models as openai_models
 
 BEST_FIRST = (
     ReplicaStatus.READY,
@@ -77,17 +83,17 @@ class ModelsConsumer(ListedModelsConsumer):
         return self.errors is anthropic_errors
 
     async def models(self, body: bytes) -> None:
-        page = anthropic_models.parse_page(self.query if self._is_anthropic else {})
+        page = parse_page(self.query) if self._is_anthropic else PageRequest()
         cards = [model_card(*listed) for listed in await self.listed()]
         if self._is_anthropic:
-            await self.respond(200, anthropic_models.model_list_body(cards, page))
+            await self.respond(200, anthropic_model_list(cards, page))
         else:
-            await self.respond(200, openai_models.model_list_body(cards))
+            await self.respond(200, openai_model_list(cards))
 
     async def model(self, body: bytes) -> None:
         card = model_card(*await self.one_listed(self.named))
-        dialect = anthropic_models if self._is_anthropic else openai_models
-        await self.respond(200, dialect.model_body(card))
+        shape = anthropic_model if self._is_anthropic else openai_model
+        await self.respond(200, orjson.dumps(shape(card, card.id)))
 
 
 def model_card(

@@ -24,8 +24,8 @@ from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
 from inference.wire.dialect import Encoder, ParsedRequest
+from inference.wire.embeddings import OllamaEmbeddings, parse_old_ollama, parse_ollama
 from inference.wire.errors import NotSupportedError, RequestFailedError
-from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.answers import Shape
 from inference.wire.ollama.chat import OllamaRequest
@@ -126,12 +126,12 @@ class OllamaEmbedConsumer(ApiConsumer):
         self._asked_unix_s = time.time()
 
     async def embed(self, body: bytes) -> None:
-        await self._answer_with_vectors(await self.parsed(ollama_embed.parse, body))
+        await self._answer_with_vectors(await self.parsed(parse_ollama, body))
 
     async def embeddings(self, body: bytes) -> None:
-        await self._answer_with_vectors(await self.parsed(ollama_embed.parse_old, body))
+        await self._answer_with_vectors(await self.parsed(parse_old_ollama, body))
 
-    async def _answer_with_vectors(self, request: ollama_embed.EmbedRequest) -> None:
+    async def _answer_with_vectors(self, request: OllamaEmbeddings) -> None:
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
         async with self.running(request.embedding) as stream:

@@ -28,17 +28,20 @@ from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, Fi
 from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotAllowedError
-from inference.wire.openai.responses import compact as compaction
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.request import ResponsesRequest
-from inference.wire.openai.responses.stored import (
+from inference.wire.responses import request as openai_responses
+from inference.wire.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.responses.history import (
+    compacted_body,
     deleted_body,
     item_list_body,
+    parse_compact,
     read_item_page,
     read_retrieval,
     replay,
+    settled,
+    summary_request,
 )
+from inference.wire.responses.request import ResponsesRequest
 
 LOOK_INTERVAL_S = 1.0
 
@@ -164,14 +167,14 @@ class ResponsesConsumer(GenerationConsumer):
         await self.respond(200, orjson.dumps(record.response))
 
     async def compact(self, body: bytes) -> None:
-        asked = await self.read(compaction.parse, body)
+        asked = await self.read(parse_compact, body)
         history = await self._store.history(asked.previous_response_id, self.call.who)
         request = await self._store.continued(asked, self.call.who, history)
         conversation = [*history, *request.items]
-        written, reason, usage = await self._written(compaction.summary_request(request))
-        compacted = compaction.body(
+        written, reason, usage = await self._written(summary_request(request))
+        compacted = compacted_body(
             conversation,
-            compaction.settled(written, reason, usage, conversation),
+            settled(written, reason, usage, conversation),
             usage,
             request_id=self.request_id,
             created_unix_s=unix_time_s(),

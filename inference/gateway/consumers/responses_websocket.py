@@ -37,11 +37,15 @@ from inference.wire.errors import (
     RequestTooLargeError,
     shutting_down,
 )
-from inference.wire.openai.responses.events import ResponseStreamEncoder
-from inference.wire.openai.responses.input import InputItem
-from inference.wire.openai.responses.output import response_id, without_logprobs
-from inference.wire.openai.responses.request import ResponsesRequest
-from inference.wire.openai.responses.websocket import error_message, messages_of, parse_message
+from inference.wire.responses.events import ResponseStreamEncoder
+from inference.wire.responses.input import InputItem
+from inference.wire.responses.output import response_id, without_logprobs
+from inference.wire.responses.request import (
+    ResponsesRequest,
+    error_message,
+    messages_of,
+    parse_message,
+)
 from metering.ledger.entries import FINISHED
 from metering.principal import Principal, Scope
 

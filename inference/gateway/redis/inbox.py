@@ -34,8 +34,8 @@ import orjson
 
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
+from inference.protocol.delivery import Entry, inbox_entries
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
-from inference.protocol.inbox_parts import Entry, inbox_entries
 from inference.redis_link import LuaScript, RedisLink, redis_unavailable, until_answered
 from inference.wire.errors import ServiceUnavailableError
 

@@ -47,14 +47,14 @@ from inference.gateway.request.event_stream import (
 )
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
-from inference.protocol.held import (
+from inference.protocol.delivery import (
     MAX_HELD_BYTES,
     NO_GATEWAY,
     HeldRequests,
     decode_held_requests,
     decode_marks,
 )
-from inference.protocol.stalls import Continuity
+from inference.protocol.keys import Continuity
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ServiceUnavailableError
 

@@ -25,9 +25,7 @@ from inference.protocol.generation import GenerationRequest, Request
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Cause
 from inference.redis_link import redis_unavailable
-from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.common.parts import ImageFile
-from inference.wire.dialect import ErrorDialect
+from inference.wire.error_envelopes import ErrorDialect, anthropic_errors
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
@@ -36,7 +34,8 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     VisionUnsupportedError,
 )
-from inference.wire.openai.passed.request import paths_of
+from inference.wire.images import ImageFile
+from inference.wire.openai.passed import paths_of
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import RateLimiter
 from metering.limits.state import (

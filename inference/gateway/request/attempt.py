@@ -7,8 +7,8 @@
 
 ``fleet.placement.targets`` decides which failures are retried, and how often. A request that its
 neuron was preparing when it died is not: the neuron's marks in Redis show it
-(``inference.protocol.held``). Each attempt has its own id, so that a late event of an earlier one
-is not taken for an answer; that neuron is told to drop it.
+(``inference.protocol.delivery``). Each attempt has its own id, so that a late event of an earlier
+one is not taken for an answer; that neuron is told to drop it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from inference.gateway.request.outcome import Call
 from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.tokens import TokenBounds, UsageCounter, num_prompts, token_bounds
+from inference.protocol.delivery import blame, broke_worker
 from inference.protocol.events import ANSWERS, Event
 from inference.protocol.generation import GenerationRequest, Request, Submit
-from inference.protocol.held import blame, broke_worker
 from inference.protocol.load import AdapterSpec
-from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.images import ImageFile
 
 logger = logging.getLogger(__name__)
 

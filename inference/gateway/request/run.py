@@ -42,9 +42,8 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.wire.common.parts import ImageFile
-from inference.wire.errors import ApiError, ServiceUnavailableError
-from inference.wire.upstream.refusals import failed
+from inference.wire.errors import ApiError, ServiceUnavailableError, upstream_failed
+from inference.wire.images import ImageFile
 from metering.prices import FREE, DearestPrices, Prices
 
 RETRY_AFTER_S = 1.0
@@ -206,7 +205,9 @@ class Failover:
         if upstream is not None:
             check_network(self._entry, upstream, self._call.who)
         if self._entry.lacks_prices_at(target):
-            raise failed(f"The prices of {target.name} are its upstream's, which names none.")
+            raise upstream_failed(
+                f"The prices of {target.name} are its upstream's, which names none."
+            )
 
     def _prices_at(self, target: Target) -> Prices:
         if self._entry.lacks_prices_at(target):

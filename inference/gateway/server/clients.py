@@ -38,7 +38,8 @@ from inference.descriptors import DescriptorMarks
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.refusals import OVERLOADED
 from inference.settings.setting import Network
-from inference.wire.dialect import error_headers, request_id_headers
+from inference.wire.dialect import request_id_headers
+from inference.wire.error_envelopes import error_headers
 from inference.wire.errors import (
     ApiError,
     HeadersTooLargeError,

@@ -28,7 +28,8 @@ from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
 from inference.gateway.server.http_messages import spooled_file
 from inference.request_ids import new_request_id
-from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
+from inference.wire.dialect import REQUEST_ID_HEADERS, request_id_headers
+from inference.wire.error_envelopes import ErrorDialect
 from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import IO, TypeVar, cast
 from urllib.parse import quote
 
-from inference.wire.common.fields import shown
 from inference.wire.errors import ApiError, InvalidRequestError, RequestTooLargeError
+from inference.wire.fields import shown
 
 AS_IT_IS = b"identity"
 MAX_IN_MEMORY_BYTES = 1024 * 1024

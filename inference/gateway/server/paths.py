@@ -20,7 +20,7 @@ import re
 
 import msgspec
 
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.passed import ENDPOINTS
 
 VERSION = "/v1"
 KNOWN_PATHS = (

@@ -23,8 +23,8 @@ from inference.gateway.request.outcome import Call
 from inference.gateway.server.paths import api_path_of, endpoint_of, unknown_url
 from inference.request_ids import new_request_id
 from inference.wire.dialect import request_id_headers
+from inference.wire.error_envelopes import openai_errors
 from inference.wire.errors import ApiError, ForbiddenError, InvalidRequestError, UnknownUrlError
-from inference.wire.openai import errors as openai_errors
 from metering.ledger.entries import FIRST_ERROR
 
 REFUSED_HANDSHAKE = 403

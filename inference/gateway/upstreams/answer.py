@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING
 from fleet.upstream_http import unversioned
 from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Event
-from inference.wire.errors import RequestFailedError
+from inference.wire.errors import RequestFailedError, upstream_failed
+from inference.wire.failures import (
+    UPSTREAM_FAILED,
+    UPSTREAM_UNAVAILABLE,
+    upstream_failure,
+    upstream_failure_in_stream,
+)
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
     FrameError,
     UpstreamErrorObject,
     UpstreamFaultError,
 )
-from inference.wire.upstream.dialects import JSON, Exchange
-from inference.wire.upstream.refusals import (
-    FAILED,
-    UNAVAILABLE,
-    failed,
-    failure_in_stream,
-    failure_of,
-)
+from inference.wire.upstream.exchanges import JSON, Exchange
 
 if TYPE_CHECKING:
     from inference.gateway.upstreams.connection import UpstreamConnection
@@ -56,7 +55,7 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
     except (UpstreamFaultError, FrameError) as error:
         raise _failed(name, f"answered with {error}", True) from None
     except UpstreamErrorObject as error:
-        failure = failure_in_stream(name, error.error, secret=link.secret)
+        failure = upstream_failure_in_stream(name, error.error, secret=link.secret)
         raise RequestFailedError(failure) from None
     except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
         raise _failed(name, "cannot be reached", False) from None
@@ -72,7 +71,7 @@ async def check_status(link: UpstreamLink, response: UpstreamConnection) -> None
         raise UpstreamFaultError(f"status {status}, which is not followed")
     body = await read_whole(response, MAX_ERROR_BYTES, cuts=True)
     raise RequestFailedError(
-        failure_of(
+        upstream_failure(
             link.entry.name,
             status,
             body,
@@ -95,8 +94,8 @@ async def read_whole(response: UpstreamConnection, max_bytes: int, *, cuts: bool
 
 
 def _failed(name: str, what: str, has_begun: bool) -> RequestFailedError:
-    code = FAILED if has_begun else UNAVAILABLE
-    return failed(f"The upstream {name} {what}.", code)
+    code = UPSTREAM_FAILED if has_begun else UPSTREAM_UNAVAILABLE
+    return upstream_failed(f"The upstream {name} {what}.", code)
 
 
 MAX_BODY_BYTES = 64 * 1024 * 1024

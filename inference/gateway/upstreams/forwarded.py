@@ -35,11 +35,10 @@ from inference.gateway.upstreams.answer import UpstreamAnswer
 from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Embedded, Event, Finished, TokensCounted, Usage
 from inference.protocol.generation import GenerationRequest, Request, TokenCountRequest
-from inference.wire.errors import ForbiddenError, InvalidRequestError
+from inference.wire.errors import ForbiddenError, InvalidRequestError, upstream_failed
+from inference.wire.upstream import Sending, not_forwarded
 from inference.wire.upstream.answer_events import AnswerEvents
-from inference.wire.upstream.dialects import Exchange, Forwarded, exchange_of, is_forwarded
-from inference.wire.upstream.refusals import failed
-from inference.wire.upstream.sending import Sending, not_forwarded
+from inference.wire.upstream.exchanges import Exchange, Forwarded, exchange_of, is_forwarded
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)
@@ -226,10 +225,10 @@ def permitted_upstream(
     """Raises ``ApiError``."""
     upstream = entry.upstream_named(served.upstream)
     if upstream is None:
-        raise failed(f"The upstream {served.upstream} has been removed.")
+        raise upstream_failed(f"The upstream {served.upstream} has been removed.")
     check_network(entry, upstream, call.who)
     if has_passed(call.via, pseudonym):
-        raise failed(
+        raise upstream_failed(
             f"The upstream {served.upstream} is not asked: this request came from here, and an "
             "upstream has sent it back."
         )

@@ -28,8 +28,8 @@ from fleet.placement.targets import TargetState
 from fleet.upstream_http import client_options, headers_of, list_url
 from fleet.upstreams import UpstreamEntry, unseal
 from inference.logs.throttled import ThrottledLog
-from inference.wire.errors import RequestFailedError, ServiceUnavailableError
-from inference.wire.upstream.refusals import UNAVAILABLE, failed
+from inference.wire.errors import RequestFailedError, ServiceUnavailableError, upstream_failed
+from inference.wire.failures import UPSTREAM_UNAVAILABLE
 
 if TYPE_CHECKING:
     import httpx2
@@ -121,7 +121,7 @@ class UpstreamLink:
         if self.is_left_out:
             self._release()
             raise ServiceUnavailableError(
-                UNAVAILABLE,
+                UPSTREAM_UNAVAILABLE,
                 f"The upstream {self.entry.name} was unavailable several times in a row, and is "
                 "left out for a moment.",
                 retry_after_s=PROBE_AFTER_S,
@@ -133,7 +133,7 @@ class UpstreamLink:
         if error is None:
             self.has_answered()
         elif isinstance(error, RequestFailedError):
-            if error.code == UNAVAILABLE:
+            if error.code == UPSTREAM_UNAVAILABLE:
                 self._was_unavailable(error.message)
             else:
                 self.has_answered()
@@ -248,7 +248,7 @@ class UpstreamLinks:
             options = await asyncio.to_thread(client_options, entry, secret)
         except (UpstreamSecretError, UpstreamUnavailableError) as error:
             logger.error("the upstream %s cannot be used: %s", entry.name, error)
-            raise failed(
+            raise upstream_failed(
                 f"The upstream {entry.name} cannot be used; this server's log has the reason."
             ) from None
         transport = UpstreamTransport(

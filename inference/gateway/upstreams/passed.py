@@ -41,9 +41,9 @@ from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, f
 from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
 from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Usage
-from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
-from inference.wire.openai.passed.form import Rewritten, read_form
-from inference.wire.openai.passed.request import (
+from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError, upstream_failed
+from inference.wire.openai.multipart_form import Rewritten, read_form
+from inference.wire.openai.passed import (
     END_USER_FIELDS,
     EVENTS,
     JSON,
@@ -60,7 +60,6 @@ from inference.wire.upstream.answer_events import (
     UpstreamErrorObject,
     UpstreamFaultError,
 )
-from inference.wire.upstream.refusals import failed
 from metering.prices import NOT_METERED, Metered
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ class _PassedAnswer:
             finally:
                 self._link.free(response)
         if self._units is not None and self._units.has_failed:
-            raise failed(f"The upstream {entry.name} failed in its answer.")
+            raise upstream_failed(f"The upstream {entry.name} failed in its answer.")
 
     async def _parts(self, response: UpstreamConnection, until_s: float) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()

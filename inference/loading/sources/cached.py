@@ -19,8 +19,8 @@ import msgspec
 
 from inference.loading.sources.disk import bytes_under, files_under
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
-from inference.protocol.downloads import CachedFile, CachedModel
 from inference.protocol.load_errors import BadSourceError
+from inference.protocol.neuron_tasks import CachedFile, CachedModel
 
 
 def list_cached(cache_dir: Path) -> list[CachedModel]:

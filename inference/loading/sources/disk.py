@@ -18,7 +18,7 @@ from inference.protocol.load_errors import (
     HashMismatchError,
     LoadError,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 
 RESERVE_BYTES = 64 * 1024**2
 """Left for everybody else on that disk: logs, the database."""

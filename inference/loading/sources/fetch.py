@@ -21,7 +21,7 @@ from inference.loading.sources.disk import unwritten
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import LoadFailure, LoadProgress
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ from inference.protocol.load_errors import (
     MissingFileError,
     RepoFetchFailedError,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 
 
 class Repository:

@@ -30,7 +30,7 @@ from inference.protocol.load_errors import (
     DownloadFailedError,
     MissingFileError,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.+!]+))?")
 PIP_DOWNLOAD = (

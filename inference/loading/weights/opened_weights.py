@@ -41,7 +41,7 @@ from inference.models.weight_source import (
     StackedProduct,
     WeightSource,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 
 OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})
 

@@ -33,8 +33,7 @@ from inference.neuron.loads.load import (
 from inference.neuron.loads.queue import LoadQueue
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import MissingFileError
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes
+from inference.protocol.load_report import AsleepBytes, LoadFailure, LoadProgress, LoadStage
 
 if TYPE_CHECKING:
     from inference.neuron.replicas.replica import Replica

@@ -29,12 +29,12 @@ from inference.loading.sources.sources import parse_source
 from inference.logs.throttled import ThrottledLog
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.files import Fetcher
-from inference.protocol import downloads as protocol
-from inference.protocol.downloads import CacheJobState, CacheJobStatus, DeleteSpec, PullSpec
+from inference.protocol import neuron_tasks as protocol
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
+from inference.protocol.load_report import LOADED, LoadFailure, LoadProgress
+from inference.protocol.neuron_tasks import CacheJobState, CacheJobStatus, DeleteSpec, PullSpec
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

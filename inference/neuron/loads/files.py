@@ -38,7 +38,7 @@ from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.watch import LoadWatch
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage, PackedCosts
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, PackedCosts
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

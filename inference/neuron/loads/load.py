@@ -20,8 +20,7 @@ from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.memory_ledger import Claim
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec, StageSpec, own_stages
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.protocol.load_report import AsleepBytes, LoadFailure, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT
 
 KINDS = ("cuda", "cpu")

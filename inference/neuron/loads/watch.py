@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 
 GRACE_S = 30.0

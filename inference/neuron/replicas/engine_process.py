@@ -43,14 +43,14 @@ from inference.protocol.engine import (
     decode_engine_message,
     encode_engine_frame,
 )
-from inference.protocol.engine_logs import (
-    ANSWER_EXPIRY_S,
-    MAX_LINES,
+from inference.protocol.keys import engine_log_key
+from inference.protocol.load import LoadSpec
+from inference.protocol.neuron_tasks import (
+    LOG_ANSWER_EXPIRY_S,
+    MAX_LOG_LINES,
     EngineLogAnswer,
     encode_engine_log,
 )
-from inference.protocol.keys import engine_log_key
-from inference.protocol.load import LoadSpec
 from inference.settings.neuron import ENGINE_COMMAND, STEP_TIMEOUT_S
 from inference.supervised_threads import SupervisedThread
 
@@ -316,13 +316,13 @@ class EngineLogs:
         return [self._redact(line.decode(errors="replace").rstrip("\r\n")) for line in last]
 
     def send(self, ask_id: str, model: str, num_lines: int) -> None:
-        lines = self.lines(model, min(num_lines, MAX_LINES))
+        lines = self.lines(model, min(num_lines, MAX_LOG_LINES))
         answer = EngineLogAnswer(is_known=lines is not None, lines=lines or [])
         key = engine_log_key(self._neuron, ask_id)
         try:
             with self._client.pipeline(transaction=True) as pipeline:
                 pipeline.rpush(key, encode_engine_log(answer))
-                pipeline.expire(key, ANSWER_EXPIRY_S)
+                pipeline.expire(key, LOG_ANSWER_EXPIRY_S)
                 pipeline.execute()
         except redis.RedisError as error:
             log.warning("the log of %s could not be sent: %s", model, error)

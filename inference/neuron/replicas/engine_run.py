@@ -25,12 +25,18 @@ from inference.neuron.replicas.record import ReplicaContext, ReplicaRecord, span
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.model_text import load_text
 from inference.protocol import engine as messages
+from inference.protocol.delivery import broke_worker, load_mark
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import broke_worker, load_mark
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import TOO_LARGE, LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.protocol.load_report import (
+    TOO_LARGE,
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadStage,
+)
 from inference.supervised_threads import SupervisedThread
 from inference.text.errors import TextError
 

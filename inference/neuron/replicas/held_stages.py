@@ -22,7 +22,7 @@ from inference.neuron.replicas.record import ReplicaContext
 from inference.protocol import engine as messages
 from inference.protocol.heartbeat import HELD_STAGE_TRANSITIONS, HeldStage, HeldStageStatus
 from inference.protocol.load import LoadSpec, StageOf, own_stages, spec_digest
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

@@ -37,8 +37,14 @@ from inference.protocol.heartbeat import (
     SleepRefusal,
 )
 from inference.protocol.load import LoadSpec, spec_digest
-from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.protocol.load_report import (
+    LOADED,
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadStage,
+)
 from inference.sandbox.pool import WorkerPool
 from inference.supervised_threads import SupervisedThread
 

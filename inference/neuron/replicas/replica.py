@@ -27,7 +27,7 @@ from inference.neuron.replicas.record import ReplicaContext
 from inference.protocol.engine import DropAdapter, Wake
 from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
 from inference.protocol.load import LoadSpec, spec_digest
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

@@ -47,10 +47,10 @@ from inference.loading.sources.hub_sources import hub_cache_dir
 from inference.loading.sources.sources import hub_identity, local_identity, weights_identity
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
-from inference.protocol.held import blame, load_mark
+from inference.protocol.delivery import blame, load_mark
 from inference.protocol.keys import specs_key
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from inference.supervised_threads import SupervisedThread
 
 if TYPE_CHECKING:

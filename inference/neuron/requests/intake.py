@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from inference.engine.scheduling.waiting_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
 from inference.neuron.requests.starter import PreparingMarks, Starter
+from inference.protocol.delivery import blame, broke_worker
 from inference.protocol.events import Failure
 from inference.protocol.generation import Submit
-from inference.protocol.held import blame, broke_worker
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

@@ -35,8 +35,7 @@ from inference.protocol.events import (
     decode_event_batch,
     encode_event_batch,
 )
-from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, events_key
-from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
+from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, KEPT_AFTER_LIMIT_S, events_key
 from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import SupervisedThread
 

@@ -32,13 +32,17 @@ from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
+from inference.protocol.delivery import (
+    PARTS_A_READ,
+    FrameAssembler,
+    HeldRequests,
+    held_requests,
+    image_field_names,
+)
 from inference.protocol.events import Failure
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
-from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.images import ImageRef
-from inference.protocol.inbox_parts import PARTS_A_READ, FrameAssembler, image_field_names
-from inference.protocol.keys import images_key, inbox_key
-from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
+from inference.protocol.keys import KEPT_AFTER_LIMIT_S, images_key, inbox_key
 from inference.settings.neuron import LoggedBodies
 
 log = logging.getLogger(__name__)

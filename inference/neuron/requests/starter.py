@@ -53,7 +53,8 @@ from inference.neuron.text.prompt_images import sequence_images
 from inference.neuron.text.prompts import Prepared, prepare
 from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
-from inference.protocol.engine import EmbedSequences, SubmitSequence
+from inference.protocol.delivery import MARKS_EXPIRY_S, decode_marks
+from inference.protocol.engine import EmbedSequences, SamplingParams, SubmitSequence
 from inference.protocol.events import Accepted, Event, Failure, TokensCounted, Traced
 from inference.protocol.generation import (
     ChatInput,
@@ -65,10 +66,8 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.protocol.held import MARKS_EXPIRY_S, decode_marks
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.keys import preparing_key
-from inference.protocol.sampling import SamplingParams
 from inference.settings.neuron import LOG_BODIES, LoggedBodies
 
 log = logging.getLogger(__name__)

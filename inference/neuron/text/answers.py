@@ -20,10 +20,9 @@ from inference.neuron.text.choice_events import Choice, Echo, text_logprob
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompts import Prepared
 from inference.neuron.text.request_details import RequestDetails
-from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
+from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage, TokenLogprob
 from inference.protocol.events import Embedded, Event, Finished, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, TextInput
-from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText
 from inference.text.tokenizer import Detokenizer
 from inference.text.tool_calls.call_parser import Decision

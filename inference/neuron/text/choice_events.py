@@ -20,6 +20,7 @@ from inference.protocol.engine import (
     SequenceStep,
     SequenceTiming,
     SequenceUsage,
+    TokenLogprob,
 )
 from inference.protocol.events import (
     ChoiceFinished,
@@ -34,7 +35,6 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText, Piece, ThoughtPart, merged
 from inference.text.reasoning import TokenKind
 from inference.text.tokenizer import Tokenizer

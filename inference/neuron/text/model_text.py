@@ -29,8 +29,7 @@ from inference.neuron.errors import (
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadSpec, spec_digest
-from inference.protocol.load_report import LoadReport
-from inference.protocol.model_limit import ModelLimit, model_limit
+from inference.protocol.load_report import LoadReport, ModelLimit, model_limit
 from inference.recent_results import RecentResults
 from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (

@@ -27,19 +27,20 @@ from inference.neuron.errors import (
     what_always_fits,
 )
 from inference.neuron.text.model_text import ModelText
+from inference.protocol.engine import Grammar, SamplingParams
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
+    DEFAULTS_OF_MODELS,
     ChatInput,
     GenerationRequest,
+    SamplingOptions,
     Submit,
     TextInput,
     TokensInput,
     ToolChoice,
     ToolDefinition,
 )
-from inference.protocol.load_report import LoadReport
-from inference.protocol.model_limit import model_limit
-from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
+from inference.protocol.load_report import LoadReport, model_limit
 from inference.sandbox.jobs import BuildGrammar
 from inference.text.grammars import Thinking
 from inference.text.tool_calls.grammar_rules import callable_tools

@@ -42,17 +42,13 @@ from inference.neuron.text.output_rules import (
     resolve_sampling,
 )
 from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, written
+from inference.protocol.engine import Grammar, SamplingParams, ThinkingLimit
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
     TextInput,
     TokensInput,
     ToolDefinition,
-)
-from inference.protocol.sampling import (
-    Grammar,
-    SamplingParams,
-    ThinkingLimit,
 )
 from inference.text.errors import TooManyTokensError
 from inference.text.phrases import PhraseMarkers, opens_phrase

@@ -1,1 +1,1 @@
-"""Anthropic's messages, their batches and its list of models."""
+"""Anthropic's messages and their batches."""

@@ -15,12 +15,12 @@ import msgspec
 import orjson
 
 from inference.batches.records import CANCELLING, BatchRecord
-from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.anthropic.models import PageRequest, parse_page
-from inference.wire.common import fields as f
-from inference.wire.common.batch_lines import ANSWER, MARK, MAX_REQUESTS, Unrun, written_line
+from inference.wire import fields as f
 from inference.wire.dialect import page_of
+from inference.wire.error_envelopes import anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
+from inference.wire.models import PageRequest, parse_page
+from inference.wire.openai.batches import ANSWER, MARK, MAX_REQUESTS, Unrun, written_line
 
 ENDPOINT = "/v1/messages"
 _COUNTS = {

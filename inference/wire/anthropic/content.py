@@ -1,10 +1,12 @@
-"""The content blocks of Anthropic's dialect: those of each role, and their parsed form.
+"""The content blocks of Anthropic's dialect: those of each role, their parsed form, and the marks
+of ``cache_control`` on them.
 
 Other blocks are refused by name. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,32 +15,44 @@ import orjson
 
 from inference.protocol.generation import ToolCall
 from inference.protocol.images import ImageRef
-from inference.wire.anthropic.fields import (
-    CACHE_CONTROL,
-    ToolReference,
-    cache_of,
-    tool_name,
-    type_field,
-)
-from inference.wire.common import fields as f
-from inference.wire.common.parts import (
-    FILE_REASON,
-    PART_SEPARATOR,
-    Called,
-    Part,
-    Returned,
-    Thought,
-    address_image,
-    base64_image,
-)
+from inference.wire import fields as f
 from inference.wire.errors import (
     InvalidRequestError,
     UnsupportedParameterError,
 )
+from inference.wire.images import FILE_REASON, address_image, base64_image
+from inference.wire.parts import PART_SEPARATOR, Called, Part, Returned, Thought
 
 MAX_ID_CHARS = 256
 ERROR_PREFIX = "Error: "
 """Marks a tool's result as an error for the model: templates have no field for it."""
+
+
+def type_field(kind: str) -> f.Field:
+    return f.required("type", f.only(kind, reason=f"only {kind}"), kind)
+
+
+CACHE_CONTROL_FIELDS = f.table(
+    type_field("ephemeral"),
+    f.neutral("ttl", f.one_of("5m", "1h"), "5m, 1h; a prefix stays while there is room."),
+    f.neutral("scope", f.text(64), "Whose cache; there is one."),
+)
+CACHE_CONTROL = f.neutral(
+    "cache_control",
+    CACHE_CONTROL_FIELDS.read,
+    "Sent to upstreams of this dialect; here prefixes are cached by content, without marks.",
+)
+
+
+def cache_of(read: Mapping[str, Any]) -> str | None:
+    """The time to live of a block's mark, empty where it names none; ``None``: it has no mark."""
+    mark = read.get("cache_control")
+    return None if mark is None else mark.get("ttl", "")
+
+
+tool_name = f.spelled(
+    re.compile(r"[a-zA-Z0-9_-]{1,128}"), "1 to 128 letters, digits, underscores and hyphens"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,14 @@ class Image:
 @dataclass(frozen=True, slots=True)
 class Redacted:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReference:
+    """A tool's result that makes a deferred tool available. ``path`` is the name's."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

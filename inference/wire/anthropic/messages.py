@@ -20,29 +20,155 @@ from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
     OutputFormat,
+    SamplingOptions,
     TokenCountRequest,
 )
-from inference.protocol.sampling import SamplingOptions
-from inference.wire.anthropic import fields as options
-from inference.wire.anthropic.content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
-from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
+from inference.wire import fields as f
+from inference.wire.anthropic.answers import (
+    Display,
+    MessageBodyEncoder,
+    MessageStreamEncoder,
+    Style,
+)
+from inference.wire.anthropic.content import (
+    BLOCK_FIELDS,
+    CACHE_CONTROL,
+    CACHE_CONTROL_FIELDS,
+    REFERENCE_FIELDS,
+    SOURCE_FIELDS,
+    cache_of,
+    type_field,
+)
 from inference.wire.anthropic.turns import (
+    CHOICE_FIELDS,
     MESSAGE_FIELDS,
+    TOOL_FIELDS,
+    Choice,
     chat_messages,
+    check_choice,
     marks_of_tools,
     messages,
+    offered_tools,
     system,
+    tool_choice,
     tool_references,
+    tools,
 )
-from inference.wire.common import fields as f
-from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
-from inference.wire.errors import InvalidRequestError
+from inference.wire.errors import (
+    InvalidRequestError,
+    ThreadUnsupportedError,
+    UnsupportedParameterError,
+)
+from inference.wire.parts import without_answer_start
 
+MAX_TOKENS = 2**31 - 1
+MIN_THINKING_TOKENS = 1024
 MAX_STOP_SEQUENCES = 64
 INTERLEAVED_BETA = "interleaved-thinking"
 """The beta with which a thinking budget spans several answers and may be more than
 ``max_tokens``."""
+
+_NO_THREADS = "conversations are not kept here"
+
+
+def _thread(_value: Any, path: str) -> Any:
+    raise ThreadUnsupportedError(path, _NO_THREADS)
+
+
+THREAD = f.Field("thread", f.Support.REFUSED, _thread, _NO_THREADS)
+
+METADATA_FIELDS = f.table(
+    f.honoured("user_id", f.text(4096), "The end user, recorded where the key may name one.")
+)
+DIAGNOSTICS_FIELDS = f.table(f.neutral("previous_message_id", f.text(256), "Not compared."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """``wanted`` is ``None`` where the client leaves it to the model."""
+
+    display: Display = "hidden"
+    wanted: bool | None = None
+    is_adaptive: bool = False
+    budget_tokens: int | None = None
+
+
+_display = f.honoured("display", f.one_of("summarized", "omitted"), "summarized: shown whole.")
+THINKING_FIELDS = {
+    "enabled": f.table(
+        type_field("enabled"),
+        f.required(
+            "budget_tokens",
+            f.integer(MIN_THINKING_TOKENS, MAX_TOKENS),
+            "At least 1024, less than max_tokens; the thinking block ends there.",
+        ),
+        _display,
+    ),
+    "adaptive": f.table(type_field("adaptive"), _display),
+    "disabled": f.table(type_field("disabled")),
+}
+
+
+def read_thinking(value: Any, path: str) -> Thinking:
+    kind = f.kind_of(value, path)
+    if kind not in THINKING_FIELDS:
+        known = ", ".join(THINKING_FIELDS)
+        raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' is none of {known}")
+    read = THINKING_FIELDS[kind].read(value, path)
+    if kind == "disabled":
+        return Thinking()
+    return Thinking(
+        display="omitted" if read.get("display") == "omitted" else "shown",
+        wanted=True if kind == "enabled" else None,
+        is_adaptive=kind == "adaptive",
+        budget_tokens=read.get("budget_tokens"),
+    )
+
+
+JSON_FORMAT_FIELDS = f.table(
+    type_field("json_schema"),
+    f.required("schema", f.json_schema, "What the answer's JSON must be."),
+)
+
+
+def read_output_format(value: Any, path: str) -> OutputFormat:
+    read = JSON_FORMAT_FIELDS.read(value, path)
+    return OutputFormat(path=f"{path}.schema", schema=read["schema"])
+
+
+OUTPUT_CONFIG_FIELDS = f.table(
+    f.honoured(
+        "effort",
+        f.one_of("low", "medium", "high", "xhigh", "max"),
+        "Handed to the chat template as reasoning_effort.",
+    ),
+    f.honoured("format", read_output_format, "type json_schema with its schema."),
+    f.refused("task_budget", "budgets over several requests are not kept"),
+)
+
+
+_keeps_all = f.only("all", {"type": "all"}, reason="only all: nothing is cleared here")
+CLEAR_THINKING_FIELDS = f.table(
+    type_field("clear_thinking_20251015"), f.neutral("keep", _keeps_all, "all")
+)
+
+
+def _context_edit(value: Any, path: str) -> dict[str, Any]:
+    kind = f.kind_of(value, path)
+    if kind != "clear_thinking_20251015":
+        raise UnsupportedParameterError(
+            f"{path}.type", f"'{f.shown(kind)}' is not done; contexts are never edited here"
+        )
+    return CLEAR_THINKING_FIELDS.read(value, path)
+
+
+CONTEXT_MANAGEMENT_FIELDS = f.table(
+    f.neutral(
+        "edits", f.array(_context_edit), "Those of type clear_thinking_20251015 that keep all."
+    )
+)
+
 
 FIELDS = f.table(
     f.required(
@@ -52,7 +178,7 @@ FIELDS = f.table(
     ),
     f.required(
         "max_tokens",
-        f.integer(1, options.MAX_TOKENS),
+        f.integer(1, MAX_TOKENS),
         "Required. Over what the context has left: the answer may end there, with "
         "model_context_window_exceeded; over the operator's bound: there, with max_tokens.",
     ),
@@ -71,31 +197,29 @@ FIELDS = f.table(
     f.honoured("top_k", f.integer(0, f.MAX_TOKEN_ID), "0 is off."),
     f.honoured("stop_sequences", f.array(f.text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
-    f.honoured("tools", options.tools, "Custom tools; others are refused by their type."),
+    f.honoured("tools", tools, "Custom tools; others are refused by their type."),
+    f.honoured("tool_choice", tool_choice, "auto, any, tool, none; disable_parallel_tool_use."),
     f.honoured(
-        "tool_choice", options.tool_choice, "auto, any, tool, none; disable_parallel_tool_use."
-    ),
-    f.honoured(
-        "thinking", options.thinking, "enabled with budget_tokens, adaptive, disabled; display."
+        "thinking", read_thinking, "enabled with budget_tokens, adaptive, disabled; display."
     ),
     f.honoured(
         "output_config",
-        options.OUTPUT_CONFIG_FIELDS.read,
+        OUTPUT_CONFIG_FIELDS.read,
         "format json_schema; effort, for the template.",
     ),
-    f.honoured("output_format", options.output_format, "The older name of output_config.format."),
-    options.CACHE_CONTROL,
-    f.honoured("metadata", options.METADATA_FIELDS.read, "user_id: the end user."),
+    f.honoured("output_format", read_output_format, "The older name of output_config.format."),
+    CACHE_CONTROL,
+    f.honoured("metadata", METADATA_FIELDS.read, "user_id: the end user."),
     f.neutral("service_tier", f.one_of("auto", "standard_only"), "There is one tier."),
     f.fixed("speed", "standard", "there is one speed: standard"),
     f.neutral(
         "context_management",
-        options.CONTEXT_MANAGEMENT_FIELDS.read,
+        CONTEXT_MANAGEMENT_FIELDS.read,
         "No edits, or clear_thinking_20251015 that keeps all.",
     ),
     f.neutral(
         "diagnostics",
-        options.DIAGNOSTICS_FIELDS.read,
+        DIAGNOSTICS_FIELDS.read,
         "Answered with null: nothing is compared.",
     ),
     f.fixed("mcp_servers", [], "this server calls no MCP servers"),
@@ -106,7 +230,7 @@ FIELDS = f.table(
     f.refused("container", "there are no containers"),
     f.refused("fallback_credit_token", "no other model answers instead"),
     f.refused("inference_geo", "where a model runs is the operator's choice"),
-    options.THREAD,
+    THREAD,
     f.refused("user_profile_id", "there are no user profiles"),
     f.refused("workspace_id", "there are no workspaces"),
 )
@@ -115,16 +239,16 @@ NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     **{f"{kind} blocks": fields for kind, fields in BLOCK_FIELDS.items()},
     **{f"source {kind} of an image": fields for kind, fields in SOURCE_FIELDS.items()},
     "tool_reference blocks of a result": REFERENCE_FIELDS,
-    "tools": options.TOOL_FIELDS,
-    **{f"tool_choice {kind}": fields for kind, fields in options.CHOICE_FIELDS.items()},
-    **{f"thinking {kind}": fields for kind, fields in options.THINKING_FIELDS.items()},
-    "output_config": options.OUTPUT_CONFIG_FIELDS,
-    "output_config.format": options.JSON_FORMAT_FIELDS,
-    "context_management": options.CONTEXT_MANAGEMENT_FIELDS,
-    "clear_thinking_20251015": options.CLEAR_THINKING_FIELDS,
-    "cache_control": options.CACHE_CONTROL_FIELDS,
-    "metadata": options.METADATA_FIELDS,
-    "diagnostics": options.DIAGNOSTICS_FIELDS,
+    "tools": TOOL_FIELDS,
+    **{f"tool_choice {kind}": fields for kind, fields in CHOICE_FIELDS.items()},
+    **{f"thinking {kind}": fields for kind, fields in THINKING_FIELDS.items()},
+    "output_config": OUTPUT_CONFIG_FIELDS,
+    "output_config.format": JSON_FORMAT_FIELDS,
+    "context_management": CONTEXT_MANAGEMENT_FIELDS,
+    "clear_thinking_20251015": CLEAR_THINKING_FIELDS,
+    "cache_control": CACHE_CONTROL_FIELDS,
+    "metadata": METADATA_FIELDS,
+    "diagnostics": DIAGNOSTICS_FIELDS,
 }
 
 COUNTED = (
@@ -150,7 +274,7 @@ class MessagesRequest:
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
     read = f.read_body(body, FIELDS)
-    thinking: options.Thinking = read.get("thinking", options.Thinking())
+    thinking: Thinking = read.get("thinking", Thinking())
     _check_budget(thinking, read["max_tokens"], context)
     chat_input, marks = _chat_input(read, thinking)
     generation = GenerationRequest(
@@ -176,7 +300,7 @@ def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCoun
     read = f.read_body(body, COUNT_FIELDS)
     return TokenCountRequest(
         model=read["model"],
-        input=_chat_input(read, read.get("thinking", options.Thinking()))[0],
+        input=_chat_input(read, read.get("thinking", Thinking()))[0],
         output_format=_output_format(read),
     )
 
@@ -185,20 +309,18 @@ def count_body(num_tokens: int) -> bytes:
     return orjson.dumps({"input_tokens": num_tokens})
 
 
-def _chat_input(
-    read: dict[str, Any], thinking: options.Thinking
-) -> tuple[ChatInput, list[CacheMark]]:
-    choice: options.Choice = read.get("tool_choice", options.Choice())
+def _chat_input(read: dict[str, Any], thinking: Thinking) -> tuple[ChatInput, list[CacheMark]]:
+    choice: Choice = read.get("tool_choice", Choice())
     turns = read["messages"]
     declared = read.get("tools", [])
-    offered = options.offered_tools(declared, tool_references(turns))
-    options.check_choice(choice.tool_choice, offered)
+    offered = offered_tools(declared, tool_references(turns))
+    check_choice(choice.tool_choice, offered)
     marked = chat_messages(turns, read.get("system", ()))
     chat, answer_start = without_answer_start(marked.messages)
     if answer_start:
         _check_prefill(read, choice, thinking)
     marks = [*marks_of_tools([tool.name for tool in offered], declared), *marked.marks]
-    if (ttl := options.cache_of(read)) is not None:
+    if (ttl := cache_of(read)) is not None:
         marks.append(CacheMark(ttl=ttl))
     chat_input = ChatInput(
         messages=chat,
@@ -215,9 +337,7 @@ def _chat_input(
     return chat_input, marks
 
 
-def _check_prefill(
-    read: dict[str, Any], choice: options.Choice, thinking: options.Thinking
-) -> None:
+def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:
     hindrances = {
         "thinking": thinking.display != "hidden",
         "tool_choice": choice.tool_choice.mode == "required",
@@ -231,7 +351,7 @@ def _check_prefill(
             )
 
 
-def _check_budget(thinking: options.Thinking, max_tokens: int, context: RequestContext) -> None:
+def _check_budget(thinking: Thinking, max_tokens: int, context: RequestContext) -> None:
     budget = thinking.budget_tokens
     if budget is None or budget < max_tokens:
         return

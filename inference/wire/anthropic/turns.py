@@ -1,4 +1,5 @@
-"""Anthropic's messages as turns of one chat, and the marks of ``cache_control`` in it.
+"""The tools of Anthropic's messages, the choice among them, and the messages as turns of one chat
+with the marks of ``cache_control`` in it.
 
     system field, system messages ─▶ one system turn, first
     user turns in a row ─▶ tool results in order, then one user turn
@@ -17,23 +18,156 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from inference.protocol.generation import CacheMark, ChatMessage, ToolCall
+from inference.protocol.generation import (
+    CacheMark,
+    ChatMessage,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.wire import fields as f
 from inference.wire.anthropic.content import (
     ASSISTANT_BLOCKS,
+    CACHE_CONTROL,
     USER_BLOCKS,
     Block,
     Image,
     Redacted,
     Text,
+    ToolReference,
     ToolResult,
     blocks,
+    cache_of,
     text_blocks,
     texts_of,
+    tool_name,
+    type_field,
 )
-from inference.wire.anthropic.fields import Tool, ToolReference
-from inference.wire.common import fields as f
-from inference.wire.common.parts import PART_SEPARATOR, Called, Thought, parts_with_images
-from inference.wire.errors import InvalidRequestError, MissingParameterError
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+from inference.wire.parts import PART_SEPARATOR, Called, Thought, parts_with_images
+
+MAX_TOOLS = 1024
+
+TOOL_FIELDS = f.table(
+    f.fixed("type", "custom", "only custom tools"),
+    f.required("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
+    f.honoured("description", f.text(), "For the model."),
+    f.required("input_schema", f.json_schema, "A JSON schema."),
+    f.honoured("strict", f.flag, "true: the input follows the schema exactly, by grammar."),
+    CACHE_CONTROL,
+    f.neutral("eager_input_streaming", f.flag, "Inputs stream as they are generated, always."),
+    f.honoured("defer_loading", f.flag, "true: not offered until a tool_reference names it."),
+    f.fixed("allowed_callers", ["direct"], "only the model calls"),
+    f.refused("input_examples", "chat templates have no place for them; use the description"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    definition: ToolDefinition
+    is_deferred: bool
+    cache: str | None
+
+
+def _tool(value: Any, path: str) -> Tool:
+    if isinstance(value, dict) and value.get("type") is not None:
+        kind = f.kind_of(value, path)
+        if kind != "custom":
+            raise UnsupportedParameterError(
+                f"{path}.type",
+                f"'{f.shown(kind)}' is not a tool this server has; declare custom tools",
+            )
+    read = TOOL_FIELDS.read(value, path)
+    definition = ToolDefinition(
+        name=read["name"],
+        path=f"{path}.input_schema",
+        description=read.get("description"),
+        parameters=read["input_schema"],
+        strict=read.get("strict", False),
+    )
+    return Tool(definition, is_deferred=read.get("defer_loading", False), cache=cache_of(read))
+
+
+def tools(value: Any, path: str) -> list[Tool]:
+    read: list[Tool] = f.array(_tool, MAX_TOOLS)(value, path)
+    seen: set[str] = set()
+    for index, tool in enumerate(read):
+        name = tool.definition.name
+        if name in seen:
+            raise InvalidRequestError(
+                f"'{path}[{index}].name' is there twice: '{name}'.", param=f"{path}[{index}].name"
+            )
+        seen.add(name)
+    return read
+
+
+def offered_tools(
+    declared: Iterable[Tool], references: Iterable[ToolReference]
+) -> list[ToolDefinition]:
+    """The tools that the prompt describes. Raises ``InvalidRequestError`` for a reference to a tool
+    that is not declared."""
+    by_name = {tool.definition.name: tool for tool in declared}
+    referenced = set()
+    for reference in references:
+        if reference.name not in by_name:
+            raise InvalidRequestError(
+                f"'{reference.path}' is none of 'tools': '{reference.name}'.", param=reference.path
+            )
+        referenced.add(reference.name)
+    return [
+        tool.definition
+        for name, tool in by_name.items()
+        if not tool.is_deferred or name in referenced
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel: bool = True
+
+
+_parallel = f.honoured("disable_parallel_tool_use", f.flag, "true: one call at most.")
+CHOICE_FIELDS = {
+    "auto": f.table(type_field("auto"), _parallel),
+    "any": f.table(type_field("any"), _parallel),
+    "tool": f.table(
+        type_field("tool"), _parallel, f.required("name", tool_name, "One of the tools.")
+    ),
+    "none": f.table(type_field("none")),
+}
+
+
+def tool_choice(value: Any, path: str) -> Choice:
+    kind = f.kind_of(value, path)
+    if kind not in CHOICE_FIELDS:
+        known = ", ".join(CHOICE_FIELDS)
+        raise InvalidRequestError(f"'{path}.type' must be one of {known}.", param=f"{path}.type")
+    read = CHOICE_FIELDS[kind].read(value, path)
+    parallel = not read.get("disable_parallel_tool_use", False)
+    if kind in ("any", "tool"):
+        required_choice = ToolChoice(mode="required", name=read.get("name"))
+        return Choice(tool_choice=required_choice, parallel=parallel)
+    return Choice(
+        tool_choice=ToolChoice(mode="none" if kind == "none" else "auto"), parallel=parallel
+    )
+
+
+def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
+    """Raises ``InvalidRequestError`` for a required call of a missing tool."""
+    if choice.mode != "required":
+        return
+    if not offered:
+        raise InvalidRequestError("'tool_choice' asks for a call without 'tools'.", param="tools")
+    if choice.name is not None and choice.name not in {tool.name for tool in offered}:
+        raise InvalidRequestError(
+            f"'tool_choice.name' is none of the tools offered: '{choice.name}'.",
+            param="tool_choice.name",
+        )
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Ollama's chat, generate, embeddings, lists of models and pulls."""
+"""Ollama's chat, generate, lists of models and pulls."""

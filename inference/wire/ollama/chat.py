@@ -4,7 +4,7 @@
 
 Without messages or a prompt the model is only loaded. Calls usually have no ids: a result answers
 the first unanswered call of its tool, else the next one. Pure. Sources:
-https://docs.ollama.com/api/chat, https://docs.ollama.com/api/generate.
+https://docs.ollama.com/api/chat and /generate, the types of the ``ollama`` package.
 """
 
 from __future__ import annotations
@@ -19,36 +19,154 @@ from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
     GenerationRequest,
+    OutputFormat,
+    SamplingOptions,
     TextInput,
     TokenCountRequest,
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.wire.common import fields as f
-from inference.wire.common.parts import base64_image, parts_with_images
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,
     UnsupportedParameterError,
 )
+from inference.wire.images import base64_image
 from inference.wire.ollama.answers import (
     FineClock,
     OllamaBodyEncoder,
     OllamaStreamEncoder,
     Shape,
 )
-from inference.wire.ollama.fields import (
-    OPTION_FIELDS,
-    SHARED_FIELDS,
-    catalogue_name,
-    sampling_options,
+from inference.wire.ollama.models import KEEP_ALIVE, MODEL, catalogue_name
+from inference.wire.openai.chat_turns import MAX_CALL_ID_CHARS, tools
+from inference.wire.openai.fields import (
+    MAX_REPETITION_PENALTY,
+    MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
+    MIN_REPETITION_PENALTY,
+    seed,
+    stop,
+    top_k,
+    top_logprobs,
 )
-from inference.wire.openai.chat.turns import MAX_CALL_ID_CHARS, tools
+from inference.wire.parts import parts_with_images
+
+EFFORTS = ("low", "medium", "high")
+_MAX_COUNT = 2**31 - 1
+_OTHERS = "use top_p, top_k and min_p"
+_HOW_IT_RUNS = "How a model is run is its operator's; no answer differs."
+
+
+def num_predict(value: Any, path: str) -> int | None:
+    """``None``: until the model stops, or the context is full."""
+    checked: int = f.integer(-2, MAX_TOKENS)(value, path)
+    if checked == 0:
+        raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
+    return checked if checked > 0 else None
+
+
+def own_seed(value: Any, path: str) -> int | None:
+    checked: int = seed(value, path)
+    return checked if checked >= 0 else None
+
+
+OPTION_FIELDS = f.table(
+    f.honoured("temperature", f.number(0, 2), "0 to 2; under 0.00001 is greedy."),
+    f.honoured("top_p", f.number(0, 1), "0 to 1."),
+    f.honoured("top_k", top_k, "-1 or 0 is off."),
+    f.honoured("min_p", f.number(0, 1), "0 to 1."),
+    f.honoured("seed", own_seed, "A 64-bit integer; below 0: another one each time."),
+    f.honoured("stop", stop, "One string or up to 64."),
+    f.honoured("num_predict", num_predict, "At most so many tokens; -1 or -2: no bound."),
+    f.honoured(
+        "repeat_penalty",
+        f.number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "0.01 to 10; 1: off.",
+    ),
+    f.honoured("presence_penalty", f.number(-2, 2), "-2 to 2."),
+    f.honoured("frequency_penalty", f.number(-2, 2), "-2 to 2."),
+    f.neutral(
+        "num_ctx",
+        f.integer(1, _MAX_COUNT),
+        "The context is the model's own, whatever is asked for: what does not fit is refused, "
+        "never cut.",
+    ),
+    f.neutral("num_keep", f.integer(-1, _MAX_COUNT), "Nothing is cut, so everything is kept."),
+    f.neutral(
+        "repeat_last_n",
+        f.integer(-1, _MAX_COUNT),
+        "-1 beside a repeat_penalty, which looks at the whole text; else anything.",
+    ),
+    f.fixed("penalize_newline", True, "penalties spare no token"),
+    f.fixed("tfs_z", 1, _OTHERS),
+    f.fixed("typical_p", 1, _OTHERS),
+    f.fixed("mirostat", 0, _OTHERS),
+    f.neutral("mirostat_tau", f.number(0, 100), "Ignored: it only matters with mirostat."),
+    f.neutral("mirostat_eta", f.number(0, 100), "Ignored: it only matters with mirostat."),
+    *(
+        f.neutral(name, f.integer(-1, _MAX_COUNT), _HOW_IT_RUNS)
+        for name in ("num_batch", "num_gpu", "main_gpu", "num_thread")
+    ),
+    *(
+        f.neutral(name, f.flag, _HOW_IT_RUNS)
+        for name in ("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock")
+    ),
+    f.fixed("logits_all", False, "use logprobs"),
+    f.fixed("vocab_only", False, "models are loaded whole"),
+    f.fixed("embedding_only", False, "use /api/embed"),
+)
+
+
+def output_format(value: Any, path: str) -> OutputFormat | None:
+    if isinstance(value, str):
+        if value not in ("", "json"):
+            raise InvalidRequestError(f"'{path}' must be json or a JSON schema.", param=path)
+        return OutputFormat(path=path) if value else None
+    return OutputFormat(path=path, schema=f.json_schema(value, path), strict=False)
+
+
+def think(value: Any, path: str) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise f.wrong_type(path, "true, false or a string", value)
+    return f.one_of(*EFFORTS)(value, path)
+
+
+SHARED_FIELDS: tuple[f.Field, ...] = (
+    MODEL,
+    f.honoured("options", OPTION_FIELDS.read, "See the table of options."),
+    f.honoured("format", output_format, "json, or a JSON schema that the answer is held to."),
+    f.honoured("stream", f.flag, "true, the default: a line of JSON for each piece."),
+    f.honoured("think", think, "true or an effort: it thinks, in thinking; false: it does not."),
+    f.honoured("logprobs", f.flag, "Log probabilities of the output tokens."),
+    f.honoured("top_logprobs", f.integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
+    KEEP_ALIVE,
+    f.fixed("truncate", False, "prompts are never cut; only false"),
+    f.fixed("shift", False, "nothing is dropped from a context; only false"),
+)
+
+
+def sampling_options(read: dict[str, Any]) -> SamplingOptions:
+    given = read.get("options", {})
+    if given.get("repeat_penalty", 1) != 1 and given.get("repeat_last_n", -1) != -1:
+        raise UnsupportedParameterError(
+            "options.repeat_last_n", "penalties look at the whole text; only -1"
+        )
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    penalties = ("presence_penalty", "frequency_penalty")
+    return SamplingOptions(
+        **{name: given[name] for name in (*names, *penalties) if name in given},
+        repetition_penalty=given.get("repeat_penalty"),
+        max_tokens=given.get("num_predict"),
+        top_logprobs=top_logprobs(read),
+    )
+
 
 _string = f.text()
-
-
 IMAGES = f.honoured(
     "images",
     f.array(base64_image),
@@ -57,7 +175,7 @@ IMAGES = f.honoured(
 CALLED_FIELDS = f.table(
     f.required("name", f.text(256, min_chars=1), "Which function."),
     f.required("arguments", f.json_object, "An object."),
-    f.neutral("index", f.integer(0, 2**31 - 1), "Left over from a stream."),
+    f.neutral("index", f.integer(0, _MAX_COUNT), "Left over from a stream."),
     f.neutral("description", _string, "Left over from the tool."),
 )
 CALL_FIELDS = f.table(

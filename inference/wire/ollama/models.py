@@ -1,4 +1,5 @@
-"""Ollama's lists of available and of loaded models, the details of one, and pulls. Pure.
+"""Models by Ollama's names: lists of available and of loaded ones, the details of one, how long one
+stays loaded, and pulls. Pure.
 
     a name of /api/tags        the files of that model of the catalogue
     hf.co/org/name[:QUANT]     huggingface:org/name, as Ollama's clients write it
@@ -10,20 +11,55 @@ Sources: https://docs.ollama.com/api/tags, /api/ps, /api/pull, /api-reference/sh
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from inference.wire.common import fields as f
-from inference.wire.common.model_card import ModelCard
-from inference.wire.errors import MissingParameterError
-from inference.wire.ollama.fields import catalogue_name
+from inference.wire import fields as f
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+from inference.wire.models import ModelCard
 
 API_VERSION = "0.13.0"
 """The version of Ollama with this API: clients check which fields they may send."""
+
+DEFAULT_TAG = ":latest"
+"""Ollama's clients append it to names without a tag."""
+DURATION = re.compile(r"(-?\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
+
+
+def catalogue_name(name: str) -> str:
+    return name.removesuffix(DEFAULT_TAG) or name
+
+
+def keep_alive(value: Any, path: str) -> None:
+    if isinstance(value, str) and not DURATION.fullmatch(value):
+        number_text = re.fullmatch(r"-?\d{1,12}", value)
+        if number_text is None:
+            raise InvalidRequestError(f"'{path}' must be a duration, as 5m or 300.", param=path)
+    elif isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise f.wrong_type(path, "a duration", value)
+    if value == 0 or (isinstance(value, str) and not re.search(r"[1-9]", value)):
+        raise UnsupportedParameterError(
+            path, "a model stays loaded until its room is needed or its operator unloads it"
+        )
+
+
+KEEP_ALIVE = f.neutral(
+    "keep_alive",
+    keep_alive,
+    "How long it stays loaded is the operator's: at least until its room is needed. 0 is refused.",
+)
+MODEL = f.required(
+    "model", f.model_name, "A catalogue model's name or an alias; :latest may come after it."
+)
+
 
 SHOW_FIELDS = f.table(
     f.honoured("model", f.model_name, "A name of /api/tags."),
@@ -77,9 +113,7 @@ def version_body() -> bytes:
 
 def tags_body(models: Sequence[OfferedModel]) -> bytes:
     """An alias is an entry of its own: clients offer the listed names."""
-    listed = [
-        _entry(model, name) for model in models for name in (model.card.id, *model.card.aliases)
-    ]
+    listed = [_entry(model, name) for model in models for name in model.card.names]
     return orjson.dumps({"models": listed})
 
 
@@ -113,7 +147,7 @@ def show_body(model: OfferedModel) -> bytes:
             "details": _details(model),
             "model_info": info,
             "capabilities": [theirs for ours, theirs in CAPABILITIES.items() if ours in can],
-            "modified_at": _time(model),
+            "modified_at": model.card.created_at,
         }
     )
 
@@ -122,7 +156,7 @@ def _entry(model: OfferedModel, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(model),
+        "modified_at": model.card.created_at,
         "size": model.weight_bytes,
         "digest": hashlib.sha256(model.spec_digest.encode()).hexdigest(),
         "details": _details(model),
@@ -146,10 +180,6 @@ def _in_words(num_parameters: int) -> str:
     if num_parameters >= 1e9:
         return f"{num_parameters / 1e9:.1f}B"
     return f"{num_parameters / 1e6:.1f}M"
-
-
-def _time(model: OfferedModel) -> str:
-    return datetime.fromtimestamp(model.card.created_unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 HUB_PREFIXES = ("hf.co/", "huggingface.co/")

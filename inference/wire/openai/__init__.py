@@ -1,1 +1,1 @@
-"""OpenAI's dialects, and their shared parts."""
+"""OpenAI's chat, completions, batches and passed requests, and their shared parts."""

@@ -17,7 +17,7 @@ import orjson
 
 from inference.protocol.events import Accepted, Delta, Event, ReasoningDelta, TextLogprob
 from inference.protocol.generation import TextInput
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import fields as openai_fields

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
-from inference.protocol.sampling import SamplingOptions
-from inference.wire.common import fields as f
+from inference.protocol.generation import GenerationRequest, SamplingOptions, TextInput, TokensInput
+from inference.wire import fields as f
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.answers import UsageReporting

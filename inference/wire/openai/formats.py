@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from inference.protocol.generation import OutputFormat
-from inference.wire.common import fields as f
+from inference.wire import fields as f
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 
 MAX_GRAMMAR_CHARS = 32 * 1024

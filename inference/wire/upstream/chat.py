@@ -26,6 +26,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.images import ImageRef
+from inference.wire.upstream import Sending, refuse, refuse_format, refuse_unknown, tool_of
 from inference.wire.upstream.answer_events import (
     Answer,
     AnswerEvents,
@@ -34,7 +35,6 @@ from inference.wire.upstream.answer_events import (
     reason_of,
     tokens_of,
 )
-from inference.wire.upstream.sending import Sending, refuse, refuse_format, refuse_unknown, tool_of
 
 NEW_NAME_HOSTS = ("api.openai.com", ".openai.azure.com")
 """Their newer models refuse ``max_tokens`` in favour of ``max_completion_tokens``."""

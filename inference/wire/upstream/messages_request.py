@@ -26,9 +26,9 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.wire.common.parts import PART_SEPARATOR
 from inference.wire.errors import UnsupportedParameterError
-from inference.wire.upstream.sending import (
+from inference.wire.parts import PART_SEPARATOR
+from inference.wire.upstream import (
     BY_UPSTREAM,
     Sending,
     arguments_of,

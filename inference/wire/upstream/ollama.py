@@ -26,15 +26,7 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.wire.errors import UnsupportedParameterError
-from inference.wire.upstream.answer_events import (
-    Answer,
-    AnswerEvents,
-    UpstreamFaultError,
-    decoded,
-    reason_of,
-)
-from inference.wire.upstream.chat import function_tool, logprobs_of
-from inference.wire.upstream.sending import (
+from inference.wire.upstream import (
     BY_UPSTREAM,
     Sending,
     arguments_of,
@@ -45,6 +37,14 @@ from inference.wire.upstream.sending import (
     refuse_unknown,
     thinking_of,
 )
+from inference.wire.upstream.answer_events import (
+    Answer,
+    AnswerEvents,
+    UpstreamFaultError,
+    decoded,
+    reason_of,
+)
+from inference.wire.upstream.chat import function_tool, logprobs_of
 
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", *PENALTIES[:2])

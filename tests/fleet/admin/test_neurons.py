@@ -29,8 +29,7 @@ from fleet.models import (
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.joining import decode_joining
-from inference.protocol.load_progress import LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes
+from inference.protocol.load_report import AsleepBytes, LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act, page, url

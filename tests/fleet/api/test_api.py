@@ -16,7 +16,7 @@ from fleet import services
 from fleet.models import CatalogueModel, FleetPolicy, LoadJob, Neuron, NeuronWish
 from fleet.services.job_steps import wait_for_job
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import ApiKey, AuditEntry
 from tests.fleet.api.api_support import Api, key_api

@@ -16,7 +16,7 @@ from django.urls import reverse
 from fleet import services, tasks
 from fleet.api.jobs import job_events
 from fleet.models import Download
-from inference.protocol.load_progress import LOADED
+from inference.protocol.load_report import LOADED
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api, key_api

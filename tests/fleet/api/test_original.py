@@ -10,7 +10,7 @@ import pytest
 from fleet import services
 from fleet.models import CatalogueModel, LoadJob
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.cases import each_case

@@ -24,8 +24,8 @@ from fleet.management.backend import follow, refusal_of
 from fleet.models import CatalogueModel, LoadJob
 from inference import proxies
 from inference.protocol import keys
+from inference.protocol.delivery import encode_held_requests, held_requests
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import encode_held_requests, held_requests
 from inference.request_ids import new_request_id
 from metering.actor import COMMAND
 from metering.models import AuditEntry

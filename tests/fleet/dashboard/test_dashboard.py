@@ -18,10 +18,9 @@ from fleet import services
 from fleet.dashboard.board import BoardQuery, board_of
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from fleet.overview import fleet_overview
+from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held import BROKE_WORKER
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import StageReport
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, StageReport
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.actor import COMMAND

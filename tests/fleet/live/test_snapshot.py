@@ -37,7 +37,7 @@ from inference.protocol.heartbeat import (
     decode_heartbeat,
     encode_heartbeat,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from tests.fleet.ordered import ordered
 
 GIB = 1024**3

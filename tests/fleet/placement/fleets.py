@@ -16,8 +16,7 @@ from fleet.placement.needs import BY_KIND, Speed, StageDevice
 from fleet.placement.reconcile import reconcile
 from inference.loading.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
-from inference.protocol.load_progress import KindBytes, LayerCost
-from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.protocol.load_report import AsleepBytes, KindBytes, LayerCost, LoadReport
 from tests.fleet.conftest import report
 
 GIB = 1024**3

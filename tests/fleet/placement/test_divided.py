@@ -15,8 +15,7 @@ from fleet.placement.division import is_large_enough
 from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for
 from inference.protocol.heartbeat import HeldStageStatus, device_name
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.load_report import DeviceMemory, StageReport
+from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
 from tests.cases import each_case
 from tests.fleet.conftest import report as load_report
 from tests.fleet.conftest import stage as held_stage

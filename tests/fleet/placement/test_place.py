@@ -17,7 +17,7 @@ from fleet.placement.failures import FAILED_LOAD_BACKOFF_S, UNFIT_BACKOFF_S, fai
 from fleet.placement.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, WANTED_CONTEXTS, Needs
 from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S, SUGGESTION
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.fleet.placement import fleets
 from tests.fleet.placement.fleets import (

@@ -19,7 +19,7 @@ from fleet.placement.stage_plans import (
     plan_stages,
 )
 from inference.loading.model_costs import ModelCosts
-from inference.protocol.load_progress import KindBytes, LayerCost
+from inference.protocol.load_report import KindBytes, LayerCost
 from tests.cases import each_case
 from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 

@@ -18,7 +18,7 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Route
 from fleet.placement.decisions import Sleep, Unload
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from tests.fleet.placement.fleets import GIB, card, fleet, neuron, processor, replica, sleepy_report
 
 DEVICE = re.compile(r"(cpu)?([\d.]+)(?:/([\d.]+))?")

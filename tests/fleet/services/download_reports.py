@@ -10,7 +10,9 @@ import redis
 
 from fleet import services
 from fleet.models import Download, Neuron
-from inference.protocol.downloads import (
+from inference.protocol.keys import downloads_key
+from inference.protocol.load_report import LoadProgress, LoadStage
+from inference.protocol.neuron_tasks import (
     CachedFile,
     CachedModel,
     CacheJobState,
@@ -18,8 +20,6 @@ from inference.protocol.downloads import (
     CacheReport,
     encode_cache_report,
 )
-from inference.protocol.keys import downloads_key
-from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND
 
 SOURCE = "huggingface:Qwen/Qwen3-0.6B"

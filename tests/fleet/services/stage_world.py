@@ -27,8 +27,13 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
 )
 from inference.protocol.load import LoadSpec, StageOf, StageSpec, own_stages, spec_digest
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import DeviceMemory, StageReport
+from inference.protocol.load_report import (
+    DeviceMemory,
+    LoadFailure,
+    LoadProgress,
+    LoadStage,
+    StageReport,
+)
 from metering.actor import COMMAND, GATEWAY
 from tests.fleet.placement.fleets import dense
 

@@ -30,9 +30,9 @@ from fleet.models import CatalogueModel, Download, Neuron
 from fleet.services import downloads
 from fleet.services.downloads import download_neuron
 from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
-from inference.protocol.downloads import encode_cache_report
 from inference.protocol.keys import downloads_key
-from inference.protocol.load_progress import LOADED, LoadFailure
+from inference.protocol.load_report import LOADED, LoadFailure
+from inference.protocol.neuron_tasks import encode_cache_report
 from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest
 from metering.actor import COMMAND

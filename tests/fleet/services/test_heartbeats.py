@@ -22,7 +22,7 @@ from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 

@@ -20,8 +20,7 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.services import job_steps
 from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes
+from inference.protocol.load_report import AsleepBytes, LoadFailure, LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case

@@ -27,8 +27,7 @@ from fleet.models import CatalogueModel, LoadJob, LoadMeasurement, Neuron, Repli
 from fleet.services import job_steps, reconciling
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import StageReport
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, StageReport
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case

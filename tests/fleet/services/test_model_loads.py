@@ -26,8 +26,7 @@ from inference.loading.model_costs import packed, unpacked
 from inference.protocol.heartbeat import DeviceInfo, ReplicaState, ReplicaStatus
 from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.load_report import DeviceMemory, StageReport
+from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
 from metering.actor import COMMAND
 from metering.api.problems import problem_response
 from tests.fleet.placement.fleets import dense, mixture

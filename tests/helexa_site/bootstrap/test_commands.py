@@ -32,7 +32,7 @@ from helexa_site.config import database_settings, read_config
 from helexa_site.data_directory import Share
 from helexa_site.program import REPOSITORY_DIR, Installation
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
 from tests.cases import each_case

@@ -203,7 +203,7 @@ def test_lines_in_their_order_whatever_ends_them(tmp_path: Path, end: bytes) -> 
 
 
 def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
+    monkeypatch.setattr("inference.wire.openai.batches.MAX_REQUESTS", 4)
     path = tmp_path / "requests.jsonl"
     for content, expected in (
         (b"", "holds no requests"),

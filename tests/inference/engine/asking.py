@@ -14,9 +14,8 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.sequence import Sequence
 from inference.models.paged_kv import PagedKV
-from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.engine import SamplingParams, SequenceStep, SubmitSequence, TokenLogprob
 from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 FIELDS = {*SubmitSequence.__struct_fields__}
 ARRIVALS = count(1)

@@ -19,14 +19,15 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 from inference.protocol.engine import (
     CancelSequence,
+    SamplingParams,
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
     SequenceTiming,
     SequenceUsage,
     SubmitSequence,
+    ThinkingLimit,
 )
-from inference.protocol.sampling import SamplingParams, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.asking import submit
 

@@ -24,8 +24,7 @@ from inference.models.backend import AnyModel
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.protocol.engine import CancelSequence
-from inference.protocol.sampling import TokenLogprob
+from inference.protocol.engine import CancelSequence, TokenLogprob
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, cpu_spec, run, submit, tokens_of
 from tests.inference.engine.conftest import Pair

@@ -13,6 +13,12 @@ import redis.asyncio
 
 from inference.neuron.errors import over_budget
 from inference.protocol import keys
+from inference.protocol.delivery import (
+    NO_GATEWAY,
+    FrameAssembler,
+    HeldRequests,
+    encode_held_requests,
+)
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Accepted,
@@ -43,8 +49,6 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
-from inference.protocol.held import NO_GATEWAY, HeldRequests, encode_held_requests
-from inference.protocol.inbox_parts import FrameAssembler
 from inference.protocol.load_report import LoadReport
 from tests.fleet.conftest import device, heartbeat, replica
 from tests.fleet.ordered import ordered

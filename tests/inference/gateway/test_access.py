@@ -29,7 +29,7 @@ from inference.gateway.request.identify import (
 )
 from inference.gateway.response_store import ResponseStore
 from inference.wire.errors import InsufficientScopeError
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.passed import ENDPOINTS
 from metering.principal import Principal, Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket, Exchange

@@ -33,11 +33,11 @@ from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
 from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
-from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import InvalidImageError
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.chat.request import ChatRequest
+from inference.wire.images import ImageFile, ImageRules
+from inference.wire.openai import chat as openai_chat
+from inference.wire.openai.chat import ChatRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body

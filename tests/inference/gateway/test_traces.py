@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inference.gateway.tracing.spans import DECODE, PREFILL, PREPARE, Stage
 
 from fleet.upstreams import UpstreamEntry
 from inference.gateway.tracing import (
@@ -27,7 +26,7 @@ from inference.gateway.tracing import (
 )
 from inference.protocol.events import Event, Finished, StageTimes
 from inference.protocol.generation import Submit
-from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openai.passed import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import QUESTION, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient

@@ -28,7 +28,7 @@ from inference.protocol.load_errors import (
     MissingTensorError,
     WrongShapeError,
 )
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadFailure
 from tests.cases import each_case
 from tests.inference.loading.conftest import edit_json, edit_tensors, opened, save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF

@@ -21,6 +21,7 @@ from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
+from inference.protocol.delivery import inbox_entries
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     TERMINAL_EVENTS,
@@ -35,12 +36,12 @@ from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
     InboxFrame,
+    SamplingOptions,
     Submit,
     TextInput,
     encode_inbox_frame,
 )
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_heartbeat
-from inference.protocol.inbox_parts import inbox_entries
 from inference.protocol.keys import (
     EVENTS_FIRST_ENTRY_ID,
     events_key,
@@ -49,8 +50,7 @@ from inference.protocol.keys import (
     inbox_key,
 )
 from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.protocol.load_progress import LoadFailure
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.load_report import LoadFailure
 from inference.text.tokenizer import Tokenizer
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS

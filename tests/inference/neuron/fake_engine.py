@@ -64,15 +64,22 @@ from inference.protocol.engine import (
     StageReleased,
     StepOutputs,
     SubmitSequence,
+    TokenLogprob,
     Wake,
     decode_engine_command,
     encode_engine_frame,
 )
 from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadSpec, StageSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
-from inference.protocol.sampling import TokenLogprob
+from inference.protocol.load_report import (
+    AsleepBytes,
+    DeviceMemory,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadStage,
+    StageReport,
+)
 from tests.inference.reports import engine_stats, load_report
 
 POISON_SEED = 667

@@ -24,12 +24,12 @@ from inference.protocol.generation import (
     ChatMessage,
     GenerationRequest,
     Request,
+    SamplingOptions,
     Submit,
     TextInput,
     TokensInput,
 )
 from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingOptions
 from tests.inference.reports import load_report
 from tests.sandbox_workers import WORKERS
 

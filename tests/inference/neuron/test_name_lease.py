@@ -34,11 +34,11 @@ from inference.neuron.name_lease import (
 from inference.protocol.joining import Joining
 from inference.protocol.keys import (
     HEARTBEAT_INTERVAL_S,
+    SETTLING_S,
     gateway_alive_key,
     heartbeat_key,
     lease_key,
 )
-from inference.protocol.stalls import SETTLING_S
 from tests.inference.neuron.conftest import TestNeuron, wait_until
 from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import MortalRedis

@@ -11,9 +11,15 @@ import pytest
 import redis
 
 from inference.neuron.replicas.retries import SpecStore
+from inference.protocol.delivery import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
-from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
-from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
+from inference.protocol.generation import (
+    GenerationRequest,
+    OutputFormat,
+    SamplingOptions,
+    TextInput,
+    TokensInput,
+)
 from inference.protocol.keys import (
     INBOX_FRAME_FIELD,
     gateway_alive_key,
@@ -22,7 +28,6 @@ from inference.protocol.keys import (
     preparing_key,
     specs_key,
 )
-from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.fake_engine import POISON_SEED
 

@@ -22,7 +22,7 @@ from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
 from inference.protocol.keys import heartbeat_key, specs_key
 from inference.protocol.load import EarlierLoads, StageSpec, spec_digest
-from inference.protocol.load_progress import LOADED, LoadStage
+from inference.protocol.load_report import LOADED, LoadStage
 from inference.text.tokenizer import Tokenizer
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host

@@ -21,13 +21,13 @@ from inference.neuron.requests import starter
 from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import AddressedEvent
 from inference.neuron.text.answers import Answer
-from inference.protocol.downloads import CacheJobStatus, PullSpec
 from inference.protocol.events import Delta, Event, Failed, Finished
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
     GenerationRequest,
     OutputFormat,
+    SamplingOptions,
     TextInput,
     TokenCountRequest,
     ToolChoice,
@@ -35,7 +35,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
 from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.neuron_tasks import CacheJobStatus, PullSpec
 from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.conftest import PanicError, TestNeuron, failure_of, wait_until
 from tests.inference.neuron.devices import Machine, card, host

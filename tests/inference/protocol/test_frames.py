@@ -8,6 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.protocol.delivery import (
+    PART_BYTES,
+    FrameAssembler,
+    blame,
+    decode_marks,
+    image_field_names,
+    image_fields,
+    inbox_entries,
+)
 from inference.protocol.generation import (
     GenerationRequest,
     Submit,
@@ -15,16 +24,13 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.protocol.held import blame, decode_marks
-from inference.protocol.inbox_parts import (
-    PART_BYTES,
-    FrameAssembler,
-    image_field_names,
-    image_fields,
-    inbox_entries,
+from inference.protocol.keys import (
+    INBOX_FRAME_FIELD,
+    INBOX_PART_FIELD,
+    MAX_GAP_S,
+    SETTLING_S,
+    Continuity,
 )
-from inference.protocol.keys import INBOX_FRAME_FIELD, INBOX_PART_FIELD
-from inference.protocol.stalls import MAX_GAP_S, SETTLING_S, Continuity
 from tests.cases import each_case
 
 REQUEST = GenerationRequest(model="m", input=TextInput(texts=["hello"]))

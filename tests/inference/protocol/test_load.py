@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.text.output_rules import answer_limit
-from inference.protocol.generation import GenerationRequest, TokensInput
+from inference.protocol.generation import GenerationRequest, SamplingOptions, TokensInput
 from inference.protocol.load import (
     EarlierLoads,
     LinkIdentity,
@@ -26,9 +26,7 @@ from inference.protocol.load_errors import (
     PartFailedError,
     QuantizationNotFoundError,
 )
-from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
-from inference.protocol.model_limit import ModelLimit, model_limit
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.load_report import PERMANENT_FAILURES, LoadFailure, ModelLimit, model_limit
 from tests.cases import each_case
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from inference.protocol.engine import Grammar
 from inference.protocol.generation import OutputFormat, ToolDefinition
-from inference.protocol.sampling import Grammar
 from inference.text.errors import GrammarRefusedError
 from inference.text.grammars import (
     Thinking,

@@ -9,8 +9,8 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from inference.engine.sampling.logits_processors import ThinkingBudget
+from inference.protocol.engine import ThinkingLimit
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.protocol.sampling import ThinkingLimit
 from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
 from inference.text.grammars import Thinking, answer_grammar, calls_part, json_part
 from inference.text.reasoning import ReasoningMarkers, TokenKind, find_markers, opens_block

@@ -39,23 +39,24 @@ import orjson
 from inference.batches.records import BatchRecord, FileRecord
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
+from inference.wire import embeddings, vllm
 from inference.wire.anthropic import batches as anthropic_batches
-from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import read_lines
-from inference.wire.dialect import ErrorDialect, RequestContext
+from inference.wire.dialect import RequestContext
+from inference.wire.error_envelopes import (
+    ErrorDialect,
+    anthropic_errors,
+    ollama_errors,
+    openai_errors,
+    openai_responses_errors,
+)
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import embed as ollama_embed
-from inference.wire.ollama import errors as ollama_errors
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai import errors as openai_errors
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.responses import errors as openai_responses_errors
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.vllm import rerank
+from inference.wire.openai.batches import read_lines
+from inference.wire.responses import request as openai_responses
 
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 
@@ -123,14 +124,14 @@ Parser = Callable[[bytes, RequestContext], Any]
 DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "anthropic_messages": (anthropic_messages.parse, anthropic_errors),
     "ollama_chat": (ollama_chat.parse, ollama_errors),
-    "ollama_embed": (ollama_embed.parse, ollama_errors),
+    "ollama_embed": (embeddings.parse_ollama, ollama_errors),
     "ollama_generate": (ollama_chat.parse_generate, ollama_errors),
     "openai_chat": (openai_chat.parse, openai_errors),
     "openai_completions": (openai_completions.parse, openai_errors),
-    "openai_embeddings": (openai_embeddings.parse, openai_errors),
+    "openai_embeddings": (embeddings.parse_openai, openai_errors),
     "openai_responses": (openai_responses.parse, openai_responses_errors),
-    "rerank": (rerank.parse, openai_errors),
-    "vllm_score": (rerank.parse_score, openai_errors),
+    "rerank": (vllm.parse_rerank, openai_errors),
+    "vllm_score": (vllm.parse_score, openai_errors),
 }
 UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
 REQUEST_ID = "0123456789abcdef"

@@ -19,8 +19,8 @@ from openai.types.chat import ChatCompletionChunk
 
 from inference.protocol import events as protocol
 from inference.wire.dialect import RequestContext
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai.chat import request as openai_chat
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
 

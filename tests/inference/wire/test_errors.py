@@ -5,18 +5,20 @@ from __future__ import annotations
 import orjson
 
 from inference.protocol.events import Failure, TooLong
-from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.common.failures import FAILURES
-from inference.wire.dialect import error_headers
+from inference.wire.error_envelopes import (
+    anthropic_errors,
+    error_headers,
+    ollama_errors,
+    openai_errors,
+    openai_responses_errors,
+)
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
     MethodNotAllowedError,
     RequestFailedError,
 )
-from inference.wire.ollama import errors as ollama_errors
-from inference.wire.openai.errors import error_object
-from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.failures import FAILURES
 from tests.cases import each_case
 
 
@@ -40,7 +42,7 @@ def test_failures(code: str, status: int, retries: bool, anthropics: str) -> Non
     assert (error.status, error.code) == (status, code)
     assert ("retry-after" in {name.decode() for name, _ in error_headers(error)}) is retries
     fields = {"message": "why", "type": error.type, "param": "p", "code": code}
-    assert error_object(error)["error"] == fields
+    assert openai_errors.error_object(error)["error"] == fields
     anthropic = orjson.loads(anthropic_errors.error_body(error, request_id="r"))
     assert (anthropic["type"], anthropic["request_id"]) == ("error", "r")
     assert anthropic["error"]["type"] == anthropics
@@ -58,7 +60,7 @@ def test_fields_of_the_originals_errors_stand_beside_ours() -> None:
         error = RequestFailedError(failure)
         assert error.status == status
         for fields in (
-            error_object(error)["error"],
+            openai_errors.error_object(error)["error"],
             orjson.loads(openai_responses_errors.error_body(error, request_id="r"))["error"],
             openai_responses_errors.error_event(error)[1]["error"],
             anthropic_errors.error_object(error, request_id="r")["error"]["details"],
@@ -86,7 +88,11 @@ def _params(error: ApiError) -> tuple[str | None, ...]:
     _, event = openai_responses_errors.error_event(error)
     assert event["param"] == event["error"]["param"] == responses["param"]
     anthropic = anthropic_errors.error_object(error, request_id="r")["error"]["details"]
-    return error_object(error)["error"]["param"], responses["param"], anthropic["param"]
+    return (
+        openai_errors.error_object(error)["error"]["param"],
+        responses["param"],
+        anthropic["param"],
+    )
 
 
 def test_a_neurons_refusal_names_the_clients_fields_and_a_parsers_its_own() -> None:

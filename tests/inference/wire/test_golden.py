@@ -8,20 +8,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from inference.batches.records import ENDED
+from inference.wire import embeddings, vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import LINE_FIELDS
-from inference.wire.common.fields import Field, Support
+from inference.wire.fields import Field, Support
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import embed as ollama_embed
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.request import ENDPOINTS
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.batches import LINE_FIELDS
+from inference.wire.openai.passed import ENDPOINTS
 from inference.wire.openapi import document, types_of
-from inference.wire.vllm import rerank
+from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 from tests.inference.wire import golden
 
@@ -49,14 +47,14 @@ def test_every_dialect_has_cases_and_every_file_a_dialect() -> None:
 FIELDS: dict[str, Mapping[str, Field]] = {
     "anthropic_messages": anthropic_messages.FIELDS,
     "ollama_chat": ollama_chat.FIELDS,
-    "ollama_embed": ollama_embed.FIELDS,
+    "ollama_embed": embeddings.OLLAMA_FIELDS,
     "ollama_generate": ollama_chat.GENERATE_FIELDS,
     "openai_chat": openai_chat.FIELDS,
     "openai_completions": openai_completions.FIELDS,
-    "openai_embeddings": openai_embeddings.FIELDS,
+    "openai_embeddings": embeddings.OPENAI_FIELDS,
     "openai_responses": openai_responses.FIELDS,
-    "rerank": rerank.FIELDS,
-    "vllm_score": rerank.SCORE_FIELDS,
+    "rerank": vllm.RERANK_FIELDS,
+    "vllm_score": vllm.SCORE_FIELDS,
 }
 NESTED = {"openai_chat": openai_chat.NESTED_FIELDS, "ollama_chat": ollama_chat.NESTED_FIELDS}
 
@@ -112,7 +110,7 @@ def test_types_are_those_that_the_checks_take() -> None:
     assert types_of(chat["temperature"]) == ["number"]
     assert types_of(chat["messages"]) == ["array"]
     assert types_of(chat["stop"]) == ["string", "array"]
-    assert types_of(openai_embeddings.FIELDS["input"]) == ["string", "array"]
+    assert types_of(embeddings.OPENAI_FIELDS["input"]) == ["string", "array"]
 
 
 def test_passed_requests_are_listed_with_what_is_read_of_them() -> None:

@@ -13,17 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.protocol.generation import ChatInput
-from inference.wire.common.image_header import ImageHeader, ImageHeaderError, read_header
-from inference.wire.common.parts import (
+from inference.wire.errors import ApiError, InvalidImageError, UnsupportedParameterError
+from inference.wire.images import (
     ImageFile,
+    ImageHeader,
+    ImageHeaderError,
     ImageReading,
     ImageRules,
     base64_image,
     image_url,
     images_read,
+    read_header,
 )
-from inference.wire.errors import ApiError, InvalidImageError, UnsupportedParameterError
-from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai import chat as openai_chat
 from tests.cases import each_case
 from tests.inference.image_files import (
     base64_of,

@@ -6,14 +6,22 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from anthropic.types import ModelInfo
 
-from inference.wire.anthropic import models as anthropic_models
-from inference.wire.anthropic.models import PageRequest
-from inference.wire.common.model_card import ModelCard, ModelLocation, ModelPrices
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai import models as openai_models
+from inference.wire.models import (
+    ModelCard,
+    ModelLocation,
+    ModelPrices,
+    PageRequest,
+    anthropic_model,
+    anthropic_model_list,
+    openai_model,
+    openai_model_list,
+    parse_page,
+)
 from tests.cases import each_case
 
 CARD = ModelCard(
@@ -33,11 +41,11 @@ UNLOADED = replace(
 
 
 def openai_shape(card: ModelCard) -> Any:
-    return json.loads(openai_models.model_body(card))
+    return json.loads(orjson.dumps(openai_model(card, card.id)))
 
 
 def anthropic_shape(card: ModelCard) -> Any:
-    return json.loads(anthropic_models.model_body(card))
+    return json.loads(orjson.dumps(anthropic_model(card, card.id)))
 
 
 @each_case("shape", [openai_shape, anthropic_shape])
@@ -68,10 +76,10 @@ def test_prices_are_exact_decimals() -> None:
         prices = ModelPrices(
             input_micro_usd=micro_usd, cached_input_micro_usd=0, output_micro_usd=20_000_000
         )
-        for models, shape in ((openai_models, openai_shape), (anthropic_models, anthropic_shape)):
-            body = models.model_body(replace(CARD, prices=prices)).decode()
+        for shape in (openai_model, anthropic_model):
+            body = orjson.dumps(shape(replace(CARD, prices=prices), CARD.id)).decode()
             assert f'"cost":{{"input":{shown},"output":20,"cache_read":0}}' in body
-            assert "cost" not in shape(CARD)
+            assert "cost" not in shape(CARD, CARD.id)
 
 
 def test_what_it_can_do_as_anthropics_sdk_reads_it_too() -> None:
@@ -93,7 +101,7 @@ def test_what_it_can_do_as_anthropics_sdk_reads_it_too() -> None:
 
 
 def listed(page: PageRequest, *cards: ModelCard) -> Any:
-    return json.loads(anthropic_models.model_list_body(cards, page))
+    return json.loads(anthropic_model_list(cards, page))
 
 
 def test_an_alias_is_an_entry() -> None:
@@ -103,7 +111,7 @@ def test_an_alias_is_an_entry() -> None:
     assert alias.pop("alias_of") == "tiny" and "alias_of" not in model
     same = {"id": "tiny", "display_name": "tiny", "aliases": ["claude-haiku"]}
     assert {**alias, **same} == model
-    _, again = json.loads(openai_models.model_list_body([CARD]))["data"]
+    _, again = json.loads(openai_model_list([CARD]))["data"]
     assert (again["id"], again["alias_of"], again["aliases"]) == ("claude-haiku", "tiny", [])
 
 
@@ -125,6 +133,6 @@ def test_pages_meet_in_both_directions_and_others_are_refused() -> None:
     assert listed(PageRequest()) == nothing
     for limit in ("", "0", "1001", "-1", "1.0", "x", "٣", "9" * 5000):
         with pytest.raises(InvalidRequestError, match="limit"):
-            anthropic_models.parse_page({"limit": limit})
+            parse_page({"limit": limit})
     with pytest.raises(InvalidRequestError, match="not both"):
-        anthropic_models.parse_page({"after_id": "a", "before_id": "b"})
+        parse_page({"after_id": "a", "before_id": "b"})

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from inference.wire import fields
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common import fields
 from inference.wire.errors import ApiError, TooManyValuesError
+from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 
 PARSERS = [

@@ -20,15 +20,15 @@ import pytest
 
 from inference.gateway.images import without_files
 from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
+from inference.wire import vllm
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.common.batch_lines import read_lines
-from inference.wire.common.parts import ImageRules
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
+from inference.wire.images import ImageRules
 from inference.wire.openai import batches as openai_batches
-from inference.wire.openai.responses import request as openai_responses
-from inference.wire.vllm import tokenize as vllm_tokenize
+from inference.wire.openai.batches import read_lines
+from inference.wire.responses import request as openai_responses
 from tests.cases import each_case
 from tests.inference.wire.golden import DIALECTS, batch_cases, cases, inside
 
@@ -185,7 +185,7 @@ TOKENIZE = {"model": "tiny", "prompt": "Hi", "add_special_tokens": True, "return
             lambda body: list(read_lines([body, b"\n", LINE], "/v1/chat/completions")),
             [OTHER_LINE],
         ),
-        (vllm_tokenize.parse, [TOKENIZE]),
+        (vllm.parse_tokenize, [TOKENIZE]),
         (
             lambda body: crosses_to_the_neuron(anthropic_messages.parse_count(body)),
             seeds_of("anthropic_messages", *anthropic_messages.COUNT_FIELDS),

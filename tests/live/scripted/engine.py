@@ -29,10 +29,9 @@ from inference.engine.errors import GrammarError
 from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
 from inference.engine.sampling.logits_processors import ThinkingBudget
 from inference.protocol import engine as protocol
+from inference.protocol.engine import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import LoadReport
-from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport, LoadStage
 from tests.inference.reports import engine_stats, load_report
 from tests.live.scripted import script as scripts
 from tests.live.scripted.simulated_devices import NoRoomError, Taken, take_memory

@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.engine import SamplingParams
 from inference.protocol.images import VisionInput
-from inference.protocol.sampling import SamplingParams
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

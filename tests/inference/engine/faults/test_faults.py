@@ -26,8 +26,7 @@ from inference.models.kv_format import KVFormat
 from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.protocol.engine import CancelSequence
-from inference.protocol.sampling import Grammar, ThinkingLimit
+from inference.protocol.engine import CancelSequence, Grammar, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, poison, submit
 from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel, build_reference, our_config

@@ -38,7 +38,7 @@ from inference.protocol.engine import SequenceFailed, StepOutputs
 from inference.protocol.images import VisionInput
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.engine.asking import answer_of, cpu_spec, run, submit
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair

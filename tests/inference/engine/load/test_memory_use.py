@@ -35,8 +35,7 @@ from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.engine import Loaded
 from inference.protocol.load import EarlierLoads, PrefillSpeed
-from inference.protocol.load_progress import LoadProgress, LoadStage
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
 from tests.cases import each_case
 from tests.inference.engine.asking import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG

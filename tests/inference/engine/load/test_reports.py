@@ -30,7 +30,7 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.load import NO_PROJECTOR, Quantization, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
-from inference.protocol.load_progress import LoadProgress
+from inference.protocol.load_report import LoadProgress
 from tests.cases import each_case
 from tests.inference.engine.asking import answer_of, cpu_spec
 from tests.inference.engine.conftest import CONTEXT_TOKENS

@@ -40,8 +40,8 @@ from inference.models.native.layers import NativeNorm
 from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.packing import pack
 from inference.models.stored_weights import DenseWeight
+from inference.protocol.engine import SamplingParams
 from inference.protocol.load import LoadSpec, PrefillSpeed
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.engine.load.test_kv_memory import CONFIG
 from tests.inference.engine.load.test_memory_use import TimedModel

@@ -26,8 +26,7 @@ from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
-from inference.protocol.engine import CancelSequence, SequenceCancelled
-from inference.protocol.sampling import Grammar, ThinkingLimit
+from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.asking import run, sequence_of, submit
 from tests.inference.engine.conftest import Pair

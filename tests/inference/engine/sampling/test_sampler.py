@@ -19,7 +19,7 @@ from inference.engine.sampling.sampler import RandomStream, Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.models.step_input import HostCopy
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
 from tests.inference.engine.asking import sequence_of, submit, tokens_of
 

@@ -19,7 +19,7 @@ from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import FairQueue, SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule, end_of_chunk
-from inference.protocol.sampling import Grammar
+from inference.protocol.engine import Grammar
 from tests.cases import each_case
 from tests.inference.engine import asking
 

@@ -13,7 +13,7 @@ from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import SequenceState
 from inference.engine.step import PrefillChunk
-from inference.protocol.sampling import Grammar
+from inference.protocol.engine import Grammar
 from tests.cases import each_case
 from tests.inference.engine import asking
 from tests.inference.engine.scheduling.test_scheduler import (

@@ -36,10 +36,12 @@ from inference.protocol.engine import (
     CancelSequence,
     EngineFaulted,
     EngineMessage,
+    Grammar,
     Idle,
     Loaded,
     LoadFailedMessage,
     LoadProgressed,
+    SamplingParams,
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
@@ -51,7 +53,6 @@ from inference.protocol.engine import (
     encode_engine_frame,
 )
 from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import Grammar, SamplingParams
 from inference.settings.neuron import STEP_TIMEOUT_S
 from tests.cases import each_case
 from tests.inference.engine.faulty_executor import Kind

@@ -24,8 +24,7 @@ from inference.engine.speculation.speculator import Speculator
 from inference.models.backend import AnyModel
 from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.step_input import StepInput
-from inference.protocol.engine import CancelSequence, SequenceCancelled
-from inference.protocol.sampling import Grammar, ThinkingLimit
+from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.inference.engine.asking import Answers, run, submit
 from tests.inference.engine.conftest import OwnModel, Pair, build_pair
 from tests.inference.engine.speculation.scripted_speculator import (

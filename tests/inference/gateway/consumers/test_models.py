@@ -16,8 +16,8 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, ReplicaStatus
 from inference.protocol.load import AdapterSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.wire.common.model_card import ModelCard, ModelPrices, own_fields
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
+from inference.wire.models import ModelCard, ModelPrices, openai_model
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import Rig
@@ -35,7 +35,7 @@ ADAPTER = CatalogueEntry(
 
 
 def shown(card: ModelCard) -> dict[str, Any]:
-    return own_fields(card, card.id)
+    return openai_model(card, card.id)
 
 
 def neuron(

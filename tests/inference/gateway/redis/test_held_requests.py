@@ -35,6 +35,7 @@ from inference.gateway.redis.neurons import (
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.outcome import RequestOutcome
 from inference.protocol import keys
+from inference.protocol.delivery import PART_BYTES, FrameAssembler
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
@@ -44,7 +45,6 @@ from inference.protocol.generation import (
     decode_inbox_frame,
 )
 from inference.protocol.heartbeat import WaitingModel, decode_waiting_report
-from inference.protocol.inbox_parts import PART_BYTES, FrameAssembler
 from inference.protocol.joining import celery_broker_url
 from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
 from inference.redis_link import RedisLink

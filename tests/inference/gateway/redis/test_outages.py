@@ -17,7 +17,7 @@ from inference.gateway import gateway
 from inference.gateway.gateway import Gateway
 from inference.gateway.redis import event_reader
 from inference.gateway.redis import inbox as dispatch
-from inference.protocol import keys, stalls
+from inference.protocol import keys
 from inference.protocol.events import Event
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
@@ -142,7 +142,7 @@ async def test_keys_that_expired_meanwhile_declare_nobody_dead(
     redis_client: redis.asyncio.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stalls, "SETTLING_S", 3600.0)
+    monkeypatch.setattr(keys, "SETTLING_S", 3600.0)
     neuron.script = endless
     exchange = client.open("POST", CHAT, chat_body(stream=True))
     await exchange.until(b"on and")
@@ -156,7 +156,7 @@ async def test_keys_that_expired_meanwhile_declare_nobody_dead(
     await expiring
     assert text_of(await late.finish()) == TEXT
     assert not exchange.ended.is_set()
-    monkeypatch.setattr(stalls, "SETTLING_S", 0.0)
+    monkeypatch.setattr(keys, "SETTLING_S", 0.0)
     await neuron.die()
     assert error_of(await exchange.finish()) == "neuron_lost", "it had its time"
 

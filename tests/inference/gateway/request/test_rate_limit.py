@@ -17,12 +17,12 @@ from inference.protocol.events import Event
 from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,
+    SamplingOptions,
     Submit,
     TextInput,
     TokensInput,
 )
 from inference.protocol.keys import heartbeat_key, preparing_key
-from inference.protocol.sampling import SamplingOptions
 from metering.principal import RateLimits
 from tests.cases import each_case
 from tests.fleet.conftest import report

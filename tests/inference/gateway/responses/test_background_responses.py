@@ -21,7 +21,7 @@ from inference.gateway.consumers import responses as stored_responses
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.keys import gateway_alive_key
-from inference.wire.openai.responses import request as openai_responses
+from inference.wire.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import (
     RESPONSES,

@@ -24,10 +24,9 @@ from inference.gateway.server.clients import (
     StreamChannel,
 )
 from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
-from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.common.failures import FAILURES
+from inference.wire.error_envelopes import anthropic_errors, openai_errors
 from inference.wire.errors import ApiError
-from inference.wire.openai import errors as openai_errors
+from inference.wire.failures import FAILURES
 from tests.cases import each_case
 
 EVERY_ERROR = [ApiError]

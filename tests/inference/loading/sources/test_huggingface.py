@@ -27,7 +27,7 @@ from inference.protocol.load_errors import (
     RepoFetchFailedError,
     UnknownArchitectureError,
 )
-from inference.protocol.load_progress import LoadProgress
+from inference.protocol.load_report import LoadProgress
 from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving
 

@@ -18,7 +18,7 @@ from inference.protocol.load_errors import (
     HashMismatchError,
     MissingFileError,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving
 

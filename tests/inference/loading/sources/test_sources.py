@@ -47,7 +47,7 @@ from inference.protocol.load_errors import (
     QuantizationNotFoundError,
     RepoFetchFailedError,
 )
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.wire.ollama import models as ollama_models
 from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving

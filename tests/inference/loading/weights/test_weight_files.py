@@ -21,7 +21,7 @@ from inference.models.families.registry import check_architecture, family_of
 from inference.models.registry import build_model
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, MissingTensorError
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.conftest import opened, saved_gguf
 

@@ -16,7 +16,7 @@ from inference.engine.sampling.drawing import TorchDrawer, TritonDrawer
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.models.cuda.drawing import draw_tokens, find_likeliest
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
 
 pytestmark = pytest.mark.slow

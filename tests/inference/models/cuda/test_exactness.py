@@ -21,8 +21,7 @@ from inference.models.graphed import GraphedDecoder, row_buckets
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput
-from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import SamplingParams, SequenceStep, SubmitSequence
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 from tests.inference.models.steps import step_of

@@ -31,9 +31,8 @@ from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, unsupported_reason
-from inference.protocol.engine import SequenceFailed, SubmitSequence
+from inference.protocol.engine import SamplingParams, SequenceFailed, SubmitSequence
 from inference.protocol.images import SequenceImage
-from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
 from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_gguf

@@ -22,9 +22,8 @@ from inference.models.decoder import DecoderModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, build_predictor
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
-from inference.protocol.engine import SubmitSequence
+from inference.protocol.engine import SamplingParams, SubmitSequence
 from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.parity import block_tokens_of

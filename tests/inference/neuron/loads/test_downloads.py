@@ -19,16 +19,16 @@ from inference.loading.sources.cached import list_cached
 from inference.neuron.loads.files import FileChecker
 from inference.neuron.replicas.engine_process import engine_command as engine_command_of
 from inference.neuron.replicas.engine_process import is_own_engine
-from inference.protocol.downloads import (
+from inference.protocol.keys import downloads_key
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import LOADED
+from inference.protocol.neuron_tasks import (
     CacheJobState,
     CacheReport,
     DeleteSpec,
     PullSpec,
     decode_cache_report,
 )
-from inference.protocol.keys import downloads_key
-from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LOADED
 from tests.cases import each_case
 from tests.inference.neuron.conftest import TestNeuron, wait_until
 from tests.processes import command_line

@@ -15,8 +15,14 @@ from inference.neuron.loads.files import FileChecker
 from inference.neuron.loads.load import Load, check_possible, check_room, waking_bytes
 from inference.neuron.loads.queue import HOST_SHARE_KEPT, LoadQueue
 from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
+from inference.protocol.load_report import (
+    AsleepBytes,
+    DeviceMemory,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadStage,
+)
 from inference.settings.neuron import MemoryLimits
 from tests.cases import each_case
 from tests.inference.neuron.devices import GB, Machine, card, host

@@ -28,7 +28,7 @@ from inference.neuron.replicas.engine_process import MARGIN_S, silence_limit_s
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until

@@ -26,11 +26,11 @@ from inference.neuron.replicas.engine_process import (
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.neuron.replicas.replica import Replica
 from inference.protocol.engine import Wake
-from inference.protocol.engine_logs import decode_engine_log
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import engine_log_key
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.neuron_tasks import decode_engine_log
 from tests.cases import each_case
 from tests.inference.reports import engine_stats, load_report
 

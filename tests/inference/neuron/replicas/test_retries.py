@@ -24,7 +24,7 @@ from inference.neuron.replicas.retries import (
     waits_for_time,
 )
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
+from inference.protocol.load_report import PERMANENT_FAILURES, LoadFailure
 from tests.cases import each_case
 from tests.inference.neuron.conftest import TestNeuron
 

@@ -21,6 +21,7 @@ from inference.neuron.name_lease import connect
 from inference.neuron.requests import requests
 from inference.neuron.requests.requests import Inbox
 from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
+from inference.protocol.delivery import MARKS_EXPIRY_S, PARTS_A_READ, inbox_entries
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
@@ -28,8 +29,6 @@ from inference.protocol.generation import (
     TextInput,
     encode_inbox_frame,
 )
-from inference.protocol.held import MARKS_EXPIRY_S
-from inference.protocol.inbox_parts import PARTS_A_READ, inbox_entries
 from inference.protocol.keys import inbox_key, preparing_key
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.neuron.model_texts import submit_of

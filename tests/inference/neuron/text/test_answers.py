@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inference.neuron.text.answers import Answer
 from inference.neuron.text.choice_events import Choice, Echo, call_id
-from inference.protocol.engine import SequenceStep, SequenceTiming
+from inference.protocol.engine import SequenceStep, SequenceTiming, TokenLogprob
 from inference.protocol.events import (
     ChoiceFinished,
     Delta,
@@ -27,7 +27,6 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText
 from inference.text.reasoning import find_markers
 from inference.text.tokenizer import Tokenizer

@@ -14,11 +14,11 @@ from inference.neuron.text.answers import build_answer
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompts import prepare
 from inference.protocol import generation as parts
-from inference.protocol.sampling import SamplingOptions
+from inference.protocol.generation import SamplingOptions
 from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
-from inference.wire.common.failures import FAILURES
+from inference.wire.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 

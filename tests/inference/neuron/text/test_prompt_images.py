@@ -17,6 +17,7 @@ from inference.neuron.text.inputs import count_tokens, tokenized
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompt_images import PlacedImage, placed, sequence_images
 from inference.neuron.text.prompts import Prepared
+from inference.protocol.delivery import PART_BYTES, image_fields
 from inference.protocol.events import Failure, Finished
 from inference.protocol.generation import (
     ChatInput,
@@ -26,7 +27,6 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef, TokenRun, VisionInput
-from inference.protocol.inbox_parts import PART_BYTES, image_fields
 from inference.protocol.keys import images_key
 from tests.inference.neuron.conftest import TestNeuron, failure_of
 from tests.inference.neuron.model_texts import model_text, prepared, refusal, request_for_model

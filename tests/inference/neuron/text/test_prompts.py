@@ -25,6 +25,7 @@ from inference.neuron.text.prompts import (
     prepare,
     shortened,
 )
+from inference.protocol.engine import ThinkingLimit
 from inference.protocol.events import Tokenized, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
@@ -37,7 +38,6 @@ from inference.protocol.generation import (
     ToolCall,
     ToolDefinition,
 )
-from inference.protocol.sampling import ThinkingLimit
 from inference.text import phrases
 from inference.text.tokenizer import MAX_BYTES_PER_TOKEN
 from tests.cases import each_case

@@ -20,8 +20,8 @@ from inference.protocol.generation import ChatInput
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import page_of
 from inference.wire.errors import ApiError
+from inference.wire.upstream import Sending
 from inference.wire.upstream.messages_request import body_of as upstream_body
-from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.gateway.upstreams.forwarding import RED_PIXELS
 from tests.inference.wire.answers import MADE, Part, body_of, events_of, randoms

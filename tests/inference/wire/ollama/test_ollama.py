@@ -11,15 +11,14 @@ from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
 from inference.protocol import events as protocol
-from inference.wire.common.fields import Field
-from inference.wire.common.model_card import ModelCard, ModelLocation
+from inference.wire import embeddings
+from inference.wire.error_envelopes import ollama_errors
 from inference.wire.errors import ApiError, RequestFailedError, UnsupportedParameterError
+from inference.wire.fields import Field
+from inference.wire.models import ModelCard, ModelLocation
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.ollama import embed as ollama_embed
-from inference.wire.ollama import errors as ollama_errors
 from inference.wire.ollama import models as ollama_models
-from inference.wire.ollama.chat import MESSAGE_FIELDS
-from inference.wire.ollama.fields import OPTION_FIELDS
+from inference.wire.ollama.chat import MESSAGE_FIELDS, OPTION_FIELDS
 from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, body_of, events_of
@@ -33,8 +32,8 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     [
         (ollama_chat.FIELDS, ChatRequest),
         (ollama_chat.GENERATE_FIELDS, GenerateRequest),
-        (ollama_embed.FIELDS, EmbedRequest),
-        (ollama_embed.OLD_FIELDS, EmbeddingsRequest),
+        (embeddings.OLLAMA_FIELDS, EmbedRequest),
+        (embeddings.OLD_OLLAMA_FIELDS, EmbeddingsRequest),
         (OPTION_FIELDS, Options),
         (MESSAGE_FIELDS, Message),
     ],

@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 
 from inference.protocol.events import Usage
 from inference.wire.errors import ApiError, InvalidRequestError
-from inference.wire.openai.passed import form as forms
-from inference.wire.openai.passed.form import read_form
-from inference.wire.openai.passed.request import (
-    EVENTS,
-    JSON,
-    SecretGuard,
-    UnitsReader,
-    audio_length,
-)
+from inference.wire.openai import multipart_form as forms
+from inference.wire.openai.multipart_form import read_form
+from inference.wire.openai.passed import EVENTS, JSON, SecretGuard, UnitsReader, audio_length
 from tests.cases import each_case
 from tests.inference.gateway.upstreams.passing import BOUNDARY, FORM, form, part, wav
 from tests.inference.wire.openai.parsed_forms import fields_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inference.gateway.request.answer_check import AnswerCheck
 from inference.protocol.events import Accepted, Delta, Event, Finished, ToolCallStarted, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
-from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
+from inference.wire.anthropic.answers import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
 from inference.wire.upstream.answer_events import (
     FrameError,

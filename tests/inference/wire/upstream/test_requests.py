@@ -12,27 +12,28 @@ import pytest
 from fleet.upstreams import untranslated_defaults
 from inference.protocol.events import TokensCounted
 from inference.protocol.generation import (
+    DEFAULTS_OF_MODELS,
     ChatInput,
     ChatMessage,
     EmbeddingRequest,
     GenerationRequest,
+    SamplingOptions,
     TextInput,
     TokenCountRequest,
     TokensInput,
     ToolCall,
 )
-from inference.protocol.sampling import DEFAULTS_OF_MODELS, SamplingOptions
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.anthropic.messages import INTERLEAVED_BETA
-from inference.wire.common.parts import ImageFile, base64_image
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError, UnsupportedParameterError
+from inference.wire.images import ImageFile, base64_image
 from inference.wire.ollama import chat as ollama_chat
-from inference.wire.openai.chat.request import parse
+from inference.wire.openai.chat import parse
+from inference.wire.upstream import Sending
 from inference.wire.upstream.answer_events import UpstreamFaultError
-from inference.wire.upstream.dialects import exchange_of, is_forwarded
+from inference.wire.upstream.exchanges import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
-from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.image_files import base64_of, png
 from tests.inference.wire.answers import events_read

@@ -1,1 +1,0 @@
-"""Shared by several dialects: fields, images, failures and batch lines."""

@@ -1,0 +1,160 @@
+"""Errors in each dialect's own envelope: as a body, and as a frame of a stream that has begun.
+
+    openai_errors      {"error": {"message", "type", "param", "code"}}
+    openai_responses_errors                              the same; in a stream an event
+    anthropic_errors   {"type": "error", "error": {"type", "message", "details"}, "request_id"}
+    ollama_errors      {"error", "code", "param"}        Ollama's clients read ``error`` alone
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from inference.wire.dialect import WAITING_COMMENT
+from inference.wire.errors import TOO_MANY_REQUESTS, ApiError, MethodNotAllowedError
+from inference.wire.failures import NOT_REPEATED
+
+
+class ErrorDialect(Protocol):
+    @property
+    def keep_alive_frame(self) -> bytes:
+        """Sent while a stream that has begun has no events."""
+        ...
+
+    def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes: ...
+
+
+def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
+    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs retry every 429
+    and 500 unless ``x-should-retry`` is false."""
+    headers = []
+    is_final = error.status == TOO_MANY_REQUESTS and error.retry_after_s is None
+    if is_final or error.code in NOT_REPEATED:
+        headers.append((b"x-should-retry", b"false"))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, MethodNotAllowedError):
+        headers.append((b"allow", error.allowed.encode()))
+    return headers
+
+
+class OpenAIErrors:
+    keep_alive_frame = WAITING_COMMENT
+    param_names: Mapping[str, str] = {}
+
+    def error_object(self, error: ApiError) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param_in(self.param_names),
+                "code": error.code,
+                **error.extras,
+            }
+        }
+
+    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
+        return orjson.dumps(self.error_object(error))
+
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
+        return b"data: " + self.error_body(error, request_id=request_id) + b"\n\n"
+
+
+class OpenAIResponsesErrors(OpenAIErrors):
+    param_names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
+
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
+        """The frame for a stream without an event so far; an encoder that has begun ends its
+        own."""
+        return named_frame(*self.error_event(error), sequence_number=0)
+
+    def error_event(self, error: ApiError) -> tuple[str, dict[str, Any]]:
+        """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise
+        it."""
+        fields = {
+            "code": error.code,
+            "message": error.message,
+            "param": error.param_in(self.param_names),
+        }
+        return "error", {**fields, "error": {"type": error.type, **fields, **error.extras}}
+
+
+def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:
+    """An event of the Responses dialect."""
+    data = orjson.dumps({"type": kind, **fields, "sequence_number": sequence_number})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic answers 529 when overloaded. Here it stays 503, as in every other dialect: clients use
+the type and ``Retry-After``, and retry every status from 500 up."""
+
+TOO_LONG = "prompt is too long: "
+"""Clients of that API look for this before they shorten a conversation."""
+
+
+class AnthropicErrors:
+    """``type`` is that API's word for the status; ``details.error_code`` is our code."""
+
+    keep_alive_frame = b'event: ping\ndata: {"type":"ping"}\n\n'
+    param_names = {"prompt": "messages", "stop": "stop_sequences"}
+
+    def error_object(self, error: ApiError, *, request_id: str) -> dict[str, Any]:
+        other = "api_error" if error.status >= 500 else "invalid_request_error"
+        is_too_long = error.code == "context_length_exceeded"
+        return {
+            "type": "error",
+            "error": {
+                "type": ANTHROPIC_TYPES.get(error.status, other),
+                "message": TOO_LONG + error.message if is_too_long else error.message,
+                "details": {
+                    "error_code": error.code,
+                    "param": error.param_in(self.param_names),
+                    **error.extras,
+                },
+            },
+            "request_id": request_id,
+        }
+
+    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
+        return orjson.dumps(self.error_object(error, request_id=request_id))
+
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
+        return b"event: error\ndata: " + self.error_body(error, request_id=request_id) + b"\n\n"
+
+
+class OllamaErrors:
+    keep_alive_frame = b""
+    """JSON lines have no comments: the consumer sends an empty answer."""
+    param_names = {"stop": "options.stop", "max_tokens": "options.num_predict"}
+
+    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
+        param = error.param_in(self.param_names)
+        return orjson.dumps(
+            {"error": error.message, "code": error.code, "param": param} | error.extras
+        )
+
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
+        return self.error_body(error, request_id=request_id) + b"\n"
+
+
+openai_errors = OpenAIErrors()
+openai_responses_errors = OpenAIResponsesErrors()
+anthropic_errors = AnthropicErrors()
+ollama_errors = OllamaErrors()

@@ -1,1 +1,0 @@
-"""vLLM's score, rerank and tokenize."""
