@@ -22,7 +22,6 @@ from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
 from fleet.services.jobs.steps import wait_for_job
-from inference.build import Build
 from inference.protocol.heartbeat import (
     DeviceInfo,
     NeuronHeartbeat,
@@ -32,6 +31,7 @@ from inference.protocol.heartbeat import (
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit, with_text
+from inference.version import Build
 from metering.api.problems import ProblemError, note_refusal
 from metering.api.schema import ROWS
 

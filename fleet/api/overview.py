@@ -24,8 +24,8 @@ from fleet.nouns import AUDIT, SETTINGS
 from fleet.overview.selector import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
-from inference.build import this_build, version_object
 from inference.protocol.engine_logs import MAX_LINES
+from inference.version import this_build, version_object
 from metering.api.problems import ProblemError, ensure_one_of
 from metering.models import AuditEntry
 from metering.principal import Scope

@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from inference.build import Build
 from inference.protocol.engine import EngineStats
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import LoadReport
+from inference.version import Build
 
 
 class HeldStageStatus(StrEnum):
