@@ -23,7 +23,7 @@ from fleet.models import Neuron
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.downloads import CachedModel, CacheReport, decode_cache_report
 from inference.protocol.keys import downloads_key
-from inference.redis_connections import MAX_VALUE_BYTES
+from inference.redis_link import MAX_VALUE_BYTES
 
 logger = logging.getLogger(__name__)
 _log = ThrottledLog(logger, logging.WARNING)

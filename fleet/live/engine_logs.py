@@ -19,7 +19,7 @@ from fleet.live.neuron_reads import NeuronValueError, item_pop
 from inference.logs.formatters import one_line
 from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
 from inference.protocol.keys import TASK_TELL_LOG, engine_log_key
-from inference.redis_connections import MAX_VALUE_BYTES
+from inference.redis_link import MAX_VALUE_BYTES
 
 ANSWER_TIMEOUT_S = 3.0
 ASK_EXPIRES_S = 10

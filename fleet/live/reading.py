@@ -45,7 +45,7 @@ from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
-from inference.redis_connections import connect_exempt
+from inference.redis_link import connect_exempt
 from inference.request_ids import REQUEST_ID
 
 logger = logging.getLogger(__name__)

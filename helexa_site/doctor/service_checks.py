@@ -20,7 +20,7 @@ from helexa_site.config import Config
 from helexa_site.doctor.examine import Finding, failed, ok, warning
 from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
 from helexa_site.program import program
-from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
+from inference.redis_link import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 from inference.version import VERSION
 
 MIN_VERSION = (6, 2)
