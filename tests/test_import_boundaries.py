@@ -84,8 +84,8 @@ BOUNDARIES = (
     *(
         Boundary(f"inference/{name}", OUTSIDE)
         for name in (
-            *("logs", "settings", "backoff.py", "channel.py", "environment.py", "proxies.py"),
-            *("recent_results.py", "request_ids.py"),
+            *("settings", "backoff.py", "channel.py", "environment.py", "logs.py", "proxies.py"),
+            *("recent_results.py", "redaction.py", "request_ids.py"),
         )
     ),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import redis
 
 from fleet.redis_users import invited_names
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.supervised_threads import SupervisedThread
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from fleet.live import reading as live
 from fleet.live.neuron_reads import NeuronValueError, run_reads, text_read
 from fleet.live.reports import printable, value_problem
 from fleet.models import Neuron
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol.downloads import CachedModel, CacheReport, decode_cache_report
 from inference.protocol.keys import downloads_key
 from inference.redis_link import MAX_VALUE_BYTES

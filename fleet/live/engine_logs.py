@@ -16,7 +16,7 @@ from fleet import neuron_client, selectors
 from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError, SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.neuron_reads import NeuronValueError, item_pop
-from inference.logs.formatters import one_line
+from inference.logs import one_line
 from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
 from inference.protocol.keys import TASK_TELL_LOG, engine_log_key
 from inference.redis_link import MAX_VALUE_BYTES

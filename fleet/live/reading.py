@@ -41,7 +41,7 @@ from fleet.live.neuron_reads import (
 )
 from fleet.live.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests

@@ -16,8 +16,7 @@ import msgspec
 
 from fleet.live.load_orders import LoadOrders
 from fleet.live.neuron_reads import NeuronValueError
-from inference.logs.formatters import one_line
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog, one_line
 from inference.protocol.heartbeat import NeuronHeartbeat, decode_heartbeat
 
 logger = logging.getLogger(__name__)

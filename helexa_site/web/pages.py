@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET
 
 from helexa_site.web.navigation import navigation_of
 from inference.gateway.request.identify import allows_anonymous
-from inference.logs.redaction import Redactor
+from inference.redaction import Redactor
 from inference.settings.setting import Setting
 from inference.settings.table import SETTINGS
 

@@ -28,7 +28,7 @@ import msgspec
 from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
 from inference.engine.errors import DeviceFault, EngineExit, StepFault, describe_exit
 from inference.loading.progress import OnProgress
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 from inference.protocol.engine import LoadFailedMessage, LoadProgressed, encode_engine_frame
 from inference.protocol.load_errors import PartFailedError
 from inference.supervised_threads import SupervisedThread

@@ -32,7 +32,7 @@ from inference.engine.errors import EngineExit, HangFault
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.load.sleeper import Sleeper
 from inference.engine.step import Output
-from inference.logs.formatters import phases
+from inference.logs import phases
 from inference.protocol.engine import (
     Awake,
     CancelSequence,

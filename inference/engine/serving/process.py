@@ -40,7 +40,7 @@ from inference.engine.serving.loop import (
 from inference.engine.stages.remote_stage import hold_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 from inference.protocol.engine import (
     EngineFaulted,
     Loaded,

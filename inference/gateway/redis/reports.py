@@ -19,7 +19,7 @@ import redis.asyncio
 
 from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
 from inference.gateway.request.outcome import RequestOutcome
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingModel, WaitingReport, encode_waiting_report
 from inference.protocol.refusals import (

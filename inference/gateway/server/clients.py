@@ -35,7 +35,7 @@ from twisted.web.http import HTTPChannel
 
 from helexa_site.web.client_address import client_address, counted_address
 from inference.descriptors import DescriptorMarks
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol.refusals import OVERLOADED
 from inference.settings.kinds import Network
 from inference.wire.dialect import error_headers, request_id_headers

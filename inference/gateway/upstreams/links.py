@@ -29,7 +29,7 @@ from fleet.upstreams.discovery import list_url
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.http import client_options, headers_of
 from fleet.upstreams.secret import unseal
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 from inference.wire.upstream.refusals import UNAVAILABLE, failed
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from celery.signals import setup_logging, worker_shutting_down
 
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 from inference.neuron.host.device_sampler import Devices, DeviceSampler
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.process.celery_app import create_app, create_worker, register_tasks

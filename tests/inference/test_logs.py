@@ -18,11 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa_site.program import REPOSITORY_DIR
-from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
-from inference.logs.formatters import INDENT, JsonFormatter, TextFormatter, one_line
-from inference.logs.redaction import Redactor, secrets_of
-from inference.logs.setup import configure_logging
-from inference.logs.throttled import MAX_KEYS, ThrottledLog
+from inference.logs import (
+    INDENT,
+    MAX_THROTTLED_KEYS,
+    JsonFormatter,
+    TextFormatter,
+    ThrottledLog,
+    configure_logging,
+    one_line,
+)
+from inference.redaction import (
+    MAX_BODY_CHARACTERS,
+    Redactor,
+    digest_of,
+    masked_body,
+    secrets_of,
+)
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 
@@ -185,7 +196,7 @@ other.addHandler(logging.StreamHandler(sys.stdout))
 other.propagate = False
 off = logging.getLogger("off")
 off.propagate = False
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 configure_logging("neuron")
 other.warning("from %s", "uvicorn\\nforged")
 off.info("never shown")
@@ -229,12 +240,12 @@ def test_everything_is_a_record_of_one_line() -> None:
     shown = [line for line in lines if not line.startswith("    ")]
     assert len(shown) == 5, "text is the default"
     assert " WARNING neuron uvicorn: from uvicorn\\nforged" in shown[0]
-    assert " CRITICAL neuron inference.logs.setup: " in shown[4]
+    assert " CRITICAL neuron inference.logs: " in shown[4]
 
 
 LEVELS = """
 import logging
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 configure_logging("neuron")
 for name in ("inference.neuron.app", "inference.gateway", "httpx", "celery"):
     for level in ("debug", "info", "warning", "error"):
@@ -281,8 +292,8 @@ def test_a_few_lines_of_each_key_and_interval(caplog: pytest.LogCaptureFixture) 
         log.forget("a")  # it is new again
     shown = ["a0", "a1", "b", "a0 (and 8 more like it)", "b", "broken", "broken"]
     assert caplog.messages == shown
-    for number in range(MAX_KEYS + 1):
+    for number in range(MAX_THROTTLED_KEYS + 1):
         log.log(str(number), "x")
     log.log("1", "x")
     log.log("0", "x")
-    assert len(caplog.messages) == len(shown) + MAX_KEYS + 2, "keys are bounded"
+    assert len(caplog.messages) == len(shown) + MAX_THROTTLED_KEYS + 2, "keys are bounded"
