@@ -27,16 +27,18 @@ from inference.protocol.heartbeat import Capability
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.recent_results import RecentResults
-from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     BuildGrammar,
     Built,
     Job,
+    NotWantedError,
+    NoWorkerError,
     Refused,
     RenderChat,
     Rendered,
     Result,
     TokenizerFacts,
+    WorkerLostError,
 )
 from inference.sandbox.pool import WorkerPool
 from inference.text.answers.phrases import PhraseMarkers

@@ -15,7 +15,7 @@ from inference.neuron.text.model_text import LOSES_SYSTEM_TURNS, ModelText, toke
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LoadReport
-from inference.sandbox.errors import WorkerLostError
+from inference.sandbox.jobs import WorkerLostError
 from inference.sandbox.pool import WorkerPool
 from inference.text.answers.phrases import find_phrases
 from inference.text.answers.reasoning import find_markers
