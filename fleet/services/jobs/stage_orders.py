@@ -43,10 +43,10 @@ from fleet.services.jobs.steps import (
     spec_of,
 )
 from fleet.upstreams.secret import seal, unseal
+from inference.link_identities import new_identity
 from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.protocol.load_progress import LoadFailure
-from inference.stage_links.identities import new_identity
 
 logger = logging.getLogger(__name__)
 

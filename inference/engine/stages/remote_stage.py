@@ -47,6 +47,7 @@ from inference.engine.stages.stage_specs import (
 )
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
+from inference.link_identities import Purpose
 from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (
     LoadFailedMessage,
@@ -59,9 +60,12 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.settings.neuron import STAGE_LISTEN
-from inference.stage_links.connection import SecureConnection
-from inference.stage_links.identities import Purpose
-from inference.stage_links.links import LinkListener, LinkTimeoutError, address_in_words
+from inference.stage_links import (
+    LinkListener,
+    LinkTimeoutError,
+    SecureConnection,
+    address_in_words,
+)
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from inference.engine.stages.stage_runner import build_runner, open_stage
 from inference.engine.stages.stage_specs import dial_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
+from inference.link_identities import Purpose
 from inference.protocol.engine import LoadFailedMessage, LoadProgressed
-from inference.stage_links.identities import Purpose
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -61,13 +61,13 @@ from inference.engine.stages.stage_specs import (
     dial_stage,
     stage_peer,
 )
+from inference.link_identities import Purpose
 from inference.loading.progress import OnProgress
 from inference.models.adapter import AdapterWeights
 from inference.models.errors import UnsupportedAdapterError
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
-from inference.stage_links.connection import SecureConnection
-from inference.stage_links.identities import Purpose
+from inference.stage_links import SecureConnection
 from inference.supervised_threads import SupervisedThread
 
 STAGE = "inference.engine.stages.stage_process"

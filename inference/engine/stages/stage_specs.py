@@ -18,14 +18,13 @@ from pathlib import Path
 import msgspec
 
 from inference.engine.stages.messages import StagePeer
+from inference.link_identities import Purpose
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_errors import BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadProgress
-from inference.stage_links.connection import SecureConnection
-from inference.stage_links.identities import Purpose
-from inference.stage_links.links import StageLinkError, address_of, dial
+from inference.stage_links import SecureConnection, StageLinkError, address_of, dial
 
 DIAL_TIMEOUT_S = 30.0
 DIGESTED_BYTES = 1 << 20

@@ -30,9 +30,9 @@ from inference.engine.stages import remote_stage
 from inference.engine.stages.messages import decode_to_stage
 from inference.engine.stages.remote_stage import hold_stage
 from inference.engine.stages.stage_process import serve
+from inference.link_identities import new_identity
 from inference.protocol.engine import StageAlive, StageListening
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
-from inference.stage_links.identities import new_identity
 from tests.inference.engine.asking import Answers, cpu_spec, submit
 from tests.inference.engine.serving.test_process import EngineProcess
 from tests.inference.engine.serving.test_process import started as start_process

@@ -32,6 +32,7 @@ from inference.engine.stages.messages import (
 )
 from inference.engine.stages.stage_specs import are_narrow, files_digest
 from inference.engine.step_frames import Step
+from inference.link_identities import new_identity
 from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (
     LoadFailedMessage,
@@ -42,9 +43,7 @@ from inference.protocol.engine import (
     encode_engine_frame,
 )
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
-from inference.stage_links.connection import SecureConnection
-from inference.stage_links.identities import new_identity
-from inference.stage_links.links import LinkListener, address_of, dial
+from inference.stage_links import LinkListener, SecureConnection, address_of, dial
 from tests.inference.engine.asking import run, submit
 from tests.inference.engine.stages.conftest import (
     HERE,

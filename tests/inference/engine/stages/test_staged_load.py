@@ -41,7 +41,7 @@ from inference.protocol.engine import (
 from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
 from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
-from inference.stage_links.links import address_of
+from inference.stage_links import address_of
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.asking import run, submit, tokens_of
