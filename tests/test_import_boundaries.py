@@ -157,7 +157,7 @@ BARE_IMPORTS = {
         ("torch", "transformers", "inference.engine", "opentelemetry", "numpy"),
     ),
     "engine": (
-        ("inference.engine.serving.process",),
+        ("inference.engine.process",),
         ("django", "channels", "celery", "redis", "fleet", "transformers", "huggingface_hub"),
     ),
     "sandbox": (

@@ -20,8 +20,8 @@ import torch
 from inference.engine.adapters import Adapters
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.children import Children
-from inference.engine.embedding.embedding_engine import EmbeddingEngine
-from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
+from inference.engine.embedding_engine import EmbeddingEngine
+from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
 from inference.engine.image_rows import ImageProcessor
 from inference.engine.load.build import (

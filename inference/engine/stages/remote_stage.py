@@ -27,7 +27,7 @@ from inference.engine.errors import EngineExit, UnexpectedFrameError
 from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import configure_threads
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.serving.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger
+from inference.engine.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger
 from inference.engine.stages.messages import JoinStage, MeetStage, decode_to_stage
 from inference.engine.stages.stage_runner import (
     RowEnds,

@@ -40,7 +40,7 @@ from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
 from tests.inference.engine.asking import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG
-from tests.inference.engine.serving.test_process import started
+from tests.inference.engine.test_process import started
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6

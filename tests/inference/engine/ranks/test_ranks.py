@@ -46,7 +46,7 @@ from inference.protocol.engine import EngineFaulted, Loaded
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.engine.asking import submit, tokens_of
-from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, started
+from tests.inference.engine.test_process import EXIT_TIMEOUT_S, started
 from tests.inference.models.parallel.ranks import (
     CPU,
     TIMEOUT_S,

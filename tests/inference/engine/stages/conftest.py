@@ -34,8 +34,8 @@ from inference.link_identities import new_identity
 from inference.protocol.engine import StageAlive, StageListening
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from tests.inference.engine.asking import Answers, cpu_spec, submit
-from tests.inference.engine.serving.test_process import EngineProcess
-from tests.inference.engine.serving.test_process import started as start_process
+from tests.inference.engine.test_process import EngineProcess
+from tests.inference.engine.test_process import started as start_process
 
 PROMPT = [(7 * n) % 90 + 1 for n in range(100)]
 NUM_TOKENS = 12

@@ -46,7 +46,6 @@ from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.asking import run, submit, tokens_of
 from tests.inference.engine.sampling.test_grammars import PEOPLE, json_grammar
-from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.engine.stages.conftest import (
     HERE,
     PROMPT,
@@ -58,6 +57,7 @@ from tests.inference.engine.stages.conftest import (
     spec_of,
     with_stage,
 )
+from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid

@@ -23,9 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.channel import Channel, ChannelClosedError
+from inference.engine import process
 from inference.engine.errors import EngineExit
-from inference.engine.serving import process
-from inference.engine.serving.loop import (
+from inference.engine.loop import (
     SEND_WITHIN_S,
     STATS_INTERVAL_S,
     OutputBatcher,

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import normalize
 
-from inference.engine.embedding.embedding_engine import EmbeddingBounds, EmbeddingEngine
-from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
+from inference.engine.embedding_engine import (
+    EmbeddingBounds,
+    EmbeddingEngine,
+    EmbeddingLimits,
+    Row,
+)
 from inference.engine.errors import DoesNotFitError, StepFault, WarmupError
 from inference.engine.faults import recover
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel

@@ -26,7 +26,7 @@ import psutil
 import torch
 
 from inference.channel import Channel, ChannelClosedError, ChannelError
-from inference.engine.embedding.embedding_engine import EmbeddingEngine
+from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit, HangFault
 from inference.engine.load.load_engine import LoadedEngine

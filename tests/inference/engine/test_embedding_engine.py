@@ -14,15 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.embedding.embedding_engine import STEP_S, EmbeddingBounds, EmbeddingEngine
-from inference.engine.embedding.embedding_load import EmbeddingRunner
-from inference.engine.embedding.embedding_queue import (
+from inference.engine.embedding_engine import (
     MAX_QUEUED_TOKENS,
+    STEP_S,
+    EmbeddingBounds,
+    EmbeddingEngine,
     EmbeddingJob,
     EmbeddingLimits,
     EmbeddingQueue,
     Row,
 )
+from inference.engine.embedding_load import EmbeddingRunner
 from inference.engine.errors import DeviceFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS, recover
 from inference.protocol.engine import (

@@ -30,7 +30,7 @@ from inference.channel import Channel, ChannelClosedError
 from inference.engine.errors import EngineExit, HangFault, StepFault
 from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
-from inference.engine.serving.loop import (
+from inference.engine.loop import (
     FINAL_MESSAGE_TIMEOUT_S,
     Messenger,
     Served,

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from inference.engine.embedding.embedding_engine import EmbeddingEngine
-from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
+from inference.engine.embedding_engine import EmbeddingEngine
+from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.load.load_engine import load_engine
 from inference.loading.directory_tokenizer import separator_of_pairs
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
