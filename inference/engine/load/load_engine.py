@@ -33,8 +33,9 @@ from inference.engine.load.build import (
     prefix_fingerprint,
     warm_up,
 )
-from inference.engine.load.built_model import BuiltModel, build_model
-from inference.engine.load.drafts import (
+from inference.engine.load.built_model import (
+    BuiltModel,
+    build_model,
     choose_speculator,
     num_draft_tokens,
     open_draft_model,
