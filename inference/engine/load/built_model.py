@@ -19,8 +19,7 @@ from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_o
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
 from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
-from inference.engine.ranks.lead import lead_ranks
-from inference.engine.ranks.ranked_model import RankedModel
+from inference.engine.ranks.ranked_model import RankedModel, lead_ranks
 from inference.engine.sampling.drawing import Drawer, choose_drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits

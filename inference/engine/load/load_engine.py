@@ -46,7 +46,7 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
-from inference.engine.ranks.lead import with_ranks
+from inference.engine.ranks.ranked_model import with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.stages.built_stages import (
     later_stages,

@@ -1,5 +1,7 @@
 """Rank 0's ``Model``: sends each step to the other ranks, and computes its own part of it.
 
+    open_model ─▶ start followers ─▶ build ─▶ all have built ─▶ first sum ─▶ RankedModel
+
     forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
 
 A step that goes well has no reply: its collectives are one. One that raises on any rank ends the
@@ -13,6 +15,9 @@ model, as a rank that dies does. The frames:
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -22,6 +27,8 @@ from inference.engine.children import Child, ChildProcess, Children
 from inference.engine.errors import DeviceFault, HangFault
 from inference.engine.faults import classify
 from inference.engine.step_frames import Step, message_of
+from inference.loading.loader import OpenedModel
+from inference.loading.sources.files import is_safetensors
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
@@ -29,12 +36,17 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
-from inference.models.parallel.group import TorchRankGroup
+from inference.models.parallel.build import build_rank
+from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
 from inference.models.step_input import StepInput
 from inference.protocol.engine import LoadFailedMessage
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import NO_PROJECTOR, LoadSpec
+from inference.protocol.load_report import LoadReport, RankReport
+from inference.settings.neuron import STEP_TIMEOUT_S
 
 FOLLOWER = "inference.engine.ranks.follower"
+ENDLESS_S = 24 * 3600.0
+"""The timeout of a collective where the operator sets no limit on steps."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
@@ -170,3 +182,95 @@ class RankedModel(PlainBackend):
             is_hung = issubclass(classify(error, self.device.type), HangFault)
             fault = HangFault(str(error)) if is_hung else DeviceFault(f"rank 0: {error}")
             raise self.followers.lost or fault from error
+
+
+def lead_ranks(
+    spec: LoadSpec, opened: OpenedModel, context_tokens: int, kv_format: KVFormat | None
+) -> tuple[RankedModel, str]:
+    """The model, and in words what computes it. Raises ``LoadError``, and ``DeviceFault`` where a
+    rank ends."""
+    num_ranks = spec.tensor_parallel
+    timeout_s = STEP_TIMEOUT_S.read(os.environ) or ENDLESS_S
+    torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
+    # A folder by which ranks meet. Once they have joined the group they need it no more.
+    with tempfile.TemporaryDirectory(prefix="helexa-ranks-") as folder:
+        place = Path(folder) / "meeting"
+        followers = Followers(
+            [
+                Join(
+                    spec=follower_spec(spec, opened),
+                    rank=rank,
+                    meeting=str(place),
+                    cache_dir=str(opened.cache_dir),
+                    num_threads=torch.get_num_threads(),
+                    context_tokens=context_tokens,
+                    timeout_s=timeout_s,
+                )
+                for rank in range(1, num_ranks)
+            ]
+        )
+        try:
+            device = opened.weights.device
+            group = TorchRankGroup(0, num_ranks, device)
+            opened.factory.choose_kernel = SharedChoices(place, 0, num_ranks)
+            model, words = build_rank(
+                opened.config, opened.weights, context_tokens, kv_format, group, opened.shares
+            )
+            built = followers.built()
+            group.join(file_store(place, num_ranks), timeout_s)
+        except BaseException:
+            followers.close()
+            raise
+    where = ", ".join([str(model.device), *(one.device for one in built)])
+    ranked = RankedModel(model, group, followers, built, timeout_s)
+    return ranked, f"{num_ranks} ranks on {where}: {words}"
+
+
+def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
+    """The same model from where it lies on this host: nothing is downloaded or chosen again."""
+    first, projector = opened.weight_paths[0], opened.projector
+    is_gguf = not is_safetensors(first.name)
+    gguf_file = NO_PROJECTOR if projector is None else str(projector.absolute())
+    return msgspec.structs.replace(
+        spec,
+        source=f"path:{first if is_gguf else first.parent}",
+        file=gguf_file if is_gguf else spec.file,
+        revision=None,
+        sha256=None,
+    )
+
+
+def with_ranks(report: LoadReport, model: RankedModel, cache_bytes: int) -> LoadReport:
+    """``report``, of this rank, with the others' memory. ``cache_bytes``: keys and values of each
+    rank."""
+    ranks = [
+        RankReport(
+            rank=0,
+            device=report.device,
+            estimated_bytes=report.estimated_bytes - cache_bytes,
+            actual_bytes=report.actual_bytes - cache_bytes,
+            process_bytes=report.process_bytes,
+        ),
+        *(
+            RankReport(
+                rank=rank,
+                device=built.device,
+                estimated_bytes=built.estimated_bytes,
+                actual_bytes=memory.load_bytes,
+                process_bytes=memory.process_bytes,
+            )
+            for rank, (built, memory) in enumerate(
+                zip(model.built, model.memory, strict=True), start=1
+            )
+        ),
+    ]
+    all_cache_bytes = cache_bytes * model.num_ranks
+    return msgspec.structs.replace(
+        report,
+        ranks=ranks,
+        device=", ".join(dict.fromkeys(rank.device for rank in ranks)),
+        kv_bytes=all_cache_bytes,
+        estimated_bytes=all_cache_bytes + sum(rank.estimated_bytes for rank in ranks),
+        actual_bytes=all_cache_bytes + sum(rank.actual_bytes for rank in ranks),
+        process_bytes=sum(rank.process_bytes for rank in ranks),
+    )

@@ -19,8 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from inference.engine.load.memory_use import HostGauge, gauge_for
-from inference.engine.ranks.lead import lead_ranks
-from inference.engine.ranks.ranked_model import RankedModel
+from inference.engine.ranks.ranked_model import RankedModel, lead_ranks
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel

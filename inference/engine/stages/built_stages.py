@@ -17,7 +17,7 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import MemoryGauge
 from inference.engine.load.trial import Trial
-from inference.engine.ranks.lead import follower_spec
+from inference.engine.ranks.ranked_model import follower_spec
 from inference.engine.stages.messages import JoinStage, MeetStage, SettleStage
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_runner import built_message
