@@ -53,8 +53,8 @@ BOUNDARIES = (
         BACKENDS,
         # Ranks run the torch decoder themselves.
         frozenset(
-            (f"inference/engine/ranks/{file}.py", "inference.models.decoder")
-            for file in ("follower", "ranked_model")
+            (f"inference/engine/divided/{file}.py", "inference.models.decoder")
+            for file in ("rank_follower", "ranked_model")
         ),
     ),
     Boundary("inference/loading", BACKENDS),

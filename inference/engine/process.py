@@ -27,6 +27,7 @@ from typing import NoReturn
 import msgspec
 
 from inference.channel import Channel, ChannelClosedError
+from inference.engine.divided.remote_stage import hold_stage
 from inference.engine.errors import EngineExit, HangFault, StepFault
 from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
@@ -37,7 +38,6 @@ from inference.engine.loop import (
     StepWatchdog,
     serve,
 )
-from inference.engine.stages.remote_stage import hold_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
 from inference.logs import configure_logging

@@ -18,6 +18,7 @@ from inference.engine.adapters import Adapters, LoadedAdapter
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.cache.prefix_files import PrefixFiles
+from inference.engine.divided.staged_model import StagedExecutor, StagedModel
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError, DoesNotFitError, OutOfMemoryFault, WarmupError
 from inference.engine.faults import is_out_of_memory
@@ -39,7 +40,6 @@ from inference.engine.speculation.speculator import (
     AutomaticSpeculator,
     Speculator,
 )
-from inference.engine.stages.staged_model import StagedExecutor, StagedModel
 from inference.engine.step import PrefillAverage
 from inference.loading.adapter_files import open_adapter
 from inference.loading.loader import OpenedModel

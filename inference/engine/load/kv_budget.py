@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.divided.built_stages import DevicePart, device_parts
+from inference.engine.divided.ranked_model import RankedModel
+from inference.engine.divided.stage_messages import StageMemory
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.kv_memory import (
@@ -25,9 +28,6 @@ from inference.engine.load.kv_memory import (
 from inference.engine.load.memory_use import allocated_bytes, free_cached
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
 from inference.engine.load.trial import DeviceTrial
-from inference.engine.ranks.ranked_model import RankedModel
-from inference.engine.stages.built_stages import DevicePart, device_parts
-from inference.engine.stages.messages import StageMemory
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes

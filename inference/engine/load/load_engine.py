@@ -19,7 +19,22 @@ import torch
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.children import Children
+from inference.engine.divided.built_stages import (
+    later_stages,
+    open_later,
+    settle_stages,
+    weights_in_words,
+    with_stages,
+)
+from inference.engine.divided.children import Children
+from inference.engine.divided.ranked_model import with_ranks
+from inference.engine.divided.stage_processes import StageProcesses
+from inference.engine.divided.stage_specs import (
+    check_divided,
+    check_undivided,
+    spec_of_stage,
+    stage_progress,
+)
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
@@ -46,22 +61,7 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
-from inference.engine.ranks.ranked_model import with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.stages.built_stages import (
-    later_stages,
-    open_later,
-    settle_stages,
-    weights_in_words,
-    with_stages,
-)
-from inference.engine.stages.stage_processes import StageProcesses
-from inference.engine.stages.stage_specs import (
-    check_divided,
-    check_undivided,
-    spec_of_stage,
-    stage_progress,
-)
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel

@@ -17,8 +17,8 @@ from inference.engine.step import Sampled, Schedule
 from inference.supervised_threads import contained
 
 if TYPE_CHECKING:
+    from inference.engine.divided.staged_model import BegunStep, StagedExecutor
     from inference.engine.model_runner import LaunchedStep, TensorExecutor
-    from inference.engine.stages.staged_model import BegunStep, StagedExecutor
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.stages.row_link import HEADER, RowLink, RowReader
+from inference.engine.divided.row_link import HEADER, RowLink, RowReader
 from inference.stage_links import SecureConnection
 from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Ends
 

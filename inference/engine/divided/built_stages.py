@@ -14,14 +14,11 @@ import msgspec
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.kv_memory import KVPlan
-from inference.engine.load.memory_use import MemoryGauge
-from inference.engine.load.trial import Trial
-from inference.engine.ranks.ranked_model import follower_spec
-from inference.engine.stages.messages import JoinStage, MeetStage, SettleStage
-from inference.engine.stages.stage_processes import StageProcesses
-from inference.engine.stages.stage_runner import built_message
-from inference.engine.stages.stage_specs import (
+from inference.engine.divided.ranked_model import follower_spec
+from inference.engine.divided.stage_messages import JoinStage, MeetStage, SettleStage
+from inference.engine.divided.stage_processes import StageProcesses
+from inference.engine.divided.stage_runner import built_message
+from inference.engine.divided.stage_specs import (
     files_digest,
     spec_of_stage,
     stage_behind,
@@ -29,7 +26,10 @@ from inference.engine.stages.stage_specs import (
     stage_progress,
     threads_of_stage,
 )
-from inference.engine.stages.staged_model import StagedModel, StageFacts
+from inference.engine.divided.staged_model import StagedModel, StageFacts
+from inference.engine.load.kv_memory import KVPlan
+from inference.engine.load.memory_use import MemoryGauge
+from inference.engine.load.trial import Trial
 from inference.loading.devices import choose_device, wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress

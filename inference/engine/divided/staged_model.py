@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
+from inference.engine.divided.row_link import Arrival
+from inference.engine.divided.stage_messages import RunStep, StageBuilt
+from inference.engine.divided.stage_processes import StageProcesses
+from inference.engine.divided.step_frames import NewKV, message_of
 from inference.engine.errors import DeviceFault
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sequence import Sequence, SequenceState
-from inference.engine.stages.messages import NewKV, RunStep, StageBuilt
-from inference.engine.stages.row_link import Arrival
-from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.step import Sampled, Schedule
-from inference.engine.step_frames import message_of
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyDevice, BackendSampler, KVStorage, PlainBackend
 from inference.models.cache.kv_format import KVFormat, cache_bytes

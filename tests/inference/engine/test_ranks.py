@@ -18,14 +18,11 @@ import pytest
 import torch
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine import children
-from inference.engine.children import Child, ParentLink
-from inference.engine.errors import DeviceFault, EngineExit
-from inference.engine.load.build import build_engine
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.ranks import follower
-from inference.engine.ranks.follower import Rank
-from inference.engine.ranks.ranked_model import (
+from inference.engine.divided import children, rank_follower
+from inference.engine.divided.children import Child, ParentLink
+from inference.engine.divided.rank_follower import Rank
+from inference.engine.divided.rank_smoke import chosen_devices, main
+from inference.engine.divided.ranked_model import (
     Built,
     Followers,
     Join,
@@ -33,7 +30,9 @@ from inference.engine.ranks.ranked_model import (
     decode_follower_message,
     decode_leader_message,
 )
-from inference.engine.ranks.smoke import chosen_devices, main
+from inference.engine.errors import DeviceFault, EngineExit
+from inference.engine.load.build import build_engine
+from inference.engine.load.memory_use import HostGauge
 from inference.loading.weights.part_files import rank_files
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import PagedKV
@@ -164,7 +163,7 @@ def test_the_free_memory_that_another_rank_reports_is_without_the_trial_s_blocks
 
     monkeypatch.setattr(followed, "new_kv", remembering)
     monkeypatch.setattr(
-        follower,
+        rank_follower,
         "free_memory_bytes",
         lambda device: 1000 - 400 * sum(kv() is not None for kv in held),
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from inference.engine.stages.messages import StagePeer
+from inference.engine.divided.stage_messages import StagePeer
 from inference.link_identities import Purpose
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress

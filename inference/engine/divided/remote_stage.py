@@ -22,20 +22,15 @@ import msgspec
 import torch
 
 from inference.channel import Channel
-from inference.engine.children import ParentLink
-from inference.engine.errors import EngineExit, UnexpectedFrameError
-from inference.engine.faults import load_failure
-from inference.engine.load.load_engine import configure_threads
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger
-from inference.engine.stages.messages import JoinStage, MeetStage, decode_to_stage
-from inference.engine.stages.stage_runner import (
+from inference.engine.divided.children import ParentLink
+from inference.engine.divided.stage_messages import JoinStage, MeetStage, decode_to_stage
+from inference.engine.divided.stage_runner import (
     RowEnds,
     StageRunner,
     build_runner,
     open_stage,
 )
-from inference.engine.stages.stage_specs import (
+from inference.engine.divided.stage_specs import (
     check_divided,
     dial_stage,
     expected_links,
@@ -45,6 +40,11 @@ from inference.engine.stages.stage_specs import (
     stage_peer,
     threads_of_stage,
 )
+from inference.engine.errors import EngineExit, UnexpectedFrameError
+from inference.engine.faults import load_failure
+from inference.engine.load.load_engine import configure_threads
+from inference.engine.load.memory_use import HostGauge
+from inference.engine.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
 from inference.link_identities import Purpose

@@ -7,13 +7,18 @@ that, then it runs what the engine sends, in its order.
 
 It schedules and samples nothing. Rows that come no more are the engine's business: whichever
 process is gone, the engine sees it and ends the others.
+
+``main`` is the process of a stage on the engine's host. Control's end of file ends it at once: no
+stage outlives its engine. That of a stage on another host is ``remote_stage``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import socket
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +26,10 @@ from typing import Any
 
 import torch
 
-from inference.channel import ChannelError, Connection
-from inference.engine.children import OutOfMemory, ParentLink
-from inference.engine.errors import BadRowsError, EngineExit, StepFault, UnexpectedFrameError
-from inference.engine.faults import is_out_of_memory, recover
-from inference.engine.load.kv_memory import positions_of_part
-from inference.engine.load.memory_use import HostGauge, allocated_bytes, free_cached, gauge_for
-from inference.engine.load.sleeper import RestingModels
-from inference.engine.stages.checks import adapter_of, checked_step
-from inference.engine.stages.messages import (
+from inference.channel import Channel, ChannelError, Connection, as_connection
+from inference.engine.divided.children import OutOfMemory, ParentLink, begin_child
+from inference.engine.divided.row_link import ROWS_IN, ROWS_OUT, RowLink, RowReader
+from inference.engine.divided.stage_messages import (
     AdapterAdded,
     AddAdapter,
     Alive,
@@ -40,30 +40,47 @@ from inference.engine.stages.messages import (
     JoinStage,
     LinkLost,
     MeasureMemory,
-    NewKV,
     RunStep,
     SettleStage,
     StageAsleep,
     StageBuilt,
     StageMemory,
     StageOpened,
+    StagePeer,
     ToStage,
     WakeUp,
     WatchMemory,
+    adapter_of,
+    checked_step,
+    decode_to_stage,
 )
-from inference.engine.stages.row_link import RowLink, RowReader
-from inference.engine.stages.stage_specs import are_narrow
-from inference.garbage import release_freed_memory
+from inference.engine.divided.stage_processes import STAGE
+from inference.engine.divided.stage_specs import are_narrow, dial_stage
+from inference.engine.divided.step_frames import NewKV
+from inference.engine.errors import BadRowsError, EngineExit, StepFault, UnexpectedFrameError
+from inference.engine.faults import is_out_of_memory, load_failure, recover
+from inference.engine.load.kv_memory import positions_of_part
+from inference.engine.load.memory_use import HostGauge, allocated_bytes, free_cached, gauge_for
+from inference.engine.load.sleeper import RestingModels
+from inference.environment import forget_secrets
+from inference.garbage import freeze_heap, release_freed_memory
+from inference.link_identities import Purpose
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
 from inference.models.errors import UnsupportedAdapterError, UnsupportedKVError
 from inference.models.stages.build import BuiltStage, build_stage, on_card
-from inference.protocol.engine import EngineMessage, StageAlive, StageReady
+from inference.protocol.engine import (
+    EngineMessage,
+    LoadFailedMessage,
+    LoadProgressed,
+    StageAlive,
+    StageReady,
+)
 from inference.protocol.load_errors import BadSourceError
 from inference.supervised_threads import SupervisedThread
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(STAGE)  # its process runs this file as ``__main__``
 
 ALIVE_INTERVAL_S = 1.0
 LOST_LINK_S = 1.0
@@ -316,3 +333,56 @@ def _build(join: JoinStage, opened: OpenedModel, context_tokens: int) -> tuple[B
         )
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = begin_child(STAGE, arguments, ROWS_IN, ROWS_OUT)
+    forget_secrets(os.environ)  # the files are on this host already
+    fds = {ROWS_IN: options.rows_in, ROWS_OUT: options.rows_out}
+    rows = {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
+    # At once: the main thread may be computing, or waiting for rows.
+    engine = ParentLink(
+        Channel(socket.socket(fileno=options.fd)),
+        decode_to_stage,
+        lambda: os._exit(EngineExit.ORPHANED),
+    )
+    return serve(engine, rows)
+
+
+def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
+    """Serves one stage until the engine is gone. ``rows``: the sockets to neighbours on this host,
+    by option. Returns the exit status of the process."""
+    gauge = HostGauge()
+    join = engine.receive()
+    if join is None:
+        return EngineExit.ORPHANED
+    assert isinstance(join, JoinStage), "the first frame"
+    torch.set_num_threads(join.num_threads)
+    try:
+        ends = (
+            _row_end(join.before, "rows-back", rows.get(ROWS_IN)),
+            _row_end(join.behind, "rows", rows.get(ROWS_OUT)),
+        )
+        opened = open_stage(join, lambda one: engine.send(LoadProgressed(progress=one)))
+        stage = build_runner(join, opened, engine, lambda: ends, gauge)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
+        failure = load_failure(error, f"stage {join.stage + 1} of {join.spec.model}")
+        engine.send(LoadFailedMessage(failure=failure))
+        return EngineExit.FAILED
+    if stage is None:
+        return EngineExit.ORPHANED
+    freeze_heap()
+    stage.run()
+    return EngineExit.ORPHANED
+
+
+def _row_end(peer: StagePeer | None, purpose: Purpose, own: socket.socket | None) -> Connection:
+    """``own``: the socket to a neighbour on this host. Raises ``StageUnreachableError``."""
+    if peer is not None:
+        return dial_stage(peer, purpose)
+    assert own is not None, "the engine passes it to each neighbour on its host"
+    return as_connection(own)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

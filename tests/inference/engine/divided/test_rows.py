@@ -18,6 +18,15 @@ import pytest
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
+from inference.engine.divided.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
+from inference.engine.divided.stage_messages import (
+    AddAdapter,
+    adapter_of,
+    checked_step,
+    message_of_adapter,
+)
+from inference.engine.divided.staged_model import StagedModel
+from inference.engine.divided.step_frames import Array, NewKV, message_of, step_of
 from inference.engine.errors import (
     BadRowsError,
     DeviceFault,
@@ -25,11 +34,6 @@ from inference.engine.errors import (
     StepFault,
     StepInputFault,
 )
-from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
-from inference.engine.stages.messages import AddAdapter, NewKV
-from inference.engine.stages.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
-from inference.engine.stages.staged_model import StagedModel
-from inference.engine.step_frames import Array, message_of, step_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config

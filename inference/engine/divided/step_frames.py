@@ -1,4 +1,5 @@
-"""A ``StepInput`` as a message to a child process, and back: byte for byte."""
+"""Frames that ranks and stages share: their storage, and a ``StepInput`` as a message to a child
+process and back, byte for byte."""
 
 from __future__ import annotations
 
@@ -31,6 +32,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="s
     block_tokens: int
     num_decodes: int
     images: ImageArrays | None = None
+
+
+class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="new_kv"):
+    """Allocates keys, values and states, instead of the previous ones."""
+
+    num_blocks: int
+    block_tokens: int
+    num_state_slots: int
 
 
 ARRAYS = (

@@ -20,13 +20,13 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
-from inference.engine.children import Child
+from inference.engine.divided import stage_processes
+from inference.engine.divided.children import Child
+from inference.engine.divided.stage_messages import Alive
+from inference.engine.divided.stage_processes import StageProcesses
 from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit, HangFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine
-from inference.engine.stages import stage_processes
-from inference.engine.stages.messages import Alive
-from inference.engine.stages.stage_processes import StageProcesses
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.engine import (
     CancelSequence,
@@ -45,8 +45,7 @@ from inference.stage_links import address_of
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.asking import run, submit, tokens_of
-from tests.inference.engine.sampling.test_grammars import PEOPLE, json_grammar
-from tests.inference.engine.stages.conftest import (
+from tests.inference.engine.divided.conftest import (
     HERE,
     PROMPT,
     answers,
@@ -57,6 +56,7 @@ from tests.inference.engine.stages.conftest import (
     spec_of,
     with_stage,
 )
+from tests.inference.engine.sampling.test_grammars import PEOPLE, json_grammar
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image

@@ -21,10 +21,15 @@ from contextlib import ExitStack
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.children import Child, ChildEnd, ChildProcess, Children, Reply
-from inference.engine.errors import DeviceFault, HangFault, StepFault, UnexpectedFrameError
-from inference.engine.stages.checks import message_of_adapter
-from inference.engine.stages.messages import (
+from inference.engine.divided.children import Child, ChildEnd, ChildProcess, Children, Reply
+from inference.engine.divided.row_link import (
+    ROWS_IN,
+    ROWS_OUT,
+    Arrival,
+    RowLink,
+    RowReader,
+)
+from inference.engine.divided.stage_messages import (
     AdapterAdded,
     Alive,
     BuildStage,
@@ -36,7 +41,6 @@ from inference.engine.stages.messages import (
     LinkLost,
     MeasureMemory,
     MeetStage,
-    NewKV,
     RunStep,
     SettleStage,
     StageAsleep,
@@ -47,20 +51,16 @@ from inference.engine.stages.messages import (
     WakeUp,
     WatchMemory,
     decode_from_stage,
+    message_of_adapter,
 )
-from inference.engine.stages.row_link import (
-    ROWS_IN,
-    ROWS_OUT,
-    Arrival,
-    RowLink,
-    RowReader,
-)
-from inference.engine.stages.stage_specs import (
+from inference.engine.divided.stage_specs import (
     StageOfOtherHost,
     are_narrow,
     dial_stage,
     stage_peer,
 )
+from inference.engine.divided.step_frames import NewKV
+from inference.engine.errors import DeviceFault, HangFault, StepFault, UnexpectedFrameError
 from inference.link_identities import Purpose
 from inference.loading.progress import OnProgress
 from inference.models.adapter import AdapterWeights
@@ -70,7 +70,7 @@ from inference.protocol.load_report import AsleepBytes
 from inference.stage_links import SecureConnection
 from inference.supervised_threads import SupervisedThread
 
-STAGE = "inference.engine.stages.stage_process"
+STAGE = "inference.engine.divided.stage_runner"
 POLL_S = 0.2
 ROWS_END_S = 1.0
 """How long the end of a stage's process may follow on the end of its rows."""

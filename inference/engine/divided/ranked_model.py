@@ -23,10 +23,10 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from inference.engine.children import Child, ChildProcess, Children
+from inference.engine.divided.children import Child, ChildProcess, Children
+from inference.engine.divided.step_frames import NewKV, Step, message_of
 from inference.engine.errors import DeviceFault, HangFault
 from inference.engine.faults import classify
-from inference.engine.step_frames import Step, message_of
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
 from inference.models.adapter import AdapterWeights
@@ -44,7 +44,7 @@ from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_report import LoadReport, RankReport
 from inference.settings.neuron import STEP_TIMEOUT_S
 
-FOLLOWER = "inference.engine.ranks.follower"
+FOLLOWER = "inference.engine.divided.rank_follower"
 ENDLESS_S = 24 * 3600.0
 """The timeout of a collective where the operator sets no limit on steps."""
 
@@ -63,14 +63,6 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     context_tokens: int
     timeout_s: float
     """How long each collective may take."""
-
-
-class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
-    """Allocates keys and values, instead of the previous ones."""
-
-    num_blocks: int
-    block_tokens: int
-    num_state_slots: int
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):

@@ -1,4 +1,5 @@
-"""The process of one rank but the first: ``python -m inference.engine.ranks.follower --fd N``.
+"""The process of one rank but the first:
+``python -m inference.engine.divided.rank_follower --fd N``.
 
     reader thread ──frames──▶ inbox ──▶ main thread: build, then replay each step
          │ end of file
@@ -19,19 +20,18 @@ from pathlib import Path
 import torch
 
 from inference.channel import Channel
-from inference.engine.children import ParentLink, begin_child
-from inference.engine.errors import EngineExit
-from inference.engine.faults import load_failure
-from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
-from inference.engine.ranks.ranked_model import (
+from inference.engine.divided.children import ParentLink, begin_child
+from inference.engine.divided.ranked_model import (
     FOLLOWER,
     Built,
     Join,
-    NewKV,
     RankMemory,
     decode_leader_message,
 )
-from inference.engine.step_frames import step_of
+from inference.engine.divided.step_frames import NewKV, step_of
+from inference.engine.errors import EngineExit
+from inference.engine.faults import load_failure
+from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format

@@ -1,5 +1,5 @@
-"""Do ranks work on this host? ``python -m inference.engine.ranks.smoke [--ranks N] [--device D]``,
-which ``manage.py tp_smoke`` runs.
+"""Do ranks work on this host? ``manage.py tp_smoke`` runs
+``python -m inference.engine.divided.rank_smoke [--ranks N] [--device D]``.
 
 A tiny random model is computed by one process and by N ranks; their logits are compared, and what
 each rank took is printed. Exit code 0: they agree.
@@ -18,8 +18,8 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from inference.engine.divided.ranked_model import RankedModel, lead_ranks
 from inference.engine.load.memory_use import HostGauge, gauge_for
-from inference.engine.ranks.ranked_model import RankedModel, lead_ranks
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel

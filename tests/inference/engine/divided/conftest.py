@@ -21,15 +21,14 @@ import pytest
 import torch
 
 from inference.channel import Channel
-from inference.engine import children
-from inference.engine.children import ParentLink
+from inference.engine.divided import children, remote_stage
+from inference.engine.divided.children import ParentLink
+from inference.engine.divided.remote_stage import hold_stage
+from inference.engine.divided.stage_messages import decode_to_stage
+from inference.engine.divided.stage_runner import serve
 from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.engine.stages import remote_stage
-from inference.engine.stages.messages import decode_to_stage
-from inference.engine.stages.remote_stage import hold_stage
-from inference.engine.stages.stage_process import serve
 from inference.link_identities import new_identity
 from inference.protocol.engine import StageAlive, StageListening
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
@@ -177,7 +176,7 @@ class StageThread:
     pid = os.getpid()
 
     def __init__(self, module: str, fds: Sequence[tuple[str, int]]) -> None:
-        """Takes what ``inference.engine.children.start_process`` takes."""
+        """Takes what ``inference.engine.divided.children.start_process`` takes."""
         sockets = {name: socket.socket(fileno=os.dup(fd)) for name, fd in fds}
         self._sockets = list(sockets.values())
         engine = ParentLink(Channel(sockets.pop("--fd")), decode_to_stage, lambda: None)

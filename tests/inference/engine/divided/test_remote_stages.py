@@ -15,11 +15,8 @@ import msgspec
 import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
-from inference.engine.engine import Engine
-from inference.engine.errors import DeviceFault, EngineError, EngineExit
-from inference.engine.load.load_engine import LoadedEngine
-from inference.engine.stages import remote_stage, stage_processes, stage_runner
-from inference.engine.stages.messages import (
+from inference.engine.divided import remote_stage, stage_processes, stage_runner
+from inference.engine.divided.stage_messages import (
     AdapterAdded,
     Alive,
     BuildStage,
@@ -30,8 +27,11 @@ from inference.engine.stages.messages import (
     StageOpened,
     ToStage,
 )
-from inference.engine.stages.stage_specs import are_narrow, files_digest
-from inference.engine.step_frames import Step
+from inference.engine.divided.stage_specs import are_narrow, files_digest
+from inference.engine.divided.step_frames import Step
+from inference.engine.engine import Engine
+from inference.engine.errors import DeviceFault, EngineError, EngineExit
+from inference.engine.load.load_engine import LoadedEngine
 from inference.link_identities import new_identity
 from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (
@@ -45,7 +45,7 @@ from inference.protocol.engine import (
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
 from inference.stage_links import LinkListener, SecureConnection, address_of, dial
 from tests.inference.engine.asking import run, submit
-from tests.inference.engine.stages.conftest import (
+from tests.inference.engine.divided.conftest import (
     HERE,
     PROMPT,
     WAIT_S,
