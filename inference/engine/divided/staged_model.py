@@ -25,7 +25,7 @@ from inference.engine.divided.stage_messages import RunStep, StageBuilt
 from inference.engine.divided.stage_processes import StageProcesses
 from inference.engine.divided.step_frames import NewKV, message_of
 from inference.engine.errors import DeviceFault
-from inference.engine.model_runner import TensorExecutor
+from inference.engine.executor import TensorExecutor
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.step import Sampled, Schedule
 from inference.models.adapter import AdapterWeights

@@ -21,11 +21,11 @@ from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.divided.staged_model import StagedExecutor, StagedModel
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError, DoesNotFitError, OutOfMemoryFault, WarmupError
+from inference.engine.executor import TensorExecutor
 from inference.engine.faults import is_out_of_memory
-from inference.engine.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.load.trial import TRIAL_STEPS
-from inference.engine.model_runner import ModelRunner, TensorExecutor
+from inference.engine.model_runner import ImageProcessor, ImageRows, ModelRunner
 from inference.engine.sampling.drawing import Drawer, choose_drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler

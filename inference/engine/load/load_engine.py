@@ -38,7 +38,6 @@ from inference.engine.divided.stage_specs import (
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
-from inference.engine.image_rows import ImageProcessor
 from inference.engine.load.build import (
     AWAKENING_CONCURRENCY,
     AdapterLoader,
@@ -61,6 +60,7 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
+from inference.engine.model_runner import ImageProcessor
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory

@@ -18,7 +18,7 @@ from inference.supervised_threads import contained
 
 if TYPE_CHECKING:
     from inference.engine.divided.staged_model import BegunStep, StagedExecutor
-    from inference.engine.model_runner import LaunchedStep, TensorExecutor
+    from inference.engine.executor import LaunchedStep, TensorExecutor
 
 log = logging.getLogger(__name__)
 

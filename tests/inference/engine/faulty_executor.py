@@ -16,8 +16,8 @@ import torch
 
 from inference.engine import process
 from inference.engine.engine import Engine
+from inference.engine.executor import LaunchedStep, TensorExecutor
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.engine.model_runner import LaunchedStep, TensorExecutor
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 

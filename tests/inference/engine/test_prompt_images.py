@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.engine.errors import InvalidImageFault
-from inference.engine.image_rows import ImageRows, last_seen, step_images
+from inference.engine.model_runner import ImageRows, last_seen, step_images
 from inference.engine.prompt_images import PromptImages, image_problem
 from inference.engine.scheduling.pace import StepTimes
 from inference.engine.scheduling.waiting_queue import SchedulerLimits

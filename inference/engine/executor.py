@@ -1,4 +1,7 @@
-"""Samples the rows of a step with drafts, each as if the tokens before it had come one by one.
+"""The tensor half of a step, from a schedule to sampled tokens: ``ModelRunner`` computes the logits
+that the sampler draws from.
+
+Rows of a step with drafts are sampled as if the tokens before each had come one by one:
 
     draft  a b c        rows  [ last token ][ a ][ b ][ c ]
                         token      a          b    x           a and b were right, x is new
@@ -14,20 +17,91 @@ a token that a grammar, a penalty or a thinking budget decides depends on the on
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
+from inference.engine.errors import StepFault
+from inference.engine.faults import recover
+from inference.engine.model_runner import ModelRunner
 from inference.engine.sampling.logits_processors import needs_sampler
-from inference.engine.sampling.sampler import Sampler
+from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sequence import Sequence
 from inference.engine.step import AcceptedDrafts, Sampled, Schedule
-from inference.models.step_input import rows_of
+from inference.models.step_input import on_device, rows_of
 
 log = logging.getLogger(__name__)
 
 
-def sample_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> Sampled:
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    schedule: Schedule
+    logits: torch.Tensor
+    unread: SampledTokens | None
+    """``None`` with drafts, which are sampled when they are read."""
+
+    def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
+        """Returns the sampled token of each: (num_sequences,) int64, on the device."""
+        assert self.unread is not None, "nothing starts from unread drafts"
+        token_ids, sampled = self.unread.token_ids(), self.unread.sequences
+        if sequences == sampled:
+            return token_ids
+        row_of = {sequence.sequence_id: row for row, sequence in enumerate(sampled)}
+        rows = [row_of[sequence.sequence_id] for sequence in sequences]
+        return token_ids.index_select(0, on_device(rows, torch.int64, token_ids.device))
+
+
+class TensorExecutor:
+    def __init__(self, runner: ModelRunner, sampler: Sampler, device: torch.device) -> None:
+        self.runner = runner
+        self.sampler = sampler
+        self._device = device
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        return self.read(self.launch(schedule))
+
+    def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Queues the step's work on the device and does not wait. ``after``: a step that has not
+        been read, whose tokens the rows of this one start from; its sequences are settled."""
+        unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
+        logits = self.runner.run(schedule, unread_ids)
+        return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
+
+    def sample(self, schedule: Schedule, logits: torch.Tensor) -> Sampled:
+        """``execute`` for computed logits: see ``ModelRunner.run``."""
+        return self.read(self._choose(schedule, logits, num_ahead=0))
+
+    def read(self, step: LaunchedStep) -> Sampled:
+        """Waits for the step, whatever has been launched after it."""
+        if step.unread is None:
+            return _sample_drafted(self.sampler, step.schedule, step.logits)
+        sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
+        if not any(chunk.scored for chunk in chunks):
+            return sampled
+        logits = step.logits[len(step.unread.sequences) :]
+        return replace(sampled, prompt_logprobs=prompt_logprobs(chunks, logits))
+
+    def _choose(self, schedule: Schedule, logits: torch.Tensor, *, num_ahead: int) -> LaunchedStep:
+        if schedule.drafts:
+            return LaunchedStep(schedule, logits, None)
+        sampled = schedule.sampled
+        unread = self.sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
+        return LaunchedStep(schedule, logits, unread)
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        """Whether the device alone can sample its next token and the one after."""
+        return self.sampler.is_settled(sequence)
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, self._device.type)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.runner.forget(sequence)
+        self.sampler.forget(sequence)
+
+
+def _sample_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> Sampled:
     """Returns a row for each of ``schedule.decodes``: its last that counts; see ``Sampled``.
     ``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other."""
     sequences = schedule.decodes
