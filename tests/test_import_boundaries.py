@@ -117,10 +117,12 @@ BOUNDARIES = (
         "acp/helexa_acp",
         (*(name for name in OUTSIDE if name != "msgspec"), "inference", "benchmarks", "tests"),
     ),
-    Boundary("inference/engine/scheduling", ("torch", "numpy")),
     *(
         Boundary(f"inference/engine/{name}.py", ("torch", "numpy"))
-        for name in ("cache/kv_cache", "engine", "step")
+        for name in (
+            *("engine", "kv_cache", "pace", "run_ahead", "scheduler", "state_slots", "step"),
+            "waiting_queue",
+        )
     ),
     *(
         Boundary(

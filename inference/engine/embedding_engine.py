@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 
 from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
-from inference.engine.scheduling.pace import StepPacer
-from inference.engine.scheduling.waiting_queue import QueueLimits
+from inference.engine.pace import StepPacer
 from inference.engine.step import Output, PendingOutputs, TokenRates
+from inference.engine.waiting_queue import QueueLimits
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,

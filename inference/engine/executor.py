@@ -24,9 +24,9 @@ import torch
 
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover
+from inference.engine.logits_processors import needs_sampler
 from inference.engine.model_runner import ModelRunner
-from inference.engine.sampling.logits_processors import needs_sampler
-from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
+from inference.engine.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sequence import Sequence
 from inference.engine.step import AcceptedDrafts, Sampled, Schedule
 from inference.models.step_input import on_device, rows_of

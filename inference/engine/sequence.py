@@ -18,8 +18,8 @@ from inference.protocol.engine import SequenceTiming, SequenceUsage
 from inference.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from inference.engine.grammars import GrammarState
     from inference.engine.prompt_images import PromptImages
-    from inference.engine.sampling.grammars import GrammarState
 
 
 class SequenceState(Enum):

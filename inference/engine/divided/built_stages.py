@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.divided.ranked_model import follower_spec
 from inference.engine.divided.stage_messages import JoinStage, MeetStage, SettleStage
 from inference.engine.divided.stage_processes import StageProcesses
@@ -27,6 +26,7 @@ from inference.engine.divided.stage_specs import (
     threads_of_stage,
 )
 from inference.engine.divided.staged_model import StagedModel, StageFacts
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import MemoryGauge
 from inference.engine.load.trial import Trial

@@ -13,26 +13,26 @@ from pathlib import Path
 import msgspec
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.divided.built_stages import build_stages, later_gauges, stages_in_words
 from inference.engine.divided.ranked_model import RankedModel, lead_ranks
 from inference.engine.divided.stage_processes import StageProcesses
 from inference.engine.divided.stage_specs import spec_of_stage
 from inference.engine.divided.staged_model import StagedModel
+from inference.engine.drawing import Drawer, choose_drawer
+from inference.engine.grammars import GrammarCompiler
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.build import first_concurrencies
 from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
 from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
-from inference.engine.sampling.drawing import Drawer, choose_drawer
-from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
     Speculator,
 )
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.config.checked_config import MOST_POSITIONS
 from inference.loading.described import (
     check_draft_config,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.divided.built_stages import DevicePart, device_parts
 from inference.engine.divided.ranked_model import RankedModel
 from inference.engine.divided.stage_messages import StageMemory
 from inference.engine.errors import DoesNotFitError
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.kv_memory import (
     CUDA_MARGIN_BYTES,

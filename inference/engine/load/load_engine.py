@@ -18,7 +18,6 @@ import psutil
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.divided.built_stages import (
     later_stages,
     open_later,
@@ -38,6 +37,8 @@ from inference.engine.divided.stage_specs import (
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
+from inference.engine.grammars import GrammarCompiler
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.build import (
     AWAKENING_CONCURRENCY,
     AdapterLoader,
@@ -61,7 +62,6 @@ from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
 from inference.engine.model_runner import ImageProcessor
-from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel

@@ -55,7 +55,7 @@ from inference.protocol.sampling import Grammar, SamplingParams
 from inference.settings.neuron import STEP_TIMEOUT_S
 from tests.cases import each_case
 from tests.inference.engine.faulty_executor import Kind
-from tests.inference.engine.scheduling.test_run_ahead import Client
+from tests.inference.engine.test_run_ahead import Client
 from tests.inference.reports import engine_stats
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]

@@ -56,7 +56,7 @@ from tests.inference.engine.divided.conftest import (
     spec_of,
     with_stage,
 )
-from tests.inference.engine.sampling.test_grammars import PEOPLE, json_grammar
+from tests.inference.engine.test_grammars import PEOPLE, json_grammar
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image

@@ -17,10 +17,10 @@ from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, HangFault, StepFault
 from inference.engine.executor import TensorExecutor
 from inference.engine.faults import SUSPICIOUS_STEPS
-from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.build import NativeUnavailableError, load_library

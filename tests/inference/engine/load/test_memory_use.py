@@ -26,7 +26,7 @@ from inference.engine.load import memory_use
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.load.trial import measure_prefill, run_largest_steps
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.garbage import release_freed_memory
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from llguidance.numpy import allocate_token_bitmask
 
-from inference.engine.sampling.drawing import Bits, Drawer
-from inference.engine.sampling.grammars import GrammarState
+from inference.engine.drawing import Bits, Drawer
+from inference.engine.grammars import GrammarState
 from inference.engine.sequence import Sequence
 from inference.models.step_input import on_device
 from inference.protocol.sampling import SamplingParams, ThinkingLimit

@@ -19,8 +19,8 @@ from itertools import accumulate, takewhile
 
 import torch
 
-from inference.engine.cache.kv_cache import KVCache
-from inference.engine.cache.prefix_files import PrefixFiles, Tensors, chain, root_of
+from inference.engine.kv_cache import KVCache
+from inference.engine.prefix_files import PrefixFiles, Tensors, chain, root_of
 from inference.engine.sequence import Sequence
 from inference.models.backend import KVStorage
 from inference.supervised_threads import SupervisedPool

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.engine.cache.kv_cache import KVCache
+from inference.engine.kv_cache import KVCache
 from inference.engine.sequence import Sequence
 from tests.cases import each_case
 from tests.inference.engine.asking import poison, sequence_of, submit

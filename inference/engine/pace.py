@@ -25,8 +25,8 @@ import time
 from collections.abc import Sequence
 
 from inference.engine.errors import OutOfMemoryFault, StepFault
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.step import SMALLEST_CHUNK, PrefillAverage, Schedule, TokenRates
+from inference.engine.waiting_queue import SchedulerLimits
 
 FADING = 0.9
 """Each later step multiplies a step's weight by this: the last ten decide, as machines change."""

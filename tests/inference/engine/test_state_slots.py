@@ -8,16 +8,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from inference.engine.cache.kv_cache import NEW_TURN_TOKENS, KVCache
-from inference.engine.cache.state_slots import EMPTY_SLOT, StateSlots
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.kv_cache import NEW_TURN_TOKENS, KVCache
+from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Sequence
+from inference.engine.state_slots import EMPTY_SLOT, StateSlots
 from inference.engine.step import Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from tests.cases import each_case
 from tests.inference.engine.asking import sequence_of
-from tests.inference.engine.scheduling.test_scheduler import (
+from tests.inference.engine.test_scheduler import (
     BLOCK_TOKENS,
     NUM_BLOCKS,
     FixedPace,

@@ -19,10 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.trial import try_out
-from inference.engine.sampling import drawing
-from inference.engine.sampling.drawing import (
+from inference.engine import drawing
+from inference.engine.drawing import (
     Draw,
     Drawer,
     NativeDrawer,
@@ -33,7 +31,9 @@ from inference.engine.sampling.drawing import (
     filter_among,
     try_drawer,
 )
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.load.memory_use import HostGauge
+from inference.engine.load.trial import try_out
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder

@@ -4,7 +4,7 @@ by token.
     text ──compile, in a pool──▶ CompiledGrammar ──start, for each sequence──▶ GrammarState
 
 Owns llguidance's view of the model's tokenizer and the compiled grammars. Knows no tensors: which
-tokens a state allows becomes a mask in ``inference.engine.sampling.logits_processors``.
+tokens a state allows becomes a mask in ``inference.engine.logits_processors``.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from itertools import count
 
-from inference.engine.cache.state_slots import StateSlots
 from inference.engine.errors import IntegrityError
 from inference.engine.sequence import Sequence
+from inference.engine.state_slots import StateSlots
 
 Parent = int | str
 """Content id of the block before; a salt where there is none."""

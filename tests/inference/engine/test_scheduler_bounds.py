@@ -7,16 +7,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from inference.engine.cache.kv_cache import KVCache
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.sequence import SequenceState
 from inference.engine.step import PrefillChunk
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.sampling import Grammar
 from tests.cases import each_case
 from tests.inference.engine import asking
-from tests.inference.engine.scheduling.test_scheduler import (
+from tests.inference.engine.test_scheduler import (
     BLOCK_TOKENS,
     COMPILED,
     PACE,

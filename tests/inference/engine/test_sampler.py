@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.sampling.drawing import TOP_CANDIDATES, filter_probabilities
-from inference.engine.sampling.logits_processors import UsedTokens
-from inference.engine.sampling.sampler import RandomStream, Sampler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.drawing import TOP_CANDIDATES, filter_probabilities
+from inference.engine.logits_processors import UsedTokens
+from inference.engine.sampler import RandomStream, Sampler
 from inference.engine.sequence import Sequence
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.step_input import HostCopy
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from inference.engine import grammars
+from inference.engine.drawing import TorchDrawer
 from inference.engine.engine import Engine
 from inference.engine.errors import GrammarError
-from inference.engine.sampling import grammars
-from inference.engine.sampling.drawing import TorchDrawer
-from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
-from inference.engine.sampling.logits_processors import ThinkingBudget, apply_masks
-from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.grammars import CompiledGrammar, GrammarCompiler
+from inference.engine.logits_processors import ThinkingBudget, apply_masks
+from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence, SequenceCancelled
 from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case

@@ -13,15 +13,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover
-from inference.engine.scheduling.run_ahead import RunAhead, StepGroups, StepsAhead
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.kv_cache import KVCache
+from inference.engine.run_ahead import RunAhead, StepGroups, StepsAhead
+from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, submit

@@ -23,13 +23,13 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from inference.engine.adapters import Adapters
-from inference.engine.cache.kv_cache import KVCache
 from inference.engine.errors import IntegrityError
+from inference.engine.kv_cache import KVCache
 from inference.engine.prompt_images import image_problem
-from inference.engine.scheduling.waiting_queue import Pace, SchedulerLimits, WaitingQueue
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.step import AcceptedDrafts, PrefillChunk, Schedule, end_of_chunk
+from inference.engine.waiting_queue import Pace, SchedulerLimits, WaitingQueue
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SubmitSequence
 

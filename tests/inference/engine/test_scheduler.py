@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.engine.cache.kv_cache import KVCache
-from inference.engine.sampling.grammars import GrammarState
-from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.waiting_queue import FairQueue, SchedulerLimits
+from inference.engine.grammars import GrammarState
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule, end_of_chunk
+from inference.engine.waiting_queue import FairQueue, SchedulerLimits
 from inference.protocol.sampling import Grammar
 from tests.cases import each_case
 from tests.inference.engine import asking

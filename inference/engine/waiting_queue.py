@@ -172,7 +172,7 @@ class SchedulerLimits(QueueLimits):
     prefill_tokens_per_step: int = 512
     """The most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
-    """The intended time of a step: see ``inference.engine.scheduling.pace``."""
+    """The intended time of a step: see ``inference.engine.pace``."""
 
 
 class Pace(Protocol):

@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.waiting_queue import Pace
+from inference.engine.scheduler import Scheduler
 from inference.engine.step import Sampled, Schedule
+from inference.engine.waiting_queue import Pace
 from inference.supervised_threads import contained
 
 if TYPE_CHECKING:

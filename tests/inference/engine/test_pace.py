@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.scheduling.pace import MEMORY_STEPS, MIN_RUNNING, StepPacer, StepTimeModel
+from inference.engine.pace import MEMORY_STEPS, MIN_RUNNING, StepPacer, StepTimeModel
 from inference.engine.step import AVERAGED_TOKENS, SMALLEST_CHUNK, PrefillAverage
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference.engine import prefix_disk
 from inference.engine.adapters import Adapters
-from inference.engine.cache import prefix_disk
-from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
 from inference.engine.load.build import AdapterLoader
+from inference.engine.prefix_files import PrefixFiles, Tensors
 from inference.protocol.engine import CancelSequence
 from inference.protocol.load import AdapterSpec
 from tests.inference.adapter_files import spec_of, write_adapter

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inference.engine.sampling.drawing import TOP_CANDIDATES, Draw, Drawer, TorchDrawer, row_pieces
-from inference.engine.sampling.logits_processors import (
+from inference.engine.drawing import TOP_CANDIDATES, Draw, Drawer, TorchDrawer, row_pieces
+from inference.engine.logits_processors import (
     MaskedRows,
     ThinkingBudget,
     TokenCounts,
