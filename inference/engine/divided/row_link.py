@@ -154,9 +154,12 @@ class RowReader:
         """Returns the next arrival, in the order of sending. ``None``: nothing came within
         ``timeout_s``, or nothing comes any more."""
         try:
-            return self._arrived.get(timeout=timeout_s)
+            arrival = self._arrived.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        if arrival is None:
+            self._arrived.put(None)  # for the steps that are still to be run
+        return arrival
 
     def _read(self) -> None:
         try:
