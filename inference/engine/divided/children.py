@@ -184,19 +184,26 @@ def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Pop
     )
 
 
-def begin_child(module: str, arguments: list[str] | None, *sockets: str) -> argparse.Namespace:
-    """The first call in a process that ``ChildProcess`` starts. Returns its options: ``fd``, and
-    ``sockets``, which it may have."""
+def begin_child(
+    module: str, arguments: list[str] | None, decode: Callable[[bytes], Any], *sockets: str
+) -> tuple[ParentLink, dict[str, socket.socket]]:
+    """The first call in a process that ``ChildProcess`` starts. Returns its link to the engine,
+    without which it ends at once, and those of ``sockets`` that it has, by their option."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
     parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
     for name in sockets:
-        parser.add_argument(name, type=int, help="inherited socket to a process beside this one")
-    options = parser.parse_args(arguments)
-    _die_with_parent(options.parent)
+        parser.add_argument(
+            name, dest=name, type=int, help="inherited socket to a process beside this one"
+        )
+    options = vars(parser.parse_args(arguments))
+    _die_with_parent(options["parent"])
     configure_logging("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
-    return options
+    channel = Channel(socket.socket(fileno=options["fd"]))
+    engine = ParentLink(channel, decode, lambda: os._exit(EngineExit.ORPHANED))
+    fds = {name: options[name] for name in sockets}
+    return engine, {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -13,13 +13,11 @@ that raises ends the process, and with it the model.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
 import torch
 
-from inference.channel import Channel
 from inference.engine.divided.children import ParentLink, begin_child
 from inference.engine.divided.ranked_model import (
     FOLLOWER,
@@ -47,12 +45,7 @@ from inference.protocol.load_errors import BadSourceError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = begin_child(FOLLOWER, arguments)
-    engine = ParentLink(
-        Channel(socket.socket(fileno=options.fd)),
-        decode_leader_message,
-        lambda: os._exit(EngineExit.ORPHANED),
-    )
+    engine, _ = begin_child(FOLLOWER, arguments, decode_leader_message)
     join = engine.receive()
     assert isinstance(join, Join), "the first frame"
     gauge = HostGauge()

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from inference.channel import Channel, ChannelError, Connection, as_connection
+from inference.channel import ChannelError, Connection, as_connection
 from inference.engine.divided.children import OutOfMemory, ParentLink, begin_child
 from inference.engine.divided.row_link import ROWS_IN, ROWS_OUT, RowLink, RowReader
 from inference.engine.divided.stage_messages import (
@@ -336,16 +336,8 @@ def _build(join: JoinStage, opened: OpenedModel, context_tokens: int) -> tuple[B
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = begin_child(STAGE, arguments, ROWS_IN, ROWS_OUT)
+    engine, rows = begin_child(STAGE, arguments, decode_to_stage, ROWS_IN, ROWS_OUT)
     forget_secrets(os.environ)  # the files are on this host already
-    fds = {ROWS_IN: options.rows_in, ROWS_OUT: options.rows_out}
-    rows = {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
-    # At once: the main thread may be computing, or waiting for rows.
-    engine = ParentLink(
-        Channel(socket.socket(fileno=options.fd)),
-        decode_to_stage,
-        lambda: os._exit(EngineExit.ORPHANED),
-    )
     return serve(engine, rows)
 
 

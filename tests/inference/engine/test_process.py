@@ -58,7 +58,7 @@ from tests.inference.engine.faulty_executor import Kind
 from tests.inference.engine.test_run_ahead import Client
 from tests.inference.reports import engine_stats
 
-REPOSITORY_DIR = Path(__file__).resolve().parents[4]
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 EXIT_TIMEOUT_S = 120
 KV_MEMORY_BYTES = 4 * 1024**2
 A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
