@@ -110,9 +110,7 @@ class SecureConnection:
     @property
     def is_left(self) -> bool:
         """The other end has closed it, or sends no more."""
-        poll = select.poll()
-        poll.register(self._fileno, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return _is_ready(self._fileno, select.POLLRDHUP, 0.0)
 
     def close(self) -> None:
         """Any thread. Those that wait raise ``OSError``."""
@@ -140,7 +138,7 @@ class SecureConnection:
                 self._num_waiting += 1
             is_ready = False
             try:
-                is_ready = wait_for(self._fileno, events, timeout_s)
+                is_ready = _is_ready(self._fileno, events, timeout_s)
             finally:
                 self._end_waiting()
             if not is_ready:
@@ -154,7 +152,7 @@ class SecureConnection:
                 self._socket.close()
 
 
-def wait_for(fileno: int, events: int, timeout_s: float | None) -> bool:
+def _is_ready(fileno: int, events: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(fileno, events)
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

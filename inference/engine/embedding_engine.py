@@ -31,7 +31,7 @@ from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.pace import StepPacer
 from inference.engine.step import Output, PendingOutputs, TokenRates
-from inference.engine.waiting_queue import QueueLimits
+from inference.engine.waiting_queue import WEIGHT_UNIT, QueueLimits
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 STEP_S = 0.1
 MAX_QUEUED_TOKENS = 2**24
 """The most tokens of all queued jobs, at four bytes each; one job alone may have more."""
-TOKEN_UNIT = 1 << 16
-"""Tokens count this much, so that their quotient by a weight may be an integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +203,7 @@ class EmbeddingQueue:
         self._now = self._start_of(first.account)
         for row in rows:
             account = row.job.account
-            cost = len(row.token_ids) * TOKEN_UNIT // row.job.weight
+            cost = len(row.token_ids) * WEIGHT_UNIT // row.job.weight
             self._given[account] = self._start_of(account) + cost
 
 
