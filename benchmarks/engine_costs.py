@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 
-from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SamplingParams, SubmitSequence
 
 PROMPT_TOKENS = 128

@@ -26,11 +26,11 @@ from fleet.errors import (
 )
 from fleet.live import reading as live
 from fleet.live.reports import NeuronValueError
-from inference.logs.formatters import one_line
+from inference.logs import one_line
 from inference.protocol import keys
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.neuron_tasks import EngineLogAnswer, decode_engine_log
-from inference.redis_connections import MAX_VALUE_BYTES
+from inference.redis_link import MAX_VALUE_BYTES
 
 EXPIRES_S = 60
 ANSWER_TIMEOUT_S = 3.0

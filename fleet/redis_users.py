@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol.keys import (
     gateway_alive_key,
     images_key,

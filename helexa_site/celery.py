@@ -30,7 +30,7 @@ from django.db import close_old_connections
 
 from helexa_site.config import read_config
 from helexa_site.data_directory import SecretKeyError, secret_key
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError

@@ -23,7 +23,7 @@ from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, mis
 from helexa_site.program import program
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.protocol.refusals import OVERLOADED, Refused
-from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
+from inference.redis_link import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 from inference.version import VERSION
 
 FEW_DESCRIPTORS = 4096

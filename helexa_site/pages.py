@@ -27,7 +27,7 @@ from django.views.decorators.http import require_GET
 
 from helexa_site.navigation import navigation_of
 from inference.gateway.request.identify import REFUSED, REQUEST_ID, NotedRefusal, allows_anonymous
-from inference.logs.redaction import Redactor
+from inference.redaction import Redactor
 from inference.request_ids import new_request_id
 from inference.settings.setting import Setting
 from inference.settings.table import SETTINGS

@@ -12,8 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from inference.build import Build, build_of_checkout  # noqa: E402
-from inference.version import VERSION  # noqa: E402
+from inference.version import VERSION, Build, build_of_checkout  # noqa: E402
 
 TAG = re.compile(r"v\d+\.\d+\.\d+")
 

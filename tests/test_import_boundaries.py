@@ -53,8 +53,8 @@ BOUNDARIES = (
         BACKENDS,
         # Ranks run the torch decoder themselves.
         frozenset(
-            (f"inference/engine/ranks/{file}.py", "inference.models.decoder")
-            for file in ("follower", "ranked_model")
+            (f"inference/engine/divided/{file}.py", "inference.models.decoder")
+            for file in ("rank_follower", "ranked_model")
         ),
     ),
     Boundary("inference/loading", BACKENDS),
@@ -84,8 +84,8 @@ BOUNDARIES = (
     *(
         Boundary(f"inference/{name}", OUTSIDE)
         for name in (
-            *("logs", "settings", "backoff.py", "channel.py", "environment.py", "proxies.py"),
-            *("recent_results.py", "request_ids.py"),
+            *("settings", "backoff.py", "channel.py", "environment.py", "logs.py", "proxies.py"),
+            *("recent_results.py", "redaction.py", "request_ids.py"),
         )
     ),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),
@@ -114,10 +114,12 @@ BOUNDARIES = (
         "acp/helexa_acp",
         (*(name for name in OUTSIDE if name != "msgspec"), "inference", "benchmarks", "tests"),
     ),
-    Boundary("inference/engine/scheduling", ("torch", "numpy")),
     *(
         Boundary(f"inference/engine/{name}.py", ("torch", "numpy"))
-        for name in ("cache/kv_cache", "engine", "step")
+        for name in (
+            *("engine", "kv_cache", "pace", "run_ahead", "scheduler", "state_slots", "step"),
+            "waiting_queue",
+        )
     ),
     *(
         Boundary(
@@ -153,7 +155,7 @@ BARE_IMPORTS = {
         ("torch", "transformers", "inference.engine", "opentelemetry", "numpy"),
     ),
     "engine": (
-        ("inference.engine.serving.process",),
+        ("inference.engine.process",),
         ("django", "channels", "celery", "redis", "fleet", "transformers", "huggingface_hub"),
     ),
     "sandbox": (

@@ -41,7 +41,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This checkout's files as they are now, committed in a repository of their own."""
     origin = tmp_path_factory.mktemp("origin")
     listed = git(REPOSITORY, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    wanted = ("scripts/", "packaging/", ACP, "inference/version.py")
+    wanted = ("scripts/", "packaging/", ACP, "inference/version.py", "inference/environment.py")
     contents = {
         path: (REPOSITORY / path).read_bytes()
         for path in listed.split("\0")

@@ -33,7 +33,7 @@ from benchmarks.first_hour.parts import Host, Part, parts_of
 from benchmarks.report import machine
 from benchmarks.subject import REPOSITORY_DIR
 from helexa_site.whole_file import write_whole
-from inference.build import build_of_checkout
+from inference.version import build_of_checkout
 
 Outcome = Literal["passed", "failed", "timed out"]
 END_TIMEOUT_S = 10.0

@@ -22,7 +22,6 @@ from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
 from fleet.services.job_steps import wait_for_job
-from inference.build import Build
 from inference.protocol.heartbeat import (
     DeviceInfo,
     NeuronHeartbeat,
@@ -36,6 +35,7 @@ from inference.protocol.load_report import (
     model_limit,
     with_text,
 )
+from inference.version import Build
 from metering.api.problems import ProblemError, note_refusal
 from metering.api.schema import ROWS
 

@@ -24,8 +24,8 @@ from fleet.nouns import AUDIT, SETTINGS
 from fleet.overview import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.pages import ENVIRONMENT, Row, rows_of
-from inference.build import this_build, version_object
 from inference.protocol.neuron_tasks import MAX_LOG_LINES
+from inference.version import this_build, version_object
 from metering.api.problems import ProblemError, ensure_one_of
 from metering.models import AuditEntry
 from metering.principal import Scope

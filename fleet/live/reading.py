@@ -46,13 +46,13 @@ from fleet.live.reports import (
     value_problem,
 )
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.delivery import MAX_HELD_BYTES, decode_held_requests
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
 from inference.protocol.neuron_tasks import CacheReport, decode_cache_report
 from inference.protocol.refusals import COUNTED_BY_KEY, Refused, by_code, newest_keys, sum_of
-from inference.redis_connections import MAX_VALUE_BYTES, connect_exempt
+from inference.redis_link import MAX_VALUE_BYTES, connect_exempt
 from inference.request_ids import REQUEST_ID
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 from django.conf import settings
 
-from inference.logs.formatters import one_line
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog, one_line
 from inference.protocol.heartbeat import LoadState, NeuronHeartbeat, decode_heartbeat
 
 PURPOSE = b"helexa load order"

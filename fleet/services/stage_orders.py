@@ -38,11 +38,11 @@ from fleet.services.job_steps import (
     spec_of,
 )
 from fleet.upstreams import seal, unseal
+from inference.link_identities import new_identity
 from inference.protocol.heartbeat import HeldStageStatus, ReplicaStatus
 from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.protocol.load_report import LoadFailure, LoadProgress
-from inference.stage_links.identities import new_identity
 
 logger = logging.getLogger(__name__)
 

@@ -32,14 +32,13 @@ from helexa_site.program import (
     neuron_program,
     program,
 )
-from inference.build import this_build, version_object
 from inference.descriptors import raise_descriptor_limit
 from inference.garbage import uncollected
 from inference.settings.gateway import LISTEN_HOST
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_URL
 from inference.settings.table import check_settings, unknown_names
-from inference.version import VERSION
+from inference.version import VERSION, this_build, version_object
 
 REQUIREMENTS = "requirements.txt"
 REQUIREMENTS_FOR = {"neuron": REQUIREMENTS, "gateway": "requirements-gateway.txt"}

@@ -12,8 +12,7 @@ import re
 import sys
 import threading
 
-from inference.logs.formatters import one_line
-from inference.logs.setup import formatter_for, is_json
+from inference.logs import formatter_for, is_json, one_line
 
 STEP_WIDTH = 11
 JSON_RECORD = re.compile(r'\{"ts": ".*\}')

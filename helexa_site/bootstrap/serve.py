@@ -54,7 +54,7 @@ from helexa_site.data_directory import (
 from helexa_site.program import default_data_dir, pasteable_program, program
 from inference.environment import Role, child_environment, environment_for, forget_secrets
 from inference.garbage import uncollected
-from inference.logs.setup import configure_logging, formatter_for
+from inference.logs import configure_logging, formatter_for
 from inference.settings.gateway import DRAIN_SECONDS, SERVE_KEY
 from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL

@@ -1,10 +1,10 @@
-"""``python -m inference.engine --fd N``: see ``inference.engine.serving.process``."""
+"""``python -m inference.engine --fd N``: see ``inference.engine.process``."""
 
 import sys
 
 from inference.garbage import uncollected
 
 with uncollected():
-    from inference.engine.serving.process import main
+    from inference.engine.process import main
 
 sys.exit(main())

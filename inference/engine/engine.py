@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inference.engine.adapters import Adapters
-from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.errors import StepFault
 from inference.engine.faults import (
     NumericalWatch,
@@ -19,11 +18,12 @@ from inference.engine.faults import (
     divide_schedule,
     isolate_faults,
 )
+from inference.engine.grammars import GrammarCompiler, PendingGrammars
+from inference.engine.pace import StepTimes
+from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.prompt_images import prompt_images
-from inference.engine.sampling.grammars import GrammarCompiler, PendingGrammars
-from inference.engine.scheduling.pace import StepTimes
-from inference.engine.scheduling.run_ahead import StepsAhead
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler, command_problem
+from inference.engine.run_ahead import StepsAhead
+from inference.engine.scheduler import EngineLimits, Scheduler, command_problem
 from inference.engine.sequence import Sequence
 from inference.engine.step import PendingOutputs, PrefillAverage, Sampled, Schedule, emit_step
 from inference.protocol.engine import (

@@ -1,32 +1,43 @@
-"""The tensor half of a step: ``ModelRunner``, then the sampler, both called by ``TensorExecutor``.
+"""Turns a schedule into one ``StepInput``, and that into logits: one forward a step. Knows no
+sampling.
 
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
     drafts  [ its last token ][ its drafts ][ the next one's ... ]
 
-The runner turns a schedule into one ``StepInput``, and that into logits: one forward a step. It
-knows no sampling.
+The tower's rows of images are cached by content. A step gets its part of them: which of its rows
+are an image's, by what they are rotated and how far they see.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.errors import StepFault
-from inference.engine.faults import recover
-from inference.engine.image_rows import ImageRows, last_seen, step_images
-from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
-from inference.engine.sampling.verifying import sample_drafted
+from inference.engine.errors import InvalidImageFault
+from inference.engine.prompt_images import PromptImages
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_runner import PredictorRunner
-from inference.engine.step import PrefillChunk, Sampled, Schedule
+from inference.engine.step import PrefillChunk, Schedule
 from inference.models.backend import AnyModel, KVStorage
-from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, on_device
+from inference.models.errors import InvalidImageError
+from inference.models.step_input import (
+    EMPTY_STATE,
+    LONE_STATE,
+    ImageEmbeddings,
+    Ints,
+    StepImages,
+    StepInput,
+    on_device,
+)
+from inference.models.vision_tower import Tower
+from inference.protocol.images import SequenceImage
+from inference.recent_results import RecentResults
 
 
 class ModelRunner:
@@ -210,68 +221,104 @@ class BlockTables:
         self._free_rows.extend(range(2 * num_rows - 1, num_rows - 1, -1))
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    schedule: Schedule
-    logits: torch.Tensor
-    unread: SampledTokens | None
-    """``None`` with drafts, which are sampled when they are read."""
-
-    def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Returns the sampled token of each: (num_sequences,) int64, on the device."""
-        assert self.unread is not None, "nothing starts from unread drafts"
-        token_ids, sampled = self.unread.token_ids(), self.unread.sequences
-        if sequences == sampled:
-            return token_ids
-        row_of = {sequence.sequence_id: row for row, sequence in enumerate(sampled)}
-        rows = [row_of[sequence.sequence_id] for sequence in sequences]
-        return token_ids.index_select(0, on_device(rows, torch.int64, token_ids.device))
+class ImageProcessor(Protocol):
+    def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+        """Returns an image file's patches (num_patches, patch_features), in the order in which they
+        are merged. ``grid``: the size that the prompt counts. Raises ``InvalidImageError``."""
+        ...
 
 
-class TensorExecutor:
-    def __init__(self, runner: ModelRunner, sampler: Sampler, device: torch.device) -> None:
-        self.runner = runner
-        self.sampler = sampler
-        self._device = device
+class ImageRows:
+    """The rows of images, computed once. Keeps the latest used, up to ``kept_bytes``."""
 
-    def execute(self, schedule: Schedule) -> Sampled:
-        return self.read(self.launch(schedule))
+    def __init__(self, tower: Tower, processor: ImageProcessor, kept_bytes: int) -> None:
+        self._tower = tower
+        self._processor = processor
+        self._rows: RecentResults[ImageEmbeddings] = RecentResults(
+            kept_bytes, lambda _, rows: rows.num_bytes
+        )
+        self.num_runs = 0
 
-    def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Queues the step's work on the device and does not wait. ``after``: a step that has not
-        been read, whose tokens the rows of this one start from; its sequences are settled."""
-        unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
-        logits = self.runner.run(schedule, unread_ids)
-        return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
+    def of(self, image: SequenceImage) -> ImageEmbeddings:
+        return self._rows.get(image.content_id, lambda _: self._compute(image))
 
-    def sample(self, schedule: Schedule, logits: torch.Tensor) -> Sampled:
-        """``execute`` for computed logits: see ``ModelRunner.run``."""
-        return self.read(self._choose(schedule, logits, num_ahead=0))
+    def _compute(self, image: SequenceImage) -> ImageEmbeddings:
+        try:
+            patches = self._processor.patches(image.data, image.grid)
+        except InvalidImageError as error:
+            raise InvalidImageFault(str(error)) from None
+        self.num_runs += 1
+        return self._tower(torch.from_numpy(patches), image.grid)
 
-    def read(self, step: LaunchedStep) -> Sampled:
-        """Waits for the step, whatever has been launched after it."""
-        if step.unread is None:
-            return sample_drafted(self.sampler, step.schedule, step.logits)
-        sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
-        if not any(chunk.scored for chunk in chunks):
-            return sampled
-        logits = step.logits[len(step.unread.sequences) :]
-        return replace(sampled, prompt_logprobs=prompt_logprobs(chunks, logits))
 
-    def _choose(self, schedule: Schedule, logits: torch.Tensor, *, num_ahead: int) -> LaunchedStep:
-        if schedule.drafts:
-            return LaunchedStep(schedule, logits, None)
-        sampled = schedule.sampled
-        unread = self.sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
-        return LaunchedStep(schedule, logits, unread)
+RowsOf = Callable[[SequenceImage], ImageEmbeddings]
 
-    def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can sample its next token and the one after."""
-        return self.sampler.is_settled(sequence)
 
-    def recover(self, error: Exception) -> StepFault:
-        return recover(error, self._device.type)
+def step_images(
+    schedule: Schedule, positions: npt.NDArray[np.int32], rows_of: RowsOf, device: torch.device
+) -> StepImages | None:
+    """``positions``: of the step's rows. ``None`` where no image matters to the step. Raises what
+    ``rows_of`` does."""
+    row_ids: list[int] = []
+    parts: list[ImageEmbeddings] = []
+    for image, rows, first_row in _parts(schedule):
+        parts.append(rows_of(image).part(rows.start, rows.stop))
+        row_ids.extend(range(first_row, first_row + len(rows)))
+    rotary = _rotary(schedule, positions)
+    if rotary is None and not parts:
+        return None
+    return StepImages(
+        rotary=None if rotary is None else on_device(rotary, torch.int64, device),
+        row_ids=on_device(row_ids, torch.int64, device),
+        rows=ImageEmbeddings.joined(parts) if parts else None,
+    )
 
-    def forget(self, sequence: Sequence) -> None:
-        self.runner.forget(sequence)
-        self.sampler.forget(sequence)
+
+def last_seen(schedule: Schedule, positions: npt.NDArray[np.int32]) -> Ints | None:
+    """Returns the last position that each row attends to; ``None`` where it is each row's own."""
+    found: Ints | None = None
+    for image, rows, first_row in _parts(schedule, only_seen_whole=True):
+        found = positions.copy() if found is None else found
+        found[first_row : first_row + len(rows)] = image.end - 1
+    return found
+
+
+def _parts(
+    schedule: Schedule, *, only_seen_whole: bool = False
+) -> Iterator[tuple[SequenceImage, range, int]]:
+    """Yields each run of an image's tokens in the step: the image, their row indices into the
+    image's rows, and the step's row of the first."""
+    for chunk, images, chunk_row in _chunks(schedule):
+        if only_seen_whole and not images.are_seen_whole:
+            continue
+        for image in images.overlapping(chunk.start, chunk.end):
+            num_before = 0
+            for run in image.runs:
+                first, last = max(chunk.start, run.first_token), min(chunk.end, run.end)
+                if first < last:
+                    row = num_before + first - run.first_token
+                    yield image, range(row, row + last - first), chunk_row + first - chunk.start
+                num_before += run.num_tokens
+
+
+def _rotary(schedule: Schedule, positions: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+    """(3, num_rows); ``None`` where every row is rotated by its position."""
+    seeing = [sequence.images for sequence in schedule.sequences if sequence.images is not None]
+    if not any(images.has_places for images in seeing):
+        return None
+    places = np.tile(positions.astype(np.int64), (3, 1))
+    for row, sequence in enumerate(schedule.decode_rows):
+        if sequence.images is not None:
+            places[:, row] -= sequence.images.lag
+    for chunk, images, chunk_row in _chunks(schedule):
+        rows = slice(chunk_row, chunk_row + chunk.end - chunk.start)
+        places[:, rows] = images.places(chunk.start, chunk.end)
+    return places
+
+
+def _chunks(schedule: Schedule) -> Iterator[tuple[PrefillChunk, PromptImages, int]]:
+    first_row = schedule.num_decode_rows
+    for chunk in schedule.prefills:
+        if chunk.sequence.images is not None:
+            yield chunk, chunk.sequence.images, first_row
+        first_row += chunk.end - chunk.start

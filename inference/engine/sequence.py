@@ -17,8 +17,8 @@ from inference.engine.errors import IntegrityError
 from inference.protocol.engine import SamplingParams, SequenceTiming, SequenceUsage
 
 if TYPE_CHECKING:
+    from inference.engine.grammars import GrammarState
     from inference.engine.prompt_images import PromptImages
-    from inference.engine.sampling.grammars import GrammarState
 
 
 class SequenceState(Enum):

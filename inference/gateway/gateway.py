@@ -56,8 +56,7 @@ from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.keys import GATEWAY_ALIVE_INTERVAL_S, WAITING_INTERVAL_S, gateway_alive_key
-from inference.redis_connections import redis_client
-from inference.redis_link import RedisLink
+from inference.redis_link import RedisLink, redis_client
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ServiceUnavailableError
 from metering.limits.rate_limiter import RateLimiter

@@ -48,9 +48,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from fleet.upstreams import UpstreamEntry
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.gateway.request.tokens import UsageCounter
-from inference.logs.redaction import Redactor
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol.events import StageTimes
+from inference.redaction import Redactor
 from inference.version import VERSION
 from inference.wire.errors import ApiError
 from metering.ledger.entries import CANCELLED, Outcome

@@ -15,7 +15,7 @@ The last block is scratch: padding rows write there.
 
 A step reads one slot of a sequence's state and writes another. Slot 0 is nought: what a sequence
 without tokens starts from. Which sequence owns which block and slot is decided in
-``inference.engine.cache``; this file must not know sequences.
+``inference.engine.kv_cache``; this file must not know sequences.
 """
 
 from __future__ import annotations

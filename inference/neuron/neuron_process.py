@@ -34,7 +34,7 @@ from celery.signals import setup_logging, worker_shutting_down
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 from inference.neuron.device_sampler import Devices, DeviceSampler
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.name_lease import (

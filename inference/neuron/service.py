@@ -21,7 +21,6 @@ import msgspec
 import redis
 from redis.client import Pipeline
 
-from inference.build import this_build
 from inference.neuron.device_sampler import Devices
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
 from inference.neuron.heartbeat import Heart, queue_heartbeat
@@ -50,7 +49,7 @@ from inference.sandbox.pool import WorkerPool
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
 from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import thread_problems
-from inference.version import VERSION
+from inference.version import VERSION, this_build
 
 log = logging.getLogger(__name__)
 

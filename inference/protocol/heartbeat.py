@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from inference.build import Build
 from inference.protocol.engine import EngineStats
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport
+from inference.version import Build
 
 
 class HeldStageStatus(StrEnum):

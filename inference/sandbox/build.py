@@ -22,8 +22,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from inference.garbage import release_freed_memory
 from inference.protocol.generation import OutputFormat, ToolDefinition
-from inference.sandbox.errors import LossReason
-from inference.sandbox.jobs import BuildGrammar, Built, TokenizerFacts
+from inference.sandbox.jobs import BuildGrammar, Built, LossReason, TokenizerFacts
 from inference.text.errors import (
     GrammarRefusedError,
     SchemaError,

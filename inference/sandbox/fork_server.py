@@ -15,13 +15,16 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 
 from inference.channel import Channel, ChannelClosedError, ChannelError
 from inference.sandbox import jobs
-from inference.sandbox.build import forget_tokenizers_but, keep_tokenizer
-from inference.sandbox.errors import LossReason
-from inference.sandbox.work import perform
+from inference.sandbox.build import build_grammar, forget_tokenizers_but, keep_tokenizer
+from inference.text.chat_template import ChatTemplate
+from inference.text.errors import GrammarRefusedError, TemplateRenderError
+from inference.text.template_sources import TemplateSources
+from inference.text.tokenizer import num_bytes
 
 
 def main(descriptor: int) -> None:
@@ -96,18 +99,45 @@ def work(connection: socket.socket) -> None:
 
 def _answer(frame: bytes) -> bytes:
     """More processor time than the limit ends the process, more memory fails."""
-    num_bytes = len(frame)
-    _limit(resource.RLIMIT_DATA, _data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes)
-    signal.setitimer(signal.ITIMER_PROF, jobs.cpu_limit_s(num_bytes))
+    frame_bytes = len(frame)
+    _limit(resource.RLIMIT_DATA, _data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * frame_bytes)
+    signal.setitimer(signal.ITIMER_PROF, jobs.cpu_limit_s(frame_bytes))
     try:
-        max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * num_bytes
+        max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * frame_bytes
         return jobs.encode_result(perform(jobs.decode_job(frame), max_output_bytes))
     except MemoryError:
-        return jobs.encode_result(jobs.Broken(reason=LossReason.MEMORY))
+        return jobs.encode_result(jobs.Broken(reason=jobs.LossReason.MEMORY))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def perform(job: jobs.Job, max_output_bytes: int) -> jobs.Result:
+    """Never raises: a panic of a library, which is no ``Exception``, is a result as well."""
+    try:
+        if isinstance(job, jobs.BuildGrammar):
+            return build_grammar(job)
+        return _render(job, max_output_bytes)
+    except GrammarRefusedError as error:
+        return jobs.Refused(code=error.code, message=str(error), param=error.param)
+    except TemplateRenderError as error:
+        return jobs.Refused(code="template_render_failed", message=str(error), param=error.param)
+    except MemoryError:
+        return jobs.Broken(reason=jobs.LossReason.MEMORY)
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+        # The error's type and line; its message may quote the request.
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        where = f"{type(error).__name__} in {frame.f_code.co_filename}:{line}"
+        return jobs.Broken(reason=jobs.LossReason.CRASH, where=where)
+
+
+def _render(job: jobs.RenderChat, max_output_bytes: int) -> jobs.Result:
+    sources = TemplateSources(job.default_template, job.tool_template)
+    rendered = ChatTemplate(sources, job.special_tokens).render(job.chat)
+    if num_bytes(rendered.text) > max_output_bytes:
+        return jobs.Broken(reason=jobs.LossReason.OUTPUT)
+    return jobs.Rendered(text=rendered.text, loses_system_turns=rendered.loses_system_turns)
 
 
 def _limit(which: int, num_bytes: int) -> None:

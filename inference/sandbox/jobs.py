@@ -1,10 +1,17 @@
-"""Jobs for a worker, and its results. Jobs are pickled, because a schema may hold any number and
-any text; results are msgpack, because the neuron trusts no worker."""
+"""Jobs for a worker, its results, and why a job has none. Jobs are pickled, because a schema may
+hold any number and any text; results are msgpack, because the neuron trusts no worker.
+
+SandboxError
+├── WorkerLostError      the job ended its worker, or was ended at a limit; ``reason`` names it
+├── NoWorkerError        no worker could be started, or all have ended
+└── NotWantedError       the caller does not want the result any more; its worker was ended
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from enum import StrEnum
 
 import msgspec
 
@@ -20,6 +27,33 @@ CPU_S_PER_MIB = 0.5
 def cpu_limit_s(num_bytes: int) -> float:
     """How long a job of that size may use a processor."""
     return CPU_S + CPU_S_PER_MIB * num_bytes / MIB
+
+
+class LossReason(StrEnum):
+    """Completes "it …", for the client and the log."""
+
+    TIME = "took too long"
+    MEMORY = "took too much memory"
+    OUTPUT = "wrote too much"
+    CRASH = "ended the process that worked on it"
+
+
+class SandboxError(Exception):
+    """Base of this package."""
+
+
+class WorkerLostError(SandboxError):
+    def __init__(self, reason: LossReason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class NoWorkerError(SandboxError):
+    pass
+
+
+class NotWantedError(SandboxError):
+    pass
 
 
 class BuildGrammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +118,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     """The worker survived, and has no result: memory or output ran over, or a library panicked."""
 
-    reason: str
-    """A ``LossReason``."""
+    reason: LossReason
     where: str = ""
     """The exception and its line, for the log."""
 

@@ -28,7 +28,6 @@ from weakref import WeakValueDictionary
 from inference.channel import Channel, ChannelError
 from inference.environment import Role, child_environment
 from inference.sandbox import jobs
-from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ class WorkerPool:
         if isinstance(result, jobs.Broken):
             if result.where:
                 log.error("a worker's job broke: %s", result.where)
-            raise WorkerLostError(LossReason(result.reason))
+            raise jobs.WorkerLostError(result.reason)
         return result
 
     def _idle_one(self) -> _Worker | None:
@@ -130,14 +129,16 @@ class WorkerPool:
             channel.send(frame)
             while not worker.has_answered(SLICE_S):
                 if not is_wanted():
-                    raise NotWantedError
+                    raise jobs.NotWantedError
                 if time.monotonic() > begun_s + limit_s:
-                    raise WorkerLostError(LossReason.TIME)
+                    raise jobs.WorkerLostError(jobs.LossReason.TIME)
             answer = channel.receive()
         except ChannelError:
             # A worker that used its processor time up has ended; others die at once.
             is_over_time = time.monotonic() - begun_s >= jobs.cpu_limit_s(len(frame))
-            raise WorkerLostError(LossReason.TIME if is_over_time else LossReason.CRASH) from None
+            raise jobs.WorkerLostError(
+                jobs.LossReason.TIME if is_over_time else jobs.LossReason.CRASH
+            ) from None
         worker.is_last = answer[:1] == jobs.LAST
         return jobs.decode_result(answer[1:])
 
@@ -168,9 +169,9 @@ class WorkerPool:
                     self._drop()
         ours.close()
         if self._is_closed:
-            raise NoWorkerError("they have ended")
+            raise jobs.NoWorkerError("they have ended")
         log.error("no worker for templates and grammars could be started")
-        raise NoWorkerError("none could be started")
+        raise jobs.NoWorkerError("none could be started")
 
     def _fork(self, theirs: socket.socket) -> int:
         """The new worker's pidfd. Raises ``ChannelError``, ``OSError``."""

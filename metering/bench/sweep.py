@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from django.db.models import Count
 from django.utils import timezone
 
-from inference.build import this_build
 from inference.supervised_threads import SupervisedPool
-from inference.version import VERSION
+from inference.version import VERSION, this_build
 from metering.bench.comparison import median, percentile
 from metering.bench.errors import BenchError, TargetError
 from metering.bench.models import BenchRun, SweepPlan

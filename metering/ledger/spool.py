@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from metering.ledger.entries import Settle
 from metering.ledger.spool_files import SpoolFile, spool_paths
 

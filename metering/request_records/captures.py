@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from django.db.models import Max
 
-from inference.logs.bodies import masked
-from inference.logs.redaction import HIDDEN, Redactor, secrets_of
+from inference.redaction import HIDDEN, Redactor, masked, secrets_of
 from metering.ledger.entries import Settle
 from metering.models import CapturedRequest
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from django.db import DataError, Error, IntegrityError, connections
 
 from inference.backoff import Backoff
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.supervised_threads import SupervisedThread, contained
 from metering.request_records import rows
 

@@ -17,7 +17,7 @@ from inference.protocol import heartbeat as heartbeats
 from inference.protocol.delivery import MAX_HELD, HeldRequests, encode_held_requests
 from inference.protocol.events import encode_event_batch as encode
 from inference.protocol.generation import Submit, decode_inbox_frame
-from inference.redis_connections import MAX_VALUE_BYTES
+from inference.redis_link import MAX_VALUE_BYTES
 
 EVIL = "evil"
 LURE = "lure"

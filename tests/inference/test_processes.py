@@ -17,7 +17,6 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.build import Build, build_of_checkout, this_build, version_object
 from inference.channel import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -26,7 +25,7 @@ from inference.channel import (
     FrameTooLargeError,
 )
 from inference.garbage import uncollected
-from inference.version import VERSION
+from inference.version import VERSION, Build, build_of_checkout, this_build, version_object
 from tests.cases import each_case
 from tests.fleet.api.api_support import key_api
 

@@ -12,7 +12,7 @@ from django.core.management.base import CommandParser
 
 from helexa_site.management.base import QuickCommand
 
-SMOKE = "inference.engine.ranks.smoke"
+SMOKE = "inference.engine.divided.rank_smoke"
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 
 

@@ -15,22 +15,22 @@ from pathlib import Path
 import torch
 
 from inference.engine.adapters import Adapters, LoadedAdapter
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
-from inference.engine.cache.prefix_disk import PrefixDisk
-from inference.engine.cache.prefix_files import PrefixFiles
+from inference.engine.divided.staged_model import StagedExecutor, StagedModel
+from inference.engine.drawing import Drawer, choose_drawer
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError, DoesNotFitError, OutOfMemoryFault, WarmupError
+from inference.engine.executor import TensorExecutor
 from inference.engine.faults import is_out_of_memory
-from inference.engine.image_rows import ImageProcessor, ImageRows
+from inference.engine.grammars import GrammarCompiler
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.load.trial import TRIAL_STEPS
-from inference.engine.model_runner import ModelRunner, TensorExecutor
-from inference.engine.sampling.drawing import Drawer, choose_drawer
-from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.run_ahead import RunAhead, StepGroups, StepsAhead
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.model_runner import ImageProcessor, ImageRows, ModelRunner
+from inference.engine.prefix_disk import PrefixDisk
+from inference.engine.prefix_files import PrefixFiles
+from inference.engine.run_ahead import RunAhead, StepGroups, StepsAhead
+from inference.engine.sampler import Sampler
+from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.draft_runner import DraftRunner, PredictorRunner
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
@@ -39,8 +39,8 @@ from inference.engine.speculation.speculator import (
     AutomaticSpeculator,
     Speculator,
 )
-from inference.engine.stages.staged_model import StagedExecutor, StagedModel
 from inference.engine.step import PrefillAverage
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.adapter_files import open_adapter
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
@@ -92,7 +92,7 @@ def build_engine(
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
-    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.cache.kv_cache``.
+    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
     ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
     ``prefix_files``: where prefixes survive the engine; those of recurrent layers do not.
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what

@@ -1,44 +1,75 @@
 """The model of a load, built from opened files and tried out: its memory and its speed are
 measured. Keys and values are allocated afterwards from the memory that is left.
+
+Which drafts it gets is decided here too, and in words why none. A draft model is opened and
+compared with the one that answers before either is built.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.divided.built_stages import build_stages, later_gauges, stages_in_words
+from inference.engine.divided.ranked_model import RankedModel, lead_ranks
+from inference.engine.divided.stage_processes import StageProcesses
+from inference.engine.divided.stage_specs import spec_of_stage
+from inference.engine.divided.staged_model import StagedModel
+from inference.engine.drawing import Drawer, choose_drawer
+from inference.engine.grammars import GrammarCompiler
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.build import first_concurrencies
-from inference.engine.load.drafts import BuiltDraftModel, build_draft_model
 from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
 from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
-from inference.engine.ranks.lead import lead_ranks
-from inference.engine.ranks.ranked_model import RankedModel
-from inference.engine.sampling.drawing import Drawer, choose_drawer
-from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.stages.built_stages import build_stages, later_gauges, stages_in_words
-from inference.engine.stages.stage_processes import StageProcesses
-from inference.engine.stages.stage_specs import spec_of_stage
-from inference.engine.stages.staged_model import StagedModel
+from inference.engine.speculation.prompt_lookup import LookupSpeculator
+from inference.engine.speculation.speculator import (
+    DEFAULT_DRAFT_TOKENS,
+    MOST_DRAFT_TOKENS,
+    Speculator,
+)
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.checked_config import MOST_POSITIONS
+from inference.loading.described import (
+    check_draft_config,
+    check_shared_vocabulary,
+    takes_draft_model,
+)
 from inference.loading.devices import wanted_kv_format
-from inference.loading.loader import OpenedModel
+from inference.loading.embedding_loader import OpenedEmbeddingModel
+from inference.loading.loader import OpenedModel, open_model
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
+from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import build_fastest_model, build_predictor
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
 from inference.protocol.load_report import LoadProgress, LoadStage
 
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
+NO_PREDICTOR = "the model's files bring no layer of multi-token prediction that is known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltDraftModel:
+    model: AnyModel
+    num_positions: int
+    """Longer texts it does not read."""
+    weight_bytes: int
+    estimated_load_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of its keys and values in each of the answering model's blocks."""
+        return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +228,91 @@ def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
         max_queue_share_percent=spec.max_queue_share_percent,
         prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
         target_step_s=STEP_S,
+    )
+
+
+def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
+    """Why a model of this config has no drafts, though they were asked for; empty: it has."""
+    if spec.speculation == "draft_model" and not takes_draft_model(config):
+        return "blocks that this model's sliding window has passed are not there to be drafted from"
+    if spec.speculation == "mtp" and not config.has_predictor:
+        return NO_PREDICTOR
+    return ""
+
+
+def num_draft_tokens(spec: LoadSpec) -> int:
+    """The most drafts of one sequence in one step."""
+    return min(spec.max_draft_tokens or DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS)
+
+
+def choose_speculator(spec: LoadSpec) -> Speculator | None:
+    """Returns the speculator that needs no model. Those that do, and the choice among them, are
+    made with the engine."""
+    if spec.speculation not in ("prompt_lookup", "auto"):
+        return None
+    return LookupSpeculator(num_draft_tokens(spec))
+
+
+def speculation_in_words(spec: LoadSpec, config: ModelConfig, draft_weight_bytes: int = 0) -> str:
+    if spec.speculation == "off":
+        return ""
+    if problem := drafts_problem(spec, config):
+        return f"none: {problem}"
+    origin = "prompt lookup"
+    if spec.speculation == "draft_model":
+        origin = f"draft model {spec.draft_model} ({draft_weight_bytes / 1e6:,.1f} MB)"
+    if spec.speculation == "mtp":
+        origin = "multi-token prediction"
+    limit = f"up to {num_draft_tokens(spec)} tokens a step"
+    if spec.speculation == "auto":
+        return _automatic_in_words(spec, config, limit)
+    return f"{origin}, {limit}"
+
+
+def _automatic_in_words(spec: LoadSpec, config: ModelConfig, limit: str) -> str:
+    if config.has_predictor:
+        return f"auto: prompt lookup or multi-token prediction, whichever pays, {limit}"
+    is_whole = spec.tensor_parallel == 1 and not spec.stages
+    problem = NO_PREDICTOR if is_whole else "a divided model has no multi-token prediction"
+    return f"auto: prompt lookup where it pays, {limit}; {problem}"
+
+
+def open_draft_model(
+    spec: LoadSpec,
+    answering: OpenedModel,
+    cache_dir: Path,
+    on_progress: OnProgress,
+) -> OpenedModel | None:
+    """``None``: the spec has none, or the model that answers cannot use one. Nothing of its weights
+    is read. Raises ``LoadError``."""
+    drafting = draft_spec(spec)
+    if drafting is None or drafts_problem(spec, answering.config):
+        return None
+    promised_bytes = spec.promised_bytes + answering.need.required_bytes
+    drafting = msgspec.structs.replace(drafting, promised_bytes=promised_bytes)
+    opened = open_model(drafting, cache_dir, on_progress)
+    if isinstance(opened, OpenedEmbeddingModel):
+        raise BadSourceError(f"the draft model {drafting.source} makes embeddings, not texts")
+    try:
+        check_draft_config(opened.config, drafting.source)
+        check_shared_vocabulary(answering.tokenizer_dir, opened.tokenizer_dir, drafting.source)
+    except Exception:
+        opened.close()
+        raise
+    return replace(opened, config=replace(opened.config, vision=None))
+
+
+def build_draft_model(
+    spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
+) -> BuiltDraftModel:
+    """``context_tokens``: of the model that answers."""
+    num_positions = min(context_tokens, opened.config.max_positions)
+    model, _ = build_fastest_model(
+        opened.config, opened.weights, num_positions, native_cache_dir, wanted_kv_format(spec)
+    )
+    return BuiltDraftModel(
+        model=model,
+        num_positions=num_positions,
+        weight_bytes=opened.weight_bytes,
+        estimated_load_bytes=opened.estimated_load_bytes,
     )

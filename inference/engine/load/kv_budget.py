@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.divided.built_stages import DevicePart, device_parts
+from inference.engine.divided.ranked_model import RankedModel
+from inference.engine.divided.stage_messages import StageMemory
 from inference.engine.errors import DoesNotFitError
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.kv_memory import (
     CUDA_MARGIN_BYTES,
@@ -25,9 +28,6 @@ from inference.engine.load.kv_memory import (
 from inference.engine.load.memory_use import allocated_bytes, free_cached
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
 from inference.engine.load.trial import DeviceTrial
-from inference.engine.ranks.lead import rank_budget_bytes
-from inference.engine.stages.built_stages import DevicePart, device_parts
-from inference.engine.stages.messages import StageMemory
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes
@@ -136,9 +136,23 @@ def _budget_bytes(
     else:
         budget_bytes = int(max(0, free_bytes) * cpu_kv_share())
     if built.ranked is not None:
-        budget_bytes = rank_budget_bytes(built.ranked, spec, budget_bytes, moment_bytes)
+        budget_bytes = _rank_budget_bytes(built.ranked, spec, budget_bytes, moment_bytes)
     own_bytes = trial.process_bytes + trial.load_bytes + kept_bytes
     return within_limit(budget_bytes, part.limit_bytes, own_bytes)
+
+
+def _rank_budget_bytes(
+    model: RankedModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int
+) -> int:
+    """The share of each rank of ``budget_bytes``, which this rank measured. A host's memory is all
+    ranks'; of several cards the fullest decides."""
+    if model.device.type == "cpu":
+        return budget_bytes // model.num_ranks
+    others = [
+        max(0, memory.free_bytes - moment_bytes - CUDA_MARGIN_BYTES - spec.promised_bytes)
+        for memory in model.memory
+    ]
+    return min(budget_bytes, *others)
 
 
 def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes: int) -> PartPlan:

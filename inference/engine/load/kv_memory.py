@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inference.engine.cache.state_slots import SLOTS_PER_SEQUENCE
 from inference.engine.errors import DoesNotFitError
+from inference.engine.state_slots import SLOTS_PER_SEQUENCE
 from inference.loading.devices import free_memory_bytes, planned_kv_format, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.config import ATTENTION_KINDS, ModelConfig
@@ -167,7 +167,7 @@ class KVPlan:
     num_blocks: int
     kv_bytes: int
     kept_blocks: int
-    """See ``inference.engine.cache.kv_cache``."""
+    """See ``inference.engine.kv_cache``."""
     context_tokens: int
     context_reason: str
     """A sentence for the load report: what bounds the context."""

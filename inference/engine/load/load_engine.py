@@ -18,12 +18,27 @@ import psutil
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.children import Children
-from inference.engine.embedding.embedding_engine import EmbeddingEngine
-from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
+from inference.engine.divided.built_stages import (
+    later_stages,
+    open_later,
+    settle_stages,
+    weights_in_words,
+    with_stages,
+)
+from inference.engine.divided.children import Children
+from inference.engine.divided.ranked_model import with_ranks
+from inference.engine.divided.stage_processes import StageProcesses
+from inference.engine.divided.stage_specs import (
+    check_divided,
+    check_undivided,
+    spec_of_stage,
+    stage_progress,
+)
+from inference.engine.embedding_engine import EmbeddingEngine
+from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
-from inference.engine.image_rows import ImageProcessor
+from inference.engine.grammars import GrammarCompiler
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.build import (
     AWAKENING_CONCURRENCY,
     AdapterLoader,
@@ -33,8 +48,9 @@ from inference.engine.load.build import (
     prefix_fingerprint,
     warm_up,
 )
-from inference.engine.load.built_model import BuiltModel, build_model
-from inference.engine.load.drafts import (
+from inference.engine.load.built_model import (
+    BuiltModel,
+    build_model,
     choose_speculator,
     num_draft_tokens,
     open_draft_model,
@@ -45,22 +61,7 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
-from inference.engine.ranks.lead import with_ranks
-from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.stages.built_stages import (
-    later_stages,
-    open_later,
-    settle_stages,
-    weights_in_words,
-    with_stages,
-)
-from inference.engine.stages.stage_processes import StageProcesses
-from inference.engine.stages.stage_specs import (
-    check_divided,
-    check_undivided,
-    spec_of_stage,
-    stage_progress,
-)
+from inference.engine.model_runner import ImageProcessor
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
 from inference.loading.embedding_loader import OpenedEmbeddingModel

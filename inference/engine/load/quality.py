@@ -20,7 +20,7 @@ import msgspec
 import torch
 from tokenizers import Tokenizer
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 import torch
 
+from inference.engine.divided.stage_processes import StageProcesses
 from inference.engine.engine import Engine
 from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes
 from inference.engine.load.trial import DeviceTrial, synchronize
-from inference.engine.stages.stage_processes import StageProcesses
 from inference.garbage import collect_all, release_freed_memory
 from inference.models.backend import AnyModel
 from inference.protocol.load_report import AsleepBytes

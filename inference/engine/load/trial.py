@@ -19,15 +19,15 @@ import msgspec
 import numpy as np
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.drawing import Drawer, rows_at_once
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.kv_memory import PrefillBound
 from inference.engine.load.memory_use import HostGauge, MemoryGauge, gauge_for
-from inference.engine.sampling.drawing import Drawer, rows_at_once
-from inference.engine.sampling.sampler import Sampler, token_logprobs
-from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sampler import Sampler, token_logprobs
+from inference.engine.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.sequence import Sequence
 from inference.engine.step import SMALLEST_CHUNK
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.models.backend import AnyDevice, AnyModel

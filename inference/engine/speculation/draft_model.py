@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from inference.engine.cache.kv_cache import KVCache
-from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
+from inference.engine.kv_cache import KVCache
+from inference.engine.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
+from inference.engine.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
+from inference.engine.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
 
 if TYPE_CHECKING:

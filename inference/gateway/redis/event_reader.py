@@ -39,7 +39,7 @@ import redis.asyncio
 from inference.gateway.background_loops import BackgroundLoops, SharedWork
 from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
 from inference.redis_link import (

@@ -32,7 +32,7 @@ from typing import Any
 
 import orjson
 
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.delivery import Entry, inbox_entries
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame

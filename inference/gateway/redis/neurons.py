@@ -45,7 +45,7 @@ from inference.gateway.request.event_stream import (
     neuron_lost,
     request_lost,
 )
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.delivery import (
     MAX_HELD_BYTES,

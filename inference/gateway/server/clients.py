@@ -35,7 +35,7 @@ from twisted.web.http import HTTPChannel
 
 from helexa_site.addresses import client_address, counted_address
 from inference.descriptors import DescriptorMarks
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.protocol.refusals import OVERLOADED
 from inference.settings.setting import Network
 from inference.wire.dialect import request_id_headers

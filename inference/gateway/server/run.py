@@ -15,7 +15,7 @@ from inference.gateway.gateway import Gateway, LifespanConsumer
 from inference.gateway.server.clients import OpenClients, ReadTimeouts
 from inference.gateway.server.daphne_server import DaphneServer
 from inference.gateway.server.unhandled import UnhandledRequests
-from inference.logs.setup import configure_logging
+from inference.logs import configure_logging
 
 
 def run(host: str, port: int) -> None:

@@ -27,7 +27,7 @@ from fleet.errors import UpstreamSecretError, UpstreamUnavailableError
 from fleet.placement.targets import TargetState
 from fleet.upstream_http import client_options, headers_of, list_url
 from fleet.upstreams import UpstreamEntry, unseal
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError, upstream_failed
 from inference.wire.failures import UPSTREAM_UNAVAILABLE
 

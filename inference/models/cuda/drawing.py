@@ -1,6 +1,6 @@
 """Tokens found and drawn in rows of scores by one Triton kernel each, one program a row, where
 torch's operators need two and about a dozen. The rules are those of
-``inference.engine.sampling.drawing``.
+``inference.engine.drawing``.
 
 A token's weight is e ** ((score - largest) / temperature), the likeliest one's being 1. Weights are
 computed again in every pass, from scores that stay in the card's cache. Nothing is sorted: numbers

@@ -26,7 +26,7 @@ from inference.loading.sources import cached
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_sources import hub_cache_dir, is_downloaded
 from inference.loading.sources.sources import parse_source
-from inference.logs.throttled import ThrottledLog
+from inference.logs import ThrottledLog
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.files import Fetcher
 from inference.protocol import neuron_tasks as protocol

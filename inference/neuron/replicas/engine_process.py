@@ -32,7 +32,6 @@ import redis
 from inference.channel import Channel, ChannelClosedError
 from inference.engine.errors import describe_exit
 from inference.environment import Role, child_environment
-from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError
 from inference.neuron.loads.watch import SilenceTimer
 from inference.protocol.engine import (
@@ -51,6 +50,7 @@ from inference.protocol.neuron_tasks import (
     EngineLogAnswer,
     encode_engine_log,
 )
+from inference.redaction import Redactor, secrets_of
 from inference.settings.neuron import ENGINE_COMMAND, STEP_TIMEOUT_S
 from inference.supervised_threads import SupervisedThread
 

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference.engine.scheduling.waiting_queue import FairQueue
+from inference.engine.waiting_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.protocol.delivery import blame, broke_worker

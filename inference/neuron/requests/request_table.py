@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from inference.logs.formatters import phases
+from inference.logs import phases
 from inference.neuron.errors import internal_error
 from inference.protocol.engine import (
     SequenceCancelled,

@@ -31,16 +31,18 @@ from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LoadReport, ModelLimit, model_limit
 from inference.recent_results import RecentResults
-from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     BuildGrammar,
     Built,
     Job,
+    NotWantedError,
+    NoWorkerError,
     Refused,
     RenderChat,
     Rendered,
     Result,
     TokenizerFacts,
+    WorkerLostError,
 )
 from inference.sandbox.pool import WorkerPool
 from inference.text.phrases import PhraseMarkers, find_phrases

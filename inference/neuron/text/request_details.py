@@ -6,7 +6,7 @@ the log at debug level by the request's id, and in the trace of a captured reque
     tool calls       each block that a parser took for calls: its calls, or why it is text
 
 Texts are in the log only of accounts that ``HELEXA_LOG_BODIES`` names, masked and bounded
-(``inference.logs.bodies``); of others their lengths and digests are, and names of tools only where
+(``inference.redaction``); of others their lengths and digests are, and names of tools only where
 the request offers them.
 """
 
@@ -17,10 +17,9 @@ import os
 from collections.abc import Sequence
 from itertools import groupby
 
-from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
-from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.text.prompts import Prepared
 from inference.protocol.events import MAX_TRACE_BYTES, Traced
+from inference.redaction import MAX_BODY_CHARACTERS, Redactor, digest_of, masked_body, secrets_of
 from inference.text.choice_text import Piece, ThoughtPart
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import Decision

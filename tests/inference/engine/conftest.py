@@ -16,9 +16,9 @@ from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.engine import Engine
+from inference.engine.grammars import GrammarCompiler
 from inference.engine.load.build import build_engine
-from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.hub_config import parse_config
 from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig

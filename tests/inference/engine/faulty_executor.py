@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
+from inference.engine import process
 from inference.engine.engine import Engine
+from inference.engine.executor import LaunchedStep, TensorExecutor
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.engine.model_runner import LaunchedStep, TensorExecutor
 from inference.engine.sequence import Sequence
-from inference.engine.serving import process
 from inference.engine.step import Sampled, Schedule
 
 

@@ -21,7 +21,7 @@ from inference.engine.adapters import Adapters, LoadedAdapter
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
 from inference.engine.load.build import AdapterLoader, build_engine
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.native.library import NativeUnavailableError, load_library
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep
 from inference.protocol.load import AdapterSpec

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from benchmarks.engine_costs import bookkeeping_ms_per_step
-from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     SamplingParams,

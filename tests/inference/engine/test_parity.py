@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.weights.quantized_files import quantize
 from inference.models.backend import AnyModel

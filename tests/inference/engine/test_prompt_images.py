@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from inference.engine.errors import InvalidImageFault
-from inference.engine.image_rows import ImageRows, last_seen, step_images
+from inference.engine.model_runner import ImageRows, last_seen, step_images
+from inference.engine.pace import StepTimes
 from inference.engine.prompt_images import PromptImages, image_problem
-from inference.engine.scheduling.pace import StepTimes
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import PrefillAverage, PrefillChunk, Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig

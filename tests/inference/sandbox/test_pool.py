@@ -16,13 +16,16 @@ import psutil
 import pytest
 
 from inference.channel import Channel
-from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     LAST,
     Built,
     Job,
+    LossReason,
+    NotWantedError,
+    NoWorkerError,
     Refused,
     Rendered,
+    WorkerLostError,
     decode_result,
     encode_job,
 )

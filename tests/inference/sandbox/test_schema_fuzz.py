@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inference.sandbox.errors import WorkerLostError
-from inference.sandbox.jobs import Built, Refused
+from inference.sandbox.jobs import Built, Refused, WorkerLostError
 from inference.sandbox.pool import WorkerPool
 from inference.text.schema_check import KNOWN, LIMITS
 from tests.inference.sandbox.jobs import BYTES, check

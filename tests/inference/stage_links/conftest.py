@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from inference.link_identities import Purpose, new_identity
 from inference.protocol.load import LinkIdentity
-from inference.stage_links.connection import SecureConnection
-from inference.stage_links.identities import Purpose, new_identity
-from inference.stage_links.links import LinkListener, dial
+from inference.stage_links import LinkListener, SecureConnection, dial
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 30.0

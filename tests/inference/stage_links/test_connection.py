@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.stages.row_link import HEADER, RowLink, RowReader
-from inference.stage_links.connection import SecureConnection
+from inference.engine.divided.row_link import HEADER, RowLink, RowReader
+from inference.stage_links import SecureConnection
 from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Ends
 
 MANY_BYTES = 24_000_000

@@ -13,14 +13,14 @@ from functools import partial
 import pytest
 
 from benchmarks.ports import free_port
+from inference import stage_links
+from inference.link_identities import Purpose, client_context, new_identity
 from inference.protocol.load import LinkIdentity
-from inference.stage_links import links
-from inference.stage_links.connection import SecureConnection
-from inference.stage_links.identities import Purpose, client_context, new_identity
-from inference.stage_links.links import (
+from inference.stage_links import (
     LinkListener,
     LinkRefusedError,
     LinkTimeoutError,
+    SecureConnection,
     address_in_words,
     address_of,
     dial,
@@ -147,7 +147,7 @@ STRANGERS: dict[str, Callable[[Address], None]] = {
 def test_strangers_are_closed_and_silent_ones_keep_nobody_out(
     wait: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(stage_links, "HANDSHAKE_TIMEOUT_S", 1.0)
     waiting = wait(STAGE, EXPECTED)
     silent = [socket.create_connection(waiting.address, 10) for _ in range(5)]
     for act in STRANGERS.values():

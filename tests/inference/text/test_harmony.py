@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from inference.engine.sampling.logits_processors import ThinkingBudget
+from inference.engine.logits_processors import ThinkingBudget
 from inference.protocol.engine import ThinkingLimit
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.choice_text import ChoiceText, Piece, ThoughtPart

@@ -26,8 +26,8 @@ import tokenizers
 
 from inference.channel import Channel, ChannelClosedError
 from inference.engine.errors import GrammarError
-from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
-from inference.engine.sampling.logits_processors import ThinkingBudget
+from inference.engine.grammars import GrammarCompiler, GrammarState
+from inference.engine.logits_processors import ThinkingBudget
 from inference.protocol import engine as protocol
 from inference.protocol.engine import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from inference.protocol.load import LoadSpec

@@ -1,6 +1,6 @@
 // Draws one token from a row of scores: softmax at a temperature, what top_k, top_p and min_p leave
 // of it, and one uniform number looked up in the cumulative distribution, in the order of the
-// vocabulary. The rules are those of inference/engine/sampling/drawing.py; nothing is sorted but what decides.
+// vocabulary. The rules are those of inference/engine/drawing.py; nothing is sorted but what decides.
 #pragma once
 
 #include <algorithm>

@@ -15,12 +15,12 @@ import torch
 from inference.engine import faults
 from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, HangFault, StepFault
+from inference.engine.executor import TensorExecutor
 from inference.engine.faults import SUSPICIOUS_STEPS
-from inference.engine.model_runner import TensorExecutor
-from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.kv_format import KVFormat
 from inference.models.native.library import NativeUnavailableError, load_library

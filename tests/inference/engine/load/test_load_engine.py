@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from inference.engine import process
 from inference.engine.engine import Engine
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load import built_model
@@ -25,8 +26,7 @@ from inference.engine.load.build import warm_up
 from inference.engine.load.load_engine import load_engine, load_warnings
 from inference.engine.load.memory_use import anonymous_bytes
 from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
-from inference.engine.serving import process
-from inference.engine.serving.loop import Served
+from inference.engine.loop import Served
 from inference.loading import image_processor
 from inference.models.config import ModelConfig
 from inference.models.errors import PositionError, UnsupportedKVError

@@ -26,7 +26,7 @@ from inference.engine.load import memory_use
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.load.trial import measure_prefill, run_largest_steps
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.garbage import release_freed_memory
 from inference.models.backend import PlainBackend
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
@@ -39,7 +39,7 @@ from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
 from tests.cases import each_case
 from tests.inference.engine.asking import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG
-from tests.inference.engine.serving.test_process import started
+from tests.inference.engine.test_process import started
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6

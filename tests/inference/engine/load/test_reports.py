@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity
 
 from inference.engine.load import quality
-from inference.engine.load.drafts import NO_PREDICTOR, choose_speculator, speculation_in_words
+from inference.engine.load.built_model import NO_PREDICTOR, choose_speculator, speculation_in_words
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.quality import NotMeasurableError, compare, quality_in_words
 from inference.loading.described import check_shared_vocabulary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from inference.engine.scheduling.pace import StepTimeModel
+from inference.engine.pace import StepTimeModel
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import most_drafts

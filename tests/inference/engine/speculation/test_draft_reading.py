@@ -9,8 +9,8 @@ from collections.abc import Sequence as Ordered
 
 import pytest
 
-from inference.engine.cache.kv_cache import KVCache
-from inference.engine.scheduling.pace import UNTRIED_ROW_SHARE, untried_step_time
+from inference.engine.kv_cache import KVCache
+from inference.engine.pace import UNTRIED_ROW_SHARE, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model, prompt_lookup
 from inference.engine.speculation.draft_model import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.engine.scheduling.pace import StepPacer, StepTimeModel
+from inference.engine.pace import StepPacer, StepTimeModel
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.sampling.sampler import SampledTokens, Sampler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sampler import SampledTokens, Sampler
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.step_input import StepInput

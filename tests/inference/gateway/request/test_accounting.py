@@ -21,8 +21,7 @@ from inference.gateway.request.event_stream import (
     request_lost,
 )
 from inference.gateway.request.outcome import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Capture
-from inference.logs.formatters import TextFormatter
-from inference.logs.redaction import Redactor
+from inference.logs import TextFormatter
 from inference.protocol.events import (
     Accepted,
     Cancelled,
@@ -35,6 +34,7 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
+from inference.redaction import Redactor
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from metering.prices import Prices

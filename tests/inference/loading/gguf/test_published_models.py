@@ -23,7 +23,7 @@ from benchmarks.quality import (
     open_on_cpu,
     prompts,
 )
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 from inference.loading.gguf.header import read_header
 from inference.loading.loader import OpenedModel
 from inference.models.decoder import DecoderModel

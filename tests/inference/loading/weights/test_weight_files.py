@@ -12,8 +12,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import save_file
 
-from inference.engine.ranks.lead import follower_spec
-from inference.engine.stages.stage_specs import check_divided
+from inference.engine.divided.ranked_model import follower_spec
+from inference.engine.divided.stage_specs import check_divided
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.tensor_files import SafetensorsFiles

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling.drawing import TorchDrawer, TritonDrawer
-from inference.engine.sampling.sampler import Sampler
+from inference.engine.drawing import TorchDrawer, TritonDrawer
+from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.models.cuda.drawing import draw_tokens, find_likeliest
 from inference.protocol.engine import SamplingParams

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from inference.engine.drawing import TritonDrawer
 from inference.engine.load.build import build_engine
-from inference.engine.sampling.drawing import TritonDrawer
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cuda import setup
 from inference.models.cuda.trials import CudaCapture

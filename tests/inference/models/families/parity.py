@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import adaptable_shapes
 from inference.models.backend import AnyModel

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.model_runner import TensorExecutor
+from inference.engine.executor import TensorExecutor
 from inference.models.backend import AnyModel
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder

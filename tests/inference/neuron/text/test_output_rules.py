@@ -25,6 +25,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.sandbox.build import keep_tokenizer
+from inference.sandbox.fork_server import perform
 from inference.sandbox.jobs import (
     Job,
     Result,
@@ -34,7 +35,6 @@ from inference.sandbox.jobs import (
     encode_result,
 )
 from inference.sandbox.pool import WorkerPool
-from inference.sandbox.work import perform
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.python_formats import Llama3Format

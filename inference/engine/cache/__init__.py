@@ -1,1 +1,0 @@
-"""Blocks of keys and values, state slots, and prefixes that are kept."""

@@ -1,0 +1,310 @@
+"""The processes that compute parts of the engine's model, ranks or stages, from both ends. One that
+ends by itself ends the model, and none outlives its engine.
+
+    engine   Child  ── frames ──▶  ParentLink   the part's process
+                    ◀── frames ──               a reader thread at each end; end of file: it is gone
+
+A process is this one's child, or another host's at the end of a connection. Knows connections and
+processes; no tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
+from inference.engine.errors import DeviceFault, EngineExit, StepFault, describe_exit
+from inference.loading.progress import OnProgress
+from inference.logs import configure_logging
+from inference.protocol.engine import LoadFailedMessage, LoadProgressed, encode_engine_frame
+from inference.protocol.load_errors import PartFailedError
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+REAP_S = 5.0
+"""How long to wait for the end of a process that has closed its socket."""
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+REPLY_TIMEOUT_S = 3600.0
+"""How long a part may take to open or build. A load that makes no progress is ended by its neuron
+before."""
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
+    message: str
+
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+
+class ChildEnd(Protocol):
+    """The process at the other end of a child's connection."""
+
+    @property
+    def connection(self) -> socket.socket | Connection: ...
+
+    def end_in_words(self) -> str:
+        """How it ended, in words that follow its name. May wait for its end."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+class ChildProcess:
+    def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
+        """``module`` is run with ``--fd``, ``--parent`` and ``fds``: options whose file descriptors
+        it inherits. Raises ``OSError`` where it cannot be started."""
+        self.connection, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = start_process(module, [("--fd", theirs.fileno()), *fds])
+        except BaseException:
+            self.connection.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end_in_words(self) -> str:
+        try:
+            code = self._process.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        return f"was ended by signal {-code}" if code < 0 else describe_exit(code)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Child:
+    """``received``: its messages and then ``None``, filled by its reader's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        end: ChildEnd,
+        decode: Callable[[bytes], Any],
+        *,
+        on_end: Callable[[Child], None],
+        on_message: Callable[[Any], bool] = lambda _: True,
+    ) -> None:
+        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
+        returns whether the message goes to ``received`` as well."""
+        self.name = name
+        self.end = end
+        self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.has_ended = threading.Event()
+        self._decode = decode
+        self._on_end = on_end
+        self._on_message = on_message
+        self._sending = threading.Lock()
+        self._channel = Channel(end.connection)
+        SupervisedThread(self._read, name=name.replace(" ", "-"), restarts=False).start()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Any thread. Raises ``DeviceFault`` where the child is gone."""
+        try:
+            with self._sending:
+                self._channel.send(encode_engine_frame(message))
+        except ChannelClosedError as error:
+            raise DeviceFault(self.end_in_words()) from error
+
+    def reply(
+        self,
+        kind: type[Reply],
+        on_progress: OnProgress = lambda _: None,
+        timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> Reply:
+        """The next answer. Raises ``PartFailedError``, ``MemoryError`` where its device has no
+        room, and ``DeviceFault`` where the child ends before or is silent for ``timeout_s``."""
+        while True:
+            try:
+                message = self.received.get(timeout=timeout_s)
+            except queue.Empty:
+                raise DeviceFault(f"{self.name} has sent nothing for {timeout_s:g} s") from None
+            match message:
+                case LoadProgressed(progress=progress):
+                    on_progress(progress)
+                case LoadFailedMessage(failure=failure):
+                    raise PartFailedError(failure)
+                case OutOfMemory(message=problem):
+                    raise MemoryError(problem)
+                case None:
+                    self.received.put(None)  # for whoever asks again
+                    raise DeviceFault(self.end_in_words())
+                case answer if isinstance(answer, kind):
+                    return answer
+                case other:
+                    raise DeviceFault(f"{self.name} sent {type(other).__name__}")
+
+    def end_in_words(self) -> str:
+        return f"{self.name} {self.end.end_in_words()}"
+
+    def kill(self) -> None:
+        self.end.kill()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._decode(self._channel.receive())
+                if self._on_message(message):
+                    self.received.put(message)
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("%s: %s", self.name, error)
+        finally:  # a child that cannot be read any more is as good as gone
+            self.has_ended.set()
+            self.received.put(None)
+            self._on_end(self)
+
+
+def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
+    """Starts ``module`` in the engine's process group, so that a signal to the group ends both."""
+    options = [word for name, fd in fds for word in (name, str(fd))]
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *options, "--parent", str(os.getpid())],
+        pass_fds=[fd for _, fd in fds],
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def begin_child(
+    module: str, arguments: list[str] | None, decode: Callable[[bytes], Any], *sockets: str
+) -> tuple[ParentLink, dict[str, socket.socket]]:
+    """The first call in a process that ``ChildProcess`` starts. Returns its link to the engine,
+    without which it ends at once, and those of ``sockets`` that it has, by their option."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
+    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
+    for name in sockets:
+        parser.add_argument(
+            name, dest=name, type=int, help="inherited socket to a process beside this one"
+        )
+    options = vars(parser.parse_args(arguments))
+    _die_with_parent(options["parent"])
+    configure_logging("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
+    channel = Channel(socket.socket(fileno=options["fd"]))
+    engine = ParentLink(channel, decode, lambda: os._exit(EngineExit.ORPHANED))
+    fds = {name: options[name] for name in sockets}
+    return engine, {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it was quicker
+        sys.exit(1)
+
+
+class ParentLink:
+    """The child's end of its connection to the engine. Any thread may send."""
+
+    def __init__(
+        self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
+    ) -> None:
+        """``on_gone`` is called by the thread that notices that the engine is gone."""
+        self._channel = channel
+        self._decode = decode
+        self._on_gone = on_gone
+        self._sending = threading.Lock()
+        self.is_gone = threading.Event()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """The messages since ``start``, then ``None``."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        try:
+            with self._sending:
+                self._channel.send(encode_engine_frame(message))
+        except ChannelError:
+            self._note_gone()
+
+    def receive(self) -> Any:
+        """``None``: the engine is gone, or sends what no engine does."""
+        try:
+            return self._decode(self._channel.receive())
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("the engine's control link: %s", error)
+            self._note_gone()
+            return None
+
+    def start(self) -> None:
+        SupervisedThread(
+            self._read,
+            name="engine-reader",
+            restarts=False,
+            on_broken=lambda _: os._exit(EngineExit.FAILED),
+        ).start()
+
+    def _read(self) -> None:
+        while not self.is_gone.is_set():
+            self.inbox.put(self.receive())
+
+    def _note_gone(self) -> None:
+        self.is_gone.set()
+        self._on_gone()
+
+
+class Children:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._lost: StepFault | None = None
+        self._on_lost: Callable[[StepFault], object] | None = None
+        self.all: list[Child] = []
+        """Filled by whatever starts them."""
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def lost(self) -> StepFault | None:
+        with self._lock:
+            return self._lost
+
+    def send(self, message: msgspec.Struct) -> None:
+        """To all. Raises ``DeviceFault`` where one is gone."""
+        for child in self.all:
+            child.send(message)
+
+    def watch(self, on_lost: Callable[[StepFault], object]) -> None:
+        """``on_lost`` is called once, on some thread, when a child ends by itself."""
+        with self._lock:
+            self._on_lost, lost = on_lost, self._lost
+        if lost is not None:
+            on_lost(lost)
+
+    def lose(self, fault: StepFault) -> None:
+        """The model cannot continue. Any thread; the first fault is kept."""
+        with self._lock:
+            if self._is_closed or self._lost is not None:
+                return
+            self._lost, on_lost = fault, self._on_lost
+        if on_lost is not None:
+            on_lost(fault)
+
+    def lose_child(self, child: Child) -> None:
+        self.lose(DeviceFault(child.end_in_words()))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        for child in self.all:
+            child.kill()

@@ -1,1 +1,0 @@
-"""The engine of an embedding model: its queue, its steps, its load."""

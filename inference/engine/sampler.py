@@ -1,0 +1,361 @@
+"""Chooses one token per row of logits, on their device, and waits for the device once: to read the
+tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities. Where
+nothing does, the next step can start from the tokens on the device, before they are read.
+
+A row's token depends on its own logits, parameters and random stream, never on its batch mates:
+every operation works along the vocabulary, and one uniform number per token, from the sequence's
+own generator, is looked up in the cumulative distribution.
+
+    logits ─ penalties ─ logit_bias ─ grammar ─ min_tokens ─▶ scores ─ temperature, filters ─▶ token
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+
+import torch
+
+from inference.engine.drawing import TOP_CANDIDATES, Draw, Drawer, TorchDrawer, row_pieces
+from inference.engine.logits_processors import (
+    MaskedRows,
+    ThinkingBudget,
+    TokenCounts,
+    add_bias,
+    apply_masks,
+    forbid_early_stops,
+    is_adjusted,
+    is_free_of_host,
+    is_refused,
+    needs_sampler,
+)
+from inference.engine.sequence import Sequence
+from inference.engine.step import PrefillChunk, Sampled
+from inference.models.step_input import HostCopy, on_device, read_back, rows_of
+from inference.protocol.engine import TokenLogprob
+
+NUM_RANDOM_BITS = 24
+"""float32 holds so many below 1 exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledRows:
+    """Tokens sampled on the device for some rows, not yet read."""
+
+    rows: list[int]
+    """Row indices into the step's logits."""
+    sequences: list[Sequence]
+    scores: torch.Tensor
+    places: list[int]
+    """Row indices into ``scores``, which are the step's logits where nothing adjusts them."""
+    masked: MaskedRows
+    num_ahead: int
+    """The number of earlier tokens of each sequence that are not among its ``token_ids`` yet: on
+    the device alone, or accepted drafts."""
+    tensors: tuple[torch.Tensor, ...] = ()
+    """Token ids, (num_rows,); where any were drawn also whether each row had too few candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    sequences: list[Sequence]
+    logits: torch.Tensor
+    greedy: torch.Tensor
+    """Each row's largest logit's token, (num_rows,) int64."""
+    choice: _SampledRows
+    """The choice for the rows that need the sampler."""
+    host_copy: HostCopy
+
+    def token_ids(self) -> torch.Tensor:
+        """(num_rows,) int64, on the device; the sampled ones where ``Sampler.is_settled``."""
+        if not self.choice.rows:
+            return self.greedy
+        where = on_device(self.choice.rows, torch.int64, self.greedy.device)
+        return self.greedy.index_copy(0, where, self.choice.tensors[0])
+
+
+class Sampler:
+    def __init__(self, vocab_size: int, drawer: Drawer | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._drawer = drawer or TorchDrawer()
+        self._random: dict[str, RandomStream] = {}
+        self._counts = TokenCounts()
+        self._thinking: dict[str, ThinkingBudget] = {}
+
+    def sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
+        """``logits`` (num_sequences, vocab_size) float32; read only. Changes no state before the
+        last operation that may raise, so that a step can be tried again."""
+        return self.read(self.choose(sequences, logits))
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        """Whether ``choose`` decides its next token on the device, and the one after needs nothing
+        that the host reads before."""
+        is_greedy = sequence.params.is_greedy
+        return is_free_of_host(sequence) and (self._drawer.is_exact or is_greedy)
+
+    @torch.inference_mode()
+    def choose(
+        self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
+    ) -> SampledTokens:
+        """Does not wait for the device. ``num_ahead``: see ``_SampledRows``; unread tokens may be
+        among them only for settled sequences."""
+        greedy, are_finite = self._likeliest(logits)
+        rows = [row for row, sequence in enumerate(sequences) if needs_sampler(sequence)]
+        choice = self._choose(sequences, logits, greedy, rows, num_ahead)
+        host_copy = HostCopy([are_finite, greedy, *choice.tensors])
+        return SampledTokens(sequences, logits, greedy, choice, host_copy)
+
+    @torch.inference_mode()
+    def read(self, unread: SampledTokens) -> Sampled:
+        sequences, logits, greedy = unread.sequences, unread.logits, unread.greedy
+        waited = unread.host_copy.values()
+        failed = {
+            row: int(logits[row].isfinite().logical_not().sum())
+            for row, is_finite in enumerate(waited[0])
+            if not is_finite
+        }
+        token_ids, masked = waited[1], MaskedRows()
+        self._settle(unread.choice, waited[2:], token_ids, masked, failed)
+        refused = [
+            row
+            for row, sequence in enumerate(sequences)
+            if row not in failed and is_refused(token_ids[row], sequence)
+        ]
+        if refused:
+            num_ahead = unread.choice.num_ahead
+            choice = self._choose(sequences, logits, greedy, refused, num_ahead)
+            self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
+        logprobs = self.logprobs(sequences, logits, token_ids, failed)
+        complete = self._follow(sequences, token_ids, masked)
+        return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._random.pop(sequence.sequence_id, None)
+        self._counts.forget(sequence.sequence_id)
+        self._thinking.pop(sequence.sequence_id, None)
+
+    def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(logits) == 0:  # a step of prompt chunks alone
+            return logits.new_empty(0, dtype=torch.int64), logits.new_empty(0, dtype=torch.bool)
+        return self._drawer.likeliest(logits)
+
+    def _choose(
+        self,
+        sequences: list[Sequence],
+        logits: torch.Tensor,
+        greedy: torch.Tensor,
+        rows: list[int],
+        num_ahead: int = 0,
+    ) -> _SampledRows:
+        """Samples a token for each of ``rows``. ``greedy`` holds the likeliest token id of every
+        row of ``logits``. Does not wait for the device."""
+        chosen = [sequences[row] for row in rows]
+        if not rows:
+            return _SampledRows(rows, chosen, logits, [], MaskedRows(), num_ahead)
+        if not any(map(is_adjusted, chosen)):
+            choice = _SampledRows(rows, chosen, logits, rows, MaskedRows(), num_ahead)
+            likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
+            return replace(choice, tensors=self._draw_over(likeliest, choice))
+        scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
+        masked = self._adjust(scores, chosen)
+        choice = _SampledRows(rows, chosen, scores, list(range(len(rows))), masked, num_ahead)
+        likeliest = self._drawer.likeliest(scores)[0]
+        return replace(choice, tensors=self._draw_over(likeliest, choice))
+
+    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> MaskedRows:
+        self._counts.penalize(scores, sequences)
+        add_bias(scores, sequences)
+        masked = apply_masks(scores, sequences, self._drawer)
+        forbid_early_stops(scores, sequences)
+        return masked
+
+    def _draw_over(self, token_ids: torch.Tensor, choice: _SampledRows) -> tuple[torch.Tensor, ...]:
+        """The choice's ``tensors``: ``token_ids``, the likeliest of its rows, and drawn ones where
+        a row has a temperature."""
+        indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
+        if not indices:
+            return (token_ids,)
+        drawn, is_short = self._draw(choice, indices, TOP_CANDIDATES)
+        where = on_device(indices, torch.int64, token_ids.device)
+        all_short = torch.zeros_like(token_ids, dtype=torch.bool).index_copy(0, where, is_short)
+        return token_ids.index_copy(0, where, drawn), all_short
+
+    def _settle(
+        self,
+        choice: _SampledRows,
+        read: list[list[int]],
+        token_ids: list[int],
+        masked: MaskedRows,
+        failed: Collection[int],
+    ) -> None:
+        """Writes the choice, ``read`` from the device, into ``token_ids`` and ``masked``, except
+        for failed rows."""
+        if not choice.rows:
+            return
+        chosen_ids = read[0]
+        is_short = read[1] if len(read) > 1 else []
+        short = [i for i, value in enumerate(is_short) if value and choice.rows[i] not in failed]
+        if short:  # flat distributions: their nucleus is wider than the candidates
+            drawn, _ = self._draw(choice, short, self._vocab_size)
+            for index, token_id in zip(short, read_back([drawn])[0], strict=True):
+                chosen_ids[index] = token_id
+        for index, row in enumerate(choice.rows):
+            if row in failed:
+                continue
+            forced = self._forced_token(choice.sequences[index])
+            token_ids[row] = chosen_ids[index] if forced is None else forced
+        found = choice.masked.at_rows(choice.rows)
+        masked.ended.update(found.ended)
+        masked.broken.update(found.broken)
+
+    def _forced_token(self, sequence: Sequence) -> int | None:
+        """The token that ends a thinking block over its budget. An active grammar decides the next
+        token itself."""
+        if sequence.params.thinking_limit is None:
+            return None
+        if sequence.grammar is not None and sequence.grammar.is_active:
+            return None
+        return self._thinking_of(sequence).forced_token
+
+    def _follow(
+        self, sequences: list[Sequence], token_ids: list[int], masked: MaskedRows
+    ) -> set[int]:
+        """Advances penalties, thinking budgets and grammars by the new tokens. Returns the rows
+        whose grammar is complete; adds to ``masked`` those whose token violates theirs."""
+        complete: set[int] = set()
+        self._counts.add(sequences, token_ids)
+        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
+            if sequence.params.thinking_limit is not None:
+                self._thinking_of(sequence).advance(token_id)
+            state = sequence.grammar
+            if state is None or row in masked.ended or row in masked.broken:
+                continue
+            if token_id not in sequence.stop_ids:
+                state.advance(token_id)
+                if (problem := state.problem) is not None:
+                    masked.broken[row] = problem
+                elif state.is_complete:
+                    complete.add(row)
+        return complete
+
+    def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
+        budget = self._thinking.get(sequence.sequence_id)
+        if budget is None:
+            assert sequence.params.thinking_limit is not None
+            budget = ThinkingBudget(sequence.params.thinking_limit)
+            self._thinking[sequence.sequence_id] = budget
+        return budget
+
+    def _draw(
+        self, choice: _SampledRows, indices: list[int], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sequences = choice.sequences
+        draws = [
+            Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i], choice))
+            for i in indices
+        ]
+        return self._drawer.draw(choice.scores, draws, num_candidates)
+
+    def _uniform(self, sequence: Sequence, choice: _SampledRows) -> float:
+        stream = self._random.get(sequence.sequence_id)
+        if stream is None:
+            stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
+        return stream.uniform(sequence.num_output_tokens + choice.num_ahead)
+
+    def logprobs(
+        self,
+        sequences: list[Sequence],
+        logits: torch.Tensor,
+        token_ids: list[int],
+        failed: Collection[int],
+    ) -> dict[int, TokenLogprob]:
+        rows = [
+            row
+            for row, sequence in enumerate(sequences)
+            if sequence.params.top_logprobs is not None and row not in failed
+        ]
+        if not rows:
+            return {}
+        found: dict[int, TokenLogprob] = {}
+        for piece in row_pieces(len(rows), self._vocab_size):
+            some = rows[piece]
+            wanted = [sequences[row].params.top_logprobs or 0 for row in some]
+            chosen = [token_ids[row] for row in some]
+            found |= zip(some, token_logprobs(rows_of(logits, some), chosen, wanted), strict=True)
+        return found
+
+
+class RandomStream:
+    """One sequence's random numbers. A number belongs to a place in the output, so that a step that
+    is tried again draws the same."""
+
+    def __init__(self, seed: int | None) -> None:
+        # Python's generator takes a seed's absolute value; as 64 bits, -1 is not 1.
+        self._generator = random.Random(None if seed is None else seed % 2**64)
+        self._place = -1
+        self._value = 0.0
+        self._last = 0.0
+
+    def uniform(self, place: int) -> float:
+        """Returns a number in [0, 1) for the output's token at ``place``: the newest place, the one
+        before it (the next step may have been launched when a step is tried again), or the next."""
+        if place < self._place:
+            assert place == self._place - 1
+            return self._last
+        if place != self._place:
+            self._place, self._last = place, self._value
+            self._value = self._generator.getrandbits(NUM_RANDOM_BITS) * 2.0**-NUM_RANDOM_BITS
+        return self._value
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
+) -> list[TokenLogprob]:
+    """Returns for each row of ``logits`` (num_rows, vocab_size) float32 the log probability of its
+    token and of its ``num_top`` likeliest tokens. ``ranks``: each token's rank in the vocabulary
+    too."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
+    top_values, top_ids = top.values.tolist(), top.indices.tolist()
+    chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
+    own = logprobs.gather(1, chosen)
+    values = own.flatten().tolist()
+    places: list[int] | list[None] = [None] * len(values)
+    if ranks:
+        places = ((logprobs > own).sum(dim=-1) + 1).tolist()
+    return [
+        TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:most], place)
+        for token_id, value, ids, best, most, place in zip(
+            token_ids, values, top_ids, top_values, num_top, places, strict=True
+        )
+    ]
+
+
+def prompt_logprobs(
+    chunks: list[PrefillChunk], logits: torch.Tensor
+) -> dict[str, list[TokenLogprob]]:
+    """Returns the log probabilities of the chunks' prompt tokens by sequence id. ``logits``
+    (num_scored, vocab_size) float32 are those of the chunks' scored tokens, one chunk after the
+    other."""
+    found: dict[str, list[TokenLogprob]] = {}
+    first_row = 0
+    for chunk in chunks:
+        if not (scored := chunk.scored):
+            continue
+        sequence, end_row = chunk.sequence, first_row + len(scored)
+        successors = sequence.token_ids[scored.start + 1 : scored.stop + 1]
+        rows = logits[first_row:end_row]
+        found[sequence.sequence_id] = [
+            logprob
+            for piece in row_pieces(len(rows), rows.shape[-1])
+            for logprob in token_logprobs(
+                rows[piece],
+                successors[piece],
+                [sequence.params.prompt_logprobs or 0] * len(successors[piece]),
+                ranks=True,
+            )
+        ]
+        first_row = end_row
+    return found

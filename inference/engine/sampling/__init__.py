@@ -1,1 +1,0 @@
-"""Turns logits into tokens: penalties, grammars, masks, filters, draws, log probabilities."""

@@ -1,1 +1,0 @@
-"""Which rows run in the next step, and for whom: queues, turns, preemption, pace. No torch."""

@@ -1,1 +1,0 @@
-"""The engine as a process at the end of a socket: commands in, batches of outputs out."""

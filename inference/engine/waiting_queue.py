@@ -1,0 +1,280 @@
+"""The sequences that wait to run, the choice of the next, and the operator's limits of their queue.
+
+    preempted    have run before, in order of admission: always first
+    fair         never started and ready to, in turns by account (``FairQueue``)
+    held         cannot start yet (``Sequence.is_held``); joins the others of its account, in order
+                 of arrival, once it can
+
+``FairQueue`` lets no account wait for more than one item of another, by start-time fair queueing:
+each account's first item has a start on a virtual clock, and the earliest start is next.
+
+    acme    [ 12 | 13 | 14 … 200 ]    its first item starts at 4096
+    bert    [ 201 ]                   starts at 2048  ◀─ next
+
+    taken: the clock is set to its start; the account's next item starts cost / weight later
+    added to an account with nothing waiting: it starts now, or where the account's last item ended
+
+Anonymous callers have a clock of their own and are taken only while no known account waits.
+
+For one thread. Plain Python over ints; times are arguments.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+from inference.engine.errors import IntegrityError
+from inference.engine.sequence import Sequence
+
+WEIGHT_UNIT = 1 << 16
+"""The factor that keeps a cost divided by a weight whole, and large enough."""
+SWEEP_BEYOND = 64
+"""The number of idle accounts that are kept in any case."""
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+@dataclass(eq=False, slots=True)
+class _Entry(Generic[Item]):
+    item: Item
+    account: _Account[Item]
+    order: int
+    cost: int
+
+
+@dataclass(eq=False, slots=True)
+class _Account(Generic[Item]):
+    is_anonymous: bool
+    weight: int = 1
+    start: int = 0
+    end: int = 0
+    """The virtual time at which its last taken entry ends."""
+    entries: list[_Entry[Item]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        return self.is_anonymous, self.start, self.entries[0].order
+
+
+class FairQueue(Generic[Item]):
+    """A change costs O(accounts) when the next item is asked for, and nothing until then."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Item, _Entry[Item]] = {}
+        self._accounts: dict[tuple[bool, str], _Account[Item]] = {}
+        """The accounts with entries, and the idle ones whose last entry has not ended."""
+        self._now = {False: 0, True: 0}
+        self._first: _Entry[Item] | None = None
+        """The next entry, if it is known."""
+        self._sweep_at = SWEEP_BEYOND
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._entries)
+
+    def add(
+        self,
+        item: Item,
+        *,
+        account: str,
+        order: int,
+        cost: int,
+        weight: int = 1,
+        is_anonymous: bool = False,
+    ) -> None:
+        """``order``, unlike every other item's, ranks it among its account's."""
+        key = is_anonymous, account
+        owner = self._accounts.get(key)
+        if owner is None:
+            owner = self._accounts[key] = _Account(is_anonymous)
+        owner.weight = max(1, weight)
+        if not owner.entries:
+            owner.start = max(self._now[is_anonymous], owner.end)
+        entry = self._entries[item] = _Entry(item, owner, order, cost)
+        insort(owner.entries, entry, key=attrgetter("order"))
+        self._first = None
+
+    def head(self) -> Item | None:
+        return self._next().item if self._entries else None
+
+    def take(self) -> Item:
+        """Removes and returns the next item, at its account's cost. There must be one."""
+        entry = self._next()
+        account = entry.account
+        self._now[account.is_anonymous] = account.start
+        account.end = account.start + max(1, entry.cost * WEIGHT_UNIT // account.weight)
+        account.start = account.end
+        self.remove(entry.item)
+        return entry.item
+
+    def remove(self, item: Item) -> None:
+        """Removes an item of the queue without charging its account."""
+        entry = self._entries.pop(item)
+        entry.account.entries.remove(entry)
+        self._first = None
+        if not self._entries:
+            self._now = {False: 0, True: 0}
+            self._accounts.clear()
+        elif len(self._accounts) > self._sweep_at:
+            self._forget_idle()
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError``."""
+        owned = [entry for account in self._accounts.values() for entry in account.entries]
+        if {entry.item: entry for entry in owned} != self._entries or len(owned) != len(self):
+            raise IntegrityError("an item belongs to no account, or to two")
+        for account in self._accounts.values():
+            orders = [entry.order for entry in account.entries]
+            if orders != sorted(orders):
+                raise IntegrityError("an account's items are not in order")
+            if orders and account.start < self._now[account.is_anonymous]:
+                raise IntegrityError("an account's turn is over and it was not taken")
+
+    def _next(self) -> _Entry[Item]:
+        if self._first is None:
+            waiting = (account for account in self._accounts.values() if account.entries)
+            self._first = min(waiting, key=attrgetter("rank")).entries[0]
+        return self._first
+
+    def _forget_idle(self) -> None:
+        """Forgets the accounts that would start now if they came back."""
+        self._accounts = {
+            key: account
+            for key, account in self._accounts.items()
+            if account.entries or account.end > self._now[account.is_anonymous]
+        }
+        self._sweep_at = 2 * len(self._accounts) + SWEEP_BEYOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    max_queue_depth: int = 256
+    """The most that wait beyond the free slots."""
+    max_queue_wait_s: float = 60.0
+    max_queue_share_percent: int = 50
+
+    @property
+    def max_queue_depth_per_account(self) -> int:
+        """The most places of the queue that one account may fill; at least one."""
+        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits(QueueLimits):
+    max_running: int = 256
+    prefill_tokens_per_step: int = 512
+    """The most prompt rows of one step, beside its decode rows."""
+    target_step_s: float | None = None
+    """The intended time of a step: see ``inference.engine.pace``."""
+
+
+class Pace(Protocol):
+    @property
+    def running_limit(self) -> int:
+        """No sequence is admitted beyond this."""
+        ...
+
+    def prefill_tokens(self, num_decode_rows: int) -> int: ...
+
+
+ANSWER_COST_TOKENS = 128
+"""The assumed length of an answer, for its account's cost in fair queueing."""
+
+
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._preempted: list[Sequence] = []
+        self._fair: FairQueue[Sequence] = FairQueue()
+        self._held: dict[Sequence, None] = {}
+        self._never_started: dict[Sequence, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._never_started) + len(self._preempted)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._preempted
+        yield from self._never_started
+
+    def num_of(self, account: str) -> int:
+        """How many of the account never started."""
+        return sum(sequence.account == account for sequence in self._never_started)
+
+    def add(self, sequence: Sequence) -> None:
+        """Adds a new sequence, which has arrived after all others."""
+        self._never_started[sequence] = None
+        if sequence.is_held:
+            self._held[sequence] = None
+        else:
+            self._line_up(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        insort(self._preempted, sequence, key=attrgetter("admission"))
+
+    def release_held(self) -> None:
+        """Queues the held sequences that can start by now."""
+        for sequence in [s for s in self._held if not s.is_held]:
+            del self._held[sequence]
+            self._line_up(sequence)
+
+    def next(self) -> Sequence | None:
+        """Returns the next sequence without removing it; ``None`` if none can start."""
+        return self._preempted[0] if self._preempted else self._fair.head()
+
+    def take(self) -> Sequence:
+        """Removes and returns the next sequence, at its account's cost. There must be one."""
+        if self._preempted:
+            return self._preempted.pop(0)
+        sequence = self._fair.take()
+        del self._never_started[sequence]
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        if sequence not in self._never_started:
+            self._preempted.remove(sequence)
+            return
+        del self._never_started[sequence]
+        if sequence in self._held:
+            del self._held[sequence]
+        else:
+            self._fair.remove(sequence)
+
+    def overdue(self, now_s: float, num_promised: int) -> list[Sequence]:
+        """Returns the sequences that have waited for longer than allowed, oldest first. Skips the
+        first ``num_promised``: a running slot is free for each."""
+        waiting = islice(self._never_started, max(0, num_promised - len(self._preempted)), None)
+        return [one for one in waiting if one.deadline_s is not None and one.deadline_s <= now_s]
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError``."""
+        admissions = [sequence.admission for sequence in self._preempted]
+        if admissions != sorted(set(admissions)) or 0 in admissions:
+            raise IntegrityError("preempted sequences are not in order of admission")
+        arrivals = [sequence.arrival for sequence in self._never_started]
+        if arrivals != sorted(set(arrivals)):
+            raise IntegrityError("the queue is not in order of arrival")
+        if any(sequence.admission for sequence in self._never_started):
+            raise IntegrityError("a sequence that has started waits with those that have not")
+        if {*self._fair, *self._held} != set(self._never_started):
+            raise IntegrityError("a sequence waits for no turn")
+        if any(sequence.block_ids for sequence in self):
+            raise IntegrityError("a waiting sequence holds blocks")
+        self._fair.check_integrity()
+
+    def _line_up(self, sequence: Sequence) -> None:
+        # A choice that shares its prompt's blocks computes hardly any of it.
+        num_prompt_tokens = 0 if sequence.same_prompt_as else sequence.num_prompt_tokens
+        self._fair.add(
+            sequence,
+            account=sequence.account,
+            order=sequence.arrival,
+            cost=num_prompt_tokens + ANSWER_COST_TOKENS,
+            weight=sequence.weight,
+            is_anonymous=sequence.is_anonymous,
+        )

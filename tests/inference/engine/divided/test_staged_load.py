@@ -1,0 +1,400 @@
+"""A load of several stages answers what a load of one does, whatever is asked and cancelled, and
+reports where each of them is. Stages as processes, of this host and of others: the model ends when
+one of them dies or stands still, requests fail once, nothing hangs, and no process stays."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+
+from inference.engine.divided import stage_processes
+from inference.engine.divided.children import Child
+from inference.engine.divided.stage_messages import Alive
+from inference.engine.divided.stage_processes import StageProcesses
+from inference.engine.engine import Engine
+from inference.engine.errors import EngineExit, HangFault, StepFault
+from inference.engine.load.load_engine import LoadedEngine
+from inference.loading.loader import OpenedModel, open_model
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineFaulted,
+    Loaded,
+    SequenceCancelled,
+    SequenceStep,
+    Shutdown,
+    StageReady,
+    StageReleased,
+)
+from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
+from inference.protocol.load import AdapterSpec, spec_digest
+from inference.protocol.load_errors import BadSourceError, PartFailedError
+from inference.stage_links import address_of
+from tests.cases import each_case
+from tests.inference.adapter_files import write_adapter
+from tests.inference.engine.asking import run, submit, tokens_of
+from tests.inference.engine.divided.conftest import (
+    HERE,
+    PROMPT,
+    answers,
+    load,
+    ordered,
+    process_of,
+    processes,
+    spec_of,
+    with_stage,
+)
+from tests.inference.engine.test_grammars import PEOPLE, json_grammar
+from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
+from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.loading.test_image_processor import encoded, noise_image
+from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.vision.tiny_gemma3 import GEMMA3
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
+from tests.inference.models.vision.tiny_qwen import QWEN3_VL
+from tests.processes import has_ended
+
+TEXT = [(7 * n) % 90 + 1 for n in range(40)]
+
+
+def saved_gguf(directory: Path) -> Path:
+    """Packed weights, in blocks of several formats, of which each process reads its layers'."""
+    wide = {"hidden_size": 256, "intermediate_size": 256}
+    weights = load_file(save_directory(directory, "llama", **wide) / "model.safetensors")
+    formats = {"q_proj": Type.Q4_K, "v_proj": Type.Q6_K, "up_proj": Type.Q8_0}
+    types = {name: format for name in weights for key, format in formats.items() if key in name}
+    return save_gguf(directory / "model.gguf", weights, types=types, sizes=SIZES | wide)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "changes"),
+    [
+        ("llama", (1, 3), {"quantization": "q8"}),  # natively, quantised while loading
+        ("llama", (1, 3), {"dtype": "bfloat16"}),  # on torch's operators
+        ("gguf", (1, 2), {}),
+        ("hybrid", (1, 3, 4), {}),  # the first two keep states and no keys, the third has both
+    ],
+)
+def test_stages_answer_as_one(
+    tiny_model_dir: Path,
+    data_dir: Path,
+    tmp_path: Path,
+    kind: str,
+    ends: tuple[int, ...],
+    changes: dict[str, str],
+) -> None:
+    source = tiny_model_dir
+    if kind == "gguf":
+        source = saved_gguf(tmp_path)
+    elif kind == "hybrid":
+        source = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
+    prompt = [1 + token % 60 for token in PROMPT]
+    alone = load(spec_of(source, **changes), data_dir)
+    staged = load(spec_of(source, *ends, **changes), data_dir)
+    expected = answers(alone, prompt)
+    assert answers(staged, prompt) == expected
+    one, report = alone.report, staged.report
+    assert [stage.layers for stage in report.stages] == [*pairwise((0, *ends))]
+    assert all(stage.estimated_bytes > 0 < stage.kv_bytes for stage in report.stages)
+    assert sum(stage.kv_bytes for stage in report.stages) == report.kv_bytes
+    (memory,) = report.stage_memory
+    assert (memory.device, report.device) == ("cpu", "cpu")
+    assert memory.actual_bytes == report.actual_bytes
+    assert report.compiled.startswith(f"{len(ends)} stages: layers 0 on cpu: ")
+    assert bool(report.quality) == ("quantization" in changes)
+    if kind == "gguf":
+        assert report.quantization.count("Q4_K") == 2, "each stage has some"
+    if kind != "llama":
+        return
+    assert report.kv_bytes == one.kv_bytes
+    assert (report.num_kv_blocks, report.context_tokens) == (one.num_kv_blocks, one.context_tokens)
+    assert (report.weight_bytes, report.num_parameters) == (one.weight_bytes, one.num_parameters)
+    assert "layers 1 to 2 on cpu: " in report.compiled
+    sleeper = staged.sleeper
+    assert sleeper is not None
+    del staged
+    sleeper.fall_asleep()
+    assert answers(LoadedEngine(sleeper.wake(), report), prompt) == expected
+
+
+@each_case(
+    ("ends", "changes", "words"),
+    [
+        ((1, 2), {}, r"\[0, 1\), \[1, 2\) are not the model's 3 layers"),
+        ((1, 3), {"tensor_parallel": 2}, "tensor_parallel"),
+        ((1, 3), {"speculation": "mtp"}, "speculation"),
+        ((1, 3), {"speculation": "draft_model", "draft_model": "path:x"}, "speculation"),
+        ((1, 3), {"prefix_disk_bytes": 10**9}, "prefix_disk_bytes"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_staged_is_refused_by_name(
+    tiny_model_dir: Path,
+    data_dir: Path,
+    ends: tuple[int, ...],
+    changes: dict[str, object],
+    words: str,
+) -> None:
+    with pytest.raises(BadSourceError, match=words):
+        load(spec_of(tiny_model_dir, *ends, **changes), data_dir)
+
+
+def test_stages_of_one_device_share_its_memory(
+    tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them would fit by itself. Where layers go does not change the model."""
+    assert spec_digest(spec_of(tiny_model_dir, 1, 3)) == spec_digest(spec_of(tiny_model_dir))
+    spec = spec_of(tiny_model_dir, 1, 3, kv_memory_bytes=None)
+    opened = [
+        open_model(spec, data_dir / "models", lambda _: None, stage=stage) for stage in (0, 1)
+    ]
+    needs = [one.need.required_bytes for one in opened if isinstance(one, OpenedModel)]
+    free_bytes = max(needs) + min(needs) // 2
+    monkeypatch.setattr("inference.loading.loader.free_memory_bytes", lambda device: free_bytes)
+    with pytest.raises(PartFailedError, match="on cpu"):
+        load(spec, data_dir)
+
+
+def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+    base = load_file(tiny_model_dir / "model.safetensors")
+    write_adapter(tmp_path / "adapter", base, seed=3)
+    adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
+    found = []
+    for ends, asked in (((), adapter), ((1, 3), adapter), ((), None)):
+        engine = load(spec_of(tiny_model_dir, *ends), data_dir).engine
+        assert isinstance(engine, Engine)
+        submit(engine, "a", PROMPT, 24, adapter=asked)
+        found.append(tokens_of(engine))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"), [(QWEN3_VL, (1, 2, 3)), (GEMMA3, (2, 7))], ids=["qwen3-vl", "gemma3"]
+)
+def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ...]) -> None:
+    """The first family adds rows of its images to the output of its first two layers, each on
+    another stage; tokens of the second one's see the later ones of an image, in windows."""
+    pillow = pytest.importorskip("PIL.Image")
+    directory = family.save(tmp_path / "model")
+    found = []
+    for bounds in ((), ends):
+        loaded = load(spec_of(directory, *bounds), data_dir)
+        takes, engine = loaded.report.vision, loaded.engine
+        assert takes is not None and isinstance(engine, Engine)
+        token_ids, images = TEXT[:5], []
+        for size_px in ((23, 14), (30, 22)):
+            data, grid = encoded(noise_image(pillow, size_px), "PNG"), image_grid(*size_px, takes)
+            run = TokenRun(len(token_ids), num_image_tokens(grid, takes.merge))
+            digest = hashlib.sha256(data).hexdigest()
+            images.append(SequenceImage(digest=digest, data=data, runs=[run], grid=grid))
+            token_ids = [*token_ids, *[IMAGE_TOKEN] * run.num_tokens, *TEXT[5:25]]
+        submit(engine, "seen", token_ids, 8, images=images)
+        submit(engine, "blind", TEXT, 8)
+        submit(engine, "again", token_ids, 8, images=images, same_prompt_as="seen")
+        found.append(tokens_of(engine))
+    assert found[0] == found[1]
+    assert found[0]["seen"] == found[0]["again"] and len(found[0]["seen"]) == 8
+
+
+ASKED = PROMPT[:70]
+COMMANDS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "scored": (ASKED, {"max_tokens": 8, "top_logprobs": 3, "prompt_logprobs": 2}),
+    "drawn": (
+        ASKED[:50],
+        {"temperature": 1.0, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}
+        | {"logit_bias": {3: 2.0}},
+    ),
+    "grammar": (
+        ASKED[:33],
+        {"max_tokens": 90, "temperature": 1.0, "seed": 6, "grammar": json_grammar(PEOPLE)},
+    ),
+    "repeated": (ASKED[:20] * 4, {"prediction": ASKED[:12]}),
+    "choice": (ASKED, {}),
+    "other choice": (ASKED, {"same_prompt_as": "choice"}),
+    # They do not fit together: one is preempted, however the prompts fell into steps.
+    "long": (ASKED[30:], {"max_tokens": 100}),
+    "other long": (ASKED[:29:-1], {"max_tokens": 100}),
+}
+
+
+def busy_engine(source: Path, data_dir: Path, *ends: int) -> Engine:
+    """Makes an engine with blocks for one context and a little more, so that sequences make room
+    for others, and asks it all."""
+    spec = spec_of(source, *ends, speculation="prompt_lookup", kv_memory_bytes=130_000)
+    loaded = load(spec, data_dir)
+    assert isinstance(loaded.engine, Engine) and "native" in loaded.report.compiled
+    submit_all(loaded.engine)
+    return loaded.engine
+
+
+def submit_all(engine: Engine) -> None:
+    for name, (prompt, asked) in COMMANDS.items():
+        submit(engine, name, prompt, **({"max_tokens": 24} | asked))
+
+
+def test_stages_answer_as_one_whatever_is_asked_and_cancelled(
+    tiny_model_dir: Path, data_dir: Path
+) -> None:
+    expected = run(busy_engine(tiny_model_dir, data_dir))
+    engine = busy_engine(tiny_model_dir, data_dir, 1, 2, 3)
+    found, stats = run(engine), engine.stats()
+    assert found.failed == {}
+    for of in ("tokens", "logprobs", "scored"):
+        assert getattr(found, of) == getattr(expected, of)
+    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == len(ASKED) - 1
+    assert found.tokens["choice"] == found.tokens["other choice"]
+    assert stats.num_preemptions > 0
+    assert stats.num_drafted_tokens > 0
+    for num_steps in (0, 1, 2, 12):  # while they wait, in their prompts, and in their answers
+        submit_all(engine)
+        for _ in range(num_steps):
+            engine.step()
+        for name in COMMANDS:
+            engine.cancel(CancelSequence(sequence_id=name))
+        outputs = engine.step()  # which checks that nothing is held
+        kinds = SequenceCancelled | SequenceStep
+        assert all(isinstance(output, kinds) for output in outputs.outputs)
+        assert not engine.has_work
+        assert (outputs.stats.in_flight, outputs.stats.queue_depth) == (0, 0)
+
+
+@contextmanager
+def three_stages(
+    model_dir: Path, data_dir: Path
+) -> Iterator[tuple[EngineProcess, psutil.Process, EngineProcess]]:
+    """The engine, the process of the second stage, and the neuron's end of another neuron's third
+    stage."""
+    with (
+        processes(ordered(model_dir, [HERE, HERE, "b"], 1, 2, 3), data_dir) as there,
+        process_of(there.spec, data_dir) as engine,
+    ):
+        loaded = engine.wait_loaded()
+        assert isinstance(loaded, Loaded)
+        assert "3 stages: layers 0 on cpu" in loaded.report.compiled
+        (memory,) = loaded.report.stage_memory
+        assert memory.process_bytes > 100_000_000, "several processes"
+        engine.submit("one", 24)
+        assert len(engine.tokens("one")) == 24
+        (local,) = psutil.Process(engine.process.pid).children()
+        there.stages[0].next(StageReady)
+        yield engine, local, there.stages[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["ours", "theirs", "ours stands still"])
+def test_a_stage_that_is_lost_ends_the_model(
+    tiny_model_dir: Path, data_dir: Path, lost: str
+) -> None:
+    """At once where it dies, and in time where it stands still and there is no step. The end of the
+    engine ends the others."""
+    stands = lost == "ours stands still"
+    with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
+        if stands:
+            local.suspend()
+        elif lost == "ours":
+            engine.submit("long", 200)
+            local.kill()
+        else:
+            remote.process.kill()
+        assert engine.next(EngineFaulted).code == ("engine_hung" if stands else "device_fault")
+        expected = EngineExit.HUNG if stands else EngineExit.DEVICE_FAULT
+        assert engine.process.wait(EXIT_TIMEOUT_S) == expected
+        if lost != "theirs":
+            remote.next(StageReleased)
+            assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
+        psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
+        assert has_ended(local)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_stage_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path, is_asked: bool) -> None:
+    with three_stages(tiny_model_dir, data_dir) as (engine, _, remote):
+        engine.submit("long", 200)
+        if is_asked:
+            remote.send(Shutdown())
+        else:
+            remote.connection.close()
+        expected = EngineExit.OK if is_asked else EngineExit.ORPHANED
+        assert remote.process.wait(EXIT_TIMEOUT_S) == expected
+        assert engine.next(EngineFaulted).code == "device_fault"
+
+
+class Proxy:
+    """Forwards connections to a stage, and cuts them one by one."""
+
+    def __init__(self, address: str) -> None:
+        self._to = address_of(address)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, index: int) -> None:
+        for one in self.pairs[index]:
+            one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            pair = self._listener.accept()[0], socket.create_connection(self._to)
+            self.pairs.append(pair)
+            for ends in (pair, pair[::-1]):
+                threading.Thread(target=self._forward, args=ends, daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.slow
+def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
+    """The engine reaches both and sees nothing of it but what they report."""
+    with processes(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir) as there:
+        proxy = Proxy(there.spec.stages[2].address)
+        spec = with_stage(there.spec, 2, address=proxy.address)
+        with process_of(spec, data_dir) as engine:
+            assert isinstance(engine.wait_loaded(), Loaded)
+            proxy.cut(1)  # control came first, then rows, then rows back
+            assert engine.next(EngineFaulted).code == "device_fault"
+            for stage in there.stages:
+                stage.next(StageReleased)
+
+
+@each_case("silent_index", [0, 1])
+def test_a_stage_that_stands_still_ends_the_model_in_time(
+    monkeypatch: pytest.MonkeyPatch, silent_index: int
+) -> None:
+    """The silent stage sends until the sixtieth second. Until then there are up to four checks
+    between two messages, as of processes of a busy host; from then on the other sends always."""
+    spec = spec_of(Path("/m"), 1, 2, 3)
+    processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
+    names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
+    processes.all = cast("list[Child]", names)
+
+    def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+        for index in (0, 1):
+            if index != silent_index if sum(slept_s) > 60 else len(slept_s) % 4 == 0:
+                processes._note(index, Alive())
+
+    monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
+    processes._on_lost = lost.append
+    processes._watch_silence()
+    (fault,) = lost
+    assert isinstance(fault, HangFault)
+    assert f"stage {silent_index + 2} has sent nothing" in str(fault)
+    assert 0 < sum(slept_s) - 60 < 10

@@ -1,0 +1,365 @@
+"""Drawing from filtered distributions: every drawer, and against sorting in float64 those that do
+not take long for it; tests/inference/models/cuda/test_drawing.py has the third. Rows as wide as a
+vocabulary are taken some at a time, with a bounded peak that a load counts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.engine import drawing
+from inference.engine.drawing import (
+    Draw,
+    Drawer,
+    NativeDrawer,
+    TorchDrawer,
+    TritonDrawer,
+    choose_drawer,
+    drawer_on_card,
+    filter_among,
+    try_drawer,
+)
+from inference.engine.load.memory_use import HostGauge
+from inference.engine.load.trial import try_out
+from inference.engine.waiting_queue import SchedulerLimits
+from inference.models.cuda.setup import WrongResultError
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import NativeNorm
+from inference.models.native.library import NativeUnavailableError, load_library
+from inference.models.native.packing import pack
+from inference.models.stored_weights import DenseWeight
+from inference.protocol.engine import SamplingParams
+from inference.protocol.load import LoadSpec, PrefillSpeed
+from tests.cases import each_case
+from tests.inference.engine.load.test_kv_memory import CONFIG
+from tests.inference.engine.load.test_memory_use import TimedModel
+from tests.inference.models.cuda.tiny import tiny_model
+
+ROUNDING = 2e-5
+"""The rounding of a cumulative probability in float32."""
+DrawerOf = Callable[[int], Drawer]
+against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["torch", "native", "triton"])
+def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerOf:
+    """The drawer for a vocabulary's size."""
+    if request.param == "torch":
+        return lambda vocab_size: TorchDrawer()
+    if request.param == "triton":
+        if torch.cuda.is_available():
+            pytest.skip("not interpreted")
+        return lambda vocab_size: TritonDrawer(torch.device("cpu"))
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    decoders: dict[int, NativeDecoder] = {}
+
+    def native(vocab_size: int) -> Drawer:
+        if vocab_size not in decoders:
+            decoders[vocab_size] = empty_decoder(library, vocab_size)
+        return NativeDrawer(decoders[vocab_size])
+
+    return native
+
+
+def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
+    """Makes a decoder without a layer: it draws, and nothing else."""
+    table = pack(DenseWeight(weight=torch.zeros(vocab_size, 64)))
+    return NativeDecoder(
+        library,
+        replace(CONFIG, vocab_size=vocab_size, num_layers=0),
+        layers=[],
+        final_norm=NativeNorm(torch.ones(64)),
+        embedding=table,
+        head=table,
+        kv_format="fp32",
+        num_threads=2,
+    )
+
+
+def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """(vocab_size,) float64: by sorting."""
+    probabilities = (scores.double() / params.temperature).softmax(-1)
+    order = probabilities.argsort(descending=True)
+    limited = order[: params.top_k or len(order)]
+    values = probabilities[limited]
+    before = values.cumsum(0) - values
+    is_kept = (before < params.top_p * values.sum()) if params.top_p < 1 else before >= 0
+    is_kept[0] = True
+    is_kept &= values >= params.min_p * values[0]
+    # Ties with the last one stay.
+    return torch.where(probabilities >= values[is_kept].min(), probabilities, 0.0)
+
+
+def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[int]:
+    num_candidates = 1 if drawer.is_exact else scores.shape[-1]
+    token_ids, is_short = drawer.draw(scores, draws, num_candidates)
+    assert not is_short.any()
+    return token_ids.tolist()  # type: ignore[no-any-return]
+
+
+@against_sorting
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([5, 16, 50, 513, 3000]),
+    spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 7, 40, 300, 5000]),
+    top_p=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 1.0]),
+)
+def test_draws_are_those_of_the_sorted_distribution(
+    drawer_of: DrawerOf,
+    seed: int,
+    vocab_size: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(3, vocab_size, generator=generator) * spread
+    params = SamplingParams(
+        max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    uniforms = [0.0, 0.25, 0.8, 1 - 2**-24]
+    draws = [Draw(2, params, uniform) for uniform in uniforms]
+    kept = kept_distribution(scores[2], params)
+    cumulative = kept.cumsum(0) / kept.sum()
+    for token_id, uniform in zip(
+        draw_all(drawer_of(vocab_size), scores, draws), uniforms, strict=True
+    ):
+        # What weighs nearly nothing, or is at the filters' edge, may fall on either side.
+        edge = ROUNDING + float(kept[kept > 0].min() / kept.sum()) * (top_p < 1)
+        assert float(cumulative[token_id]) >= uniform - edge
+        below = float(cumulative[token_id - 1]) if token_id else 0.0
+        assert below <= uniform + edge
+
+
+@against_sorting
+@given(bits=st.binary(min_size=7, max_size=7), row=st.integers(0, 2))
+def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes, row: int) -> None:
+    scores = torch.ones(3, 53)
+    drawer = drawer_of(53)
+    drawer.forbid(scores, [row], np.frombuffer(bits, dtype=np.uint8).copy().reshape(1, -1))
+    expected = [bits[token_id // 8] >> (token_id % 8) & 1 == 1 for token_id in range(53)]
+    assert (scores[row] == 1.0).tolist() == expected
+    assert all(value in (1.0, -math.inf) for value in scores[row].tolist())
+    drawer.forbid(scores, [0, 1, 2], np.full((3, 7), 0xFF, dtype=np.uint8))
+    assert (scores == 1.0).sum() == 2 * 53 + sum(expected)
+
+
+@against_sorting
+@given(
+    seed=st.integers(0, 100),
+    vocab_size=st.sampled_from([5, 16, 53, 600]),
+    num_rows=st.sampled_from([1, 4, 9]),
+)
+def test_the_likeliest_is_the_first_of_equals(
+    drawer_of: DrawerOf, seed: int, vocab_size: int, num_rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-9, 10, (num_rows, vocab_size), generator=generator).float()
+    token_ids, are_finite = drawer_of(vocab_size).likeliest(scores)
+    assert token_ids.tolist() == [int(row.argmax()) for row in scores]
+    assert are_finite.all()
+
+
+@each_case("value", [math.nan, math.inf, -math.inf])
+@each_case("place", [0, 20, 52])
+def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: int) -> None:
+    scores = torch.zeros(3, 53)
+    scores[1, place] = value
+    _, are_finite = drawer_of(53).likeliest(scores)
+    assert are_finite.tolist() == [True, value == -math.inf, True]
+    _, are_finite = drawer_of(53).likeliest(torch.full((1, 53), -math.inf))
+    assert are_finite.tolist() == [False]
+
+
+def test_draws_at_edges(drawer_of: DrawerOf) -> None:
+    scores = torch.full((1, 600), -20.0)
+    tied = [3, 90, 91, 200, 511, 599]
+    scores[0, tied] = 1.0
+    params = SamplingParams(max_tokens=1, top_k=2)
+    draws = [Draw(0, params, (i + 0.5) / 6) for i in range(6)]
+    assert draw_all(drawer_of(600), scores, draws) == tied, "ties with the last one stay"
+
+    scores = torch.zeros(1, 600)  # a flat nucleus is found without its order
+    scores[0, ::2] = math.log(3)
+    draws = [Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
+    drawn = draw_all(drawer_of(600), scores, draws)
+    assert all(token_id % 2 == 0 for token_id in drawn)
+    assert drawn == sorted(drawn) and drawn[-1] > 480
+
+    scores = torch.full((1, 600), -math.inf)  # forbidden tokens are never drawn
+    scores[0, [7, 60]] = torch.tensor([0.0, 1.0])
+    for how in ({}, {"top_k": 50}, {"top_p": 0.99}):
+        params = SamplingParams(max_tokens=1, **how)
+        draws = [Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
+        assert draw_all(drawer_of(600), scores, draws) == [7, 7, 60, 60]
+
+    scores = torch.zeros(3, 600)  # what is no number leaves other rows alone
+    scores[1, 5] = math.nan
+    scores[::2, 9] = 50.0
+    params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
+    drawn = draw_all(drawer_of(600), scores, [Draw(row, params, 0.5) for row in range(3)])
+    assert drawn[0] == drawn[2] == 9
+    assert 0 <= drawn[1] < 600
+
+
+CPU = torch.device("cpu")
+
+
+class Wrong(TorchDrawer):
+    """Rounds as a kernel may, and errs in one thing."""
+
+    def __init__(self, device: torch.device, error: str = "", **others: float) -> None:
+        """``others`` replace a draw's parameters."""
+        super().__init__()
+        self._error, self._others = error, others
+
+    def draw(
+        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wrong = [
+            replace(
+                draw,
+                row=0 if self._error == "the first row" else draw.row,
+                params=msgspec.structs.replace(draw.params, **self._others),
+            )
+            for draw in draws
+        ]
+        noise = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)) * 1e-6
+        token_ids, is_short = super().draw(scores + noise, wrong, num_candidates)
+        return token_ids + (self._error == "its neighbour"), is_short
+
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._error == "the last of equals":
+            token_ids, are_finite = super().likeliest(scores.flip(1))
+            return scores.shape[1] - 1 - token_ids, are_finite
+        return super().likeliest(scores.nan_to_num(0.0) if self._error == "numbers" else scores)
+
+
+@each_case(
+    "wrong",
+    [
+        *({"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}),
+        *({"error": "the first row"}, {"error": "its neighbour"}),
+        *({"error": "the last of equals"}, {"error": "numbers"}),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
+    with pytest.raises(WrongResultError):
+        try_drawer(Wrong(CPU, **wrong), 61, CPU)
+    for vocab_size in (6, 61, 50_000):
+        for drawer in (TorchDrawer(), Wrong(CPU)):
+            try_drawer(drawer, vocab_size, CPU)
+
+
+@each_case("reason", ["WrongResultError", "RuntimeError"])
+def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    def triton_drawer(device: torch.device) -> TorchDrawer:
+        if reason == "RuntimeError":
+            raise RuntimeError("no compiler")
+        return Wrong(device, "its neighbour")
+
+    monkeypatch.setattr(drawing, "TritonDrawer", triton_drawer)
+    drawer, words = drawer_on_card(61, CPU)
+    assert type(drawer) is TorchDrawer
+    assert words == f"torch drawing (Triton: {reason})"
+    drawer, words = choose_drawer(tiny_model(CPU))
+    assert type(drawer) is TorchDrawer and not drawer.is_exact
+    assert words == "", "on a CPU nothing is tried"
+
+
+VOCAB_SIZE = 3000
+NUM_ROWS = 11
+PARAMS = [
+    SamplingParams(max_tokens=1, temperature=0.5 + row / 4, top_p=0.6 + row / 30, top_k=300 * row)
+    for row in range(NUM_ROWS)
+]
+
+
+def scores() -> torch.Tensor:
+    return torch.randn(NUM_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(4)) * 2
+
+
+@each_case(
+    ("num_rows", "vocab_size", "sizes"),
+    [(3, 49_152, [3]), (256, 151_936, [55] * 4 + [36]), (2, 10**9, [1, 1]), (0, 100, [])],
+)
+def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
+    pieces = list(drawing.row_pieces(num_rows, vocab_size))
+    assert [piece.stop - piece.start for piece in pieces] == sizes
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == [*range(num_rows)]
+
+
+@each_case("at_once", [1, 4])
+def test_draws_in_pieces_are_the_same_and_none_is_larger(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    draws = [Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
+    whole, are_short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    seen: list[int] = []
+
+    def watched(rows: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(rows))
+        return filter_among(rows, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drawing, "filter_among", watched)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
+    drawn, short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    assert torch.equal(drawn, whole) and torch.equal(short, are_short)
+    assert max(seen) <= at_once and sum(seen) == NUM_ROWS
+
+
+@each_case("rows", [[2, 0, 9, 5], list(range(NUM_ROWS))])
+def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
+    bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
+    whole, pieces = scores(), scores()
+    TorchDrawer().forbid(whole, rows, bits)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 2 * VOCAB_SIZE)
+    TorchDrawer().forbid(pieces, rows, bits)
+    assert torch.equal(pieces, whole)
+    allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
+    wanted = scores()
+    wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
+    assert torch.equal(whole, wanted)
+
+
+def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
+    own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
+    mate = SamplingParams(max_tokens=1, top_k=VOCAB_SIZE - 1, top_p=0.999)
+    for seed in range(40):
+        row = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+        alone, _ = filter_among(row, [own], 1)
+        among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
+        assert torch.equal(alone[0], among[0])
+
+
+def test_a_load_counts_what_sampling_takes() -> None:
+    limits = SchedulerLimits(max_running=96)
+    vocab_size = 50_000 + random.Random(0).randrange(8)
+    model = TimedModel(PrefillSpeed(token_s=1e-5))
+    gauge = HostGauge()
+    spec = LoadSpec(job_id="1", model="tiny", source="path:none", max_context_tokens=64)
+    small = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
+    model.config = replace(model.config, vocab_size=vocab_size)
+    large = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
+    assert large.load_bytes - small.load_bytes > 2 * limits.max_running * vocab_size * 4

@@ -1,0 +1,299 @@
+"""The embedding engine without a model: its executor gives each input's length as the vector. And
+whose inputs share a forward."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.engine.embedding_engine import (
+    MAX_QUEUED_TOKENS,
+    STEP_S,
+    EmbeddingBounds,
+    EmbeddingEngine,
+    EmbeddingJob,
+    EmbeddingLimits,
+    EmbeddingQueue,
+    Row,
+)
+from inference.engine.embedding_load import EmbeddingRunner
+from inference.engine.errors import DeviceFault, StepFault
+from inference.engine.faults import SUSPICIOUS_STEPS, recover
+from inference.protocol.engine import (
+    CancelSequence,
+    EmbedSequences,
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceUsage,
+)
+from tests.cases import each_case
+
+NOT_A_NUMBER = 13
+"""An input that begins with this token id has no vector."""
+TOO_LARGE, LOSES_THE_DEVICE = 14, 15
+
+
+class FakeExecutor:
+    """Runs a thousand tokens a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.batches: list[list[int]] = []
+
+    def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
+        lengths = [len(row.token_ids) for row in rows]
+        self.batches.append(lengths)
+        first_ids = {row.token_ids[0] for row in rows}
+        if TOO_LARGE in first_ids:
+            raise MemoryError
+        if LOSES_THE_DEVICE in first_ids:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.now_s += len(rows) * max(lengths) / 1000
+        return [
+            None if row.token_ids[0] == NOT_A_NUMBER else bytes([len(row.token_ids)])
+            for row in rows
+        ]
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, "cpu")
+
+
+def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
+    return EmbeddingEngine(
+        executor,
+        EmbeddingBounds(max_input_tokens=100, vocab_size=50, dimensions=8, step_tokens=1600),
+        EmbeddingLimits(**limits),  # type: ignore[arg-type]
+        clock=lambda: executor.now_s,
+    )
+
+
+def command(
+    name: str, *lengths: int, first: int = 1, dimensions: int | None = None
+) -> EmbedSequences:
+    prompts = [[first] + [1] * (length - 1) for length in lengths]
+    return EmbedSequences(sequence_id=name, prompts=prompts, dimensions=dimensions)
+
+
+def run(engine: EmbeddingEngine) -> dict[str, object]:
+    ended: dict[str, object] = {}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert output.sequence_id not in ended
+            ended[output.sequence_id] = output
+    return ended
+
+
+def test_vectors_come_in_the_order_of_the_inputs() -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    engine.submit(command("a", 3, 90, 7, 60))
+    engine.submit(command("b", 50))
+    assert run(engine) == {
+        "a": SequencesEmbedded(sequence_id="a", vectors=[b"\x03", b"\x5a", b"\x07", b"\x3c"]),
+        "b": SequencesEmbedded(sequence_id="b", vectors=[b"\x32"]),
+    }
+    assert max(len(batch) for batch in executor.batches) > 1
+
+
+def test_steps_become_as_long_as_a_cancel_may_take() -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    engine.submit(command("a", *[20] * 400))
+    for _ in range(10):
+        engine.step()
+    before_s = executor.now_s
+    engine.step()
+    assert executor.now_s - before_s <= 1.1 * STEP_S
+    assert engine.stats().prefill_tokens_per_s == pytest.approx(1000)
+    engine.cancel(CancelSequence(sequence_id="a"))
+    (cancelled,) = engine.step().outputs
+    assert isinstance(cancelled, SequenceCancelled)
+    num_rows = sum(map(len, executor.batches))
+    assert 0 < num_rows < 400
+    assert cancelled.used == SequenceUsage(num_prompt_tokens=20 * num_rows)
+    assert not engine.has_work
+    assert (engine.stats().in_flight, engine.stats().queue_depth) == (0, 0)
+
+
+@each_case(
+    ("refused", "code"),
+    [
+        (EmbedSequences(sequence_id="a", prompts=[]), "bad_token_id"),
+        (EmbedSequences(sequence_id="a", prompts=[[1], []]), "bad_token_id"),
+        (EmbedSequences(sequence_id="a", prompts=[[1], [50]]), "bad_token_id"),
+        (EmbedSequences(sequence_id="a", prompts=[[-1]]), "bad_token_id"),
+        (command("a", 5, 101), "context_length_exceeded"),
+        (command("a", 5, dimensions=9), "engine_error"),
+    ],
+)
+def test_refusals(refused: EmbedSequences, code: str) -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    engine.submit(refused)
+    (output,) = engine.step().outputs
+    assert isinstance(output, SequenceFailed)
+    assert output.code == code
+    assert not engine.has_work and not executor.batches
+
+
+def test_a_full_queue_and_waiting_too_long() -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor, max_queue_depth=2, max_started=1, max_queue_wait_s=0.5)
+    for name, lengths in (("a", [100] * 40), ("b", [5]), ("c", [5])):
+        engine.submit(command(name, *lengths))
+    assert engine.stats().queue_depth == 2
+    ended = run(engine)
+    assert isinstance(ended["a"], SequencesEmbedded)
+    codes = [one.code for one in (ended["b"], ended["c"]) if isinstance(one, SequenceFailed)]
+    assert codes == ["queue_timeout", "queue_full"]
+
+
+def test_a_device_that_gives_no_numbers_any_more_is_not_trusted() -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    for index in range(SUSPICIOUS_STEPS - 1):
+        engine.submit(command(f"a{index}", 5, first=NOT_A_NUMBER))
+        run(engine)
+    engine.submit(command("last", 5, first=NOT_A_NUMBER))
+    with pytest.raises(DeviceFault):
+        run(engine)
+    engine = engine_of(executor)
+    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
+    with pytest.raises(DeviceFault):
+        run(engine)
+
+
+@each_case(
+    ("first", "lengths", "code"),
+    [(NOT_A_NUMBER, [20] * 200, "numerical_error"), (TOO_LARGE, [5, 20, 6], "out_of_memory")],
+)
+def test_an_input_at_fault_fails_its_request_alone(
+    first: int, lengths: list[int], code: str
+) -> None:
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    engine.cancel(CancelSequence(sequence_id="nobody"))
+    engine.submit(command("bad", *lengths, first=first))
+    engine.submit(command("good", *[20] * 9))
+    ended = run(engine)
+    assert isinstance(failed := ended["bad"], SequenceFailed)
+    assert failed.code == code
+    assert isinstance(ended["good"], SequencesEmbedded)
+
+
+@each_case(("dimensions", "vector"), [(None, (0.6, 0.0, 0.8)), (2, (1.0, 0.0))])
+def test_vectors_are_bytes_and_leading_dimensions_brought_to_length_one(
+    dimensions: int | None, vector: tuple[float, ...]
+) -> None:
+    job = EmbeddingJob(command("a", 2, 1, 1, dimensions=dimensions), deadline_s=0.0)
+    nan, inf = float("nan"), float("inf")
+    vectors = torch.tensor([[0.6, 0.0, 0.8], [1.0, nan, 0.0], [0.0, inf, 1.0]])
+    model: Any = SimpleNamespace(embed=lambda prompts: vectors[: len(prompts)])
+    runner = EmbeddingRunner(model)
+    found = runner.embed([Row(job, index) for index in range(3)])
+    assert found[0] is not None and found[1:] == [None, None]
+    assert struct.unpack(f"<{len(vector)}f", found[0]) == pytest.approx(vector)
+
+
+def job(name: str, *lengths: int, deadline_s: float = 60.0, account: str = "") -> EmbeddingJob:
+    asked = msgspec.structs.replace(command(name, *lengths), account=account)
+    return EmbeddingJob(asked, deadline_s=deadline_s)
+
+
+def queue_of(*jobs: EmbeddingJob, **limits: int) -> EmbeddingQueue:
+    queue = EmbeddingQueue(EmbeddingLimits(**limits))
+    for one in jobs:
+        queue.add(one)
+    return queue
+
+
+def names(rows: list[Row]) -> list[tuple[str, int]]:
+    return [(row.job.sequence_id, row.index) for row in rows]
+
+
+@each_case(
+    ("jobs", "step_tokens", "batches"),
+    [
+        # The longest first, and what is about as long joins.
+        (
+            [("a", 10, 40, 21, 19), ("b", 5, 30), ("c", 50)],
+            *(1000, [[("a", 1), ("b", 1), ("a", 2)], [("b", 0)]]),
+        ),
+        # A batch with its padding stays within the step; one input may be longer than it.
+        ([("a", 40, 39, 38, 37)], 120, [[("a", 0), ("a", 1), ("a", 2)]]),
+        ([("a", 500)], 100, [[("a", 0)]]),
+        # Jobs take turns.
+        (
+            [("large", *[100] * 50), ("small", 3)],
+            *(
+                200,
+                [[("large", 49), ("large", 48)], [("small", 0)], [("large", 47), ("large", 46)]],
+            ),
+        ),
+    ],
+)
+def test_batches(
+    jobs: list[tuple[Any, ...]], step_tokens: int, batches: list[list[tuple[str, int]]]
+) -> None:
+    queue = queue_of(*(job(*one) for one in jobs))
+    assert [names(queue.take_batch(step_tokens)) for _ in batches] == batches
+
+
+def test_room_and_what_is_overdue() -> None:
+    queue = queue_of(max_queue_depth=4, max_started=1)
+    for index in range(3):
+        assert not queue.is_full_for("burst")
+        queue.add(job(f"burst{index}", 10, account="burst"))
+    assert queue.is_full_for("burst"), "one account may have half of the queue"
+    assert not queue.is_full_for("other") and queue.has_room(10)
+
+    queue = queue_of(max_queue_depth=1)
+    assert queue.has_room(10 * MAX_QUEUED_TOKENS)
+    queue.add(job("a", 10, 10, deadline_s=1.0))
+    assert not queue.has_room(1)
+    queue.take_batch(10)
+    assert queue.has_room(1)
+    assert not queue.has_room(MAX_QUEUED_TOKENS)
+    queue.add(late := job("b", 100, deadline_s=2.0))
+    assert queue.overdue(1.5) == [], "only what has not started"
+    assert queue.overdue(2.0) == [late]
+    # A burst of jobs delays another account by one batch.
+    burst = [job(f"burst{index}", *[100] * 20, account="burst") for index in range(50)]
+    queue = queue_of(*burst, max_started=8)
+    queue.take_batch(200)
+    queue.add(job("single", 3, account="single"))
+    batches = [names(queue.take_batch(200)) for _ in range(2)]
+    assert [("single", 0)] in batches
+
+
+@given(
+    jobs=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=6),
+    max_tokens=st.integers(1, 100),
+    max_started=st.integers(1, 3),
+)
+def test_every_input_runs_once(jobs: list[list[int]], max_tokens: int, max_started: int) -> None:
+    made = [job(str(number), *lengths) for number, lengths in enumerate(jobs)]
+    queue = queue_of(*made, max_started=max_started)
+    left = {(str(n), i) for n, lengths in enumerate(jobs) for i in range(len(lengths))}
+    while rows := queue.take_batch(max_tokens):
+        lengths = [len(row.token_ids) for row in rows]
+        assert lengths == sorted(lengths, reverse=True)
+        assert len(rows) == 1 or len(rows) * lengths[0] <= max_tokens
+        assert 2 * lengths[-1] >= lengths[0]
+        assert queue.num_started <= max_started
+        for row in rows:
+            left.remove((row.job.sequence_id, row.index))
+            row.job.vectors[row.index] = b""
+        for one in {id(row.job): row.job for row in rows}.values():
+            if one.is_done:
+                queue.remove(one)
+    assert (len(queue), left) == (0, set())

@@ -1,0 +1,388 @@
+"""The engine process from the neuron's end of the socket, also where its steps break on purpose.
+Outputs are batched before they are sent, the ends of sequences are logged, and ``Shutdown`` does
+not end the process before a fault that another thread reports."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.channel import Channel, ChannelClosedError
+from inference.engine import process
+from inference.engine.errors import EngineExit
+from inference.engine.loop import (
+    SEND_WITHIN_S,
+    STATS_INTERVAL_S,
+    OutputBatcher,
+    StepWatchdog,
+    logging_ends,
+)
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineFaulted,
+    EngineMessage,
+    Grammar,
+    Idle,
+    Loaded,
+    LoadFailedMessage,
+    LoadProgressed,
+    SamplingParams,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    SequenceTiming,
+    Shutdown,
+    StepOutputs,
+    SubmitSequence,
+    decode_engine_message,
+    encode_engine_frame,
+)
+from inference.protocol.load import LoadSpec
+from inference.settings.neuron import STEP_TIMEOUT_S
+from tests.cases import each_case
+from tests.inference.engine.faulty_executor import Kind
+from tests.inference.engine.test_run_ahead import Client
+from tests.inference.reports import engine_stats
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+EXIT_TIMEOUT_S = 120
+KV_MEMORY_BYTES = 4 * 1024**2
+A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
+
+
+class EngineProcess:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.process = process
+        self.connection = connection
+        self.channel = Channel(connection)
+
+    def send(self, command: msgspec.Struct) -> None:
+        self.channel.send(encode_engine_frame(command))
+
+    def submit(
+        self, sequence_id: str, max_tokens: int, grammar: Grammar | None = None, first: int = 1
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
+        self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[first, 2, 3], params=params))
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It finds together the commands that are sent meanwhile, whatever pauses here."""
+        self.process.send_signal(signal.SIGSTOP)
+        yield
+        self.process.send_signal(signal.SIGCONT)
+
+    def messages(self) -> Iterator[EngineMessage]:
+        while True:
+            yield decode_engine_message(self.channel.receive())
+
+    def next(self, kind: type[Any]) -> Any:
+        return next(message for message in self.messages() if isinstance(message, kind))
+
+    def wait_loaded(self) -> EngineMessage:
+        return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
+
+    def tokens(self, sequence_id: str) -> list[int]:
+        steps = [one for one in self.outputs(sequence_id) if isinstance(one, SequenceStep)]
+        return [token_id for step in steps for token_id in step.token_ids]
+
+    def outputs(self, sequence_id: str) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+        """The sequence's, up to the one that ends it."""
+        outputs = []
+        for message in self.messages():
+            for output in message.outputs if isinstance(message, StepOutputs) else []:
+                if output.sequence_id != sequence_id:
+                    continue
+                outputs.append(output)
+                if not isinstance(output, SequenceStep) or output.finish_reason is not None:
+                    return outputs
+        raise AssertionError("unreachable: messages() never ends")
+
+
+@contextmanager
+def started(
+    source: str | LoadSpec,
+    data_dir: Path,
+    *,
+    module: str = "inference.engine",
+    environment: Mapping[str, str] | None = None,
+    log_file: IO[bytes] | None = None,
+    **settings: Any,
+) -> Iterator[EngineProcess]:
+    if isinstance(source, str):
+        settings = {"kv_memory_bytes": KV_MEMORY_BYTES} | settings
+        source = LoadSpec(job_id="1", model="tiny", source=source, **settings)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        cwd=REPOSITORY_DIR,
+        env=os.environ
+        | {
+            "HELEXA_DATA_DIR": str(data_dir),
+            "HELEXA_ENGINE_THREADS": "1",
+            "HELEXA_ENGINE_CHECKS": "1",
+        }
+        | dict(environment or {}),
+        stderr=log_file,
+    )
+    theirs.close()
+    engine = EngineProcess(process, ours)
+    engine.channel.send(msgspec.msgpack.encode(source))
+    try:
+        yield engine
+    finally:
+        ours.close()
+        process.kill()
+        process.wait(EXIT_TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Path) -> None:
+    with started(f"path:{tiny_model_dir}", data_dir) as engine:
+        loaded = engine.wait_loaded()
+        assert isinstance(loaded, Loaded), loaded
+        assert loaded.report.context_tokens == 256
+        assert loaded.report.kv_bytes <= KV_MEMORY_BYTES
+        assert loaded.report.grammar_problem is None
+
+        engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
+        engine.submit("answered", 5)
+        answered = engine.outputs("answered")[-1]
+        assert isinstance(answered, SequenceStep)
+        assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
+
+        engine.submit("bound", 50, Grammar(text=A_GRAMMAR))
+        bound = engine.outputs("bound")[-1]
+        assert isinstance(bound, SequenceStep)
+        assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
+
+        with engine.stopped():
+            engine.submit("cancelled", 200)
+            engine.send(CancelSequence(sequence_id="cancelled"))
+        assert isinstance(engine.outputs("cancelled")[-1], SequenceCancelled)
+        idle = next(m for m in engine.messages() if isinstance(m, Idle))
+        assert idle.stats.kv_blocks_used == 0
+
+        with engine.stopped():
+            engine.submit("unfinished", 200)
+            engine.send(Shutdown())
+        *steps, unfinished = engine.outputs("unfinished")
+        assert isinstance(unfinished, SequenceCancelled)
+        num_sent = sum(len(step.token_ids) for step in steps if isinstance(step, SequenceStep))
+        assert unfinished.used.num_output_tokens == num_sent
+        assert unfinished.used.num_prompt_tokens == (3 if num_sent else 0)
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 0
+
+
+@pytest.mark.slow
+def test_a_load_that_fails_and_a_neuron_that_ends(
+    tiny_model_dir: Path, tmp_path: Path, data_dir: Path
+) -> None:
+    with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
+        failed = engine.wait_loaded()
+        assert isinstance(failed, LoadFailedMessage)
+        assert failed.failure.code in {"missing_file", "bad_source"}
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 1
+        with pytest.raises(ChannelClosedError):
+            engine.channel.receive()
+    with started(f"path:{tiny_model_dir}", data_dir) as engine:
+        engine.connection.close()  # while it is still importing or loading
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 2
+
+
+FAULTY_ENGINE = "tests.inference.engine.faulty_executor"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "code", "exit_code", "logged"),
+    [
+        (Kind.LOSES_THE_DEVICE, "device_fault", EngineExit.DEVICE_FAULT, "illegal memory access"),
+        (Kind.HANGS, "engine_hung", EngineExit.HUNG, "faulty_executor.py"),
+    ],
+)
+def test_what_it_cannot_survive_ends_it_by_its_name(
+    tiny_model_dir: Path,
+    data_dir: Path,
+    tmp_path: Path,
+    kind: Kind,
+    code: str,
+    exit_code: EngineExit,
+    logged: str,
+) -> None:
+    log_file = tmp_path / "engine.log"
+    with (
+        log_file.open("wb") as stream,
+        started(
+            f"path:{tiny_model_dir}",
+            data_dir,
+            module=FAULTY_ENGINE,
+            environment={"HELEXA_STEP_TIMEOUT_S": "2" if kind is Kind.HANGS else "60"},
+            log_file=stream,
+        ) as engine,
+    ):
+        assert isinstance(engine.wait_loaded(), Loaded)
+        engine.submit("good", 200, first=7)
+        engine.submit("bad", 200, first=kind)
+        last = next(m for m in engine.messages() if isinstance(m, EngineFaulted))
+        assert last.code == code
+        assert engine.process.wait(EXIT_TIMEOUT_S) == exit_code
+    assert logged in log_file.read_text(), "the log names the place"
+
+
+def test_the_timeout_is_the_operators() -> None:
+    for word, seconds in ((None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)):
+        environment = {} if word is None else {"HELEXA_STEP_TIMEOUT_S": word}
+        assert (STEP_TIMEOUT_S.read(environment) or None) == seconds
+    for word in ("soon", "-1", "nan", "inf"):
+        with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
+            STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word})
+    watchdog = StepWatchdog(None, lambda fault: pytest.fail("it watched"))
+    watchdog.start()
+    with watchdog.step():
+        pass
+
+
+FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)
+TOKEN = SequenceStep(sequence_id="s", token_ids=[2])
+LAST = SequenceStep(sequence_id="s", token_ids=[3], finish_reason="length", num_output_tokens=3)
+FAILED = SequenceFailed(sequence_id="s", code="engine_error", message="It broke.")
+CANCELLED = SequenceCancelled(sequence_id="s")
+
+
+def step(*outputs: Any, number: int = 0) -> StepOutputs:
+    stats = engine_stats(in_flight=number)
+    return StepOutputs(outputs=list(outputs), stats=stats)
+
+
+def batcher(sent: list[StepOutputs]) -> OutputBatcher:
+    found = OutputBatcher(sent.append)
+    found.record_sent(0.0)
+    return found
+
+
+def sizes(sent: list[StepOutputs]) -> list[int]:
+    return [len(message.outputs) for message in sent]
+
+
+@each_case(("step_s", "wanted"), [(0.003, {6}), (0.015, {1})])
+def test_short_steps_are_reported_together_and_no_token_is_held_too_long(
+    step_s: float, wanted: set[int]
+) -> None:
+    sent: list[StepOutputs] = []
+    neuron, now_s, made_s = batcher(sent), 0.0, []
+    for _ in range(100):
+        now_s += step_s
+        made_s.append(now_s)
+        neuron.add(step(TOKEN), now_s=now_s, next_step_s=step_s)
+        held = made_s[sum(sizes(sent)) :]
+        assert not held or now_s + step_s - held[0] <= SEND_WITHIN_S
+    assert set(sizes(sent)) == wanted
+
+
+@each_case("output", [FIRST, LAST, FAILED, CANCELLED, None])
+def test_what_is_waited_for_is_reported_at_once(output: Any) -> None:
+    sent: list[StepOutputs] = []
+    neuron = batcher(sent)
+    neuron.flush(0.001)
+    neuron.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
+    assert sent == []
+    if output is None:
+        neuron.flush(0.002)
+        neuron.flush(0.003)
+        assert sizes(sent) == [1]
+        return
+    neuron.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
+    (message,) = sent
+    assert message == step(TOKEN, TOKEN, output, number=7), "in order, with the newest stats"
+
+
+def test_steps_without_tokens_are_reported_now_and_then() -> None:
+    sent: list[StepOutputs] = []
+    neuron = batcher(sent)
+    for number in range(1, 31):
+        neuron.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
+    assert [message.stats.in_flight for message in sent] == [10, 20, 30]
+    assert neuron.is_quiet(3.0 + STATS_INTERVAL_S)
+    neuron.record_sent(3.5)
+    assert not neuron.is_quiet(3.0 + STATS_INTERVAL_S)
+
+
+@given(st.lists(st.tuples(st.sampled_from([FIRST, TOKEN, LAST, None]), st.floats(0, 0.05))))
+def test_nothing_is_lost_or_moved(steps: Any) -> None:
+    sent: list[StepOutputs] = []
+    neuron, now_s = batcher(sent), 0.0
+    for output, step_s in steps:
+        now_s += step_s
+        neuron.add(step(*[output] * (output is not None)), now_s=now_s, next_step_s=step_s)
+    neuron.flush(now_s)
+    assert [o for message in sent for o in message.outputs] == [o for o, _ in steps if o]
+
+
+def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
+    client = Client(prefill_tokens_per_step=4)
+    reported = [client.engine.has_prompts]
+    client.submit([0] * 6, 3)
+    while client.engine.has_work:
+        reported.append(client.engine.has_prompts)
+        client.step()
+    assert reported == [False, True, True, False, False]
+
+
+def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
+    ends = SequenceStep(
+        sequence_id="s", token_ids=[8], finish_reason="length", num_output_tokens=11, timing=timing
+    )
+    outputs = step(TOKEN, ends, FAILED)
+    sent: list[Any] = []
+    logging_ends(sent.append)(outputs)
+    (message,) = sent
+    assert message.stats == outputs.stats
+    assert [message.outputs[0], message.outputs[2]] == [TOKEN, FAILED]
+    memory_bytes = message.outputs[1].timing.memory_bytes
+    assert memory_bytes > 1_000_000
+    finished, failed = caplog.records
+    assert (finished.levelname, failed.levelname) == ("INFO", "WARNING")
+    words = finished.getMessage().split()
+    assert words[:3] == ["s", "length", "completion=11"]
+    assert {"queue_ms=12", "prefill_ms=100", "prefill_tokens=50", "decode_ms=500"} <= {*words}
+    assert {"prefill_tokens_per_s=500", "decode_tokens_per_s=20.0", "kv_blocks=0/64"} <= {*words}
+    assert f"memory_bytes={memory_bytes}" in words
+    assert failed.getMessage() == "s engine_error: It broke."
+
+
+def test_a_fault_that_another_thread_reports_wins() -> None:
+    codes: list[EngineExit] = []
+    asleep: Any = SimpleNamespace(engine=None, has_work=False, close=lambda: None)
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    inbox.put(Shutdown())
+    messenger: Any = SimpleNamespace(
+        inbox=inbox, send=lambda message: None, flush=lambda timeout_s=0.0: None
+    )
+    main = threading.Thread(
+        target=lambda: codes.append(process.run(asleep, messenger)), daemon=True
+    )
+    with process._ending:
+        main.start()
+        main.join(0.2)
+        assert codes == []
+    main.join(60.0)
+    assert codes == [EngineExit.OK]
