@@ -2,7 +2,7 @@
 that model's advertised limits.
 
 A load that did not fit reports the costs of the model's layers;
-``inference.loading.costs.model_costs`` converts plans' costs.
+``inference.loading.model_costs`` converts plans' costs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PackedCosts(OuterCosts, frozen=True, kw_only=True, omit_defaults=True):
-    """A ``inference.loading.costs.model_costs.ModelCosts`` as it travels and is stored."""
+    """A ``inference.loading.model_costs.ModelCosts`` as it travels and is stored."""
 
     kinds: list[LayerCost]
     layers: list[int]
