@@ -17,7 +17,7 @@ from helexa_site.celery import (
     TASK_SWEEP_ORPHANS,
     app,
 )
-from metering.ledger.orphans import reservations_sweep
+from metering.ledger.store import reservations_sweep
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord
 from metering.retention import Rows, rows_forget
 

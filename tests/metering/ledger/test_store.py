@@ -18,9 +18,8 @@ from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
-from metering.ledger.orphans import reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
-from metering.ledger.store import MAX_INT64
+from metering.ledger.store import MAX_INT64, reservations_sweep
 from metering.ledger.writer import LedgerWriter
 from metering.models import (
     Budget,
