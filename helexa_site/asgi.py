@@ -25,7 +25,7 @@ from inference.gateway.database import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics.endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402
-from metering.keys.directory import KeyDirectory  # noqa: E402
+from metering.key_directory import KeyDirectory  # noqa: E402
 from metering.ledger.spool import SPOOL_DIRECTORY  # noqa: E402
 from metering.ledger.writer import LedgerWriter  # noqa: E402
 from metering.request_records.writer import RequestRecordWriter  # noqa: E402

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from metering.limits.state import LimitKind, LimitState
+from metering.principal import LimitKind, LimitState
 
 
 class MeteringError(Exception):

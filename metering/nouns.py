@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.noun import Field, Moment, Names, Noun, fixed
-from metering.keys.api_key import prefix_of
+from metering.api_keys import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.requests.filters import FILTERS

@@ -17,13 +17,15 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import TruncDate
+from django.utils import timezone
 
 from helexa_site.program import program
+from metering.api_keys import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.errors import MeteringValueError, UnknownNameError
-from metering.keys.api_key import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.ledger.book import Window, calendar_end_s
 from metering.models import Account, ApiKey, Budget, Membership, Reservation, UsageHour
 from metering.money import amount_text, amount_words
+from metering.principal import Scope
 
 
 def account_find(name: str) -> Account:
@@ -53,6 +55,25 @@ def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
     prefixes = {prefix for prefix in keys if prefix}
     named = ApiKey.objects.filter(prefix__in=prefixes).exclude(name="")
     return dict(named.values_list("prefix", "name"))
+
+
+def key_status(key: ApiKey) -> str:
+    """``active``, ``expired``, ``disabled`` with its account, or ``revoked``. Reads the account."""
+    if key.revoked_at is not None:
+        return "revoked"
+    if not key.account.enabled:
+        return "disabled"
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        return "expired"
+    return "active"
+
+
+PLAYGROUND_KEY = {"name": "playground", "scopes": [str(Scope.INFERENCE)]}
+"""Version 0.2.0 made a short-lived key like this for each opened tab. The rows stay."""
+
+
+def without_playground_keys(keys: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+    return keys.exclude(**PLAYGROUND_KEY)
 
 
 def user_find(name: str) -> User:

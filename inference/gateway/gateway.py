@@ -55,13 +55,13 @@ from inference.redis_connections import redis_client
 from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ServiceUnavailableError
-from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
+from metering.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from inference.gateway.metrics.endpoint import MetricsEndpoint
     from inference.gateway.tracing.spans import Tracing
-    from metering.keys.directory import KeyDirectory
+    from metering.key_directory import KeyDirectory
     from metering.ledger.writer import LedgerWriter
     from metering.request_records.writer import RequestRecordWriter
 

@@ -15,13 +15,12 @@ from fleet.admin import unfold_types as ui
 from fleet.dashboard.links import model_url
 from metering import selectors, services
 from metering.admin.inlines import BudgetInline, MembershipInline, caps_left, save_inline
-from metering.keys.store import key_status
 from metering.links import requests_url
 from metering.models import Account, ApiKey
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 from metering.requests.filters import RequestFilter, requests_list
 from metering.requests.shown import request_errors, request_rows
-from metering.selectors import UsageFilter, UsageGroup, UsageSums
+from metering.selectors import UsageFilter, UsageGroup, UsageSums, key_status
 from metering.usage.rows import SumsRow, budget_rows, refusal_rows, sums_row
 
 MAX_KEYS = 12

@@ -17,10 +17,10 @@ from fleet.selectors import nameable_models
 from metering import services
 from metering.actor import Actor
 from metering.admin.inlines import BudgetInline, caps_left, save_inline
-from metering.keys.store import key_status
 from metering.links import account_url
 from metering.models import ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope
+from metering.selectors import key_status
 
 
 class ApiKeyForm(ui.CheckedForm):

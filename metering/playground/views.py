@@ -19,7 +19,7 @@ from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
 from metering.errors import DisabledAccountError
-from metering.keys.store import DatabaseKeyStore
+from metering.key_directory import DatabaseKeyStore
 from metering.playground.conversations import (
     MAX_CONVERSATION_BYTES,
     ConversationError,

@@ -12,8 +12,7 @@ from django.utils import timezone
 
 from fleet.models import Alias, CatalogueModel
 from metering.actor import Actor
-from metering.errors import MeteringValueError
-from metering.keys.api_key import (
+from metering.api_keys import (
     NewKey,
     digest_of,
     digest_secret,
@@ -21,6 +20,7 @@ from metering.keys.api_key import (
     imported_prefix,
     make_key,
 )
+from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope
 from metering.services.accounts import capture_check, limits_check

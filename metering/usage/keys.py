@@ -18,10 +18,10 @@ from helexa_site.web.pages import SHOWN_ONCE, render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
-from metering.keys.store import key_status
 from metering.models import Account, ApiKey
 from metering.money import cap_of
 from metering.principal import LIMIT_FIELDS, RateLimits
+from metering.selectors import key_status
 from metering.services import Cap
 from metering.usage.reader import Reader, for_members
 

@@ -13,9 +13,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
 from metering.actor import Actor, user_actor
-from metering.keys.store import without_playground_keys
 from metering.models import Account, ApiKey, Membership, RequestRecord
 from metering.principal import ANONYMOUS_ACCOUNT
+from metering.selectors import without_playground_keys
 
 MAKES_KEYS = (Membership.Role.OWNER.value, Membership.Role.MEMBER.value)
 

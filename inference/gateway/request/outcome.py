@@ -32,9 +32,8 @@ from metering.ledger.entries import (
     fields_of,
     outcome_of,
 )
-from metering.limits.state import NO_LIMITS, LimitState
 from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
-from metering.principal import Principal
+from metering.principal import NO_LIMITS, LimitState, Principal
 
 if TYPE_CHECKING:
     from inference.gateway.tracing.spans import RequestSpans

@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from fleet.noun import expiry
 from helexa_site.exit_codes import ExitCode
+from metering import api_keys as keys
 from metering.actor import COMMAND
-from metering.keys import api_key as keys
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from tests.cases import each_case
 from tests.metering.commands.command_output import output, printed_json, refused

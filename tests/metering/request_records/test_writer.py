@@ -19,7 +19,7 @@ from django.utils import timezone
 from inference.gateway.request.outcome import Capture, RequestOutcome
 from metering import services, tasks
 from metering.actor import COMMAND
-from metering.keys.store import DatabaseKeyStore
+from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
 from metering.request_records import captures, rows
 from metering.request_records import writer as records_writer

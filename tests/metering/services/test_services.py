@@ -13,10 +13,10 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from fleet import services as fleet_services
+from metering import api_keys as keys
 from metering import services
-from metering.keys import api_key as keys
-from metering.keys.records import KeyRecord
-from metering.keys.store import DatabaseKeyStore
+from metering.api_keys import KeyRecord
+from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS, RateLimits, Scope
 from metering.services import Cap

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from django.db import OperationalError
 
-from metering.keys import api_key as keys
-from metering.keys.records import AccountRecord, KeyRecord
-from metering.keys.store import DatabaseKeyStore
+from metering import api_keys as keys
+from metering.api_keys import AccountRecord, KeyRecord
+from metering.key_directory import DatabaseKeyStore
 from metering.principal import Principal
 
 SECRET_KEY = "django's"

@@ -29,16 +29,8 @@ import redis
 from inference.protocol import keys
 from inference.redis_link import LuaScript, RedisLink
 from metering.errors import LimitsUnavailableError
-from metering.limits.rules import (
-    Counts,
-    Subject,
-    limit_state,
-    refusal,
-    refuse_impossible,
-    subjects_of,
-)
-from metering.limits.state import NO_LIMITS, LimitState
-from metering.principal import Principal, RateLimits
+from metering.limits import Counts, Subject, limit_state, refusal, refuse_impossible, subjects_of
+from metering.principal import NO_LIMITS, LimitState, Principal, RateLimits
 
 logger = logging.getLogger(__name__)
 

@@ -13,27 +13,21 @@ import redis.asyncio
 
 from inference.redis_link import LuaScript, RedisLink
 from metering.errors import LimitsUnavailableError, RateLimitedError
-from metering.limits.rate_limiter import LEASE_S, SCRIPT, RateLimiter
-from metering.limits.rules import (
+from metering.limits import (
     PARTS,
     Counts,
     Subject,
     SubjectKind,
+    anthropic_headers,
+    duration,
     limit_state,
+    openai_headers,
     refusal,
     refuse_impossible,
     subjects_of,
 )
-from metering.limits.state import (
-    NO_LIMITS,
-    LimitKind,
-    LimitState,
-    LimitStatus,
-    anthropic_headers,
-    duration,
-    openai_headers,
-)
-from metering.principal import Principal, RateLimits
+from metering.principal import NO_LIMITS, LimitKind, LimitState, LimitStatus, Principal, RateLimits
+from metering.rate_limiter import LEASE_S, SCRIPT, RateLimiter
 from tests.cases import each_case
 
 LEASE_MS = int(LEASE_S * 1000)

@@ -11,8 +11,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 
-from metering import services
+from metering import api_keys as keys
+from metering import key_directory, services
 from metering.actor import COMMAND
+from metering.api_keys import AccountRecord, MembershipRecord, person_principal
 from metering.errors import (
     DirectoryUnavailableError,
     DisabledAccountError,
@@ -23,17 +25,12 @@ from metering.errors import (
     NoAccountError,
     RevokedKeyError,
 )
-from metering.keys import api_key as keys
-from metering.keys import directory as directory_module
-from metering.keys import store as key_store
-from metering.keys.directory import REFRESH_EVERY_S, KeyDirectory
-from metering.keys.records import AccountRecord, MembershipRecord, person_principal
-from metering.keys.store import DatabaseKeyStore
+from metering.key_directory import REFRESH_EVERY_S, DatabaseKeyStore, KeyDirectory
 from metering.models import Account, ApiKey
 from metering.principal import ALL_SCOPES, RateLimits, Scope
 from metering.services import Cap
 from tests.cases import each_case
-from tests.metering.keys.directory_support import GIVE_UP_S, SECRET_KEY, Clock, FakeStore, until
+from tests.metering.key_directory_support import GIVE_UP_S, SECRET_KEY, Clock, FakeStore, until
 
 
 def forged(key: str) -> str:
@@ -63,7 +60,7 @@ async def until_read(store: FakeStore) -> None:
 async def test_keys_are_in_memory_and_a_new_one_is_read_when_it_is_used(
     directory: KeyDirectory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "REFRESH_EVERY_S", GIVE_UP_S * 9)
+    monkeypatch.setattr(key_directory, "REFRESH_EVERY_S", GIVE_UP_S * 9)
     key = store.make()
     principal = await directory.find(key)
     assert (principal.account, principal.key) == ("research", keys.prefix_of(key))
@@ -205,7 +202,7 @@ async def test_a_database_that_hangs_and_our_own_mistake_are_outages(
     known = store.make()
     await directory.find(known)
     with monkeypatch.context() as patch:
-        patch.setattr(directory_module, "LOOK_UP_TIMEOUT_S", 0.05)
+        patch.setattr(key_directory, "LOOK_UP_TIMEOUT_S", 0.05)
         store.may_go_on.clear()
         assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
         store.may_go_on.set()
@@ -289,7 +286,7 @@ def test_what_the_directory_reads_and_writes(
     assert [(one.account.name, one.role) for one in memberships] == [("research", "owner")]
     assert store.memberships(other.pk) == ()
     assert store.built_in_accounts().keys() == {"anonymous", "shared"}
-    monkeypatch.setattr(key_store, "NAMES_A_QUERY", 2)
+    monkeypatch.setattr(key_directory, "NAMES_A_QUERY", 2)
     made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(3)]
     made += [first.prefix, second.prefix]
     for used_unix_s in (2000.0, 1000.0):  # a later use stays

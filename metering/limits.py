@@ -1,4 +1,5 @@
-"""The limits of a request, and the meaning of the counts in Redis. Pure: no Redis, no clock.
+"""The limits of a request, the meaning of the counts in Redis, and the headers of what remains.
+Pure: no Redis, no clock.
 
     Principal ─ subjects_of ─▶ Subject* ─ (Redis counts) ─▶ Counts* ─┬ limit_state ─▶ LimitState
                                                                      └ refusal ─▶ RateLimitedError
@@ -12,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from metering.errors import RateLimitedError
-from metering.limits.state import LimitKind, LimitState, LimitStatus
-from metering.principal import Principal, RateLimits
+from metering.principal import LimitKind, LimitState, LimitStatus, Principal, RateLimits
 
 PARTS = 60_000
 """Milliseconds in a minute; the script's ``MINUTE_MS``."""
@@ -163,3 +164,56 @@ def _reached(
             f"{limit:,} tokens per minute; {left:,} are left and this request may take {tokens:,}"
         )
     return f"Rate limit reached for the {subject}: {reason}. Try again in {wait_s:.3g} s."
+
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def openai_headers(state: LimitState) -> Headers:
+    """https://platform.openai.com/docs/guides/rate-limits (headers): resets are durations, until
+    the limit is whole again."""
+    return [
+        (f"x-ratelimit-{field}-{name}".encode(), value.encode())
+        for name, status in _limited(state)
+        for field, value in (
+            ("limit", str(status.limit)),
+            ("remaining", str(status.remaining)),
+            ("reset", duration(status.reset_ms)),
+        )
+    ]
+
+
+def anthropic_headers(state: LimitState) -> Headers:
+    """https://docs.anthropic.com/en/api/rate-limits (response headers): resets are moments in
+    RFC 3339's form, when the limit is whole again."""
+    return [
+        (f"anthropic-ratelimit-{name}-{field}".encode(), value.encode())
+        for name, status in _limited(state)
+        for field, value in (
+            ("limit", str(status.limit)),
+            ("remaining", str(status.remaining)),
+            ("reset", _reset_at(status, state.now_ms)),
+        )
+    ]
+
+
+def _limited(state: LimitState) -> list[tuple[str, LimitStatus]]:
+    limits = (("requests", state.requests), ("tokens", state.tokens))
+    return [(name, status) for name, status in limits if status is not None]
+
+
+def duration(milliseconds: int) -> str:
+    """Formats a duration as Go does: ``20ms``, ``1s``, ``1.5s``, ``6m0s``."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".")
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds}s"
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def _reset_at(status: LimitStatus, now_ms: int) -> str:
+    unix_s = -(-(now_ms + status.reset_ms) // 1000)
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
