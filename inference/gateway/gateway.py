@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from inference.gateway.tracing.spans import Tracing
     from metering.key_directory import KeyDirectory
     from metering.ledger.writer import LedgerWriter
-    from metering.request_records.writer import RequestRecordWriter
+    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from metering.ledger.entries import (
     Settle,
 )
 from metering.models import GatewayLease, LedgerEntry, Reservation
-from metering.request_records.rows import Record, insert_records
+from metering.request_records import Record, insert_records
 from metering.sql import (
     MAX_INT64,
     Row,

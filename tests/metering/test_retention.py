@@ -11,10 +11,9 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from metering import retention, tasks
+from metering import request_records, retention, tasks
 from metering.ledger import store
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord, UsageHour
-from metering.request_records import rows
 from tests.metering.operations import settle
 from tests.metering.request_records.records import ended
 
@@ -45,7 +44,7 @@ def bill(*days_ago: float) -> None:
 
 def record(*days_ago: float) -> None:
     now_unix_s = time.time()
-    rows.insert([ended(ended_unix_s=now_unix_s - days * DAY_S) for days in days_ago])
+    request_records.insert([ended(ended_unix_s=now_unix_s - days * DAY_S) for days in days_ago])
 
 
 def ages() -> list[int]:

@@ -32,7 +32,7 @@ from metering.ledger.entries import ERRORS
 
 if TYPE_CHECKING:
     from metering.ledger.writer import LedgerWriter
-    from metering.request_records.writer import RequestRecordWriter
+    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ from metering.principal import NO_LIMITS, LimitState, Principal
 
 if TYPE_CHECKING:
     from inference.gateway.tracing.spans import RequestSpans
-    from metering.request_records.writer import RequestRecordWriter
+    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger("helexa.requests")
 

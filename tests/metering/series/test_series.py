@@ -11,9 +11,9 @@ import pytest
 from django.core.management.base import CommandError
 from django.test import Client
 
+from metering import request_records
 from metering.actor import COMMAND
 from metering.models import Account
-from metering.request_records import rows
 from metering.series.figures import MAX_ERROR, SUM
 from metering.series.steps import HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
 from metering.series.store import figures_add, series_roll_up
@@ -29,7 +29,7 @@ GIB = 1024**3
 
 def record(*ages_s: float, **changes: Any) -> None:
     now_unix_s = time.time()
-    rows.insert([ended(ended_unix_s=now_unix_s - age_s, **changes) for age_s in ages_s])
+    request_records.insert([ended(ended_unix_s=now_unix_s - age_s, **changes) for age_s in ages_s])
 
 
 def sampled(kind: Kind, name: str, **figures: int) -> None:

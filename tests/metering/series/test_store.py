@@ -16,9 +16,9 @@ from django.db import connections
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metering import request_records
 from metering.errors import MeteringValueError
 from metering.models import SeriesRow
-from metering.request_records import rows
 from metering.series import figures, store
 from metering.series.figures import (
     ERROR,
@@ -82,7 +82,7 @@ def test_a_request_counts_for_each_of_its_subjects(using: str) -> None:
         status=401, outcome="invalid_api_key", model="-", neuron="", account="", ended_unix_s=at
     )
     for _ in range(2):  # what is recorded twice counts once
-        rows.insert([answered, failed, refused], using=using)
+        request_records.insert([answered, failed, refused], using=using)
     fleet = figures_of(using)
     assert (fleet["requests"], fleet["answered"], fleet["failed"], fleet["refused"]) == (3, 1, 1, 1)
     assert (fleet["error:neuron_lost"], fleet["error:invalid_api_key"]) == (1, 1)
@@ -104,7 +104,7 @@ def test_gateways_add_to_the_same_rows(using: str) -> None:
         try:
             for step in range(20):
                 at_unix_s, model = NOW_UNIX_S - 60 * (step % 10), f"model-{number % 2}"
-                rows.insert([ended(model=model, ended_unix_s=at_unix_s)], using=using)
+                request_records.insert([ended(model=model, ended_unix_s=at_unix_s)], using=using)
         finally:
             connections[using].close()
 
@@ -127,7 +127,7 @@ def test_rows_become_coarser_and_nothing_is_lost(using: str) -> None:
         )
         for age_s in ages_s
     ]
-    rows.insert(made, using=using)
+    request_records.insert(made, using=using)
     subjects = ((Kind.FLEET, ""), (Kind.MODEL, "tiny"), (Kind.MODEL, "large"))
     before = [figures_of(using, *subject) for subject in subjects]
     assert steps(using) == {MINUTE_S}
@@ -143,7 +143,7 @@ def test_rows_become_coarser_and_nothing_is_lost(using: str) -> None:
 
 def test_a_late_request_still_counts_and_thirty_days_are_kept(using: str) -> None:
     for days in (4, 4, 29, 32):
-        rows.insert([ended(ended_unix_s=NOW_UNIX_S - days * DAY_S)], using=using)
+        request_records.insert([ended(ended_unix_s=NOW_UNIX_S - days * DAY_S)], using=using)
         series_roll_up(now_unix_s=NOW_UNIX_S, using=using)
     found = SeriesRow.objects.using(using).filter(kind=Kind.FLEET).order_by("at")
     assert [(row.step_s, row.requests) for row in found] == [(HOUR_S, 1), (HOUR_S, 2)]
@@ -151,7 +151,7 @@ def test_a_late_request_still_counts_and_thirty_days_are_kept(using: str) -> Non
 
 def test_a_call_moves_a_bounded_number(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for hours in range(8, 12):
-        rows.insert([ended(ended_unix_s=NOW_UNIX_S - hours * HOUR_S)], using=using)
+        request_records.insert([ended(ended_unix_s=NOW_UNIX_S - hours * HOUR_S)], using=using)
     monkeypatch.setattr(store, "ROWS_PER_MOVE", 7)
     monkeypatch.setattr(store, "MAX_BATCHES", 1)
     pauses: list[float] = []
