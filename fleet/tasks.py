@@ -23,7 +23,7 @@ from fleet.live.cached_models import read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.decisions import Plan
 from helexa_site.celery import TASK_ROLL_UP_SERIES, TASK_TICK, app
-from metering.series.store import figures_add, series_roll_up
+from metering.series_store import figures_add, series_roll_up
 
 logger = logging.getLogger(__name__)
 

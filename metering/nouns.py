@@ -7,8 +7,8 @@ from fleet.noun import Field, Moment, Names, Noun, fixed
 from metering.api_keys import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
-from metering.requests.filters import FILTERS
-from metering.series.steps import RANGES, Kind
+from metering.request_filters import FILTERS
+from metering.series import RANGES, Kind
 from metering.services.accounts import MAX_WEIGHT
 from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
 from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS

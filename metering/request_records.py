@@ -32,8 +32,8 @@ from inference.logs.throttled import ThrottledLog
 from inference.supervised_threads import SupervisedThread, contained
 from metering.ledger.entries import FINISHED, RecordFields, Settle
 from metering.models import CapturedRequest, RequestRecord
-from metering.series.figures import UNKNOWN_MODEL, changes_of
-from metering.series.store import figures_add
+from metering.series import UNKNOWN_MODEL, changes_of
+from metering.series_store import figures_add
 from metering.sql import Row, bounded, insert_rows, stored_moment, stored_text
 
 if TYPE_CHECKING:

@@ -266,7 +266,7 @@ def usage_total(*, period: UsagePeriod, where: UsageFilter) -> UsageSums:
 
 def _hours(period: UsagePeriod, where: UsageFilter) -> QuerySet[UsageHour]:
     rows = UsageHour.objects.filter(
-        hour__gte=_midnight(period.first), hour__lt=_midnight(period.last + timedelta(days=1))
+        hour__gte=midnight(period.first), hour__lt=midnight(period.last + timedelta(days=1))
     ).order_by()
     if where.accounts is not None:
         rows = rows.filter(account__in=where.accounts)
@@ -285,7 +285,7 @@ def _by_cost(row: UsageRow) -> tuple[int, int]:
     return -row.sums.cost_micro_usd, -row.sums.completion_tokens
 
 
-def _midnight(day: date) -> datetime:
+def midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 

@@ -42,7 +42,7 @@ from metering.actor import Actor
 from metering.links import requests_url
 from metering.money import micro_usd_of, usd_digits
 from metering.selectors import UsageFilter, UsageGroup
-from metering.usage.rows import price_text, sums_row
+from metering.usage_rows import price_text, sums_row
 
 
 class UsdField(forms.DecimalField):

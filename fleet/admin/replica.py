@@ -22,7 +22,7 @@ from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob, Neuron, Replica
 from metering.links import requests_url
-from metering.requests.shown import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
+from metering.pages.requests import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
 
 ROWS = {
     "Weights": "quantization",

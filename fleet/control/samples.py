@@ -2,7 +2,7 @@
 requests do not have. Kept in memory until their minute has ended; a control that exits loses the
 last.
 
-    tick ── add ─▶ the present minute ─▶ ended minutes ── housekeeping ─▶ metering.series.store
+    tick ── add ─▶ the present minute ─▶ ended minutes ── housekeeping ─▶ metering.series_store
 """
 
 from __future__ import annotations
@@ -13,8 +13,17 @@ from collections.abc import Iterator
 
 from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import device_name
-from metering.series.figures import SUM, Figures, add, in_bucket
-from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
+from metering.series import (
+    FLEET_NAME,
+    MINUTE_S,
+    SUM,
+    Figures,
+    Kind,
+    SeriesKey,
+    add,
+    floor_s,
+    in_bucket,
+)
 
 
 class Samples:

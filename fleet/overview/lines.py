@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from metering.series.store import MinuteSums
+from metering.series_store import MinuteSums
 
 
 class Level(StrEnum):

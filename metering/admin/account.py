@@ -17,11 +17,11 @@ from metering import selectors, services
 from metering.admin.inlines import BudgetInline, MembershipInline, caps_left, save_inline
 from metering.links import requests_url
 from metering.models import Account, ApiKey
+from metering.pages.requests import request_errors, request_rows
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
-from metering.requests.filters import RequestFilter, requests_list
-from metering.requests.shown import request_errors, request_rows
+from metering.request_filters import RequestFilter, requests_list
 from metering.selectors import UsageFilter, UsageGroup, UsageSums, key_status
-from metering.usage.rows import SumsRow, budget_rows, refusal_rows, sums_row
+from metering.usage_rows import SumsRow, budget_rows, refusal_rows, sums_row
 
 MAX_KEYS = 12
 MAX_MODELS = 8

@@ -14,7 +14,7 @@ from fleet.dashboard.links import model_url, neuron_url
 from metering.links import account_url, key_url, request_url
 from metering.models import ApiKey, LedgerEntry, UsageHour
 from metering.money import usd_text
-from metering.requests.shown import duration_text, shown_id
+from metering.pages.requests import duration_text, shown_id
 
 
 def _key_link(record: Any) -> SafeString | str:

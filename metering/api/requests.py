@@ -23,17 +23,20 @@ from metering.api.views import CsvRenderer
 from metering.csv_files import csv_headers
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
+from metering.pages.reader import reader_of_user
 from metering.principal import Scope
-from metering.requests.filters import (
+from metering.request_filters import (
+    COLUMNS,
     FILTERS,
+    MAX_CSV_ROWS,
     RequestFilter,
+    all_fields,
     filter_of,
     request_before,
     request_find,
+    requests_csv,
     requests_list,
 )
-from metering.requests.shown import COLUMNS, MAX_CSV_ROWS, all_fields, requests_csv
-from metering.usage.reader import reader_of_user
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000

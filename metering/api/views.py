@@ -27,10 +27,9 @@ from metering.models import Account
 from metering.nouns import SERIES
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup
-from metering.series.figures import point_fields
-from metering.series.steps import FLEET_NAME, Kind, kind_of, moment, range_of
-from metering.series.store import series_points
-from metering.usage.rows import usage_csv, usage_fields
+from metering.series import FLEET_NAME, Kind, kind_of, moment, point_fields, range_of
+from metering.series_store import series_points
+from metering.usage_rows import usage_csv, usage_fields
 
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000

@@ -30,8 +30,9 @@ from metering.models import (
     SeriesRow,
     UsageHour,
 )
+from metering.pages.requests import details
 from metering.prices import DearestPrices, Metered, Prices
-from metering.requests.shown import all_fields, details
+from metering.request_filters import all_fields
 from metering.selectors import (
     UsageFilter,
     UsageGroup,

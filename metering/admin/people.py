@@ -1,35 +1,56 @@
-"""People who log in: their passwords, rights and accounts.
+"""People who log in: their page for operators, with their rights and accounts; and their passwords.
+``/password/`` changes one's own; a link under ``/welcome/`` sets the first one.
 
-The admin's own forms, in unfold's looks; entries of its history go into the audit as well.
+    an operator adds a user ─▶ a link with a token ─▶ the user chooses a password and logs in
+
+The token is Django's: it is good until the password is set, for ``PASSWORD_RESET_TIMEOUT``. The
+admin's own forms are in unfold's looks; entries of its history go into the audit as well.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.conf import settings
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.forms import SetPasswordForm
+from django.contrib.auth.models import AbstractUser, Group, User
+from django.contrib.auth.tokens import default_token_generator
+from django.contrib.auth.views import PasswordChangeView, PasswordResetConfirmView
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse, reverse_lazy
+from django.utils.encoding import force_bytes
+from django.utils.http import urlsafe_base64_encode
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
+from unfold.widgets import UnfoldAdminPasswordWidget
 
 from fleet.admin import unfold_types as ui
 from fleet.admin.loading import actor_of
+from helexa_site.web.pages import shell_of
 from metering import services
+from metering.actor import Actor, user_actor
 from metering.admin.inlines import AccountInline, save_inline
 from metering.models import Membership
-from metering.people import S_PER_DAY, invitation_path
 from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
+
+if TYPE_CHECKING:
+    from django.contrib.auth.forms import PasswordChangeForm
+
+    FirstForm = SetPasswordForm[User]
+else:
+    from unfold.forms import AdminOwnPasswordChangeForm as PasswordChangeForm
+
+    FirstForm = SetPasswordForm
 
 USER_FIELDS = ("username", "first_name", "last_name", "email")
 AUDITED = (*USER_FIELDS, "is_active", "is_staff", "is_superuser")
-
+S_PER_DAY = 86_400
 
 admin.site.unregister([User, Group])
 
@@ -57,7 +78,7 @@ class UserAdmin(DjangoUserAdmin, ui.UnfoldAdmin):  # type: ignore[type-arg]
     def invite_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         users = list(queryset.filter(is_active=True))
         for user in users:
-            _audit(request, "user.invite", user)
+            _audit(actor_of(request), "user.invite", user)
         return self._invitations(request, users)
 
     def user_change_password(
@@ -74,7 +95,7 @@ class UserAdmin(DjangoUserAdmin, ui.UnfoldAdmin):  # type: ignore[type-arg]
         super().save_model(request, obj, form, change)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        _audit(request, "user.create", obj)
+        _audit(actor_of(request), "user.create", obj)
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
@@ -82,14 +103,19 @@ class UserAdmin(DjangoUserAdmin, ui.UnfoldAdmin):  # type: ignore[type-arg]
         entry = super().log_change(request, obj, message)
         if message:
             words = {CHANGED_FIELDS: [entry.get_change_message()]}
-            _audit(request, "user.update", obj, {**getattr(obj, "audited_changes", {}), **words})
+            _audit(
+                actor_of(request),
+                "user.update",
+                obj,
+                {**getattr(obj, "audited_changes", {}), **words},
+            )
         return entry
 
     def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
         for user in queryset:
             for membership in Membership.objects.filter(user=user):
                 services.membership_remove(actor=actor_of(request), membership=membership)
-            _audit(request, "user.delete", user)
+            _audit(actor_of(request), "user.delete", user)
         return super().log_deletions(request, queryset)
 
     def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
@@ -105,10 +131,60 @@ class GroupAdmin(DjangoGroupAdmin, ui.UnfoldAdmin):
     pass
 
 
+class FirstPasswordForm(FirstForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.widget = UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"})
+
+
+class ChangePassword(PasswordChangeView):
+    template_name = "pages/password.html"
+    form_class = PasswordChangeForm
+    success_url = reverse_lazy("front")
+    title = "Change password"
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        return {**shell_of(self.request), **super().get_context_data(**kwargs)}
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        messages.success(self.request, "Your password is changed")
+        with transaction.atomic():
+            _audit_password(form.user)
+            return super().form_valid(form)
+
+
+class FirstPassword(PasswordResetConfirmView):
+    template_name = "pages/password.html"
+    form_class = FirstPasswordForm
+    success_url = reverse_lazy("front")
+    post_reset_login = True
+    post_reset_login_backend = "django.contrib.auth.backends.ModelBackend"
+    title = "Choose your password"
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        context = {**shell_of(self.request), **super().get_context_data(**kwargs)}
+        days = settings.PASSWORD_RESET_TIMEOUT // S_PER_DAY
+        return {**context, "title": self.title, "days": days}
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        with transaction.atomic():
+            _audit_password(form.user)
+            return super().form_valid(form)
+
+
+def invitation_path(user: User) -> str:
+    uid = urlsafe_base64_encode(force_bytes(user.pk))
+    return reverse("first-password", args=[uid, default_token_generator.make_token(user)])
+
+
 def _audit(
-    request: HttpRequest, action: str, user: User, detail: dict[str, Any] | None = None
+    actor: Actor, action: str, user: AbstractUser, detail: dict[str, Any] | None = None
 ) -> None:
     with transaction.atomic():
-        audit_entry_create(
-            actor=actor_of(request), action=action, object_id=user.get_username(), detail=detail
-        )
+        audit_entry_create(actor=actor, action=action, object_id=user.get_username(), detail=detail)
+
+
+def _audit_password(user: AbstractUser) -> None:
+    actor = user_actor(user.get_username())
+    _audit(actor, "user.update", user, {CHANGED_FIELDS: ["password"]})

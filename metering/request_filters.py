@@ -1,5 +1,5 @@
-"""Request records that match a filter, newest first, and one by its id. The filter's words of a URL
-are the same for the page, the REST API and the command.
+"""Request records that match a filter, newest first, one by its id, and their fields, also as CSV.
+The filter's words of a URL are the same for the page, the REST API and the command.
 
 ``RequestFilter.accounts`` limits visible requests; it is always applied.
 """
@@ -7,7 +7,7 @@ are the same for the page, the REST API and the command.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,9 +15,11 @@ from uuid import UUID
 
 from django.db.models import Q, QuerySet
 
+from metering.csv_files import csv_text
 from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import FIRST_ERROR, Outcome
 from metering.models import ApiKey, RequestRecord
+from metering.selectors import names_of_keys
 
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
 NAMES = ("account", "end_user", "model", "neuron", "code")
@@ -184,3 +186,31 @@ def _of_ids(records: QuerySet[RequestRecord], prefix: str) -> QuerySet[RequestRe
         )
     first, last = (UUID(hex=digits.ljust(NUM_ID_DIGITS, digit)) for digit in "0f")
     return records.filter(request_id__gte=first, request_id__lte=last)
+
+
+COLUMNS = (
+    *("id", "at", "account", "key", "key_name", "end_user", "model_asked", "model", "neuron"),
+    *("endpoint", "client", "status", "outcome", "code", "message"),
+    *("queue_ms", "time_to_first_token_ms", "duration_ms"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+    *("cost_micro_usd", "is_usage_estimated", "targets_tried", "unit", "num_units"),
+)
+MAX_CSV_ROWS = 10_000
+
+
+def all_fields(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    names = names_of_keys(record.key for record in records)
+    return [_fields_of(record, names) for record in records]
+
+
+def _fields_of(record: RequestRecord, names: dict[str, str]) -> dict[str, Any]:
+    own = {
+        "id": record.request_id.hex,
+        "at": record.at.isoformat(),
+        "key_name": names.get(record.key, ""),
+    }
+    return {name: own[name] if name in own else getattr(record, name) for name in COLUMNS}
+
+
+def requests_csv(records: Sequence[RequestRecord]) -> str:
+    return csv_text(COLUMNS, (fields.values() for fields in all_fields(records)))

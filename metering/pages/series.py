@@ -18,10 +18,21 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET
 
 from metering.errors import MeteringValueError
-from metering.series.figures import OUTCOMES, Figures, errors_of, point_fields
-from metering.series.steps import DAY_S, RANGES, Kind, Range, kind_of, moment, range_of
-from metering.series.store import series_devices, series_points
-from metering.usage.reader import Reader, for_members
+from metering.pages.reader import Reader, for_members
+from metering.series import (
+    DAY_S,
+    OUTCOMES,
+    RANGES,
+    Figures,
+    Kind,
+    Range,
+    errors_of,
+    kind_of,
+    moment,
+    point_fields,
+    range_of,
+)
+from metering.series_store import series_devices, series_points
 
 PALETTE = (
     *("#7c3aed", "#d97706", "#059669", "#0284c7", "#db2777", "#65a30d"),

@@ -14,9 +14,8 @@ from django.test import Client
 from metering import request_records
 from metering.actor import COMMAND
 from metering.models import Account
-from metering.series.figures import MAX_ERROR, SUM
-from metering.series.steps import HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
-from metering.series.store import figures_add, series_roll_up
+from metering.series import HOUR_S, MAX_ERROR, MINUTE_S, SUM, Kind, SeriesKey, floor_s
+from metering.series_store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
 from tests.metering.callers import ok, person, refused
 from tests.metering.commands.command_output import output, printed_json

@@ -16,41 +16,39 @@ from django.db import connections
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering import request_records
+from metering import request_records, series_store
 from metering.errors import MeteringValueError
 from metering.models import SeriesRow
-from metering.series import figures, store
-from metering.series.figures import (
-    ERROR,
-    MAX_CODES,
-    MAX_ERROR,
-    Figures,
-    add,
-    bucket_of,
-    errors_of,
-    merged,
-    percentile,
-    percentile_of,
-)
-from metering.series.steps import (
+from metering.series import (
     DAY_S,
+    ERROR,
     HOUR_S,
     KEPT_S,
+    MAX_CODES,
+    MAX_ERROR,
     MAX_POINTS,
     MINUTE_S,
     QUARTER_S,
     RANGES,
     TIERS,
     USUAL_POINTS,
+    Figures,
     Kind,
     SeriesKey,
+    add,
     boundary_s,
+    bucket_of,
+    errors_of,
     finest_step_s,
     floor_s,
+    in_bucket,
     kind_of,
+    merged,
+    percentile,
+    percentile_of,
     range_of,
 )
-from metering.series.store import series_roll_up
+from metering.series_store import figures_add, series_roll_up
 from tests.cases import each_case
 from tests.metering.request_records.records import ended
 
@@ -59,8 +57,8 @@ NOW_UNIX_S = 1_780_000_123
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PAUSE_S", 0.0)
-    monkeypatch.setattr(store, "ROWS_PER_MOVE", 40)
+    monkeypatch.setattr(series_store, "PAUSE_S", 0.0)
+    monkeypatch.setattr(series_store, "ROWS_PER_MOVE", 40)
 
 
 def figures_of(using: str, kind: Kind = Kind.FLEET, name: str = "") -> Figures:
@@ -152,12 +150,12 @@ def test_a_late_request_still_counts_and_thirty_days_are_kept(using: str) -> Non
 def test_a_call_moves_a_bounded_number(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for hours in range(8, 12):
         request_records.insert([ended(ended_unix_s=NOW_UNIX_S - hours * HOUR_S)], using=using)
-    monkeypatch.setattr(store, "ROWS_PER_MOVE", 7)
-    monkeypatch.setattr(store, "MAX_BATCHES", 1)
+    monkeypatch.setattr(series_store, "ROWS_PER_MOVE", 7)
+    monkeypatch.setattr(series_store, "MAX_BATCHES", 1)
     pauses: list[float] = []
     assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using, pause=pauses.append) == 7
     assert len(pauses) == 1
-    monkeypatch.setattr(store, "MAX_BATCHES", 100)
+    monkeypatch.setattr(series_store, "MAX_BATCHES", 100)
     series_roll_up(now_unix_s=NOW_UNIX_S, using=using)
     assert (steps(using), figures_of(using)["requests"]) == ({QUARTER_S}, 4)
 
@@ -169,7 +167,7 @@ def test_names_and_numbers_that_no_column_holds(using: str) -> None:
         SeriesKey(MINUTE_S, at, Kind.MODEL, f"{uuid.uuid4()}"): {"requests": 1},
     }
     for _ in range(2):
-        store.figures_add(changes, using=using)
+        figures_add(changes, using=using)
     big, small = SeriesRow.objects.using(using).order_by("-requests")
     assert (big.requests, small.requests) == (2**63 - 1, 2)
     assert big.name.startswith("xy?z") and len(big.name) == 127
@@ -187,12 +185,12 @@ def test_a_percentile_is_off_by_little_and_histograms_add_up(
     found = percentile(Counter(map(bucket_of, values)), percent / 100)
     assert found is not None and abs(found - exact) <= exact * MAX_ERROR * 1.001
 
-    def counted(values: list[int]) -> figures.Figures:
-        return merged({figures.in_bucket("ms", value): 1} for value in values)
+    def counted(values: list[int]) -> Figures:
+        return merged({in_bucket("ms", value): 1} for value in values)
 
     both = merged([counted(left), counted(right)])
     assert both == counted(values)
-    assert figures.percentile_of(both, "ms", percent / 100) == found
+    assert percentile_of(both, "ms", percent / 100) == found
 
 
 def test_extremes_have_a_bucket() -> None:
@@ -204,7 +202,7 @@ def test_extremes_have_a_bucket() -> None:
 
 
 def test_codes_are_bounded_and_none_is_lost() -> None:
-    row: figures.Figures = {}
+    row: Figures = {}
     for number in range(MAX_CODES + 10):
         add(row, {f"{ERROR}code_{number}": 2})
     found = errors_of(row)

@@ -17,13 +17,14 @@ import msgspec
 from django.db import connections, transaction
 
 from metering.models import SeriesRow
-from metering.series.figures import Figures, add
-from metering.series.steps import (
+from metering.series import (
     FLEET_NAME,
     MINUTE_S,
     TIERS,
+    Figures,
     Kind,
     SeriesKey,
+    add,
     boundary_s,
     floor_s,
     moment,

@@ -1,4 +1,4 @@
-"""The reader of the usage pages, and their permissions."""
+"""The reader of members' pages, and their permissions."""
 
 from __future__ import annotations
 
@@ -70,10 +70,6 @@ class Reader:
         return own + list(others.values_list("name", flat=True))
 
 
-def reader_of(request: HttpRequest) -> Reader:
-    return reader_of_user(cast(AbstractUser, request.user))
-
-
 def reader_of_user(user: AbstractUser) -> Reader:
     rows = Membership.objects.filter(user_id=user.pk, account__enabled=True)
     return Reader(
@@ -89,7 +85,7 @@ def for_members(view: Callable[..., HttpResponse]) -> Any:
     @login_required
     @wraps(view)
     def page(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return view(request, reader_of(request), *args, **kwargs)
+        return view(request, reader_of_user(cast(AbstractUser, request.user)), *args, **kwargs)
 
     return page
 

@@ -1,15 +1,20 @@
-"""``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV; and
+"""``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV;
 ``/usage/accounts``, for operators: the largest spenders, refusals, and models' costs beside their
-prices."""
+prices; and ``/usage/audit``, for operators: the audit, with filters.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from django import forms
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
@@ -21,12 +26,13 @@ from helexa_site.web.pages import render_page
 from metering import selectors
 from metering.csv_files import csv_response
 from metering.errors import MeteringValueError
-from metering.links import account_url, key_url
-from metering.models import Account
+from metering.links import account_url, audited_url, key_url
+from metering.models import Account, AuditEntry
 from metering.money import cost_text
+from metering.pages.reader import Reader, for_members, for_operators
 from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
-from metering.usage.reader import Reader, for_members, for_operators
-from metering.usage.rows import (
+from metering.services.audit import CHANGED_FIELDS
+from metering.usage_rows import (
     SumsRow,
     budget_rows,
     chart_of,
@@ -185,3 +191,77 @@ def _model_costs(rows: list[UsageRow]) -> list[dict[str, Any]]:
 def _per_million(row: UsageRow) -> str:
     tokens = row.sums.prompt_tokens + row.sums.completion_tokens
     return cost_text(row.sums.cost_micro_usd * 1_000_000 // tokens) if tokens else ""
+
+
+PER_PAGE = 50
+
+
+class AuditFilter(forms.Form):
+    actor = forms.CharField(required=False, max_length=200)
+    action = forms.CharField(required=False, max_length=64)
+    object_id = forms.CharField(required=False, max_length=200, label="Object")
+    first = forms.DateField(
+        required=False, label="From", widget=forms.DateInput(attrs={"type": "date"})
+    )
+    last = forms.DateField(
+        required=False, label="To", widget=forms.DateInput(attrs={"type": "date"})
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.widget.attrs["class"] = "hx-input"
+
+
+@for_operators
+@require_GET
+def audit_page(request: HttpRequest, _reader: Reader) -> HttpResponse:
+    if not request.user.has_perm("metering.view_auditentry"):
+        raise PermissionDenied
+    form = AuditFilter(request.GET)
+    entries = AuditEntry.objects.all()
+    if form.is_valid():
+        entries = entries.filter(**_conditions(form.cleaned_data))
+    page = Paginator(entries, PER_PAGE).get_page(request.GET.get("page"))
+    chosen = {name: value for name, value in request.GET.items() if value and name != "page"}
+    context = {
+        "form": form,
+        "page": page,
+        "rows": [
+            (entry, audited_url(entry.action, entry.object_id), _detail(entry)) for entry in page
+        ],
+        "query": urlencode(chosen),
+    }
+    return render_page(request, "metering/audit.html", title="Audit", context=context)
+
+
+def _conditions(given: dict[str, Any]) -> dict[str, Any]:
+    words = {
+        f"{name}__icontains": given[name]
+        for name in ("actor", "action", "object_id")
+        if given[name]
+    }
+    if given["first"]:
+        words["at__gte"] = selectors.midnight(given["first"])
+    if given["last"]:
+        words["at__lt"] = selectors.midnight(given["last"]) + timedelta(days=1)
+    return words
+
+
+def _detail(entry: AuditEntry) -> str:
+    parts = []
+    for name, value in entry.detail.items():
+        is_change = _is_change(entry, name, value)
+        words = [word if isinstance(word, str) else json.dumps(word) for word in _list(value)]
+        parts.append(f"{name}: {' → '.join(words) if is_change else ', '.join(words)}")
+    return "; ".join(parts)
+
+
+def _is_change(entry: AuditEntry, name: str, value: Any) -> bool:
+    """Whether ``value`` is an old and a new one. Other lists of two are values themselves."""
+    is_update = entry.action.endswith(".update") and name != CHANGED_FIELDS
+    return is_update and isinstance(value, list) and len(value) == 2
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
