@@ -9,9 +9,7 @@ from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.request_filters import FILTERS
 from metering.series import RANGES, Kind
-from metering.services.accounts import MAX_WEIGHT
-from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
-from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
+from metering.services import DEFAULT_SCOPES, MAX_CAP, MAX_NAME_CHARS, MAX_WEIGHT, MAX_WINDOW_S
 
 
 def prefix_of_word(word: str) -> str:

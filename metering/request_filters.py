@@ -1,5 +1,6 @@
-"""Request records that match a filter, newest first, one by its id, and their fields, also as CSV.
-The filter's words of a URL are the same for the page, the REST API and the command.
+"""Request records that match a filter, newest first, one by its id, its captured bodies, and their
+fields, also as CSV. The filter's words of a URL are the same for the page, the REST API and the
+command.
 
 ``RequestFilter.accounts`` limits visible requests; it is always applied.
 """
@@ -13,12 +14,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from metering.audit import Actor, audit_entry_create
 from metering.csv_files import csv_text
 from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import FIRST_ERROR, Outcome
-from metering.models import ApiKey, RequestRecord
+from metering.models import ApiKey, CapturedRequest, RequestRecord
 from metering.selectors import names_of_keys
 
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
@@ -186,6 +189,21 @@ def _of_ids(records: QuerySet[RequestRecord], prefix: str) -> QuerySet[RequestRe
         )
     first, last = (UUID(hex=digits.ljust(NUM_ID_DIGITS, digit)) for digit in "0f")
     return records.filter(request_id__gte=first, request_id__lte=last)
+
+
+def captured_request_read(*, actor: Actor, record: RequestRecord) -> CapturedRequest | None:
+    """The captured bodies, for a permitted actor; the read is audited. ``None``: there are none
+    (any more)."""
+    with transaction.atomic():
+        captured = CapturedRequest.objects.filter(request_id=record.request_id).first()
+        if captured is not None:
+            audit_entry_create(
+                actor=actor,
+                action="request.read_bodies",
+                object_id=record.request_id.hex,
+                detail={"account": record.account, "key": record.key},
+            )
+    return captured
 
 
 COLUMNS = (

@@ -38,7 +38,7 @@ from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron, Replica
 from metering import selectors as metering_selectors
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.links import requests_url
 from metering.money import micro_usd_of, usd_digits
 from metering.selectors import UsageFilter, UsageGroup

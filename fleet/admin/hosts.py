@@ -30,7 +30,7 @@ from fleet.models import Device, FleetPolicy, Invitation, Neuron
 from fleet.services.hosts.invitations import invitation_check
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.links import requests_url
 
 

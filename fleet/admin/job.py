@@ -27,7 +27,7 @@ from fleet.management.sizes import size_text
 from fleet.models import Download, LoadJob
 from fleet.placement.decisions import stage_evictions
 from helexa_site.web.pages import render_page
-from metering.actor import Actor
+from metering.audit import Actor
 
 TIMES = ("created_at", "started_at", "reported_at", "finished_at")
 FAILURE = ("failure_code", "failure_message")

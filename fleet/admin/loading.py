@@ -13,7 +13,7 @@ from fleet.errors import FleetError, ModelAlreadyLoadedError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.services.jobs.model_loads import EVERYWHERE, ON_NEURON
-from metering.actor import Actor, user_actor
+from metering.audit import Actor, user_actor
 
 
 @dataclass(frozen=True, slots=True)

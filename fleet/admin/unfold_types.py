@@ -25,7 +25,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.errors import CatalogueValueError, FleetError
 from helexa_site.web.pages import SHOWN_ONCE, render_page
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.errors import MeteringError, MeteringValueError
 
 if TYPE_CHECKING:

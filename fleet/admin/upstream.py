@@ -17,7 +17,7 @@ from fleet.errors import FleetError
 from fleet.models import Upstream
 from fleet.services.offers.upstreams import CHANGEABLE
 from fleet.upstreams.rules import check_secret
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.links import requests_url
 
 KEY_FIELDS = ("key", "removes_key")

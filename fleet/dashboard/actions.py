@@ -18,7 +18,7 @@ from fleet.catalogue import SettingValue
 from fleet.dashboard.rows import job_progress
 from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.overview.lines import JobLine
-from metering.actor import Actor, user_actor
+from metering.audit import Actor, user_actor
 
 OPERATE = "fleet.change_cataloguemodel"
 CHANGE_NEURON = "fleet.change_neuron"

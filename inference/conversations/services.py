@@ -15,8 +15,7 @@ from inference.conversations.models import StoredResponse
 from inference.conversations.records import ACTIVE, ResponseRecord, is_response_id
 from inference.conversations.selectors import account_usage, lost_response
 from inference.quotas import Quota, quota_locked
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 LEASE_S = 30.0
 """Many times the period in which gateways renew it."""

@@ -19,7 +19,7 @@ from fleet.admin import unfold_types as ui
 from fleet.admin.loading import actor_of
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.links import account_url, key_url, requests_url
 from metering.models import Budget, Membership
 from metering.money import amount_text, amount_words, cap_of

@@ -15,8 +15,8 @@ from fleet.admin.loading import Outcome
 from fleet.dashboard.links import model_url
 from fleet.selectors import nameable_models
 from metering import services
-from metering.actor import Actor
 from metering.admin.inlines import BudgetInline, caps_left, save_inline
+from metering.audit import Actor
 from metering.links import account_url
 from metering.models import ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope

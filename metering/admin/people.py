@@ -34,10 +34,9 @@ from fleet.admin import unfold_types as ui
 from fleet.admin.loading import actor_of
 from helexa_site.web.pages import shell_of
 from metering import services
-from metering.actor import Actor, user_actor
 from metering.admin.inlines import AccountInline, save_inline
+from metering.audit import CHANGED_FIELDS, Actor, audit_entry_create, changes_of, user_actor
 from metering.models import Membership
-from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
 
 if TYPE_CHECKING:
     from django.contrib.auth.forms import PasswordChangeForm

@@ -15,7 +15,6 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
 from fleet.api.access import ObjectView, number_in
-from metering import services
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
@@ -31,6 +30,7 @@ from metering.request_filters import (
     MAX_CSV_ROWS,
     RequestFilter,
     all_fields,
+    captured_request_read,
     filter_of,
     request_before,
     request_find,
@@ -117,7 +117,7 @@ class CaptureView(RequestView):
                 "Operators, keys with the scope accounts:write, and people who may change the key "
                 "that asked read captured bodies.",
             )
-        captured = services.captured_request_read(actor=self.actor, record=record)
+        captured = captured_request_read(actor=self.actor, record=record)
         if captured is None:
             raise ProblemError(
                 404, "capture_not_found", "No bodies of this request are stored.", param="id"

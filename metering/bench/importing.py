@@ -23,13 +23,12 @@ from typing import Any
 
 from django.db import transaction
 
-from metering.actor import Actor
+from metering.audit import Actor, audit_entry_create
 from metering.bench import store
 from metering.bench.errors import BenchError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import TEXT_COLUMNS
 from metering.bench.targets import EXTERNAL, moment_of
-from metering.services.audit import audit_entry_create
 
 ROWS = (
     (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),

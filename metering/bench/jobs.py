@@ -19,12 +19,11 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from fleet.models import Neuron
-from metering.actor import Actor
+from metering.audit import Actor, audit_entry_create
 from metering.bench.choosing import sweep_of
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchJob, BenchTarget
 from metering.bench.scenarios import parse_scenarios
-from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from django.views.decorators.http import require_GET, require_POST
 from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
-from metering.actor import user_actor
+from metering.audit import user_actor
 from metering.bench import results, tables
 from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError

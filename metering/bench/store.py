@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
-from metering.actor import Actor
+from metering.audit import Actor, audit_entry_create
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
-from metering.services.audit import audit_entry_create
 
 PLAN_ID = 1
 Row = TypeVar("Row", bound=models.Model)

@@ -12,7 +12,7 @@ from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
-from metering.actor import Actor, user_actor
+from metering.audit import Actor, user_actor
 from metering.models import Account, ApiKey, Membership, RequestRecord
 from metering.principal import ANONYMOUS_ACCOUNT
 from metering.selectors import without_playground_keys

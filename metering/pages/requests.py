@@ -19,7 +19,6 @@ from django.views.decorators.http import require_GET, require_http_methods
 from fleet.dashboard.links import model_url, neuron_url
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
-from metering import services
 from metering.csv_files import csv_response
 from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import ERRORS, Outcome
@@ -32,6 +31,7 @@ from metering.request_filters import (
     MAX_CSV_ROWS,
     OUTCOMES,
     RequestFilter,
+    captured_request_read,
     filter_of,
     request_before,
     request_find,
@@ -244,7 +244,7 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
     if request.method == "POST":
         if not may_read:
             raise PermissionDenied
-        captured = services.captured_request_read(actor=reader.actor, record=record)
+        captured = captured_request_read(actor=reader.actor, record=record)
     context = {
         "trail": [("requests", "Requests")],
         "may_read": may_read,

@@ -27,7 +27,7 @@ from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering import request_records
 from metering import services as of_metering
-from metering.actor import COMMAND, user_actor
+from metering.audit import COMMAND, user_actor
 from metering.bench import store
 from metering.bench.models import BenchTarget, SweepPlan
 from metering.models import Account, LedgerEntry, UsageHour

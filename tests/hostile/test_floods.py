@@ -22,7 +22,7 @@ from fleet.redis_users import rules, user_name
 from fleet.services.hosts import cut_off
 from inference.protocol import keys
 from inference.redis_connections import connect_exempt
-from metering.actor import GATEWAY
+from metering.audit import GATEWAY
 from metering.models import AuditEntry
 from tests.fleet.services.hosts.invited_hosts import guest, invite
 from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB

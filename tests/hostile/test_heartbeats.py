@@ -32,7 +32,7 @@ from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.images import VisionInput
 from inference.protocol.load_progress import LoadFailure
 from inference.version import VERSION
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat
 from tests.hostile.conftest import EVIL

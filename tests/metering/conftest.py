@@ -13,7 +13,7 @@ from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
 from metering import key_directory
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.key_directory import KeyDirectory
 from metering.ledger import writer
 from metering.models import Account, Revision

@@ -13,8 +13,8 @@ from django.db import connection
 
 from metering import api_keys as keys
 from metering import key_directory, services
-from metering.actor import COMMAND
 from metering.api_keys import AccountRecord, MembershipRecord, person_principal
+from metering.audit import COMMAND
 from metering.errors import (
     DirectoryUnavailableError,
     DisabledAccountError,

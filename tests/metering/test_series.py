@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from metering import request_records
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account
 from metering.series import HOUR_S, MAX_ERROR, MINUTE_S, SUM, Kind, SeriesKey, floor_s
 from metering.series_store import figures_add, series_roll_up

@@ -32,7 +32,7 @@ from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
 from metering import request_records
-from metering.actor import user_actor
+from metering.audit import user_actor
 from metering.bench.importing import file_import
 from metering.bench.jobs import bench_job_request
 from metering.bench.models import BenchJob

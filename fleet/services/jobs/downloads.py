@@ -52,8 +52,7 @@ from inference.protocol.downloads import (
 )
 from inference.protocol.keys import TASK_CANCEL_PULL, TASK_DELETE_CACHED, TASK_PULL_MODEL
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

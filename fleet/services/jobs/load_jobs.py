@@ -46,8 +46,7 @@ from fleet.services.jobs.steps import (
 from inference.protocol.keys import TASK_DROP_ADAPTER
 from inference.protocol.load import StageSpec
 from inference.protocol.load_progress import LoadFailure
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ from fleet.services.jobs.steps import job_create
 from inference.loading.costs.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_SLEEP_MODEL
-from metering.actor import Actor
+from metering.audit import Actor
 
 logger = logging.getLogger(__name__)
 

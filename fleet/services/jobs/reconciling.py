@@ -29,7 +29,7 @@ from fleet.services.hosts.neurons import (
 )
 from fleet.services.jobs.load_jobs import unload_job_start
 from fleet.services.jobs.model_loads import placed_load_start, sleep_job_start
-from metering.actor import CONTROL
+from metering.audit import CONTROL
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from fleet.services.hosts.neurons import reporting_neuron
 from fleet.services.jobs.load_jobs import decided_load_start
 from fleet.services.jobs.steps import job_create, send_reload
 from inference.protocol.heartbeat import ReplicaStatus, device_name
-from metering.actor import Actor
+from metering.audit import Actor
 
 
 def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:

@@ -18,7 +18,7 @@ from fleet.api.jobs import job_events
 from fleet.management import following
 from fleet.models import Download
 from inference.protocol.load_progress import LOADED
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api, key_api
 from tests.fleet.services.jobs.download_reports import (

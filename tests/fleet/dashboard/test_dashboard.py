@@ -25,7 +25,7 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStag
 from inference.protocol.load_report import StageReport
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.metering.callers import recorded, staff, text_of, used
 

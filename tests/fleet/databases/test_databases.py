@@ -47,7 +47,7 @@ DATABASE_TESTS = [
         "metering/api/test_api.py",
         "metering/commands/test_commands.py",
         "metering/test_key_directory.py",
-        "metering/services/test_services.py",
+        "metering/test_services.py",
     )
 ]
 

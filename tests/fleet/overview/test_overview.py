@@ -24,7 +24,7 @@ from inference.protocol import keys
 from inference.protocol.downloads import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused
 from metering import request_records
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import UsageHour
 from metering.selectors import BudgetStatus
 from tests.metering.request_records.records import ended

@@ -24,7 +24,7 @@ from fleet.models_toml import plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview.stage_plans import stage_plan
 from fleet.upstreams.discovery import models_of
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.prices import UnitPrices
 from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES

@@ -20,7 +20,7 @@ from fleet.models_toml import plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
 from fleet.upstreams.http import headers_of
 from fleet.upstreams.secret import unseal
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, imported, make, update

@@ -28,7 +28,7 @@ from inference.gateway.responses import store as response_store
 from inference.settings.gateway import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.ledger.entries import Settle
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from metering import api_keys as keys
 from metering import services
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from metering.services import Cap, CreatedKey
 from tests.cases import each_case

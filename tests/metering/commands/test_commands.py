@@ -18,7 +18,7 @@ from django.utils import timezone
 from fleet.noun import expiry
 from helexa_site.exit_codes import ExitCode
 from metering import api_keys as keys
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from tests.cases import each_case
 from tests.metering.commands.command_output import output, printed_json, refused

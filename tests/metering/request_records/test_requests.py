@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from helexa_site.exit_codes import ExitCode
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.links import requests_url
 from metering.models import Account, RequestRecord
 from metering.services import CreatedKey, key_create

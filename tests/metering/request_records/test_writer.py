@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from inference.gateway.request.outcome import Capture, RequestOutcome
 from metering import request_records, services, tasks
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
 from metering.request_records import RequestRecordWriter
@@ -28,7 +28,7 @@ from tests.metering.callers import refused as refused_call
 from tests.metering.commands.command_output import output, printed_json
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
-from tests.metering.services.service_support import ALICE, refused
+from tests.metering.service_support import ALICE, refused
 from tests.metering.writer_support import LONG_S, wait_until
 
 

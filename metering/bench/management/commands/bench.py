@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django.db import close_old_connections
 
 from helexa_site.quick_command import QuickCommand
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.bench import results
 from metering.bench.choosing import add_sweep_arguments, sweep_of
 from metering.bench.comparison import METRICS, MIN_CHANGE, Verdict

@@ -20,7 +20,7 @@ from inference.protocol.downloads import (
 )
 from inference.protocol.keys import downloads_key
 from inference.protocol.load_progress import LoadProgress, LoadStage
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 
 SOURCE = "huggingface:Qwen/Qwen3-0.6B"
 GB = 10**9

@@ -29,7 +29,7 @@ from inference.protocol.heartbeat import (
 from inference.protocol.load import LoadSpec, StageOf, StageSpec, own_stages, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import DeviceMemory, StageReport
-from metering.actor import COMMAND, GATEWAY
+from metering.audit import COMMAND, GATEWAY
 from tests.fleet.placement.fleets import dense
 
 GIB = 1024**3

@@ -35,7 +35,7 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.load_progress import LOADED, LoadFailure
 from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.jobs.download_reports import (
     GB,

@@ -28,8 +28,8 @@ from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, StageReport
-from metering.actor import COMMAND
 from metering.api.problems import problem_response
+from metering.audit import COMMAND
 from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.jobs.conftest import HERE, fresh, names, observe, start

@@ -22,7 +22,7 @@ from fleet.services.jobs import steps
 from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.conftest import GIB

@@ -24,7 +24,7 @@ from fleet.placement.decisions import Observed, Plan
 from fleet.services.jobs.reloads import reload_plan
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
-from metering.actor import COMMAND, CONTROL, GATEWAY
+from metering.audit import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.services.jobs.conftest import HERE, names, status_of

@@ -22,7 +22,7 @@ from fleet.models_toml import Plan, plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview.selector import fleet_overview
 from inference.protocol.load import AdapterSpec
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from metering.prices import Prices
 from tests.fleet.api.api_support import key_api

@@ -20,7 +20,7 @@ from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS, RateLimits, Scope
 from metering.services import Cap
-from tests.metering.services.service_support import ALICE, entries, refused, revision
+from tests.metering.service_support import ALICE, entries, refused, revision
 
 pytestmark = pytest.mark.django_db
 
@@ -54,7 +54,7 @@ def test_accounts_that_cannot_be(account: Account) -> None:
 def test_an_account_is_made_changed_and_deleted_with_what_is_its_own(account: Account) -> None:
     before = revision()
     ops = services.account_create(
-        actor=ALICE, name="ops", weight=services.accounts.MAX_WEIGHT, requests_per_minute=60
+        actor=ALICE, name="ops", weight=services.MAX_WEIGHT, requests_per_minute=60
     )
     assert (revision(), entries()[-1]) == (before + 1, ("user:alice", "account.create", "ops"))
     assert detail() == {"weight": 1000, "enabled": True, "requests_per_minute": 60}
@@ -215,7 +215,8 @@ def test_a_budget_is_made_changed_and_removed(account: Account) -> None:
 def test_a_change_that_fails_is_not_audited(account: Account, monkeypatch: Any) -> None:
     """The entry and the revision go with the transaction."""
     before = (entries(), revision())
-    monkeypatch.setattr("metering.services.keys.revision_bump", Mock(side_effect=RuntimeError))
+    broken = Mock(**{"objects.filter.side_effect": RuntimeError})
+    monkeypatch.setattr("metering.audit.Revision", broken)
     with pytest.raises(RuntimeError):
         services.key_create(actor=ALICE, account=account)
     assert (entries(), revision()) == before

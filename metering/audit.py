@@ -1,17 +1,64 @@
-"""Traces of each write: one audit entry, and a new revision where gateways must read again. Both
-belong into the transaction of the change itself."""
+"""The audit: an entry for each change, with its author, who is a person, a key, or a part of the
+system. The entry belongs into the transaction of the change itself.
+"""
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from django.db import models, transaction
 from django.db.models import F
 
-from metering.actor import Actor
 from metering.models import AuditEntry, Revision
+
+
+class ActorKind(StrEnum):
+    USER = "user"
+    KEY = "key"
+    COMMAND = "command"
+    GATEWAY = "gateway"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """``name``: the user's name or the key's prefix; for a command the operating system's user and
+    the host; empty for parts of the system."""
+
+    kind: ActorKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else str(self.kind)
+
+
+def _user_and_host() -> str:
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run as unnamed user ids
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+COMMAND = Actor(ActorKind.COMMAND, _user_and_host())
+GATEWAY = Actor(ActorKind.GATEWAY)
+CONTROL = Actor(ActorKind.CONTROL)
+
+
+def user_actor(username: str) -> Actor:
+    return Actor(ActorKind.USER, username)
+
+
+def key_actor(prefix: str) -> Actor:
+    return Actor(ActorKind.KEY, prefix)
+
 
 CHANGED_FIELDS = "changed"
 
@@ -26,9 +73,12 @@ def audit_entry_create(
     )
 
 
-def revision_bump() -> None:
-    """Makes gateways read their keys, accounts and budgets again. A concurrent change of these
-    waits for this transaction's end."""
+def write_record(
+    *, actor: Actor, action: str, object_id: str, detail: dict[str, Any] | None = None
+) -> None:
+    """Leaves the audit entry of a write to accounts, keys or budgets, and a new revision: gateways
+    read these again. A concurrent write waits for this transaction's end."""
+    audit_entry_create(actor=actor, action=action, object_id=object_id, detail=detail)
     if not Revision.objects.filter(pk=1).update(number=F("number") + 1):
         Revision.objects.create(pk=1, number=1)
 
@@ -44,18 +94,6 @@ def changes_of(
 def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
     plain = {name: _plain(getattr(row, name)) for name in fields}
     return {name: value for name, value in plain.items() if value not in (None, "", [])}
-
-
-def row_update(
-    *, actor: Actor, action: str, object_id: str, row: models.Model, changed_fields: list[str]
-) -> None:
-    """Writes those of the named fields of an edited row that differ from the stored ones. Call it
-    in a transaction."""
-    before = type(row)._default_manager.select_for_update().get(pk=row.pk)
-    if changes := changes_of(before, row, changed_fields):
-        row.save(update_fields=list(changes))
-        audit_entry_create(actor=actor, action=action, object_id=object_id, detail=changes)
-        revision_bump()
 
 
 def _plain(value: Any) -> Any:

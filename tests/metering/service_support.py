@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metering.actor import user_actor
+from metering.audit import user_actor
 from metering.errors import MeteringValueError
 from metering.models import AuditEntry, Revision
 
