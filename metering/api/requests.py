@@ -17,8 +17,7 @@ from rest_framework.utils.urls import replace_query_param
 from fleet.api.access import ObjectView, number_in
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError
-from metering.api.views import CsvRenderer
+from metering.api.problems import CsvRenderer, ProblemError
 from metering.csv_files import csv_headers
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
