@@ -18,10 +18,10 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from metering.audit import Actor, audit_entry_create
-from metering.csv_files import csv_text
 from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import FIRST_ERROR, Outcome
 from metering.models import ApiKey, CapturedRequest, RequestRecord
+from metering.output import csv_text
 from metering.selectors import names_of_keys
 
 OUTCOMES = tuple(outcome.value for outcome in Outcome)

@@ -151,7 +151,7 @@ BARE_IMPORTS = {
     ),
     "gateway and control": (
         (
-            *("metering.apps", "helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
+            *("helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
             *("inference.gateway.server.run", "fleet.tasks", "metering.tasks"),
         ),
         ("torch", "transformers", "inference.engine", "opentelemetry", "numpy"),

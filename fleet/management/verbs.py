@@ -20,7 +20,7 @@ from fleet.management.backend import Backend, add_backend_arguments, backend_of,
 from fleet.noun import Field, Kind, Noun, value_of_text
 from helexa_site.exit_codes import ExitCode
 from helexa_site.quick_command import QuickCommand
-from metering.management.output import errors_on_one_line, json_text, table_text
+from metering.output import errors_on_one_line, json_text, table_text
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], object]]

@@ -18,9 +18,9 @@ from fleet.api.access import ObjectView, number_in
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import CsvRenderer, ProblemError
-from metering.csv_files import csv_headers
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
+from metering.output import csv_headers
 from metering.pages.reader import reader_of_user
 from metering.principal import Scope
 from metering.request_filters import (

@@ -25,10 +25,10 @@ from metering.api.accounts import Accounts, Budgets, Keys, Members
 from metering.api.authentication import Caller
 from metering.api.problems import CsvRenderer, ProblemError, ensure_no_nul, ensure_one_of
 from metering.api.requests import CaptureView, RequestsView, RequestView
-from metering.csv_files import csv_headers
 from metering.errors import MeteringValueError
 from metering.models import Account
 from metering.nouns import SERIES
+from metering.output import csv_headers
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup
 from metering.series import FLEET_NAME, Kind, kind_of, moment, point_fields, range_of

@@ -34,7 +34,7 @@ from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
 from metering.bench.models import BenchJob, BenchRun
 from metering.bench.store import plan_find
-from metering.csv_files import csv_response, csv_text
+from metering.output import csv_response, csv_text
 
 View = Callable[..., HttpResponseBase]
 TABS = (("bench-results", "Results"), ("bench-runs", "Runs"))

@@ -19,12 +19,12 @@ from django.views.decorators.http import require_GET, require_http_methods
 from fleet.dashboard.links import model_url, neuron_url
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
-from metering.csv_files import csv_response
 from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import ERRORS, Outcome
 from metering.links import account_url, key_url, request_url, requests_url
 from metering.models import CapturedRequest, RequestRecord
 from metering.money import cost_text
+from metering.output import csv_response
 from metering.pages.reader import Reader, for_members
 from metering.request_filters import (
     FILTERS,

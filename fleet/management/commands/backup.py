@@ -15,7 +15,7 @@ from helexa_site.backup.files_and_secrets import FOLDER
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
-from metering.management.output import errors_on_one_line
+from metering.output import errors_on_one_line
 
 
 class Command(QuickCommand):

@@ -22,7 +22,7 @@ from helexa_site.quick_command import QuickCommand
 from helexa_site.server_url import DEFAULT_URL, checked_url
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
-from metering.management.output import json_text
+from metering.output import json_text
 
 OVERVIEW = "/api/overview"
 QUESTION = "Reply with exactly one word: pineapple"

@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from helexa_site.quick_command import QuickCommand
 from metering import selectors
-from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
+from metering.output import errors_on_one_line, json_text, table_text
 from metering.selectors import SUMS, UsageFilter, UsageGroup, UsageRow, UsageSums
 from metering.usage_rows import usage_csv, usage_fields
 

@@ -24,7 +24,7 @@ from metering.bench.tables import (
     view_markdown,
     view_rows,
 )
-from metering.management.output import errors_on_one_line, json_text
+from metering.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
 """Exit code of ``compare`` where a build got worse."""

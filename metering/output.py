@@ -1,17 +1,21 @@
-"""Output of metering's commands: tables for people, JSON for programs, one line for an error."""
+"""Output of commands, pages and the REST API: tables for people, JSON and CSV for programs, and one
+line for an error.
+"""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
+from django.http import HttpResponse
 
 from helexa_site.exit_codes import ExitCode
 from helexa_site.program import program
@@ -38,7 +42,7 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         is_number = bool(rows) and all(isinstance(row[position], int) for row in rows)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(_table_cell(value) for value in row))
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else WIDTH_OF_FILES
     console = Console(
@@ -77,9 +81,37 @@ def database_words(error: DjangoDatabaseError) -> str:
     return f"The database does not answer as it should: {reason}. {NO_DATABASE}"
 
 
-def _cell(value: object) -> str:
+def _table_cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     return "" if value is None else str(value)
+
+
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_csv_cell(value) for value in row])
+    return text.getvalue()
+
+
+def csv_headers(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+
+
+def csv_response(name: str, text: str) -> HttpResponse:
+    return HttpResponse(text, content_type="text/csv; charset=utf-8", headers=csv_headers(name))
+
+
+def _csv_cell(value: object) -> object:
+    """A client's text must be no formula in a spreadsheet."""
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_SIGNS)
+    return f"'{value}" if is_formula else value
