@@ -10,7 +10,7 @@ from functools import cache
 
 from release import VERSION
 
-OURS = ("fleet", "metering", "metering.bench")
+OURS = ("fleet", "metering")
 BEFORE_DJANGO = {
     "serve": "run everything on this machine",
     "neuron": "run a neuron alone",

@@ -108,10 +108,7 @@ BOUNDARIES = (
         Boundary(f"metering/{name}.py", (*SERVICES, "fleet", "helexa_site"))
         for name in ("errors", "prices", "principal", "ledger/book", "ledger/entries")
     ),
-    *(
-        Boundary(f"metering/bench/{name}.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http"))
-        for name in ("comparison", "errors", "scenarios")
-    ),
+    Boundary("metering/bench/measures.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http")),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary(
         "acp/helexa_acp",

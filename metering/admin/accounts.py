@@ -1,5 +1,5 @@
-"""Accounts, with pages of their people, budgets and usage; and API keys, which are made, shown once,
-limited and revoked, and never deleted or read again.
+"""Accounts, with pages of their people, budgets and usage; and API keys, which are made, shown once
+and revoked, and never deleted or read again.
 """
 
 from __future__ import annotations

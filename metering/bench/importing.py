@@ -25,10 +25,10 @@ from django.db import transaction
 
 from metering.audit import Actor, audit_entry_create
 from metering.bench import store
-from metering.bench.errors import BenchError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import TEXT_COLUMNS
 from metering.bench.targets import EXTERNAL, moment_of
+from metering.errors import BenchError
 
 ROWS = (
     (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),

@@ -20,10 +20,10 @@ from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.audit import Actor, audit_entry_create
-from metering.bench.choosing import sweep_of
-from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.measures import parse_scenarios
 from metering.bench.models import BenchJob, BenchTarget
-from metering.bench.scenarios import parse_scenarios
+from metering.bench.sweep import sweep_of
+from metering.errors import BenchError, BenchValueError
 
 logger = logging.getLogger(__name__)
 

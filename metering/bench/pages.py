@@ -29,11 +29,11 @@ from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.audit import user_actor
 from metering.bench import results, tables
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
-from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
+from metering.bench.measures import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.models import BenchJob, BenchRun
 from metering.bench.store import plan_find
+from metering.errors import BenchError, BenchValueError
 from metering.output import csv_response, csv_text
 
 View = Callable[..., HttpResponseBase]

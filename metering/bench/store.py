@@ -9,8 +9,8 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
 from metering.audit import Actor, audit_entry_create
-from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
+from metering.errors import BenchError, BenchValueError
 
 PLAN_ID = 1
 Row = TypeVar("Row", bound=models.Model)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlencode
 
-from metering.bench.comparison import (
+from metering.bench.measures import (
     METRICS,
     Comparison,
     Difference,

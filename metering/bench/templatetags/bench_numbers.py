@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django import template
 
-from metering.bench.comparison import number_text
+from metering.bench.measures import number_text
 
 register = template.Library()
 

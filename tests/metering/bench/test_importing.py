@@ -14,10 +14,10 @@ from django.apps import apps
 from django.core.management.base import CommandError
 
 from metering.bench import store
-from metering.bench.errors import BenchError
 from metering.bench.importing import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import run_row
+from metering.errors import BenchError
 from metering.models import AuditEntry
 from tests.metering.bench import results
 from tests.metering.bench.conftest import Bench

@@ -11,7 +11,8 @@ from django.db.models.signals import post_save
 from django.test import Client
 from django.utils import timezone
 
-from metering.bench import jobs, tasks
+from metering import tasks
+from metering.bench import jobs
 from metering.bench.models import BenchJob, BenchRun, BenchTarget, SweepPlan
 from metering.models import AuditEntry
 from tests.metering.bench.scripted_endpoint import MODEL, Script

@@ -13,10 +13,10 @@ from django.db import close_old_connections
 from helexa_site.quick_command import QuickCommand
 from metering.audit import COMMAND
 from metering.bench import results
-from metering.bench.choosing import add_sweep_arguments, sweep_of
-from metering.bench.comparison import METRICS, MIN_CHANGE, Verdict
-from metering.bench.errors import BenchValueError
 from metering.bench.importing import file_import
+from metering.bench.measures import METRICS, MIN_CHANGE, Verdict
+from metering.bench.models import BenchTarget
+from metering.bench.sweep import sweep_of
 from metering.bench.tables import (
     REPORTS,
     comparison_markdown,
@@ -24,6 +24,7 @@ from metering.bench.tables import (
     view_markdown,
     view_rows,
 )
+from metering.errors import BenchValueError
 from metering.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
@@ -39,9 +40,9 @@ class Command(QuickCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parsers = parser.add_subparsers(dest="command", required=True)
         once = parsers.add_parser("once", help="one sweep: measure what has too few samples")
-        add_sweep_arguments(once)
+        _add_sweep(once)
         once.add_argument("--json", action="store_true", help="print JSON")
-        add_sweep_arguments(parsers.add_parser("run", help="sweep after sweep, until it is ended"))
+        _add_sweep(parsers.add_parser("run", help="sweep after sweep, until it is ended"))
         _add_report(parsers.add_parser("report", help="the latest builds' medians"))
         _add_compare(parsers.add_parser("compare", help="two builds or targets, cell by cell"))
         _add_import(parsers.add_parser("import", help="targets or results out of a file"))
@@ -163,3 +164,39 @@ def _add_import(parser: ArgumentParser) -> None:
     parser.add_argument("--model", default="", help="that scripts/bench measured")
     parser.add_argument("--build", default="", help="that scripts/bench measured")
     parser.add_argument("--target", default="", metavar="NAME", help="to keep results under")
+
+
+def _add_sweep(parser: ArgumentParser) -> None:
+    several: dict[str, Any] = {"action": "append", "default": []}
+    seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
+    whom = parser.add_argument_group("whom to measure")
+    whom.add_argument(
+        "--config", type=Path, metavar="FILE", help="a helexa-bench.toml, instead of the database"
+    )
+    whom.add_argument("--endpoint", metavar="URL", help="this one alone, with --name and --kind")
+    whom.add_argument(
+        "--kind", choices=BenchTarget.Kind.values, default="openai", help="default: %(default)s"
+    )
+    whom.add_argument("--name", help="what its results are kept under (default: the endpoint)")
+    whom.add_argument("--build", default="", help="where the endpoint reports none")
+    whom.add_argument(
+        "--target", dest="targets", metavar="NAME", help="of those, this one", **several
+    )
+    whom.add_argument(
+        "--no-fleet", dest="has_fleet", action="store_false", help="leave this fleet's neurons out"
+    )
+    whom.add_argument("--url", help="of this fleet's gateway (or HELEXA_URL; else the serve here)")
+    whom.add_argument("--key", help="sent to the gateway or the --endpoint (or HELEXA_API_KEY)")
+    how = parser.add_argument_group("how to measure")
+    how.add_argument("--scenario", dest="scenarios", metavar="ID", help="as chat:128", **several)
+    how.add_argument("--model", dest="models", metavar="NAME", help="this one alone", **several)
+    how.add_argument("--samples", type=int, help="per target, build, model and scenario")
+    how.add_argument("--max-tokens", type=int, help="of an answer")
+    how.add_argument("--pause", dest="pause_s", help="between samples", **seconds)
+    how.add_argument("--timeout", dest="timeout_s", help="of one request", **seconds)
+    how.add_argument(
+        "--beside-load",
+        dest="is_beside_load",
+        action="store_true",
+        help="also while others use the target",
+    )

@@ -1,7 +1,16 @@
-"""Compares two builds or two targets, cell by cell: better, worse, or the same but for noise. Pure.
+"""What is measured, and verdicts on it: scenarios with their prompts, metrics, and comparisons of
+two builds or two targets, cell by cell. Pure.
 
-Each side is a median and its median absolute deviation (MAD). A metric has changed where the
-medians are further apart than ``NOISE_MADS`` times the sum of both MADs, and by at least
+A scenario's id never changes, because results are compared by it:
+
+chat:128        a prompt of 128 tokens that no cache knows, streamed
+chat:128:warm   the same prompt again and again, so that prefix caches serve it
+prefill:4096    a long new prompt and one token of answer
+concurrency:8   so many new requests at once
+load            the model is unloaded and loaded again
+
+Each side of a comparison is a median and its median absolute deviation (MAD). A metric has changed
+where the medians are further apart than ``NOISE_MADS`` times the sum of both MADs, and by at least
 ``MIN_CHANGE``: otherwise samples that hardly vary would make tiny changes real. Where medians are
 ``UNCLEAR_CHANGE`` apart or more, but within that noise, the samples are too noisy for a verdict.
 """
@@ -9,10 +18,99 @@ medians are further apart than ``NOISE_MADS`` times the sum of both MADs, and by
 from __future__ import annotations
 
 import math
+import random
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from metering.errors import BenchValueError
+
+MAX_SIZE = 10_000_000
+MAX_CONCURRENCY = 1024
+DEFAULT_SCENARIOS = ("chat:128", "chat:128:warm", "chat:4096", "chat:4096:warm")
+
+
+class ScenarioKind(StrEnum):
+    CHAT = "chat"
+    PREFILL = "prefill"
+    CONCURRENCY = "concurrency"
+    LOAD = "load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    kind: ScenarioKind
+    size: int = 0
+    """Tokens of the prompt, or requests at once; 0: it has none."""
+    is_warm: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}{f':{self.size}' * bool(self.size)}{':warm' * self.is_warm}"
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return self.size if self.kind in (ScenarioKind.CHAT, ScenarioKind.PREFILL) else None
+
+    @property
+    def concurrency(self) -> int | None:
+        return self.size if self.kind is ScenarioKind.CONCURRENCY else None
+
+
+def parse_scenario(text: str) -> Scenario:
+    """Raises ``BenchValueError``."""
+    word, *rest = text.strip().split(":")
+    if word not in list(ScenarioKind):
+        known = ", ".join(ScenarioKind)
+        raise BenchValueError("scenarios", f"{text!r} begins with none of {known}")
+    kind = ScenarioKind(word)
+    if kind is ScenarioKind.LOAD:
+        if rest:
+            raise BenchValueError("scenarios", f"{text!r}: {kind} has no size")
+        return Scenario(kind=kind)
+    is_warm = kind is ScenarioKind.CHAT and rest[1:] == ["warm"]
+    if len(rest) != 1 + is_warm:
+        raise BenchValueError("scenarios", f"{text!r} is not like {kind}:128")
+    size, most = rest[0], MAX_CONCURRENCY if kind is ScenarioKind.CONCURRENCY else MAX_SIZE
+    if not (size.isascii() and size.isdigit() and len(size) < 9 and 0 < int(size) <= most):
+        raise BenchValueError("scenarios", f"{text!r}: {size!r} is no number from 1 to {most}")
+    return Scenario(kind=kind, size=int(size), is_warm=is_warm)
+
+
+def parse_scenarios(texts: Iterable[str]) -> list[Scenario]:
+    """Each once, in their order. Raises ``BenchValueError``."""
+    return list(dict.fromkeys(map(parse_scenario, texts)))
+
+
+NO_THINKING = "/no_think"
+"""Thinking models obey it, others ignore it: speeds are of answers."""
+WORDS = """
+river stone market evening letter garden winter bridge paper captain window mountain silver orange
+morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
+table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
+ladder mirror number office pencil rabbit saddle thunder velvet wagon
+""".split()  # noqa: SIM905 - sixty quotes add nothing
+"""Each is one token of most present models' vocabularies."""
+ASK = (
+    "Leave the words above alone. Write a report of about three hundred words for the council of a "
+    "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
+    "used for, what a new one would cost, who would gain from it, and what you advise."
+)
+ASK_TOKENS = 76
+"""The question's 64, and a dozen of the model's chat template."""
+MIN_WORDS = 8
+"""Enough to distinguish a new prompt from cached ones."""
+
+
+def chat_prompt(num_tokens: int, salt: str) -> str:
+    """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
+    and the question. No cache has a prompt of a new salt."""
+    numbers = random.Random(salt)
+    num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
+    words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
+    return f"{words}\n\n{ASK} {NO_THINKING}"
+
 
 MIN_SAMPLES = 5
 """On each side. The MAD of fewer is too often small by chance."""
@@ -44,11 +142,11 @@ LOAD = Metric("swap_load_ms", "load", "ms", more_is_better=False)
 UNLOAD = Metric("swap_unload_ms", "unload", "ms", more_is_better=False)
 
 METRICS = {metric.name: metric for metric in (TTFT, TTFT_P95, DECODE, PREFILL, LOAD, UNLOAD)}
-JUDGED = {
-    "chat": (DECODE, TTFT, PREFILL),
-    "prefill": (PREFILL, TTFT),
-    "concurrency": (DECODE, TTFT_P95),
-    "load": (LOAD, UNLOAD),
+JUDGED: Mapping[str, tuple[Metric, ...]] = {
+    ScenarioKind.CHAT: (DECODE, TTFT, PREFILL),
+    ScenarioKind.PREFILL: (PREFILL, TTFT),
+    ScenarioKind.CONCURRENCY: (DECODE, TTFT_P95),
+    ScenarioKind.LOAD: (LOAD, UNLOAD),
 }
 """By kind of scenario. The total time is left out: it depends on the answer's length."""
 
