@@ -24,7 +24,7 @@ from fleet.live.catalogue_cache import CatalogueCache
 from fleet.models import Alias, CatalogueModel, Download, Invitation, LoadJob, Neuron, Upstream
 from fleet.models_toml import CatalogueState
 from fleet.upstreams.entry import UpstreamEntry
-from metering.prices import Prices
+from metering.money import Prices
 
 
 def catalogue_find(name: str) -> CatalogueEntry | None:

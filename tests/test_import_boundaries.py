@@ -106,7 +106,7 @@ BOUNDARIES = (
     ),
     *(
         Boundary(f"metering/{name}.py", (*SERVICES, "fleet", "helexa_site"))
-        for name in ("errors", "prices", "principal", "ledger/book", "ledger/entries")
+        for name in ("errors", "money", "principal", "ledger/book", "ledger/entries")
     ),
     Boundary("metering/bench/measures.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http")),
     # Installed alone, beside an editor: nothing of helexa is there.

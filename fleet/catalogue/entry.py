@@ -17,7 +17,7 @@ from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
 from fleet.upstreams.entry import UpstreamEntry
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.load import AdapterSpec, LoadSpec, spec_digest
-from metering.prices import FREE, Prices, UnitPrices, highest
+from metering.money import FREE, Prices, UnitPrices, highest
 
 MIB = 1024**2
 

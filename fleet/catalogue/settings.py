@@ -41,7 +41,7 @@ from inference.protocol.load import (
     Speculation,
 )
 from inference.protocol.sampling import DEFAULTS_OF_MODELS
-from metering.prices import Prices, Unit, UnitPrices
+from metering.money import Prices, Unit, UnitPrices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]

@@ -18,7 +18,7 @@ from fleet.upstreams.entry import (
     Dialect,
     UpstreamEntry,
 )
-from metering.prices import Prices
+from metering.money import Prices
 
 DIALECTS = [(word, word) for word in get_args(Dialect)]
 

@@ -20,7 +20,7 @@ from fleet.catalogue.kinds import MAX_COUNT
 from fleet.errors import UpstreamUnavailableError
 from fleet.upstreams.entry import Dialect, UpstreamEntry
 from fleet.upstreams.http import exchange
-from metering.prices import MAX_PRICE_MICRO_USD, Prices
+from metering.money import MAX_PRICE_MICRO_USD, Prices
 
 if TYPE_CHECKING:
     import httpx2

@@ -37,8 +37,8 @@ from metering.bench.importing import file_import
 from metering.bench.jobs import bench_job_request
 from metering.bench.models import BenchJob
 from metering.ledger import store
+from metering.money import Prices
 from metering.playground.conversations import NEW, conversation_save, parse_state
-from metering.prices import Prices
 from metering.principal import ALL_SCOPES, RateLimits
 from tests.fleet.conftest import SentTasks, heartbeat, replica, report
 from tests.metering.operations import reserve, settle

@@ -29,7 +29,7 @@ from inference.gateway.upstreams.forwarded import ForwardedRequest, check_networ
 from inference.protocol.events import Accepted, Event
 from inference.wire.errors import ApiError, ServiceUnavailableError
 from inference.wire.upstream.refusals import failed
-from metering.prices import FREE, DearestPrices, Prices
+from metering.money import FREE, DearestPrices, Prices
 
 logger = logging.getLogger(__name__)
 

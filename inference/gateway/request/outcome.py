@@ -32,7 +32,7 @@ from metering.ledger.entries import (
     fields_of,
     outcome_of,
 )
-from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
+from metering.money import FREE, NOT_METERED, DearestPrices, Metered, Prices
 from metering.principal import NO_LIMITS, LimitState, Principal
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from inference.protocol.generation import (
     TokenizeRequest,
 )
 from inference.wire.common.parts import ImageFile
-from metering.prices import FREE
+from metering.money import FREE
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ from inference.wire.upstream.answer_events import (
     UpstreamFaultError,
 )
 from inference.wire.upstream.refusals import failed
-from metering.prices import NOT_METERED, Metered
+from metering.money import NOT_METERED, Metered
 
 if TYPE_CHECKING:
     from inference.gateway.upstreams.connection import UpstreamConnection

@@ -22,7 +22,7 @@ from fleet.catalogue.targets import (
 from fleet.placement import Route, RoutingHint, place
 from fleet.placement.place import BALANCE, SLACK, choose_replica
 from fleet.placement.targets import TargetState, choose_target, may_fail_over, own_state
-from metering.prices import Prices, UnitPrices
+from metering.money import Prices, UnitPrices
 from tests.cases import each_case
 from tests.fleet.placement.fleets import READY, entry, fleet, neuron, replica
 

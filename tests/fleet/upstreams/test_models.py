@@ -25,7 +25,7 @@ from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview.stage_plans import stage_plan
 from fleet.upstreams.discovery import models_of
 from metering.audit import COMMAND
-from metering.prices import UnitPrices
+from metering.money import UnitPrices
 from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES
 from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update

@@ -20,7 +20,7 @@ from metering.ledger import store
 from metering.ledger.entries import Granted, Operation
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
-from metering.prices import Prices
+from metering.money import Prices
 from tests.cases import each_case
 from tests.metering.databases import clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle

@@ -30,8 +30,8 @@ from metering.models import (
     SeriesRow,
     UsageHour,
 )
+from metering.money import DearestPrices, Metered, Prices
 from metering.pages.requests import details
-from metering.prices import DearestPrices, Metered, Prices
 from metering.request_filters import all_fields
 from metering.selectors import (
     UsageFilter,

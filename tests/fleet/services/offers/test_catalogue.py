@@ -24,7 +24,7 @@ from fleet.overview.selector import fleet_overview
 from inference.protocol.load import AdapterSpec
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from metering.prices import Prices
+from metering.money import Prices
 from tests.fleet.api.api_support import key_api
 
 pytestmark = pytest.mark.django_db
