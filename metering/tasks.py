@@ -13,9 +13,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.core.management.base import CommandError
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 from django.utils import timezone
 
 from helexa_site.celery import (
@@ -25,8 +26,10 @@ from helexa_site.celery import (
     TASK_SWEEP_ORPHANS,
     app,
 )
-from metering.bench import jobs
 from metering.bench.models import BenchJob
+from metering.bench.services import bench_job_claim
+from metering.bench.sweep import sweep_of
+from metering.errors import BenchError
 from metering.ledger.store import reservations_sweep
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord
 
@@ -39,6 +42,9 @@ MAX_BATCHES = 400
 """Batches of one call: the control has other work. The next call continues."""
 PAUSE_S = 0.02
 """Between two batches, for SQLite's other writers."""
+
+MAX_JOB_LINES = 200
+COUNTS = ("num_planned", "num_ok", "num_failed", "num_cells_done")
 
 _suspects: frozenset[str] = frozenset()
 """The gateways that the last sweep found without a lease."""
@@ -125,7 +131,7 @@ def bench_jobs() -> None:
     if not BenchJob.objects.filter(open_slot=1).exists():
         return
     own_ids = [job_id for job_id, thread in _threads.items() if thread.is_alive()]
-    if (job := jobs.bench_job_claim(own_ids=own_ids)) is not None:
+    if (job := bench_job_claim(own_ids=own_ids)) is not None:
         _threads[job.pk] = threading.Thread(
             target=_run_job, args=(job,), name=str(job), daemon=True
         )
@@ -134,6 +140,58 @@ def bench_jobs() -> None:
 
 def _run_job(job: BenchJob) -> None:
     try:
-        jobs.bench_job_run(job)
+        bench_job_run(job)
     finally:
         connections.close_all()
+
+
+class _CancelledError(Exception):
+    """No ``BenchError``: the sweep does not continue with the next target."""
+
+
+def bench_job_run(job: BenchJob) -> None:
+    """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
+    Blocks until the job has ended, however."""
+    status, error = BenchJob.Status.FAILED, ""
+    try:
+        if _sweep(job):
+            status = BenchJob.Status.DONE
+        else:
+            error = "Nothing was measured: the lines name the reasons."
+    except _CancelledError:
+        status = BenchJob.Status.CANCELLED
+    except (BenchError, CommandError) as problem:
+        error = str(problem)
+    except Exception:
+        logger.exception("%s broke", job)
+        error = "The sweep broke; the control's log has the traceback."
+    _running(job).update(status=status, error=error, open_slot=None, ended_at=timezone.now())
+
+
+def _running(job: BenchJob) -> QuerySet[BenchJob]:
+    return BenchJob.objects.filter(pk=job.pk, status=BenchJob.Status.RUNNING)
+
+
+def _sweep(job: BenchJob) -> bool:
+    """Returns whether it measured what there was. Raises ``BenchError``."""
+
+    def report(line: str) -> None:
+        job.lines = [*job.lines[1 - MAX_JOB_LINES :], line]
+        counts = {name: getattr(sweep, name) for name in COUNTS}
+        _running(job).update(lines=job.lines, **counts)
+
+    def ensure_wanted() -> None:
+        if not _running(job).filter(is_cancel_requested=False).exists():
+            raise _CancelledError
+
+    options = {
+        "targets": [job.target] if job.target else [],
+        "models": [job.model] if job.model else [],
+        "scenarios": job.scenarios,
+        "samples": job.samples,
+        "is_beside_load": job.is_beside_load,
+    }
+    sweep = sweep_of(options, report)
+    sweep.checkpoint = ensure_wanted
+    sweep.run()
+    return not sweep.has_nothing

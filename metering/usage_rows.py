@@ -13,9 +13,9 @@ from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.live import reading as live
 from fleet.live.refusals import read_refusals
 from helexa_site.web.moments import moment_text
-from metering.links import account_url, requests_url
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text, usd_text
 from metering.output import csv_text
+from metering.pages import account_url, requests_url
 from metering.selectors import (
     SUMS,
     BudgetStatus,

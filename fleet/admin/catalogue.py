@@ -39,8 +39,8 @@ from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron, Replica
 from metering import selectors as metering_selectors
 from metering.audit import Actor
-from metering.links import requests_url
 from metering.money import micro_usd_of, usd_digits
+from metering.pages import requests_url
 from metering.selectors import UsageFilter, UsageGroup
 from metering.usage_rows import price_text, sums_row
 

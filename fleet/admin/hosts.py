@@ -31,7 +31,7 @@ from fleet.services.hosts.invitations import invitation_check
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 from metering.audit import Actor
-from metering.links import requests_url
+from metering.pages import requests_url
 
 
 def _is_away(neuron: Neuron) -> bool:

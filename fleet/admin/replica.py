@@ -21,7 +21,7 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob, Neuron, Replica
-from metering.links import requests_url
+from metering.pages import requests_url
 from metering.pages.requests import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
 
 ROWS = {

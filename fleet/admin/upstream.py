@@ -18,7 +18,7 @@ from fleet.models import Upstream
 from fleet.services.offers.upstreams import CHANGEABLE
 from fleet.upstreams.rules import check_secret
 from metering.audit import Actor
-from metering.links import requests_url
+from metering.pages import requests_url
 
 KEY_FIELDS = ("key", "removes_key")
 LIMITS = ("concurrency", "connect_timeout_s", "first_token_timeout_s", "token_timeout_s")

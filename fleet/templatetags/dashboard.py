@@ -8,7 +8,7 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.dashboard.words import count_words, tone_of
 from fleet.management.sizes import size_text
 from fleet.overview.lines import AuditLine
-from metering.links import audited_url
+from metering.pages import audited_url
 
 register = template.Library()
 register.filter("tone", tone_of)

@@ -1,5 +1,5 @@
-"""Accounts, with pages of their people, budgets and usage; and API keys, which are made, shown once
-and revoked, and never deleted or read again.
+"""Accounts, with pages of their people, budgets and usage; API keys, which are made, shown once and
+revoked, and never deleted or read again; and the read-only ledger and its hourly sums.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Count, F, QuerySet
+from django.db.models import Count, F, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelect2MultipleWidget
 
 from fleet.admin import unfold_types as ui
 from fleet.admin.loading import Outcome
-from fleet.dashboard.links import model_url
+from fleet.dashboard.links import model_url, neuron_url
 from fleet.selectors import nameable_models
 from metering import selectors, services
 from metering.admin.inlines import BudgetInline, MembershipInline, caps_left, save_inline
 from metering.audit import Actor
-from metering.links import account_url, requests_url
-from metering.models import Account, ApiKey
-from metering.pages.requests import request_errors, request_rows
+from metering.models import Account, ApiKey, LedgerEntry, UsageHour
+from metering.money import usd_text
+from metering.pages import account_url, key_url, request_url, requests_url
+from metering.pages.requests import duration_text, request_errors, request_rows, shown_id
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS, RateLimits, Scope
 from metering.request_filters import RequestFilter, requests_list
 from metering.selectors import UsageFilter, UsageGroup, UsageSums, key_status
@@ -233,3 +235,89 @@ def _key_rows(
         )
         for key in keys
     ]
+
+
+def _key_link(record: Any) -> SafeString | str:
+    words = f"{record.key} ({record.key_name})" if record.key_name else record.key
+    return ui.linked(record.key, key_url, words)
+
+
+class RecordAdmin(ui.ReadOnlyAdmin):
+    """Records are final, and have only the prefix of their key. All rows are not counted: there are
+    many."""
+
+    show_full_result_count = False
+
+    account_link = ui.linked_column("account", account_url, "Account")
+    key_link = ui.column("Key", _key_link, ordering="key")
+    model_link = ui.linked_column("model", model_url, "Model")
+    cost = ui.column(
+        "Cost", lambda record: usd_text(record.cost_micro_usd), ordering="cost_micro_usd"
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        names = ApiKey.objects.filter(prefix=OuterRef("key")).values("name")[:1]
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(key_name=Subquery(names))
+        return rows
+
+
+@admin.register(LedgerEntry)
+class LedgerEntryAdmin(RecordAdmin):
+    list_display = (
+        "at",
+        "request_link",
+        "account_link",
+        "key_link",
+        "model_link",
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "cost",
+        "outcome",
+        "duration",
+        "client",
+    )
+    list_filter = ("account", "model", "outcome", "endpoint")
+    date_hierarchy = "at"
+    search_fields = ("request_id", "=key", "=account", "=model")
+    fieldsets = ui.sections(
+        {
+            "": ("request_id", "request_link", "at", "account_link", "key_link", "model_link"),
+            "Request": ("neuron_link", "endpoint", "client", "outcome", "first_token", "duration"),
+            "Tokens": ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+            "Cost": ("num_units", "unit", "cost"),
+        }
+    )
+
+    neuron_link = ui.linked_column("neuron", neuron_url, "Neuron")
+    request_link = ui.column(
+        "Request",
+        lambda entry: ui.linked(entry.request_id, request_url, shown_id(entry.request_id)),
+        ordering="request_id",
+    )
+    first_token = ui.column(
+        "Until its first token", lambda entry: duration_text(entry.time_to_first_token_ms)
+    )
+    duration = ui.column(
+        "Until its end", lambda entry: duration_text(entry.duration_ms), ordering="duration_ms"
+    )
+
+
+@admin.register(UsageHour)
+class UsageHourAdmin(RecordAdmin):
+    list_display = (
+        "hour",
+        "account_link",
+        "key_link",
+        "model_link",
+        "requests",
+        "failed_requests",
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "cost",
+    )
+    list_filter = ("account", "model")
+    date_hierarchy = "hour"
+    search_fields = ("=key", "=account", "=model")
+    fields = (*list_display[:-1], "reasoning_tokens", "cost")

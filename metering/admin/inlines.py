@@ -20,9 +20,9 @@ from fleet.admin.loading import actor_of
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.audit import Actor
-from metering.links import account_url, key_url, requests_url
 from metering.models import Budget, Membership
 from metering.money import amount_text, amount_words, cap_of
+from metering.pages import account_url, key_url, requests_url
 from metering.selectors import BudgetStatus, budget_status
 
 

@@ -21,7 +21,7 @@ from metering.api.problems import CsvRenderer, ProblemError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
 from metering.output import csv_headers
-from metering.pages.reader import reader_of_user
+from metering.pages import reader_of_user
 from metering.principal import Scope
 from metering.request_filters import (
     COLUMNS,

@@ -1,6 +1,6 @@
 """helexa-bench: measures endpoints' speed, build by build.
 
-    jobs, command ─▶ sweep ─▶ targets (client) ─▶ runs
+    command, tasks ─▶ sweep ─▶ targets (client) ─▶ runs
     runs ─▶ results (cells) ─▶ measures, tables ─▶ api, pages, command
 
 ``measures`` are pure: scenarios, metrics and verdicts.

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import UnfoldAdmin
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
-from metering.bench.store import row_save, target_delete
+from metering.bench.services import row_save, target_delete
 
 
 class RowAdmin(UnfoldAdmin):

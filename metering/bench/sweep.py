@@ -25,7 +25,7 @@ from inference.build import this_build
 from inference.settings.gateway import API_KEY
 from inference.supervised_threads import SupervisedPool
 from inference.version import VERSION
-from metering.bench import store
+from metering.bench import services
 from metering.bench.importing import read_bench_toml, text_of
 from metering.bench.measures import (
     Scenario,
@@ -336,7 +336,7 @@ def _plan(options: Options, columns: Mapping[str, Any]) -> SweepPlan:
         "scenarios": options.get("scenarios") or None,
     }
     given = {name: value for name, value in numbers.items() if value is not None}
-    return store.row_fill(store.plan_find(), {**columns, **given}, "the sweep")
+    return services.row_fill(services.plan_find(), {**columns, **given}, "the sweep")
 
 
 def _targets(
@@ -364,6 +364,6 @@ def _targets(
 
 
 def _target(row: BenchTarget, api_key: str | None, timeout_s: float) -> Target:
-    store.row_check(row)
+    services.row_check(row)
     kind = NeuronTarget if row.kind == "neuron" else Target
     return kind(row, api_key, timeout_s=timeout_s)

@@ -138,6 +138,15 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
+def texts_of(row: Mapping[str, Any]) -> Row:
+    """A row for people: measured numbers as text, empty where nothing was measured."""
+    words = {name: "" if value is None else value for name, value in row.items()}
+    return {
+        name: number_text(value) if isinstance(value, float) else value
+        for name, value in words.items()
+    }
+
+
 def _grouped(cells: Iterable[Cell], kinds: Sequence[str]) -> list[list[Cell]]:
     """Cells of these kinds that have a size, grouped by target, build and model."""
     groups: dict[tuple[Build, str], list[Cell]] = {}

@@ -20,7 +20,7 @@ from metering import selectors, services
 from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey
 from metering.money import cap_of
-from metering.pages.reader import Reader, for_members
+from metering.pages import Reader, for_members
 from metering.principal import LIMIT_FIELDS, RateLimits
 from metering.selectors import key_status
 from metering.services import Cap

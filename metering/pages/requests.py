@@ -21,11 +21,10 @@ from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import ERRORS, Outcome
-from metering.links import account_url, key_url, request_url, requests_url
 from metering.models import CapturedRequest, RequestRecord
 from metering.money import cost_text
 from metering.output import csv_response
-from metering.pages.reader import Reader, for_members
+from metering.pages import Reader, account_url, for_members, key_url, request_url, requests_url
 from metering.request_filters import (
     FILTERS,
     MAX_CSV_ROWS,

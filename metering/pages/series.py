@@ -18,7 +18,7 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET
 
 from metering.errors import MeteringValueError
-from metering.pages.reader import Reader, for_members
+from metering.pages import Reader, for_members
 from metering.series import (
     DAY_S,
     OUTCOMES,

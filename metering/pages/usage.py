@@ -26,11 +26,10 @@ from helexa_site.web.pages import render_page
 from metering import selectors
 from metering.audit import CHANGED_FIELDS
 from metering.errors import MeteringValueError
-from metering.links import account_url, audited_url, key_url
 from metering.models import Account, AuditEntry
 from metering.money import cost_text
 from metering.output import csv_response
-from metering.pages.reader import Reader, for_members, for_operators
+from metering.pages import Reader, account_url, audited_url, for_members, for_operators, key_url
 from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
 from metering.usage_rows import (
     SumsRow,

@@ -20,7 +20,7 @@ from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
 from metering.errors import DisabledAccountError
 from metering.key_directory import DatabaseKeyStore
-from metering.pages.reader import Reader, for_members
+from metering.pages import Reader, for_members
 from metering.playground.conversations import (
     MAX_CONVERSATION_BYTES,
     ConversationError,

@@ -28,8 +28,8 @@ from inference.version import VERSION
 from metering import request_records
 from metering import services as of_metering
 from metering.audit import COMMAND, user_actor
-from metering.bench import store
 from metering.bench.models import BenchTarget, SweepPlan
+from metering.bench.services import row_save
 from metering.models import Account, LedgerEntry, UsageHour
 from tests.browser.pages import PASSWORD, REQUEST_ID, Who
 from tests.fleet.conftest import device, heartbeat, replica, report
@@ -154,8 +154,8 @@ def _people(account: Account) -> None:
     Group.objects.create(name="watchers")
     of_metering.key_create(actor=user_actor(Who.MEMBER), account=account, name="mia's editor")
     peer = BenchTarget(name="peer", kind="openai", endpoint="http://peer.example.org:8080/v1")
-    store.row_save(actor=user_actor(Who.OPERATOR), row=peer)
-    store.row_save(actor=user_actor(Who.OPERATOR), row=SweepPlan())
+    row_save(actor=user_actor(Who.OPERATOR), row=peer)
+    row_save(actor=user_actor(Who.OPERATOR), row=SweepPlan())
 
 
 def _usage() -> None:

@@ -34,8 +34,8 @@ from inference.quotas import Quota
 from metering import request_records
 from metering.audit import user_actor
 from metering.bench.importing import file_import
-from metering.bench.jobs import bench_job_request
 from metering.bench.models import BenchJob
+from metering.bench.services import bench_job_request
 from metering.ledger import store
 from metering.money import Prices
 from metering.playground.conversations import NEW, conversation_save, parse_state

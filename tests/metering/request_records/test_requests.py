@@ -15,8 +15,8 @@ from django.test import Client
 
 from helexa_site.exit_codes import ExitCode
 from metering.audit import COMMAND
-from metering.links import requests_url
 from metering.models import Account, RequestRecord
+from metering.pages import requests_url
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of

@@ -1,4 +1,5 @@
-"""Sweeps from the page: requested there, run by the control, one at a time.
+"""Writes of the bench: its plan and targets, checked, by hand or with what files have; and its jobs,
+which are sweeps that the page requests and the control runs, one at a time.
 
     pending ─▶ running ─▶ done | failed | cancelled
        └────▶ cancelled
@@ -9,29 +10,82 @@ has a thread in the control, whose tick reports that it runs.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
+from typing import Any, TypeVar
 
-from django.core.management.base import CommandError
-from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.audit import Actor, audit_entry_create
 from metering.bench.measures import parse_scenarios
-from metering.bench.models import BenchJob, BenchTarget
-from metering.bench.sweep import sweep_of
+from metering.bench.models import BenchJob, BenchTarget, SweepPlan, setting_names
 from metering.errors import BenchError, BenchValueError
 
-logger = logging.getLogger(__name__)
+PLAN_ID = 1
+Row = TypeVar("Row", bound=models.Model)
+
+
+def plan_find() -> SweepPlan:
+    """The database's, or one with the defaults."""
+    return SweepPlan.objects.filter(pk=PLAN_ID).first() or SweepPlan(pk=PLAN_ID)
+
+
+def row_save(*, actor: Actor, row: BenchTarget | SweepPlan) -> None:
+    """A new one, or a changed one. Raises ``BenchValueError``."""
+    row_check(row)
+    if isinstance(row, SweepPlan):
+        row.pk = PLAN_ID
+    with transaction.atomic():
+        row.save()
+        audit_entry_create(
+            actor=actor,
+            action=f"bench_{'plan' if isinstance(row, SweepPlan) else 'target'}.save",
+            object_id=row.name if isinstance(row, BenchTarget) else str(PLAN_ID),
+            detail={name: getattr(row, name) for name in setting_names(type(row))},
+        )
+
+
+def target_delete(*, actor: Actor, target: BenchTarget) -> None:
+    """Deletes the target; its runs stay."""
+    with transaction.atomic():
+        audit_entry_create(actor=actor, action="bench_target.delete", object_id=target.name)
+        target.delete()
+
+
+def row_check(row: models.Model) -> None:
+    """Raises ``BenchValueError``."""
+    try:
+        row.clean_fields()
+    except ValidationError as error:
+        field, messages = next(iter(error.message_dict.items()))
+        raise BenchValueError(field, messages[0]) from error
+
+
+def row_fill(row: Row, columns: Mapping[str, Any], what: str) -> Row:
+    """Sets columns to values of JSON or TOML, which Django would convert where they are of another
+    type. Returns the row. Raises ``BenchError``."""
+    known = {column.name: column for column in row._meta.concrete_fields if column.name != "id"}
+    for name, value in columns.items():
+        is_json = isinstance(column := known.get(name), models.JSONField)
+        if column is None or (is_json and type(value) is not type(column.get_default())):
+            raise BenchError(f"{what} has no {name} that is {value!r}")
+        setattr(row, name, value)
+    try:
+        row_check(row)
+    except BenchValueError as error:
+        raise BenchError(f"{what}: {error.field}: {error}") from error
+    for name, value in columns.items():
+        if getattr(row, name) != value:
+            raise BenchError(f"{what} has no {name} that is {value!r}")
+    return row
+
 
 MAX_JOB_SAMPLES = 1000
-MAX_JOB_LINES = 200
 SILENT_AFTER_S = 60.0
 """A running job whose control has not reported for this long is lost."""
-COUNTS = ("num_planned", "num_ok", "num_failed", "num_cells_done")
 Status = BenchJob.Status
 
 
@@ -100,55 +154,3 @@ def bench_job_claim(*, own_ids: Collection[int] = ()) -> BenchJob | None:
         return None
     job.refresh_from_db()
     return job
-
-
-class _CancelledError(Exception):
-    """No ``BenchError``: the sweep does not continue with the next target."""
-
-
-def bench_job_run(job: BenchJob) -> None:
-    """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
-    Blocks until the job has ended, however."""
-    status, error = Status.FAILED, ""
-    try:
-        if _sweep(job):
-            status = Status.DONE
-        else:
-            error = "Nothing was measured: the lines name the reasons."
-    except _CancelledError:
-        status = Status.CANCELLED
-    except (BenchError, CommandError) as problem:
-        error = str(problem)
-    except Exception:
-        logger.exception("%s broke", job)
-        error = "The sweep broke; the control's log has the traceback."
-    _running(job).update(status=status, error=error, open_slot=None, ended_at=timezone.now())
-
-
-def _running(job: BenchJob) -> QuerySet[BenchJob]:
-    return BenchJob.objects.filter(pk=job.pk, status=Status.RUNNING)
-
-
-def _sweep(job: BenchJob) -> bool:
-    """Returns whether it measured what there was. Raises ``BenchError``."""
-
-    def report(line: str) -> None:
-        job.lines = [*job.lines[1 - MAX_JOB_LINES :], line]
-        counts = {name: getattr(sweep, name) for name in COUNTS}
-        _running(job).update(lines=job.lines, **counts)
-
-    def ensure_wanted() -> None:
-        if not _running(job).filter(is_cancel_requested=False).exists():
-            raise _CancelledError
-
-    options = {
-        "targets": [job.target] if job.target else [],
-        "models": [job.model] if job.model else [],
-        "scenarios": job.scenarios,
-        "samples": job.samples,
-        "is_beside_load": job.is_beside_load,
-    }
-    sweep = sweep_of(options, report)
-    sweep.checkpoint = ensure_wanted
-    sweep.run()
-    return not sweep.has_nothing
