@@ -1,4 +1,4 @@
-"""Writes of the bench: its plan and targets, checked, by hand or with what files have; and its jobs,
+"""Writes of the bench: its plan and targets, checked, by hand or with what files have; its jobs,
 which are sweeps that the page requests and the control runs, one at a time.
 
     pending ─▶ running ─▶ done | failed | cancelled

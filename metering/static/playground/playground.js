@@ -1,9 +1,8 @@
 // The page's state and what its buttons do.
 
-import { Api } from "./api.js";
+import { Api, keeping, newId } from "./api.js";
 import { asCode, LANGUAGES } from "./as_code.js";
 import { AnswerReader, FieldError, inWords, newAnswer, requestOf } from "./chat.js";
-import { keeping, newId } from "./conversations.js";
 import { Following, RenderedText } from "./talk.js";
 
 const ASK_AGAIN_MS = 1000;
