@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.first_hour.checks import FACTS, free_bytes
 from benchmarks.first_hour.parts import Host, Part, parts_of
-from benchmarks.report import machine
+from benchmarks.rounds import machine
 from benchmarks.subject import REPOSITORY_DIR
 from helexa_site.whole_file import write_whole
 from inference.build import build_of_checkout

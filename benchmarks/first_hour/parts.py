@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from benchmarks import gguf_files, random_folder
+from benchmarks.shapes import SHAPES
 from benchmarks.subject import REPOSITORY_DIR
-from benchmarks.weights import random_folder, random_gguf
-from benchmarks.weights.shapes import SHAPES
 
 PART_LIMIT_S = 480
 Kind = Literal["dense", "fp8", "packed", "mixture", "hybrid"]
@@ -154,20 +154,20 @@ def weight_bytes(kind: Kind, size: str) -> int:
     """Bytes of its files, and on a card."""
     if kind in FOLDERS:
         return random_folder.folder_bytes(size, is_fp8=kind == "fp8")
-    return random_gguf.file_bytes(SHAPES[size])
+    return gguf_files.file_bytes(SHAPES[size])
 
 
 def weights_path(kind: Kind, size: str, data_dir: Path) -> Path:
     if kind in FOLDERS:
         return random_folder.folder_path(size, data_dir, is_fp8=kind == "fp8")
-    return random_gguf.file_path(size, data_dir)
+    return gguf_files.file_path(size, data_dir)
 
 
 def make(kind: Kind, size: str, data_dir: Path, device: str) -> Path:
     """Made once. Raises ``subprocess.CalledProcessError``."""
     if kind in FOLDERS:
         return random_folder.random_folder(size, data_dir, device, is_fp8=kind == "fp8")
-    return random_gguf.random_file(size, data_dir)
+    return gguf_files.random_file(size, data_dir)
 
 
 def main() -> None:

@@ -22,8 +22,13 @@ from rich.table import Table
 
 from benchmarks.gateway import upstream
 from benchmarks.gateway.load import Cell, Reading, measure, median_of
-from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
-from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, stage
+from benchmarks.gateway.stage import (
+    MODEL,
+    UPSTREAM_MODEL,
+    ProcessFailedError,
+    RunningProcess,
+    stage,
+)
 
 SERVERS = ("daphne", "uvicorn")
 CLIENTS = (1, 16, 64)

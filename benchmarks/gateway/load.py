@@ -22,7 +22,8 @@ from typing import Any
 import psutil
 
 from benchmarks.gateway.neuron import WORD
-from benchmarks.gateway.processes import HOST, ProcessFailedError, RunningProcess
+from benchmarks.gateway.stage import ProcessFailedError, RunningProcess
+from benchmarks.ports import HOST
 from helexa_site.program import REPOSITORY_DIR
 
 PATH = "/v1/chat/completions"

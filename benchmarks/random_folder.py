@@ -1,7 +1,7 @@
 """A folder of random weights at a dense shape, as a hub would publish it: config, safetensors, a
 tokenizer.
 
-    python -m benchmarks.weights.random_folder SHAPE FOLDER DEVICE [fp8]
+    python -m benchmarks.random_folder SHAPE FOLDER DEVICE [fp8]
 
 makes one. transformers draws the weights, on DEVICE, where a card is a hundred times faster than a
 core, and so small that logits stay finite.
@@ -22,8 +22,8 @@ import transformers
 from huggingface_hub import save_torch_state_dict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.shapes import SHAPES, DenseShape
 from benchmarks.subject import REPOSITORY_DIR
-from benchmarks.weights.shapes import SHAPES, DenseShape
 
 FP8_BLOCK = 128
 """Rows and columns that share a scale where projections are in fp8, as in Qwen3's fp8 files."""
@@ -41,7 +41,7 @@ def random_folder(name: str, data_dir: Path, device: str, *, is_fp8: bool = Fals
     folder = folder_path(name, data_dir, is_fp8=is_fp8)
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        words = ["-m", "benchmarks.weights.random_folder", name, str(folder), device]
+        words = ["-m", "benchmarks.random_folder", name, str(folder), device]
         words += ["fp8"] if is_fp8 else []
         subprocess.run([sys.executable, *words], cwd=REPOSITORY_DIR, check=True)
     return folder

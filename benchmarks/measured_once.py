@@ -1,9 +1,12 @@
-"""The quality that packed weights, and keys and values in 8 bits, cost: by how much the
-log-probability of each token that follows differs from that of the same file in float32."""
+"""The rows that are measured once: the quality that packed weights, and keys and values in 8 bits,
+cost, by how much the log-probability of each token that follows differs from that of the same file
+in float32; and the engine's own Python in a decode step, with an executor that does nothing.
+"""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +14,22 @@ from pathlib import Path
 import torch
 
 from helexa_site.program import REPOSITORY_DIR
+from inference.engine.cache.kv_cache import KVCache
+from inference.engine.engine import Engine
+from inference.engine.errors import StepFault
 from inference.engine.load.quality import QUALITY_TEXT
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sequence import Sequence as EngineSequence
+from inference.engine.step import Sampled, Schedule
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layer_by_layer import prompt_logits
 from inference.models.layers.linear import LinearFactory
 from inference.models.step_input import ALL_ROWS, StepInput
+from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import SamplingParams
 
 MAX_TOKENS = 192
 """The longest part of each text that is read."""
@@ -84,3 +96,50 @@ def following(logits: torch.Tensor, ids: torch.Tensor) -> list[float]:
 def mean_error(found: Sequence[float], exact: Sequence[float]) -> float:
     """In nats, absolute."""
     return statistics.fmean(abs(a - b) for a, b in zip(found, exact, strict=True))
+
+
+PROMPT_TOKENS = 128
+VOCAB_SIZE = 50_000
+
+
+class FreeExecutor:
+    """Answers every row with a token at no cost."""
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        return Sampled([7] * len(schedule.sampled), {}, {})
+
+    def recover(self, error: Exception) -> StepFault:
+        raise error
+
+    def forget(self, sequence: EngineSequence) -> None:
+        pass
+
+
+def bookkeeping_ms_per_step(num_sequences: int = 256, num_steps: int = 200) -> float:
+    """Median milliseconds of a step in which ``num_sequences`` decode, one token each."""
+    num_blocks = num_sequences * 16
+    engine = Engine(
+        FreeExecutor(),
+        Scheduler(
+            KVCache(num_blocks),
+            SchedulerLimits(max_running=num_sequences, max_queue_depth=num_sequences),
+        ),
+        EngineLimits(context_tokens=512, vocab_size=VOCAB_SIZE),
+    )
+    for index in range(num_sequences):
+        engine.submit(
+            SubmitSequence(
+                sequence_id=f"sequence-{index}",
+                token_ids=[index, *range(PROMPT_TOKENS - 1)],
+                params=SamplingParams(max_tokens=512, stop_token_ids=[2]),
+            )
+        )
+    while engine.stats().queue_depth > 0:
+        engine.step()
+    engine.step()
+    seconds = []
+    for _ in range(num_steps):
+        started_s = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - started_s)
+    return statistics.median(seconds) * 1e3
