@@ -21,8 +21,8 @@ from rich.console import Console
 
 from benchmarks import ports
 from benchmarks.command import Selection, arguments_parser, select
-from benchmarks.first_hour.command import Result, keep_state, open_parts, read_state, run_part
-from benchmarks.first_hour.parts import PART_LIMIT_S, Host, Part, make, parts_of
+from benchmarks.first_hour import Result, keep_state, open_parts, read_state, run_part
+from benchmarks.first_hour_parts import PART_LIMIT_S, Host, Part, make, parts_of
 from benchmarks.gateway.load import Load, Reading, UnexpectedAnswerError, http_request
 from benchmarks.gateway.load import run as run_load
 from benchmarks.gateway.upstream import serve

@@ -1,7 +1,7 @@
 """The first hour's checks of the host and of an engine process on the card.
 
-    python -m benchmarks.first_hour.checks doctor DEVICE
-    python -m benchmarks.first_hour.checks load|wake|kill DEVICE MODEL
+    python -m benchmarks.first_hour_checks doctor DEVICE
+    python -m benchmarks.first_hour_checks load|wake|kill DEVICE MODEL
 
 ``doctor``: the doctor's checks of packages and cards, then torch, Triton and the card in numbers.
 ``load``: the model loads and answers; the same prompt has the same answer with a prefix hit, in a

@@ -3,7 +3,7 @@
 A wrong kernel makes later results worthless, so tests come before loads, and loads before figures.
 Weights are made by parts of their own: no part needs more than eight minutes.
 
-    python -m benchmarks.first_hour.parts KIND SIZE DATA_DIR DEVICE
+    python -m benchmarks.first_hour_parts KIND SIZE DATA_DIR DEVICE
 
 makes the weights of one.
 """
@@ -78,7 +78,7 @@ class Host:
 
 
 def parts_of(host: Host) -> list[Part]:
-    doctor = "benchmarks.first_hour.checks", "doctor", host.device
+    doctor = "benchmarks.first_hour_checks", "doctor", host.device
     return [
         Part(name="doctor", command=("-m", *doctor), limit_s=240),
         *_tests(host),
@@ -109,7 +109,7 @@ def _pytest(file: Path, marks: str, *, left_out: str = "") -> Part:
 
 def _load(host: Host, kind: Kind) -> Iterator[Part]:
     size, problem = chosen(kind, host)
-    made = "benchmarks.first_hour.parts", kind, size, str(host.data_dir), host.device
+    made = "benchmarks.first_hour_parts", kind, size, str(host.data_dir), host.device
     yield Part(name=f"weights of {kind} {size}", command=("-m", *made), left_out=problem)
     yield _engine_check(host, f"load of {kind} {size}", "load", kind)
 
@@ -117,7 +117,7 @@ def _load(host: Host, kind: Kind) -> Iterator[Part]:
 def _engine_check(host: Host, name: str, check: str, kind: Kind) -> Part:
     size, problem = chosen(kind, host)
     path = str(weights_path(kind, size, host.data_dir))
-    words = "-m", "benchmarks.first_hour.checks", check, host.device, path
+    words = "-m", "benchmarks.first_hour_checks", check, host.device, path
     return Part(name=name, command=words, left_out=problem)
 
 

@@ -28,8 +28,8 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.first_hour.checks import FACTS, free_bytes
-from benchmarks.first_hour.parts import Host, Part, parts_of
+from benchmarks.first_hour_checks import FACTS, free_bytes
+from benchmarks.first_hour_parts import Host, Part, parts_of
 from benchmarks.rounds import machine
 from benchmarks.subject import REPOSITORY_DIR
 from helexa_site.whole_file import write_whole
