@@ -118,7 +118,7 @@ class UserAdmin(DjangoUserAdmin, ui.UnfoldAdmin):  # type: ignore[type-arg]
         return super().log_deletions(request, queryset)
 
     def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
-        links = [(user, request.build_absolute_uri(invitation_path(user))) for user in users]
+        links = [(user, request.build_absolute_uri(_invitation_path(user))) for user in users]
         days = settings.PASSWORD_RESET_TIMEOUT // S_PER_DAY
         return ui.show_once(
             self, request, "metering/user_invited.html", "An invitation", invited=links, days=days
@@ -172,7 +172,7 @@ class FirstPassword(PasswordResetConfirmView):
             return super().form_valid(form)
 
 
-def invitation_path(user: User) -> str:
+def _invitation_path(user: User) -> str:
     uid = urlsafe_base64_encode(force_bytes(user.pk))
     return reverse("first-password", args=[uid, default_token_generator.make_token(user)])
 
