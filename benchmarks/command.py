@@ -18,16 +18,21 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine_costs import bookkeeping_ms_per_step
+from benchmarks.gguf_files import KNOWN, SMOLLM2, model_file
+from benchmarks.measured_once import (
+    bookkeeping_ms_per_step,
+    exact_log_probabilities,
+    mean_error,
+    open_on_cpu,
+    prompts,
+)
 from benchmarks.ports import free_port
-from benchmarks.report import as_json, print_table
-from benchmarks.run import Measurement, Results, measurements, run
+from benchmarks.random_folder import random_folder
+from benchmarks.rounds import Measurement, Results, as_json, measurements, print_table, run
+from benchmarks.shapes import SHAPES, DenseShape
 from benchmarks.subject import SubjectError, SubjectProcess
-from benchmarks.vllm_interpreter import default_interpreter, process_environment
-from benchmarks.weights.dequantised import dequantised_folder
-from benchmarks.weights.model_files import KNOWN, SMOLLM2, model_file
-from benchmarks.weights.random_folder import random_folder
-from benchmarks.weights.shapes import SHAPES, DenseShape
+from benchmarks.subjects.transformers import dequantised_folder
+from benchmarks.subjects.vllm import default_interpreter, process_environment
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.load_errors import LoadError
 
@@ -166,7 +171,7 @@ def _why_missing(kind: str, arguments: argparse.Namespace) -> str | None:
         python = arguments.vllm_python
         if python is not None and os.access(python, os.X_OK):
             return None
-        return "no interpreter with vLLM: python -m benchmarks.vllm_interpreter makes one"
+        return "no interpreter with vLLM: python -m benchmarks.subjects.vllm makes one"
     missing = [
         PACKAGES.get(module, module)
         for module in IMPORTABLE_PEERS.get(kind, ())
@@ -220,6 +225,8 @@ def _open_subject(
         options["folder"] = str(folder)
         return SubjectProcess(kind, options, python=str(python), environment=environment)
     options["gguf"] = str(weights)
+    if kind.startswith("transformers_"):
+        options["batching"] = "continuous" if kind == "transformers_continuous" else "none"
     if kind == "helexa_engine":
         root = checkout or REPOSITORY_DIR
         options["data_dir"] = str(root / DATA_DIR.relative_to(REPOSITORY_DIR))
@@ -253,9 +260,7 @@ def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str,
 
 
 def _quality(arguments: argparse.Namespace, kinds: list[str]) -> dict[str, dict[str, float]]:
-    """The mean error in nats by subject and text (``benchmarks/quality.py``)."""
-    from benchmarks.quality import exact_log_probabilities, mean_error, open_on_cpu, prompts
-
+    """The mean error in nats by subject and text (``benchmarks/measured_once.py``)."""
     with open_on_cpu(_weights(arguments), DATA_DIR) as opened:
         token_ids = prompts(opened)
         exact = {name: exact_log_probabilities(opened, ids) for name, ids in token_ids.items()}

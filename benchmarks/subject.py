@@ -21,12 +21,14 @@ from typing import Any, Protocol
 
 import psutil
 
-from benchmarks.workload import DECODE_PROMPT_TOKENS, prompts_of
+from benchmarks.subjects import DECODE_PROMPT_TOKENS, prompts_of
 
 REPOSITORY_DIR = Path(__file__).parents[1]
 """The checkout's folder, without the site's configuration, because an interpreter without its
 packages imports this too."""
 
+MODULES = {"transformers_generate": "transformers", "transformers_continuous": "transformers"}
+"""The modules of kinds that are named otherwise."""
 READY_LINE = "subject-ready"
 CLOSE_TIMEOUT_S = 60
 MEMORY = "memory"
@@ -66,8 +68,8 @@ class SubjectError(Exception):
 
 
 class SubjectProcess:
-    """The parent's end. ``kind``: a module of ``benchmarks.subjects``, whose ``open_subject`` gets
-    the ``options``. ``checkout``: another one than this, whose subject it is."""
+    """The parent's end. ``kind``: of a module of ``benchmarks.subjects``, whose ``open_subject``
+    gets the ``options``. ``checkout``: another one than this, whose subject it is."""
 
     def __init__(
         self,
@@ -128,7 +130,8 @@ def _how(exit_code: int) -> str:
 
 def main() -> None:
     """The child: opens its subject, then answers a question a line."""
-    module = importlib.import_module(f"benchmarks.subjects.{sys.argv[1]}")
+    kind = sys.argv[1]
+    module = importlib.import_module(f"benchmarks.subjects.{MODULES.get(kind, kind)}")
     for name in module.LIBRARIES or ():
         importlib.import_module(name)
     interpreter_mib = None if module.LIBRARIES is None else _resident_mib()

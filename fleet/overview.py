@@ -54,7 +54,7 @@ from inference.version import VERSION
 from metering import selectors as metering_selectors
 from metering.models import AuditEntry
 from metering.selectors import UsageFilter, UsagePeriod
-from metering.series.store import traffic
+from metering.series_store import traffic
 
 BEST_FIRST = ("ready", "recovering", "loading", "asleep", "draining", "failed", "away")
 NOT_LOADED = "unloaded"

@@ -12,7 +12,7 @@ from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.refusals import Cause, Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus
-from metering.series.store import MinuteSums
+from metering.series_store import MinuteSums
 
 DISK_LOW_SHARE = 0.10
 DISK_FULL_SHARE = 0.02

@@ -29,7 +29,7 @@ from fleet.models import Alias, CatalogueModel, Download, Invitation, LoadJob, N
 from fleet.models_toml_plan import CatalogueState
 from fleet.upstreams import UpstreamEntry
 from inference.protocol.neuron_tasks import CachedModel, CacheReport
-from metering.prices import Prices
+from metering.money import Prices
 
 CACHE_S = 1.0
 

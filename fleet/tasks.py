@@ -24,9 +24,18 @@ from fleet.placement.decisions import Plan
 from fleet.watch import FleetWatch, IdleTicks, Watched, idle_state
 from helexa_site.celery import TASK_ROLL_UP_SERIES, TASK_TICK, app
 from inference.protocol.heartbeat import device_name
-from metering.series.figures import SUM, Figures, add, in_bucket
-from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
-from metering.series.store import figures_add, series_roll_up
+from metering.series import (
+    FLEET_NAME,
+    MINUTE_S,
+    SUM,
+    Figures,
+    Kind,
+    SeriesKey,
+    add,
+    floor_s,
+    in_bucket,
+)
+from metering.series_store import figures_add, series_roll_up
 
 logger = logging.getLogger(__name__)
 

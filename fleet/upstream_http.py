@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from fleet.catalogue.kinds import MAX_COUNT
 from fleet.errors import UpstreamUnavailableError
 from fleet.upstreams import Dialect, UpstreamEntry
-from metering.prices import MAX_PRICE_MICRO_USD, Prices
+from metering.money import MAX_PRICE_MICRO_USD, Prices
 
 if TYPE_CHECKING:
     import httpx2

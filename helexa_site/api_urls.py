@@ -7,5 +7,5 @@ from django.urls import include, path
 urlpatterns = [
     path("api/", include("fleet.api.urls")),
     path("api/bench/", include("metering.bench.api")),
-    path("api/", include("metering.api.urls")),  # last: it also answers unknown paths
+    path("api/", include("metering.api.views")),  # last: it also answers unknown paths
 ]

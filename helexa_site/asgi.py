@@ -25,10 +25,10 @@ from inference.gateway.database import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics_endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs import configure_logging  # noqa: E402
-from metering.keys.directory import KeyDirectory  # noqa: E402
+from metering.key_directory import KeyDirectory  # noqa: E402
 from metering.ledger.spool import SPOOL_DIRECTORY  # noqa: E402
 from metering.ledger.writer import LedgerWriter  # noqa: E402
-from metering.request_records.writer import RequestRecordWriter  # noqa: E402
+from metering.request_records import RequestRecordWriter  # noqa: E402
 
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
 secret_key(CONFIG)  # here, rather than at the first login: it raises where it cannot work

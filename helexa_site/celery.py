@@ -202,4 +202,4 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
 app.steps["worker"].add(TicksOfWorker)
-app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])
+app.autodiscover_tasks(["fleet", "inference.conversations", "metering"])

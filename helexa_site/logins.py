@@ -38,8 +38,7 @@ from django.utils.deprecation import MiddlewareMixin
 
 from helexa_site.addresses import client_address, counted_address
 from helexa_site.models import LoginAttempt
-from metering.actor import user_actor
-from metering.services.audit import audit_entry_create
+from metering.audit import audit_entry_create, user_actor
 
 if TYPE_CHECKING:
     StyledForm = AuthenticationForm

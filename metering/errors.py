@@ -14,7 +14,10 @@
     ├── NoAccountError              a person who belongs to no account
     ├── UnknownNameError            an operator named an object that does not exist
     ├── ScopeNotHeldError           a key would grant more than it may do itself
-    └── MeteringValueError          a field cannot hold its value
+    ├── MeteringValueError          a field cannot hold its value
+    └── BenchError                  a file cannot be imported, or a sweep cannot be started
+        ├── TargetError             a target did not answer, or not as its API does
+        └── BenchValueError         a scenario, target or selection that there cannot be
 
 Messages are written for people. Pure, so that pure code can raise these.
 """
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from metering.limits.state import LimitKind, LimitState
+from metering.principal import LimitKind, LimitState
 
 
 class MeteringError(Exception):
@@ -122,3 +125,19 @@ class MeteringValueError(MeteringError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class BenchError(MeteringError):
+    pass
+
+
+class TargetError(BenchError):
+    """``status``: the response's."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class BenchValueError(BenchError, MeteringValueError):
+    pass

@@ -15,7 +15,7 @@ from django.db import models
 from metering.ledger.entries import Outcome
 from metering.money import amount_words
 from metering.principal import LIMIT_FIELDS, RateLimits
-from metering.series.steps import Kind
+from metering.series import Kind
 
 ACCOUNT_NAME = RegexValidator(
     r"^[a-z0-9]+([._-][a-z0-9]+)*$", "A lower-case slug, as in research-team."

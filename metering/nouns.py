@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.nouns import Field, Moment, Names, Noun, fixed
-from metering.keys.api_key import prefix_of
+from metering.api_keys import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
-from metering.requests.filters import FILTERS
-from metering.series.steps import RANGES, Kind
-from metering.services.accounts import MAX_WEIGHT
-from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
-from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
+from metering.request_filters import FILTERS
+from metering.series import RANGES, Kind
+from metering.services import DEFAULT_SCOPES, MAX_CAP, MAX_NAME_CHARS, MAX_WEIGHT, MAX_WINDOW_S
 
 
 def prefix_of_word(word: str) -> str:

@@ -1,4 +1,4 @@
-"""The identity of a caller, as plain data. Pure: no ORM, no clock, no I/O.
+"""The identity of a caller, and the limits on it, as plain data. Pure: no ORM, no clock, no I/O.
 
 A key or a person identifies a principal; an account pays for it. Names are the identifiers:
 accounts by their slug, keys by their public prefix, so that both are readable everywhere (logs,
@@ -61,6 +61,38 @@ class RateLimits:
 LIMIT_FIELDS = tuple(each.name for each in fields(RateLimits))
 """The limits' names: also the columns, the JSON fields and the form fields of a key's and an
 account's limits."""
+
+
+class LimitKind(StrEnum):
+    """In the order of ``LIMIT_FIELDS``."""
+
+    REQUESTS = "rpm"
+    TOKENS = "tpm"
+    CONCURRENCY = "concurrency"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus:
+    """In ``reset_ms`` nothing counts against ``limit`` any more."""
+
+    limit: int
+    remaining: int
+    reset_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """The caller's remaining limits, the tighter of its key and its account; ``None`` without a
+    limit. ``now_ms`` is Redis' time in Unix milliseconds."""
+
+    now_ms: int = 0
+    requests: LimitStatus | None = None
+    tokens: LimitStatus | None = None
+    tokens_charged: int = field(default=0, compare=False)
+    """The tokens that the request may use: as many as requested, or as the limits leave."""
+
+
+NO_LIMITS = LimitState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

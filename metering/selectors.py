@@ -17,13 +17,15 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import TruncDate
+from django.utils import timezone
 
 from helexa_site.program import program
+from metering.api_keys import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.errors import MeteringValueError, UnknownNameError
-from metering.keys.api_key import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.ledger.book import Window, calendar_end_s
 from metering.models import Account, ApiKey, Budget, Membership, Reservation, UsageHour
 from metering.money import amount_text, amount_words
+from metering.principal import Scope
 
 
 def account_find(name: str) -> Account:
@@ -53,6 +55,25 @@ def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
     prefixes = {prefix for prefix in keys if prefix}
     named = ApiKey.objects.filter(prefix__in=prefixes).exclude(name="")
     return dict(named.values_list("prefix", "name"))
+
+
+def key_status(key: ApiKey) -> str:
+    """``active``, ``expired``, ``disabled`` with its account, or ``revoked``. Reads the account."""
+    if key.revoked_at is not None:
+        return "revoked"
+    if not key.account.enabled:
+        return "disabled"
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        return "expired"
+    return "active"
+
+
+PLAYGROUND_KEY = {"name": "playground", "scopes": [str(Scope.INFERENCE)]}
+"""Version 0.2.0 made a short-lived key like this for each opened tab. The rows stay."""
+
+
+def without_playground_keys(keys: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+    return keys.exclude(**PLAYGROUND_KEY)
 
 
 def user_find(name: str) -> User:
@@ -245,7 +266,7 @@ def usage_total(*, period: UsagePeriod, where: UsageFilter) -> UsageSums:
 
 def _hours(period: UsagePeriod, where: UsageFilter) -> QuerySet[UsageHour]:
     rows = UsageHour.objects.filter(
-        hour__gte=_midnight(period.first), hour__lt=_midnight(period.last + timedelta(days=1))
+        hour__gte=midnight(period.first), hour__lt=midnight(period.last + timedelta(days=1))
     ).order_by()
     if where.accounts is not None:
         rows = rows.filter(account__in=where.accounts)
@@ -264,7 +285,7 @@ def _by_cost(row: UsageRow) -> tuple[int, int]:
     return -row.sums.cost_micro_usd, -row.sums.completion_tokens
 
 
-def _midnight(day: date) -> datetime:
+def midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 

@@ -1,28 +1,50 @@
-"""The control worker's periodic tasks for the ledger. Names and periods are in
-``helexa_site.celery``. When the database is offline the next tick retries."""
+"""The control worker's periodic tasks: they release what dead gateways reserved, delete old ledger
+entries (their hourly sums stay, for reports), request records and captured bodies, and run the
+bench's jobs. Names and periods are in ``helexa_site.celery``. When the database is offline the next
+tick retries.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.core.management.base import CommandError
 from django.db import Error as DatabaseError
+from django.db import connections
+from django.db.models import Max, QuerySet
 from django.utils import timezone
 
 from helexa_site.celery import (
+    TASK_BENCH_JOBS,
     TASK_FORGET_LEDGER_ENTRIES,
     TASK_FORGET_REQUEST_RECORDS,
     TASK_SWEEP_ORPHANS,
     app,
 )
-from metering.ledger.orphans import reservations_sweep
+from metering.bench.models import BenchJob
+from metering.bench.services import bench_job_claim
+from metering.bench.sweep import sweep_of
+from metering.errors import BenchError
+from metering.ledger.store import reservations_sweep
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord
-from metering.retention import Rows, rows_forget
 
 logger = logging.getLogger(__name__)
 
+Rows = type[LedgerEntry | RequestRecord | CapturedRequest]
+ROWS_PER_BATCH: dict[Rows, int] = {LedgerEntry: 500, RequestRecord: 500, CapturedRequest: 10}
+"""A captured request may have a megabyte of bodies, prompt and text."""
+MAX_BATCHES = 400
+"""Batches of one call: the control has other work. The next call continues."""
+PAUSE_S = 0.02
+"""Between two batches, for SQLite's other writers."""
+
+MAX_JOB_LINES = 200
+COUNTS = ("num_planned", "num_ok", "num_failed", "num_cells_done")
 
 _suspects: frozenset[str] = frozenset()
 """The gateways that the last sweep found without a lease."""
@@ -61,3 +83,115 @@ def _forget(model: Rows, days: int, *, max_rows: int = 0) -> None:
         return
     if num_forgotten:
         logger.info("forgot %d old %s", num_forgotten, what)
+
+
+def rows_forget(
+    model: Rows,
+    *,
+    before: datetime | None,
+    max_rows: int = 0,
+    pause: Callable[[float], object] = time.sleep,
+) -> int:
+    """Deletes the rows that ended before ``before`` and those over ``max_rows``, oldest first, and
+    returns how many. ``None`` and 0 rows: no limit.
+
+    Each batch is a transaction of its own, and ``pause`` is called between two: the ticks, which
+    write to the same database, wait for one batch at most.
+    """
+    num_forgotten = 0
+    for _ in range(MAX_BATCHES):
+        ids = _due(model, before, max_rows)
+        if not ids:
+            break
+        if num_forgotten:
+            pause(PAUSE_S)
+        model._default_manager.filter(pk__in=ids).delete()
+        num_forgotten += len(ids)
+    return num_forgotten
+
+
+def _due(model: Rows, before: datetime | None, max_rows: int) -> list[int]:
+    """The size of a table is that of its ids: they grow by one for each row, so counting a large
+    table is not needed."""
+    rows, size = model._default_manager.values_list("pk", flat=True), ROWS_PER_BATCH[model]
+    old = [] if before is None else list(rows.filter(at__lt=before).order_by("at")[:size])
+    if old or not max_rows:
+        return old
+    newest = model._default_manager.aggregate(id=Max("pk"))["id"] or 0
+    return list(rows.filter(pk__lte=newest - max_rows).order_by("pk")[:size])
+
+
+_threads: dict[int, threading.Thread] = {}
+"""Jobs that this process has run, and their threads."""
+
+
+@app.task(name=TASK_BENCH_JOBS)  # type: ignore[untyped-decorator]
+def bench_jobs() -> None:
+    """A job takes hours: it has a thread of its own, which ends with the process."""
+    if not BenchJob.objects.filter(open_slot=1).exists():
+        return
+    own_ids = [job_id for job_id, thread in _threads.items() if thread.is_alive()]
+    if (job := bench_job_claim(own_ids=own_ids)) is not None:
+        _threads[job.pk] = threading.Thread(
+            target=_run_job, args=(job,), name=str(job), daemon=True
+        )
+        _threads[job.pk].start()
+
+
+def _run_job(job: BenchJob) -> None:
+    try:
+        bench_job_run(job)
+    finally:
+        connections.close_all()
+
+
+class _CancelledError(Exception):
+    """No ``BenchError``: the sweep does not continue with the next target."""
+
+
+def bench_job_run(job: BenchJob) -> None:
+    """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
+    Blocks until the job has ended, however."""
+    status, error = BenchJob.Status.FAILED, ""
+    try:
+        if _sweep(job):
+            status = BenchJob.Status.DONE
+        else:
+            error = "Nothing was measured: the lines name the reasons."
+    except _CancelledError:
+        status = BenchJob.Status.CANCELLED
+    except (BenchError, CommandError) as problem:
+        error = str(problem)
+    except Exception:
+        logger.exception("%s broke", job)
+        error = "The sweep broke; the control's log has the traceback."
+    _running(job).update(status=status, error=error, open_slot=None, ended_at=timezone.now())
+
+
+def _running(job: BenchJob) -> QuerySet[BenchJob]:
+    return BenchJob.objects.filter(pk=job.pk, status=BenchJob.Status.RUNNING)
+
+
+def _sweep(job: BenchJob) -> bool:
+    """Returns whether it measured what there was. Raises ``BenchError``."""
+
+    def report(line: str) -> None:
+        job.lines = [*job.lines[1 - MAX_JOB_LINES :], line]
+        counts = {name: getattr(sweep, name) for name in COUNTS}
+        _running(job).update(lines=job.lines, **counts)
+
+    def ensure_wanted() -> None:
+        if not _running(job).filter(is_cancel_requested=False).exists():
+            raise _CancelledError
+
+    options = {
+        "targets": [job.target] if job.target else [],
+        "models": [job.model] if job.model else [],
+        "scenarios": job.scenarios,
+        "samples": job.samples,
+        "is_beside_load": job.is_beside_load,
+    }
+    sweep = sweep_of(options, report)
+    sweep.checkpoint = ensure_wanted
+    sweep.run()
+    return not sweep.has_nothing

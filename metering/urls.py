@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from metering.people import ChangePassword, FirstPassword
+from metering.admin.people import ChangePassword, FirstPassword
+from metering.pages import keys, usage
+from metering.pages.requests import request_page, requests_page
+from metering.pages.series import series_panel
 from metering.playground import views as playground
-from metering.requests.views import request_page, requests_page
-from metering.series.charts import series_panel
-from metering.usage import audit, keys
-from metering.usage import pages as usage
 
 USAGE = [
     path("", usage.usage_page, name="usage"),
@@ -17,7 +16,7 @@ USAGE = [
     path("keys/<str:prefix>", keys.key_page, name="usage-key"),
     path("keys/<str:prefix>/revoke", keys.key_revoke, name="usage-key-revoke"),
     path("accounts", usage.accounts_page, name="usage-accounts"),
-    path("audit", audit.audit_page, name="usage-audit"),
+    path("audit", usage.audit_page, name="usage-audit"),
 ]
 CONVERSATION = "conversations/<uuid:conversation_id>"
 PLAYGROUND = [

@@ -37,7 +37,7 @@ FIREWALL = """\
 """
 
 
-APPS = ("fleet", "metering", "metering.bench")
+APPS = ("fleet", "metering")
 COMMANDS_BEFORE_DJANGO = {
     "serve": "run everything on this machine",
     "neuron": "run a neuron alone",

@@ -249,7 +249,7 @@ def default_gguf(model_cache_dir: Path) -> Path:
 def gemma_gguf(model_cache_dir: Path) -> Path:
     """Gemma 3 270M Q4_K_M, whole and checked: a base model without a chat template, for slow
     tests."""
-    from benchmarks.weights.model_files import fetch_gemma  # imports what few runs need
+    from benchmarks.gguf_files import fetch_gemma  # imports what few runs need
 
     return fetch_gemma(model_cache_dir)
 

@@ -103,12 +103,9 @@ BOUNDARIES = (
     ),
     *(
         Boundary(f"metering/{name}.py", (*SERVICES, "fleet", "helexa_site"))
-        for name in ("errors", "prices", "principal", "ledger/book", "ledger/entries")
+        for name in ("errors", "money", "principal", "ledger/book", "ledger/entries")
     ),
-    *(
-        Boundary(f"metering/bench/{name}.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http"))
-        for name in ("comparison", "errors", "scenarios")
-    ),
+    Boundary("metering/bench/measures.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http")),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary(
         "acp/helexa_acp",
@@ -149,7 +146,7 @@ BARE_IMPORTS = {
     ),
     "gateway and control": (
         (
-            *("metering.apps", "helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
+            *("helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
             *("inference.gateway.server.run", "fleet.tasks", "metering.tasks"),
         ),
         ("torch", "transformers", "inference.engine", "opentelemetry", "numpy"),

@@ -10,24 +10,48 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway import upstream
-from benchmarks.gateway.load import Cell, Reading, measure, median_of
-from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
-from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, stage
+from benchmarks.gateway.load import Load, Reading, http_request
+from benchmarks.gateway.stage import (
+    MODEL,
+    UPSTREAM_MODEL,
+    ProcessFailedError,
+    RunningProcess,
+    stage,
+)
+from helexa_site.program import REPOSITORY_DIR
 
 SERVERS = ("daphne", "uvicorn")
 CLIENTS = (1, 16, 64)
 KINDS = {"streamed": True, "whole": False}
+ERROR_CHARACTERS = 3000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The requests of one row of the report."""
+
+    streams: bool
+    num_clients: int
+
+    @property
+    def name(self) -> str:
+        kind = "streamed" if self.streams else "whole"
+        return f"{kind}, {self.num_clients} at once"
+
+
 Results = dict[tuple[str, Cell], list[Reading]]
 
 
@@ -109,14 +133,7 @@ def _run(subjects: list[Subject], options: argparse.Namespace, console: Console)
     for round_number in range(options.rounds):
         for cell in cells:
             for subject in subjects:
-                reading = measure(
-                    subject.server,
-                    cell,
-                    model=subject.model,
-                    authorization=subject.authorization,
-                    warm_up_s=options.warm_up,
-                    seconds=options.seconds,
-                )
+                reading = _measure(subject, cell, options)
                 results[subject.name, cell].append(reading)
                 console.print(
                     f"round {round_number + 1}: {subject.name}, {cell.name}: "
@@ -125,10 +142,32 @@ def _run(subjects: list[Subject], options: argparse.Namespace, console: Console)
     return results
 
 
+def _measure(subject: Subject, cell: Cell, options: argparse.Namespace) -> Reading:
+    """Raises ``ProcessFailedError`` when a client got an incomplete answer."""
+    server = subject.server
+    load = Load(
+        port=server.port,
+        request=http_request(
+            subject.model, streams=cell.streams, authorization=subject.authorization
+        ),
+        num_clients=cell.num_clients,
+        warm_up_s=options.warm_up,
+        seconds=options.seconds,
+    )
+    words = ["-m", "benchmarks.gateway.load", str(server.pid), json.dumps(asdict(load))]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=REPOSITORY_DIR, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        server.check()
+        raise ProcessFailedError(f"{server.name}, {cell.name}: {done.stderr[-ERROR_CHARACTERS:]}")
+    return Reading(**json.loads(done.stdout))
+
+
 def _print(results: Results, console: Console) -> None:
     table = Table("server", "", "requests/s", "p50 ms", "p99 ms", "CPU ms a request")
     for (server, cell), readings in results.items():
-        middle = median_of(readings)
+        middle = _median_of(readings)
         table.add_row(
             server,
             cell.name,
@@ -145,11 +184,18 @@ def _as_json(results: Results) -> list[dict[str, Any]]:
         {
             "server": server,
             **asdict(cell),
-            "median": asdict(median_of(readings)),
+            "median": asdict(_median_of(readings)),
             "readings": [asdict(reading) for reading in readings],
         }
         for (server, cell), readings in results.items()
     ]
+
+
+def _median_of(readings: list[Reading]) -> Reading:
+    """Field by field, over all their requests."""
+    rows = [asdict(reading) for reading in readings]
+    medians = {name: median(row[name] for row in rows) for name in rows[0]}
+    return Reading(**{**medians, "num_requests": sum(row["num_requests"] for row in rows)})
 
 
 def _parser() -> argparse.ArgumentParser:

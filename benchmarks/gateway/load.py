@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 import psutil
 
 from benchmarks.gateway.neuron import WORD
-from benchmarks.gateway.processes import HOST, ProcessFailedError, RunningProcess
-from helexa_site.program import REPOSITORY_DIR
+from benchmarks.ports import HOST
 
 PATH = "/v1/chat/completions"
 ANSWER_TOKENS = 16
@@ -36,7 +33,6 @@ POLL_S = 0.1
 ANSWERS_PER_CLIENT = 3
 """The least number of answers a client gets, however slow the server is: in a shorter time the
 clients' first answers, which come together, would determine the rate."""
-ERROR_CHARACTERS = 3000
 
 
 class UnexpectedAnswerError(Exception):
@@ -56,52 +52,12 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """The requests of one row of the report."""
-
-    streams: bool
-    num_clients: int
-
-    @property
-    def name(self) -> str:
-        kind = "streamed" if self.streams else "whole"
-        return f"{kind}, {self.num_clients} at once"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     num_requests: int
     requests_per_s: float
     p50_ms: float
     p99_ms: float
     cpu_ms_per_request: float
-
-
-def measure(
-    server: RunningProcess,
-    cell: Cell,
-    *,
-    model: str,
-    authorization: str,
-    warm_up_s: float,
-    seconds: float,
-) -> Reading:
-    """Raises ``ProcessFailedError`` when a client got an incomplete answer."""
-    load = Load(
-        port=server.port,
-        request=http_request(model, streams=cell.streams, authorization=authorization),
-        num_clients=cell.num_clients,
-        warm_up_s=warm_up_s,
-        seconds=seconds,
-    )
-    words = ["-m", "benchmarks.gateway.load", str(server.pid), json.dumps(asdict(load))]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=REPOSITORY_DIR, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        server.check()
-        raise ProcessFailedError(f"{server.name}, {cell.name}: {done.stderr[-ERROR_CHARACTERS:]}")
-    return Reading(**json.loads(done.stdout))
 
 
 def http_request(model: str, *, streams: bool, authorization: str) -> str:
@@ -117,13 +73,6 @@ def http_request(model: str, *, streams: bool, authorization: str) -> str:
         f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
         f"Authorization: {authorization}\r\nContent-Length: {len(text)}\r\n\r\n{text}"
     )
-
-
-def median_of(readings: list[Reading]) -> Reading:
-    """Field by field, over all their requests."""
-    rows = [asdict(reading) for reading in readings]
-    medians = {name: median(row[name] for row in rows) for name in rows[0]}
-    return Reading(**{**medians, "num_requests": sum(row["num_requests"] for row in rows)})
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, STEP_S, WORD
-from benchmarks.gateway.processes import HOST, Processes, RunningProcess
-from benchmarks.ports import free_port
+from benchmarks.gateway.stage import Processes, RunningProcess
+from benchmarks.ports import HOST, free_port
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: "

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from benchmarks.workload import CARD_KV_BYTES, DECODE_OUTPUT_TOKENS
+from benchmarks.subjects import CARD_KV_BYTES, DECODE_OUTPUT_TOKENS
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
 from inference.protocol.engine import SamplingParams, SequenceStep, SubmitSequence, TokenLogprob

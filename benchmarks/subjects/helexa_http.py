@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.workload import DECODE_OUTPUT_TOKENS, tokens_per_s_together
+from benchmarks.subjects import DECODE_OUTPUT_TOKENS, tokens_per_s_together
 
 LIBRARIES = None
 REQUEST_TIMEOUT_S = 600

@@ -6,7 +6,7 @@ import ctypes
 import time
 from typing import Any
 
-from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PREFIX_TOKENS
+from benchmarks.subjects import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PREFIX_TOKENS
 
 LIBRARIES = ("llama_cpp", "numpy")
 MAX_SEQUENCES = 32

@@ -43,10 +43,10 @@ from fleet.services.upstreams import CHANGEABLE
 from fleet.upstreams import check_secret
 from fleet.words import size_text
 from metering import selectors as metering_selectors
-from metering.actor import Actor
-from metering.links import requests_url
+from metering.audit import Actor
+from metering.pages import requests_url
 from metering.selectors import UsageFilter, UsageGroup
-from metering.usage.rows import price_text, sums_row
+from metering.usage_rows import price_text, sums_row
 
 COMMON = ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens")
 """The settings that a form shows at once."""

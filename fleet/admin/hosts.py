@@ -32,8 +32,8 @@ from fleet.services.invitations import invitation_check
 from fleet.words import size_text, total_text
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
-from metering.actor import Actor
-from metering.links import requests_url
+from metering.audit import Actor
+from metering.pages import requests_url
 
 ON_HOST: dict[str, tuple[Callable[..., object], str]] = {
     "drain": (services.neuron_drain, "is being drained"),

@@ -29,7 +29,7 @@ from fleet.selectors import CachedLine, cached_list
 from fleet.services.model_loads import EVERYWHERE, ON_NEURON
 from fleet.words import DONE, left_words, size_text
 from helexa_site.pages import render_page
-from metering.actor import Actor
+from metering.audit import Actor
 
 TIMES = ("created_at", "started_at", "reported_at", "finished_at")
 FAILURE = ("failure_code", "failure_message")

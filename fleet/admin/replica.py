@@ -21,8 +21,8 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import LoadJobStatus, NeuronStatus, RecordedReplicaStatus
 from fleet.models import LoadJob, Neuron, Replica
 from fleet.words import size_text
-from metering.links import requests_url
-from metering.requests.shown import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
+from metering.pages import requests_url
+from metering.pages.requests import ERRORS_FOR, MAX_ERRORS, RecentError, request_errors
 
 ROWS = {
     "Weights": "quantization",

@@ -26,7 +26,7 @@ from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWi
 
 from fleet.errors import CatalogueValueError, FleetError
 from helexa_site.pages import SHOWN_ONCE, render_page
-from metering.actor import Actor, user_actor
+from metering.audit import Actor, user_actor
 from metering.errors import MeteringError, MeteringValueError
 from metering.money import micro_usd_of, usd_digits
 

@@ -28,9 +28,9 @@ from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
-from metering.actor import COMMAND, Actor, key_actor, user_actor
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of, invalid
+from metering.audit import COMMAND, Actor, key_actor, user_actor
 from metering.principal import Scope
 
 MAX_OFFSET = 10**9

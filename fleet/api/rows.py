@@ -28,9 +28,9 @@ from fleet import selectors
 from fleet.api.access import BOOLEANS, DRY_RUN, FleetView, body_of
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.nouns import Field, Kind, Moment, Names, Noun, moment_of
-from metering.actor import Actor
 from metering.api.problems import ProblemError, invalid
 from metering.api.schema import ApiSchema
+from metering.audit import Actor
 from metering.models import AuditEntry
 
 OF_ONE = {"change": ("patch", "partial_update"), "remove": ("delete", "destroy")}

@@ -17,7 +17,7 @@ from fleet.catalogue.targets import Target, UpstreamModel, parse_targets, upstre
 from fleet.upstreams import UpstreamEntry
 from inference.loading.model_costs import ModelCosts
 from inference.protocol.load import AdapterSpec, EarlierLoads, LoadSpec, PrefillSpeed, spec_digest
-from metering.prices import FREE, Prices, UnitPrices, highest
+from metering.money import FREE, Prices, UnitPrices, highest
 
 if TYPE_CHECKING:
     from fleet.live.snapshot import FleetSnapshot

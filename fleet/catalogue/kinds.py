@@ -14,7 +14,7 @@ from typing import Any
 from fleet.catalogue.targets import targets_problem
 from inference.protocol.keys import NEURON_NAME
 from inference.protocol.load import Quantization
-from metering.prices import MAX_PRICE_MICRO_USD
+from metering.money import MAX_PRICE_MICRO_USD
 
 MAX_COUNT = 2**31 - 1
 MAX_BYTES = 2**63 - 1

@@ -41,7 +41,7 @@ from inference.protocol.load import (
     Quantization,
     Speculation,
 )
-from metering.prices import Prices, Unit, UnitPrices
+from metering.money import Prices, Unit, UnitPrices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from metering.money import micro_usd_of
-from metering.prices import MAX_PRICE_MICRO_USD, Prices, UnitPrices
+from metering.money import MAX_PRICE_MICRO_USD, Prices, UnitPrices, micro_usd_of
 
 UPSTREAM_PREFIX = "upstream:"
 OWN = "own"

@@ -22,8 +22,8 @@ from fleet.models import CatalogueModel, Neuron
 from fleet.overview import REFUSAL_HOURS, UPSTREAM, fleet_overview
 from fleet.words import count_words
 from metering.ledger.entries import Outcome
-from metering.links import requests_url
 from metering.money import cost_text
+from metering.pages import requests_url
 
 MODELS_A_PAGE = 12
 NEURONS_A_PAGE = 6

@@ -28,10 +28,10 @@ from fleet.services.invitations import DEFAULT_SHARE_PORT, sharing_state
 from helexa_site.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.errors import MeteringValueError
-from metering.keys.store import without_playground_keys
 from metering.ledger.entries import Outcome
 from metering.models import Account, ApiKey, RequestRecord
 from metering.principal import BUILT_IN_ACCOUNTS
+from metering.selectors import without_playground_keys
 
 FIRST_ACCOUNT = "team"
 MAX_ACCOUNTS = 50

@@ -14,7 +14,7 @@ from fleet import overview_lines as lines
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.overview import UPSTREAM
 from fleet.words import DONE, count_words, left_words, share_text, size_text, total_text
-from metering.links import audited_url
+from metering.pages import audited_url
 
 NUM_COLORS = 6
 AWAY = "away"

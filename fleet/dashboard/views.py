@@ -38,7 +38,7 @@ from fleet.overview import fleet_overview, job_lines_by_id
 from fleet.overview_lines import JobLine
 from fleet.services.invitations import DEFAULT_SHARE_PORT, redis_share, redis_unshare, sharing_state
 from helexa_site.pages import render_page
-from metering.actor import Actor, user_actor
+from metering.audit import Actor, user_actor
 
 MAX_FOLLOWED_JOBS = 20
 OPERATE = "fleet.change_cataloguemodel"

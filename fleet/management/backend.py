@@ -29,7 +29,7 @@ from inference import proxies
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 from inference.version import VERSION
-from metering.management.output import database_words
+from metering.output import database_words
 
 TIMEOUT_S = 60.0
 NO_ANSWER = (OSError, ValueError, HTTPException)

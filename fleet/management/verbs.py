@@ -19,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.management.backend import Backend, add_backend_arguments, backend_of, rows_of
 from fleet.nouns import Field, Kind, Noun, value_of_text
 from helexa_site.management.base import ExitCode, QuickCommand
-from metering.management.output import errors_on_one_line, json_text, table_text
+from metering.output import errors_on_one_line, json_text, table_text
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], object]]

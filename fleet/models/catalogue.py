@@ -40,7 +40,7 @@ from fleet.upstreams import (
 )
 from inference.loading.model_costs import ModelCosts, unpacked
 from inference.protocol.load_report import PackedCosts
-from metering.prices import Prices
+from metering.money import Prices
 
 WORD_LENGTH = 16
 DIALECTS = [(word, word) for word in get_args(Dialect)]

@@ -27,9 +27,8 @@ from fleet.services.load_measurements import (
     load_measurements_forget,
 )
 from fleet.upstreams import untranslated_defaults
-from metering.actor import Actor
+from metering.audit import Actor, audit_entry_create, changes_of, values_of
 from metering.models import AuditEntry
-from metering.services.audit import audit_entry_create, changes_of, values_of
 
 DECIDE_WEIGHTS = frozenset(
     {"source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"}

@@ -21,7 +21,7 @@ from fleet.services.catalogue import (
     catalogue_model_update,
 )
 from fleet.services.upstreams import upstream_create, upstream_delete, upstream_update
-from metering.actor import Actor
+from metering.audit import Actor
 
 
 def catalogue_import(

@@ -32,8 +32,7 @@ from inference.protocol.keys import (
     neuron_of_key,
     queue_keys,
 )
-from metering.actor import CONTROL, Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import CONTROL, Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

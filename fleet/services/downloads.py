@@ -53,8 +53,7 @@ from inference.protocol.neuron_tasks import (
     DeleteSpec,
     PullSpec,
 )
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

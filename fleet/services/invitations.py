@@ -29,8 +29,7 @@ from helexa_site.data_directory import Share, find_share, forget_share, keep_sha
 from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

@@ -42,8 +42,7 @@ from fleet.placement.decisions import stage_evictions
 from inference.protocol import keys
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LOADED, LoadFailure, LoadProgress
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

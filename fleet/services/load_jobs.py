@@ -59,8 +59,7 @@ from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_DROP_ADAPTER
 from inference.protocol.load import StageSpec
 from inference.protocol.load_report import LoadFailure
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ from fleet.services.neurons import neuron_models_to_restore_add, reporting_neuro
 from inference.loading.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_SLEEP_MODEL
-from metering.actor import Actor
+from metering.audit import Actor
 
 logger = logging.getLogger(__name__)
 

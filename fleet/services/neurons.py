@@ -30,8 +30,7 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from fleet.placement.returning import unavailable_hosts
 from inference.protocol import keys
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from fleet.services.neurons import (
     neurons_overdue,
 )
 from fleet.watch import Watched
-from metering.actor import CONTROL
+from metering.audit import CONTROL
 
 logger = logging.getLogger(__name__)
 

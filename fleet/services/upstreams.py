@@ -24,8 +24,7 @@ from fleet.upstreams import (
     unseal,
     untranslated_defaults,
 )
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create, changes_of, values_of
+from metering.audit import Actor, audit_entry_create, changes_of, values_of
 
 CHANGEABLE = tuple(field.name for field in UPSTREAMS.changeable if field.name != "key")
 DECIDE_MODELS = frozenset({"url", "dialect"})

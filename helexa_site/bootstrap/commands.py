@@ -225,7 +225,7 @@ def _django(arguments: list[str]) -> int:
     try:
         execute_from_command_line([sys.argv[0], *arguments])
     except Error as error:
-        from metering.management.output import database_words
+        from metering.output import database_words
 
         if "--traceback" in arguments:
             raise

@@ -71,7 +71,7 @@ def prepare_database(*, with_model: bool) -> str | None:
     from django.contrib.auth.models import User
 
     from fleet import services
-    from metering.actor import COMMAND
+    from metering.audit import COMMAND
 
     with _database():
         ensure_schema_is_known()
@@ -92,7 +92,7 @@ def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
     """Creates this machine's neuron row and publishes Redis' address for invited hosts. Raises
     ``BootstrapError``."""
     from fleet import services
-    from metering.actor import COMMAND
+    from metering.audit import COMMAND
 
     with _database():
         if with_neuron:

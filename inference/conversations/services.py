@@ -28,8 +28,7 @@ from inference.conversations.models import (
     is_response_id,
 )
 from inference.quotas import Quota, Used, quota_locked, used_of
-from metering.actor import Actor
-from metering.services.audit import audit_entry_create
+from metering.audit import Actor, audit_entry_create
 
 LEASE_S = 30.0
 """Many times the period in which gateways renew it."""

@@ -14,7 +14,7 @@ from django.db import DatabaseError
 
 from helexa_site.celery import TASK_FORGET_RESPONSES, app
 from inference.conversations import services
-from metering.actor import CONTROL
+from metering.audit import CONTROL
 
 logger = logging.getLogger(__name__)
 

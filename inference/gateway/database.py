@@ -33,7 +33,7 @@ from inference.wire.errors import (
     ServiceUnavailableError,
 )
 from inference.wire.ollama.models import PullRequest, PullState
-from metering.actor import GATEWAY, Actor
+from metering.audit import GATEWAY, Actor
 
 logger = logging.getLogger(__name__)
 

@@ -59,15 +59,15 @@ from inference.protocol.keys import GATEWAY_ALIVE_INTERVAL_S, WAITING_INTERVAL_S
 from inference.redis_link import RedisLink, redis_client
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ServiceUnavailableError
-from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
+from metering.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from inference.gateway.metrics_endpoint import MetricsEndpoint
     from inference.gateway.tracing import Tracing
-    from metering.keys.directory import KeyDirectory
+    from metering.key_directory import KeyDirectory
     from metering.ledger.writer import LedgerWriter
-    from metering.request_records.writer import RequestRecordWriter
+    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ from metering.ledger.entries import ERRORS, Outcome
 
 if TYPE_CHECKING:
     from metering.ledger.writer import LedgerWriter
-    from metering.request_records.writer import RequestRecordWriter
+    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]

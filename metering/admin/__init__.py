@@ -1,5 +1,5 @@
 """The operator's console for people, accounts, keys, budgets and the ledger."""
 
-from metering.admin import account, inlines, key, records, user
+from metering.admin import accounts, inlines, people
 
-__all__ = ["account", "inlines", "key", "records", "user"]
+__all__ = ["accounts", "inlines", "people"]

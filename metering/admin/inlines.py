@@ -19,10 +19,10 @@ from fleet.admin import unfold_types as ui
 from fleet.admin.unfold_types import actor_of
 from helexa_site.templatetags.filters import moment_text
 from metering import selectors, services
-from metering.actor import Actor
-from metering.links import account_url, key_url, requests_url
+from metering.audit import Actor
 from metering.models import Budget, Membership
 from metering.money import amount_text, amount_words, cap_of
+from metering.pages import account_url, key_url, requests_url
 from metering.selectors import BudgetStatus, budget_status
 
 

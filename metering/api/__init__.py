@@ -1,1 +1,0 @@
-"""Metering over HTTP: the caller's identity and usage. Routed under ``/api/``."""

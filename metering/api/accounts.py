@@ -21,11 +21,10 @@ from fleet.api.rows import RowShape, RowsView, assigned, new_row, values_of_body
 from metering import selectors, services
 from metering.api.problems import ProblemError, ensure_one_of, invalid
 from metering.errors import MeteringValueError, ScopeNotHeldError
-from metering.keys.store import key_status
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.nouns import ACCOUNTS, BUDGETS, KEYS, MEMBERS
 from metering.principal import RateLimits, Scope
-from metering.selectors import budget_status
+from metering.selectors import budget_status, key_status
 from metering.services import DEFAULT_SCOPES, Cap
 
 AMOUNT = "In the unit."

@@ -23,10 +23,15 @@ from inference.gateway.request.identify import (
     presented_keys,
 )
 from metering.api.problems import AUTHENTICATE, ProblemError
+from metering.api_keys import (
+    AccountRecord,
+    digest_secret,
+    imported_prefix,
+    person_principal,
+    prefix_of,
+)
 from metering.errors import DisabledAccountError, InvalidKeyError
-from metering.keys.api_key import digest_secret, imported_prefix, prefix_of
-from metering.keys.records import AccountRecord, person_principal
-from metering.keys.store import DatabaseKeyStore
+from metering.key_directory import DatabaseKeyStore
 from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Scope
 
 

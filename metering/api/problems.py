@@ -1,4 +1,5 @@
-"""The REST API's refusals and its JSON: problem details (RFC 9457) with helexa's codes.
+"""The REST API's refusals, its JSON and its CSV. Refusals are problem details (RFC 9457) with
+helexa's codes:
 
     {"type": "about:blank", "title": "Forbidden", "status": 403,
      "code": "insufficient_scope", "detail": "…", "param": null}
@@ -24,6 +25,7 @@ from django.http import Http404, QueryDict
 from rest_framework import exceptions
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import JSONParser
+from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.response import Response
 
 from inference.gateway.request.identify import REFUSED, NotedRefusal
@@ -185,3 +187,15 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
+
+
+class CsvRenderer(BaseRenderer):
+    """Passes on the text of a CSV; refusals stay JSON."""
+
+    media_type = "text/csv"
+    format = "csv"
+    charset = "utf-8"
+
+    def render(self, data: Any, *_args: Any, **_kwargs: Any) -> bytes:
+        text = data if isinstance(data, str) else JSONRenderer().render(data).decode()
+        return text.encode()

@@ -15,25 +15,27 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
 from fleet.api.access import ObjectView, number_in
-from metering import services
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError
-from metering.api.views import CsvRenderer
-from metering.csv_files import csv_headers
+from metering.api.problems import CsvRenderer, ProblemError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
+from metering.output import csv_headers
+from metering.pages import reader_of_user
 from metering.principal import Scope
-from metering.requests.filters import (
+from metering.request_filters import (
+    COLUMNS,
     FILTERS,
+    MAX_CSV_ROWS,
     RequestFilter,
+    all_fields,
+    captured_request_read,
     filter_of,
     request_before,
     request_find,
+    requests_csv,
     requests_list,
 )
-from metering.requests.shown import COLUMNS, MAX_CSV_ROWS, all_fields, requests_csv
-from metering.usage.reader import reader_of_user
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
@@ -114,7 +116,7 @@ class CaptureView(RequestView):
                 "Operators, keys with the scope accounts:write, and people who may change the key "
                 "that asked read captured bodies.",
             )
-        captured = services.captured_request_read(actor=self.actor, record=record)
+        captured = captured_request_read(actor=self.actor, record=record)
         if captured is None:
             raise ProblemError(
                 404, "capture_not_found", "No bodies of this request are stored.", param="id"

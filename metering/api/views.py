@@ -1,4 +1,5 @@
-"""``/api/me``, ``/api/usage``, and ``/api/series``: figures by time."""
+"""``/api/me``, ``/api/usage``, ``/api/series`` (figures by time), and the other paths under
+``/api/``."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from django.urls import path, re_path
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
@@ -19,33 +21,22 @@ from rest_framework.views import APIView
 
 from fleet.api.access import MAX_OFFSET, ObjectView, number_in
 from metering import selectors
+from metering.api.accounts import Accounts, Budgets, Keys, Members
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of
-from metering.csv_files import csv_headers
+from metering.api.problems import CsvRenderer, ProblemError, ensure_no_nul, ensure_one_of
+from metering.api.requests import CaptureView, RequestsView, RequestView
 from metering.errors import MeteringValueError
 from metering.models import Account
 from metering.nouns import SERIES
+from metering.output import csv_headers
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup
-from metering.series.figures import point_fields
-from metering.series.steps import FLEET_NAME, Kind, kind_of, moment, range_of
-from metering.series.store import series_points
-from metering.usage.rows import usage_csv, usage_fields
+from metering.series import FLEET_NAME, Kind, kind_of, moment, point_fields, range_of
+from metering.series_store import series_points
+from metering.usage_rows import usage_csv, usage_fields
 
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000
-
-
-class CsvRenderer(BaseRenderer):
-    """Passes on the text of a CSV; refusals stay JSON."""
-
-    media_type = "text/csv"
-    format = "csv"
-    charset = "utf-8"
-
-    def render(self, data: Any, *_args: Any, **_kwargs: Any) -> bytes:
-        text = data if isinstance(data, str) else JSONRenderer().render(data).decode()
-        return text.encode()
 
 
 @extend_schema(exclude=True)
@@ -257,3 +248,15 @@ class SeriesView(ObjectView):
                 ],
             }
         )
+
+
+urlpatterns = [
+    path("me", MeView.as_view()),
+    path("usage", UsageView.as_view()),
+    path("requests", RequestsView.as_view()),
+    path("requests/<str:pk>", RequestView.as_view()),
+    path("requests/<str:pk>/capture", CaptureView.as_view()),
+    path("series", SeriesView.as_view()),
+    *(one for noun in (Accounts, Members, Keys, Budgets) for one in noun.urls()),
+    re_path(r"", UnknownUrlView.as_view()),
+]

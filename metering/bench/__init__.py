@@ -1,7 +1,7 @@
 """helexa-bench: measures endpoints' speed, build by build.
 
-    choosing ─▶ sweep ─▶ targets (client) ─▶ runs
-    runs ─▶ results (cells) ─▶ comparison, tables ─▶ api, pages, command
+    command, tasks ─▶ sweep ─▶ targets (client) ─▶ runs
+    runs ─▶ results (cells) ─▶ measures, tables ─▶ api, pages, command
 
-``scenarios`` and ``comparison`` are pure.
+``measures`` are pure: scenarios, metrics and verdicts.
 """

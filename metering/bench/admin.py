@@ -9,7 +9,7 @@ from django.http import HttpRequest
 
 from fleet.admin.unfold_types import UnfoldAdmin, actor_of
 from metering.bench.models import BenchTarget, SweepPlan, setting_names
-from metering.bench.store import row_save, target_delete
+from metering.bench.services import row_save, target_delete
 
 
 class RowAdmin(UnfoldAdmin):

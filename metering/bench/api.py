@@ -20,7 +20,7 @@ from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
 from metering.bench import results
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS, Verdict
+from metering.bench.measures import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS, Verdict
 from metering.bench.models import BenchRun
 from metering.bench.results import CELL_FILTERS, RUN_FILTERS
 from metering.bench.tables import VIEWS, comparison_rows, view_rows

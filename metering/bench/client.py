@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from inference import proxies
-from metering.bench.errors import TargetError
 from metering.bench.models import BenchRun
+from metering.errors import TargetError
 
 PROBE_TIMEOUT_S = 30.0
 MAX_REASON_CHARACTERS = 500

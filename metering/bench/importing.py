@@ -23,13 +23,12 @@ from typing import Any
 
 from django.db import transaction
 
-from metering.actor import Actor
-from metering.bench import store
-from metering.bench.errors import BenchError
+from metering.audit import Actor, audit_entry_create
+from metering.bench import services
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import TEXT_COLUMNS
 from metering.bench.targets import EXTERNAL, moment_of
-from metering.services.audit import audit_entry_create
+from metering.errors import BenchError
 
 ROWS = (
     (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),
@@ -99,7 +98,7 @@ def file_import(
     written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     common = {"ts": written_at, "target_kind": "openai", "ok": True, "origin": "scripts/bench"}
     name = {"target_name": target} if target else {}
-    runs = [store.row_fill(BenchRun(), {**common, **row, **name}, "a point") for row in rows]
+    runs = [services.row_fill(BenchRun(), {**common, **row, **name}, "a point") for row in rows]
     return Imported(num_runs=_runs_create(actor, runs, path.name), remarks=remarks)
 
 
@@ -115,12 +114,12 @@ def _toml_apply(actor: Actor, toml: BenchToml) -> Imported:
     """Changes targets of the same name. Raises ``BenchError``."""
     known = BenchTarget.objects.in_bulk(field_name="name")
     rows: list[tuple[BenchTarget | SweepPlan, Mapping[str, Any]]] = (
-        [(store.plan_find(), toml.plan)] if toml.plan else []
+        [(services.plan_find(), toml.plan)] if toml.plan else []
     )
     rows += [(known.setdefault(one["name"], BenchTarget()), one) for one in toml.targets]
     with transaction.atomic():
         for row, columns in rows:
-            store.row_save(actor=actor, row=store.row_fill(row, columns, NAME))
+            services.row_save(actor=actor, row=services.row_fill(row, columns, NAME))
     return Imported(num_targets=len(toml.targets), remarks=toml.remarks)
 
 
@@ -229,7 +228,7 @@ def read_bench_toml(text: str) -> BenchToml:
             raise BenchError(f"{NAME} has no {name} that is {value!r}")
     if ids := _measured(ids, remarks):
         plan["scenarios"] = list(dict.fromkeys(ids))
-    store.row_fill(SweepPlan(), plan, NAME)
+    services.row_fill(SweepPlan(), plan, NAME)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise BenchError(f"{NAME} has no list of targets")
     targets = [_target_columns(target, remarks) for target in found]
@@ -252,7 +251,7 @@ def _target_columns(target: Row, remarks: list[str]) -> Row:
         if not columns["scenarios"]:
             columns["enabled"] = False
             remarks.append(f"{target.get('name')} is disabled: none of its scenarios is measured")
-    store.row_fill(BenchTarget(), columns, "a target")
+    services.row_fill(BenchTarget(), columns, "a target")
     return columns
 
 

@@ -11,8 +11,8 @@ from django.core.validators import MaxValueValidator, MinValueValidator, RegexVa
 from django.db import models
 
 from inference.settings.storage import OTHERS_KEY
-from metering.bench.errors import BenchValueError
-from metering.bench.scenarios import DEFAULT_SCENARIOS, parse_scenarios
+from metering.bench.measures import DEFAULT_SCENARIOS, parse_scenarios
+from metering.errors import BenchValueError
 
 
 def default_scenarios() -> list[str]:

@@ -27,14 +27,13 @@ from django.views.decorators.http import require_GET, require_POST
 from fleet.models import CatalogueModel
 from helexa_site.pages import render_page
 from helexa_site.templatetags.filters import moment_text
-from metering.actor import user_actor
+from metering.audit import user_actor
 from metering.bench import results, tables
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
-from metering.bench.errors import BenchError, BenchValueError
-from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
+from metering.bench.measures import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict, number_text
 from metering.bench.models import BenchJob, BenchRun
-from metering.bench.store import plan_find
-from metering.csv_files import csv_response, csv_text
+from metering.bench.services import bench_job_cancel, bench_job_request, plan_find, target_names
+from metering.errors import BenchError, BenchValueError
+from metering.output import csv_response, csv_text
 
 View = Callable[..., HttpResponseBase]
 TABS = (("bench-results", "Results"), ("bench-runs", "Runs"))
@@ -43,6 +42,7 @@ MAX_SHOWN = 200
 MAX_CSV = 50_000
 MAX_JOBS_SHOWN = 20
 SHOWN_APART = ("id", "artifact", "error", "detail", "settings")
+SPEEDS = ("ttft_s", "prefill_tps", "decode_tps", "total_s")
 JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
 
 
@@ -112,14 +112,16 @@ def results_page(request: HttpRequest) -> HttpResponse:
         context |= {
             "standings": standings,
             "knee_chart": tables.concurrency_chart(concurrency),
-            "concurrency": concurrency,
-            "knee_latency": tables.KNEE_LATENCY,
+            "concurrency": [
+                {**row, "points": list(map(tables.texts_of, row["points"]))} for row in concurrency
+            ],
+            "knee_latency": number_text(tables.KNEE_LATENCY),
         }
         if model and scenario:
             most = Counter(cell.target for cell in cells).most_common(1)
             target = request.GET.get("target") or (most[0][0] if most else "")
             context["charts"] = tables.trend_charts(cells, target)
-            context["builds"] = tables.view_rows("series", cells)
+            context["builds"] = list(map(tables.texts_of, tables.view_rows("series", cells)))
     context |= _outlook(differences)
     return _shown(request, "bench/results.html", "bench-results", context)
 
@@ -150,12 +152,16 @@ def runs(request: HttpRequest) -> HttpResponse:
             _choice(request, "sha", "Build", _values("build")),
             _choice(request, "ok", "Outcome", ["true", "false"]),
         ],
-        "runs": found[:MAX_SHOWN],
+        "runs": [(run, _speeds(run)) for run in found[:MAX_SHOWN]],
         "num_runs": found.count(),
         "max_shown": MAX_SHOWN,
         "query": request.GET.urlencode(),
     }
     return _shown(request, "bench/runs.html", "bench-runs", context)
+
+
+def _speeds(run: BenchRun) -> dict[str, str]:
+    return tables.texts_of({name: getattr(run, name) for name in SPEEDS})
 
 
 @bench_page

@@ -15,9 +15,9 @@ from typing import Any
 
 from django.db.models import F, Max, Min, Q, QuerySet
 
-from metering.bench.comparison import METRICS, CellSamples, Comparison, compare, median
-from metering.bench.errors import BenchValueError
+from metering.bench.measures import METRICS, CellSamples, Comparison, compare, median
 from metering.bench.models import BenchRun
+from metering.errors import BenchValueError
 
 Row = dict[str, Any]
 CELL_FILTERS = {

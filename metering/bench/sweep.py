@@ -1,4 +1,5 @@
-"""A sweep: every target, every incomplete cell, one sample after the other.
+"""A sweep: its targets and settings, by the caller's options over the database's rows, or a file's;
+then every target, every incomplete cell, one sample after the other.
 
     probe ─▶ cells ─▶ for each with samples missing: wait while busy ─▶ warm up ─▶ sample ─▶ keep
 
@@ -7,55 +8,41 @@ An offline or busy target is skipped.
 
 from __future__ import annotations
 
-import random
+import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from django.conf import settings
 from django.db.models import Count
 from django.utils import timezone
 
+from fleet.models import Neuron
+from helexa_site.management.base import server_and_key
+from inference.settings.gateway import API_KEY
 from inference.supervised_threads import SupervisedPool
 from inference.version import VERSION, this_build
-from metering.bench.comparison import median, percentile
-from metering.bench.errors import BenchError, TargetError
-from metering.bench.models import BenchRun, SweepPlan
-from metering.bench.scenarios import Scenario, ScenarioKind, parse_scenarios
-from metering.bench.targets import Ask, Columns, ModelInfo, Target
+from metering.bench import services
+from metering.bench.importing import read_bench_toml, text_of
+from metering.bench.measures import (
+    Scenario,
+    ScenarioKind,
+    chat_prompt,
+    median,
+    parse_scenarios,
+    percentile,
+)
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
+from metering.bench.targets import Ask, Columns, ModelInfo, NeuronTarget, Target
+from metering.errors import BenchError, BenchValueError, TargetError
 
 YIELDS_FOR_S = 300.0
 """A target that stays busy for longer is left out."""
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
 """A cell is abandoned after so many: a third most likely fails too."""
-NO_THINKING = "/no_think"
-"""Thinking models obey it, others ignore it: speeds are of answers."""
-WORDS = """
-river stone market evening letter garden winter bridge paper captain window mountain silver orange
-morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
-table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
-ladder mirror number office pencil rabbit saddle thunder velvet wagon
-""".split()  # noqa: SIM905 - sixty quotes add nothing
-"""Each is one token of most present models' vocabularies."""
-ASK = (
-    "Leave the words above alone. Write a report of about three hundred words for the council of a "
-    "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
-    "used for, what a new one would cost, who would gain from it, and what you advise."
-)
-ASK_TOKENS = 76
-"""The question's 64, and a dozen of the model's chat template."""
-MIN_WORDS = 8
-"""Enough to distinguish a new prompt from cached ones."""
-
-
-def chat_prompt(num_tokens: int, salt: str) -> str:
-    """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
-    and the question. No cache has a prompt of a new salt."""
-    numbers = random.Random(salt)
-    num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
-    words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
-    return f"{words}\n\n{ASK} {NO_THINKING}"
 
 
 def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
@@ -305,3 +292,77 @@ def _concurrency(cell: _Cell, plan: SweepPlan) -> BenchRun:
         rejected=len(answers) - len(served),
         detail={"ttft_s": ttfts},
     )
+
+
+Options = Mapping[str, Any]
+"""The command's, by the destinations of its arguments. Those that are missing or empty leave the
+choice to the plan and the targets. ``config`` is a file instead of the database; with an
+``endpoint`` only this one is measured."""
+
+
+def sweep_of(options: Options, report: Callable[[str], object]) -> Sweep:
+    """Raises ``BenchError``."""
+    config, models, scenarios = (options.get(name) for name in ("config", "models", "scenarios"))
+    toml = read_bench_toml(text_of(config)) if config else None
+    plan = _plan(options, toml.plan if toml else {})
+    rows = [BenchTarget(**columns) for columns in toml.targets] if toml else None
+    found = _targets(options, rows, plan.request_timeout_s)
+    targets = {target.row.name: target for target in found}
+    names = options.get("targets") or targets
+    for name in names:
+        if name not in targets:
+            known = ", ".join(targets) or "there is none"
+            raise BenchValueError("target", f"{name!r} is no target: {known}")
+    chosen = [targets[name] for name in dict.fromkeys(names)]
+    if not chosen:
+        raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
+    for target in chosen:
+        if models:
+            target.row.only_models = list(models)
+        if scenarios:
+            target.row.scenarios = []
+    is_beside_load = options.get("is_beside_load", False)
+    return Sweep(plan=plan, targets=chosen, is_beside_load=is_beside_load, report=report)
+
+
+def _plan(options: Options, columns: Mapping[str, Any]) -> SweepPlan:
+    """The database's, with a file's columns and the caller's options. Raises ``BenchError``."""
+    numbers = {
+        "samples_per_version": options.get("samples"),
+        "max_tokens": options.get("max_tokens"),
+        "iteration_pause_s": options.get("pause_s"),
+        "request_timeout_s": options.get("timeout_s"),
+        "scenarios": options.get("scenarios") or None,
+    }
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return services.row_fill(services.plan_find(), {**columns, **given}, "the sweep")
+
+
+def _targets(
+    options: Options, rows: Iterable[BenchTarget] | None, timeout_s: float
+) -> Iterator[Target]:
+    """``rows``: a file's, instead of the database's. Raises ``BenchError``."""
+    if endpoint := options.get("endpoint"):
+        row = BenchTarget(
+            name=options["name"] or endpoint,
+            kind=options["kind"],
+            endpoint=endpoint,
+            build=options["build"],
+        )
+        yield _target(row, options["key"] or API_KEY.read(os.environ), timeout_s)
+        return
+    if options.get("has_fleet", True):
+        # Through the database's views; their models answer at ``url``.
+        url, key = server_and_key(options.get("url"), options.get("key"), settings.CONFIG.data_dir)
+        for neuron in Neuron.objects.exclude(status="away").order_by("name"):
+            row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
+            yield NeuronTarget(row, key, timeout_s=timeout_s, is_local=True)
+    for row in BenchTarget.objects.all() if rows is None else rows:
+        if row.enabled:
+            yield _target(row, os.environ.get(row.api_key_env), timeout_s)
+
+
+def _target(row: BenchTarget, api_key: str | None, timeout_s: float) -> Target:
+    services.row_check(row)
+    kind = NeuronTarget if row.kind == "neuron" else Target
+    return kind(row, api_key, timeout_s=timeout_s)

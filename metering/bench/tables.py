@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlencode
 
-from metering.bench.comparison import (
+from metering.bench.measures import (
     METRICS,
     Comparison,
     Difference,
@@ -136,6 +136,15 @@ def cell_row(cell: Cell) -> Row:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
+
+
+def texts_of(row: Mapping[str, Any]) -> Row:
+    """A row for people: measured numbers as text, empty where nothing was measured."""
+    words = {name: "" if value is None else value for name, value in row.items()}
+    return {
+        name: number_text(value) if isinstance(value, float) else value
+        for name, value in words.items()
+    }
 
 
 def _grouped(cells: Iterable[Cell], kinds: Sequence[str]) -> list[list[Cell]]:

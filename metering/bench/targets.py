@@ -21,8 +21,8 @@ from django.core.management.base import CommandError
 from fleet.management.backend import LocalBackend
 from inference.settings.storage import BENCH_VARIABLES
 from metering.bench.client import Http, ask, key_headers
-from metering.bench.errors import TargetError
 from metering.bench.models import BenchRun, BenchTarget
+from metering.errors import TargetError
 
 Columns = dict[str, Any]
 UNKNOWN = "unknown"

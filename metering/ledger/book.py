@@ -20,8 +20,7 @@ from enum import StrEnum
 
 from metering.errors import QuotaExceededError
 from metering.ledger.entries import Granted, Narrow, Reserve, Settle
-from metering.money import amount_words
-from metering.prices import DearestPrices, Metered, Prices
+from metering.money import DearestPrices, Metered, Prices, amount_words
 
 DAY_S = 86_400
 

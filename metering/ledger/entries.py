@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
+from metering.money import FREE, NOT_METERED, DearestPrices, Metered, Prices
 
 FINISHED = "finished"
 CANCELLED = "cancelled"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, cast
 
@@ -33,8 +34,8 @@ from metering.ledger.entries import (
     Reserve,
     Settle,
 )
-from metering.models import LedgerEntry
-from metering.request_records.rows import Record, insert_records
+from metering.models import GatewayLease, LedgerEntry, Reservation
+from metering.request_records import Record, insert_records
 from metering.sql import (
     MAX_INT64,
     Row,
@@ -264,3 +265,39 @@ def _write_budgets(cursor: CursorWrapper, budgets: list[BudgetState]) -> None:
 def _ended_us(settle: Settle) -> int:
     """Rounded down, as the book rounds, so that an entry is in the window that it is charged to."""
     return int(settle.ended_unix_s * 1_000_000)
+
+
+RELEASES_PER_BATCH = 200
+LEASE_KEPT_S = 86_400
+
+
+def reservations_sweep(
+    *, now_unix_s: float, suspects: frozenset[str], using: str = "default"
+) -> frozenset[str]:
+    """Releases the reservations of dead gateways that no bill has settled: their requests were
+    never submitted, or their data directory is missing still. The next gateway of that directory
+    settles the other ones within seconds (``metering.ledger.spool``).
+
+    A gateway counts as dead that two sweeps in a row find without a lease: ``suspects`` are the
+    result of the sweep before; returns those that have none now. While the database was offline no
+    lease was renewed and no bill written. Between the two sweeps the late ones come, also those of
+    a gateway that was restarted meanwhile, which need their reservations."""
+    leases = GatewayLease.objects.using(using)
+    alive = leases.filter(lease_until_unix_s__gte=int(now_unix_s)).values("gateway_id")
+    orphans = Reservation.objects.using(using).exclude(gateway_id__in=alive)
+    dead = frozenset(orphans.values_list("gateway_id", flat=True))
+    rows = orphans.filter(gateway_id__in=dead & suspects).order_by("request_id")
+    releases = [
+        Release(request_id=id, budgets=tuple(budget for _, budget in held))
+        for id, held in groupby(rows.values_list("request_id", "budget_id"), key=lambda row: row[0])
+    ]
+    for start in range(0, len(releases), RELEASES_PER_BATCH):
+        apply(releases[start : start + RELEASES_PER_BATCH], using=using)
+    if releases:
+        logger.warning(
+            "gateways died with %d requests that nobody has billed: what they had reserved is "
+            "released",
+            len(releases),
+        )
+    leases.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S).delete()
+    return dead

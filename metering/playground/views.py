@@ -19,7 +19,8 @@ from helexa_site.pages import render_page
 from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
 from metering.errors import DisabledAccountError
-from metering.keys.store import DatabaseKeyStore
+from metering.key_directory import DatabaseKeyStore
+from metering.pages import Reader, for_members
 from metering.playground.conversations import (
     MAX_CONVERSATION_BYTES,
     ConversationError,
@@ -36,7 +37,6 @@ from metering.playground.conversations import (
 from metering.playground.login import FOUND
 from metering.playground.models import Conversation
 from metering.principal import Scope
-from metering.usage.reader import Reader, for_members
 
 
 @never_cache

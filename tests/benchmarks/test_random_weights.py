@@ -6,9 +6,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.weights import random_folder
-from benchmarks.weights.random_gguf import file_bytes, write
-from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
+from benchmarks import random_folder
+from benchmarks.gguf_files import file_bytes, write
+from benchmarks.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
 from inference.loading.described import check_tensors
 from inference.loading.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model

@@ -21,25 +21,26 @@ from rich.console import Console
 
 from benchmarks import ports
 from benchmarks.command import Selection, arguments_parser, select
-from benchmarks.first_hour.command import Result, keep_state, open_parts, read_state, run_part
-from benchmarks.first_hour.parts import PART_LIMIT_S, Host, Part, make, parts_of
+from benchmarks.first_hour import Result, keep_state, open_parts, read_state, run_part
+from benchmarks.first_hour_parts import PART_LIMIT_S, Host, Part, make, parts_of
 from benchmarks.gateway.load import Load, Reading, UnexpectedAnswerError, http_request
 from benchmarks.gateway.load import run as run_load
-from benchmarks.gateway.processes import HOST
 from benchmarks.gateway.upstream import serve
-from benchmarks.ports import free_port
-from benchmarks.report import as_json, memory_over_llama_cpp, print_table
-from benchmarks.run import (
+from benchmarks.ports import HOST, free_port
+from benchmarks.rounds import (
     INTERPRETER_ROW,
     MEMORY_ROW,
     Measurement,
     Results,
+    as_json,
     measurements,
+    memory_over_llama_cpp,
+    print_table,
     run,
     warm_name,
 )
 from benchmarks.subject import SubjectError
-from benchmarks.workload import tokens_per_s_together
+from benchmarks.subjects import tokens_per_s_together
 from helexa_site.program import REPOSITORY_DIR
 from tests.cases import each_case
 

@@ -25,12 +25,12 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.neuron_tasks import CachedModel, CacheReport, encode_cache_report
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
+from metering import request_records
 from metering import services as of_metering
-from metering.actor import COMMAND, user_actor
-from metering.bench import store
+from metering.audit import COMMAND, user_actor
 from metering.bench.models import BenchTarget, SweepPlan
+from metering.bench.services import row_save
 from metering.models import Account, LedgerEntry, UsageHour
-from metering.request_records import rows
 from tests.browser.pages import PASSWORD, REQUEST_ID, Who
 from tests.fleet.conftest import device, heartbeat, replica, report
 from tests.fleet.ordered import ordered
@@ -154,8 +154,8 @@ def _people(account: Account) -> None:
     Group.objects.create(name="watchers")
     of_metering.key_create(actor=user_actor(Who.MEMBER), account=account, name="mia's editor")
     peer = BenchTarget(name="peer", kind="openai", endpoint="http://peer.example.org:8080/v1")
-    store.row_save(actor=user_actor(Who.OPERATOR), row=peer)
-    store.row_save(actor=user_actor(Who.OPERATOR), row=SweepPlan())
+    row_save(actor=user_actor(Who.OPERATOR), row=peer)
+    row_save(actor=user_actor(Who.OPERATOR), row=SweepPlan())
 
 
 def _usage() -> None:
@@ -193,7 +193,7 @@ def _usage() -> None:
 def _requests() -> None:
     own = {"account": "research", "key": "hx-0123456789", "end_user": "ann@example.org"}
     now_s = time.time()
-    rows.insert(
+    request_records.insert(
         [
             ended(
                 REQUEST_ID,

@@ -29,7 +29,7 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.load_report import LoadReport
 from inference.version import VERSION
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.ordered import ordered
 from tests.inference.reports import engine_stats, load_report
 

@@ -18,7 +18,7 @@ from fleet import neuron_client, services
 from fleet.models import Replica
 from helexa_site.program import REPOSITORY_DIR
 from inference.neuron.replicas.engine_process import EngineLogs
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.api.api_support import key_api
 from tests.metering.callers import text_of
 from tests.metering.commands.command_output import output

@@ -22,9 +22,9 @@ from fleet.overview_lines import LIMITS, HeldMemory, ModelLine, NeuronLine, Repl
 from inference.protocol import keys
 from inference.protocol.neuron_tasks import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused
-from metering.actor import COMMAND
+from metering import request_records
+from metering.audit import COMMAND
 from metering.models import UsageHour
-from metering.request_records import rows
 from metering.selectors import BudgetStatus
 from tests.metering.request_records.records import ended
 
@@ -35,7 +35,7 @@ GIB = 1024**3
 
 def used(at: datetime, tokens: int, **changes: Any) -> None:
     figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
-    rows.insert([ended(ended_unix_s=at.timestamp(), **figures)])
+    request_records.insert([ended(ended_unix_s=at.timestamp(), **figures)])
 
 
 def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:

@@ -19,7 +19,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
 from fleet.overview import why_no_host, why_not_now
 from fleet.overview_lines import DeviceLine, NeuronLine
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import LLAMA, hub
 

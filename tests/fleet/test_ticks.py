@@ -34,7 +34,7 @@ from inference.protocol.heartbeat import (
     WaitingReport,
     encode_waiting_report,
 )
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import SeriesRow
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 

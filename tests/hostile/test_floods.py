@@ -21,7 +21,7 @@ from fleet.redis_users import LOOK_AFTER_BYTES, FloodWatch, rules, user_name
 from fleet.services import cut_off
 from inference.protocol import keys
 from inference.redis_link import connect_exempt
-from metering.actor import GATEWAY
+from metering.audit import GATEWAY
 from metering.models import AuditEntry
 from tests.fleet.services.invited_hosts import guest, invite
 from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB

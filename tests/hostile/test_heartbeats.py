@@ -35,7 +35,7 @@ from inference.protocol.neuron_tasks import (
     encode_engine_log,
 )
 from inference.version import VERSION
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat
 from tests.hostile.conftest import EVIL

@@ -151,7 +151,8 @@ def of_neuron(neuron: str, **ids: str) -> dict[str, str]:
         for name, function in _functions().items()
         if _is_of_neuron(function)
     }
-    return found | dict(zip(QUEUE_FAMILIES, keys.queue_keys(neuron), strict=True))
+    queues = dict(zip(QUEUE_FAMILIES, keys.queue_keys(neuron), strict=True))
+    return found | queues | {"usage": f"helexa:neuron:{neuron}:usage"}  # of helexa 0.2.0
 
 
 def of_no_neuron() -> dict[str, str]:

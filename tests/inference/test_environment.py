@@ -39,7 +39,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import DownloadFailedError
 from inference.proxies import UnsupportedProxyError, proxy_for
 from metering.bench.client import Http
-from metering.bench.errors import TargetError
+from metering.errors import TargetError
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 

@@ -312,7 +312,7 @@ def operators_password(serve: Serve) -> str:
     return serve.wait_printed(r"^login +admin, password (\S+)")[1]
 
 
-IMPORTS = "from fleet import services; from metering.actor import COMMAND\n"
+IMPORTS = "from fleet import services; from metering.audit import COMMAND\n"
 MAKE_KEY = """
 from metering.services import account_create, key_create
 account = account_create(actor=COMMAND, name="operators")

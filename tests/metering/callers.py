@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from metering import services
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account, AuditEntry, RequestRecord, UsageHour
 
 

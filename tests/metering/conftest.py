@@ -12,16 +12,16 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
-from metering.actor import COMMAND
-from metering.keys import directory as key_directory
-from metering.keys.directory import KeyDirectory
+from metering import key_directory
+from metering.audit import COMMAND
+from metering.key_directory import KeyDirectory
 from metering.ledger import writer
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
 from tests.fleet.api.api_support import need_keys
 from tests.metering.databases import clear, metering_database
-from tests.metering.keys.directory_support import SECRET_KEY, Clock, FakeStore
+from tests.metering.key_directory_support import SECRET_KEY, Clock, FakeStore
 from tests.metering.writer_support import LONG_S
 from tests.servers.private_postgres import new_database
 

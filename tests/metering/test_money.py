@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metering.ledger.entries import Outcome, outcome_of
-from metering.money import cost_text, micro_usd_of, usd_text
-from metering.prices import Metered, Prices, UnitPrices
+from metering.money import Metered, Prices, UnitPrices, cost_text, micro_usd_of, usd_text
 from tests.cases import each_case
 
 

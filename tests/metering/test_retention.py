@@ -11,10 +11,9 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from metering import retention, tasks
+from metering import request_records, tasks
 from metering.ledger import store
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord, UsageHour
-from metering.request_records import rows
 from tests.metering.operations import settle
 from tests.metering.request_records.records import ended
 
@@ -24,7 +23,7 @@ DAY_S = 86_400
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "PAUSE_S", 0.0)
+    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> None:
@@ -45,7 +44,7 @@ def bill(*days_ago: float) -> None:
 
 def record(*days_ago: float) -> None:
     now_unix_s = time.time()
-    rows.insert([ended(ended_unix_s=now_unix_s - days * DAY_S) for days in days_ago])
+    request_records.insert([ended(ended_unix_s=now_unix_s - days * DAY_S) for days in days_ago])
 
 
 def ages() -> list[int]:
@@ -84,8 +83,8 @@ def test_old_records_go_and_those_over_the_most(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "ROWS_PER_BATCH", dict.fromkeys(retention.ROWS_PER_BATCH, 2))
-    monkeypatch.setattr(retention, "MAX_BATCHES", 2)
+    monkeypatch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
+    monkeypatch.setattr(tasks, "MAX_BATCHES", 2)
     record(*[40] * 7)
     bill(*[40] * 7)
     keep(monkeypatch, days=30)
@@ -98,10 +97,10 @@ def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyP
 def test_nothing_is_locked_between_two_short_batches() -> None:
     record(*[40] * 1_200)
     seen: list[tuple[int, bool]] = []
-    num_forgotten = retention.rows_forget(
+    num_forgotten = tasks.rows_forget(
         RequestRecord,
         before=timezone.now() - timedelta(days=30),
         pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
     )
     assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
-    assert retention.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"
+    assert tasks.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"

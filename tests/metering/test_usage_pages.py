@@ -16,11 +16,11 @@ from fleet import services as fleet_services
 from fleet.live import reading as live
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
-from metering.actor import COMMAND, user_actor
+from metering.audit import COMMAND, user_actor
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from metering.selectors import UsageGroup, UsagePeriod, UsageRow, UsageSums
 from metering.services import Cap
-from metering.usage.rows import chart_of
+from metering.usage_rows import chart_of
 from tests.metering.callers import newest, person, staff, text_of, used
 
 pytestmark = pytest.mark.django_db

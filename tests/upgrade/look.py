@@ -18,8 +18,8 @@ from inference.batches.files import FileStore
 from inference.batches.services import batch_find, file_find
 from inference.conversations.services import history_items
 from metering.ledger import store
+from metering.money import Prices
 from metering.playground.conversations import conversation_find
-from metering.prices import Prices
 from tests.metering.operations import reserve, settle
 
 ENDED_UNIX_S = 4_103_697_600.0

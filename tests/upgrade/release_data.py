@@ -30,15 +30,15 @@ from inference.conversations.services import response_save
 from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
-from metering.actor import user_actor
+from metering import request_records
+from metering.audit import user_actor
 from metering.bench.importing import file_import
-from metering.bench.jobs import bench_job_request
 from metering.bench.models import BenchJob
+from metering.bench.services import bench_job_request
 from metering.ledger import store
+from metering.money import Prices
 from metering.playground.conversations import NEW, conversation_save, parse_state
-from metering.prices import Prices
 from metering.principal import ALL_SCOPES, RateLimits
-from metering.request_records import rows
 from tests.fleet.conftest import SentTasks, heartbeat, replica, report
 from tests.metering.operations import reserve, settle
 from tests.metering.request_records.records import ended
@@ -169,7 +169,7 @@ def _requests(prefix: str) -> None:
     captured.ask(b'{"model": "gpt-4o"}')
     captured.send(b'{"choices": []}')
     refusal = {"status": 429, "outcome": "quota_exceeded", "ended_unix_s": ENDED_UNIX_S}
-    rows.insert(
+    request_records.insert(
         [
             ended(done, captured=captured, end_user="ann", **whose, **used),
             ended(refused, **whose, **refusal),

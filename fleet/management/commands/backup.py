@@ -15,7 +15,7 @@ from helexa_site.config import FILES_FOLDER
 from helexa_site.management.base import QuickCommand
 from helexa_site.program import program
 from helexa_site.settings import CONFIG
-from metering.management.output import errors_on_one_line
+from metering.output import errors_on_one_line
 
 
 class Command(QuickCommand):

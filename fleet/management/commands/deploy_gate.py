@@ -21,7 +21,7 @@ from fleet.management.backend import RefusedError, Server, understood
 from helexa_site.management.base import DEFAULT_URL, QuickCommand, checked_url
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
-from metering.management.output import json_text
+from metering.output import json_text
 
 OVERVIEW = "/api/overview"
 QUESTION = "Reply with exactly one word: pineapple"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fleet import services
 from helexa_site.management.base import QuickCommand
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 
 
 class Command(QuickCommand):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fleet.management.backend import add_backend_arguments, backend_of
 from fleet.neuron_client import DEFAULT_LINES
 from helexa_site.management.base import QuickCommand
-from metering.management.output import errors_on_one_line, json_text
+from metering.output import errors_on_one_line, json_text
 
 
 class Command(QuickCommand):

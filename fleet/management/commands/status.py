@@ -11,7 +11,7 @@ from fleet.management.backend import add_backend_arguments, backend_of
 from fleet.management.verbs import Columns, cells, rows_text
 from fleet.words import share_text, size_text, total_text
 from helexa_site.management.base import QuickCommand
-from metering.management.output import errors_on_one_line, json_text
+from metering.output import errors_on_one_line, json_text
 
 NOTICE = "notice"
 """The level of findings that are no problem."""

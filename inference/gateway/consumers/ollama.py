@@ -30,7 +30,7 @@ from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.answers import Shape
 from inference.wire.ollama.chat import OllamaRequest
 from inference.wire.ollama.models import OfferedModel, PullState
-from metering.actor import Actor, key_actor
+from metering.audit import Actor, key_actor
 
 LOOK_EVERY_S = 0.5
 JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), *UNBUFFERED]

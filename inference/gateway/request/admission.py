@@ -37,14 +37,9 @@ from inference.wire.errors import (
 from inference.wire.images import ImageFile
 from inference.wire.openai.passed import paths_of
 from metering.errors import LimitsUnavailableError, RateLimitedError
-from metering.limits.rate_limiter import RateLimiter
-from metering.limits.state import (
-    NO_LIMITS,
-    LimitKind,
-    LimitState,
-    anthropic_headers,
-    openai_headers,
-)
+from metering.limits import anthropic_headers, openai_headers
+from metering.principal import NO_LIMITS, LimitKind, LimitState
+from metering.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from inference.gateway.gateway import Gateway

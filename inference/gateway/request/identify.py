@@ -41,12 +41,12 @@ from inference.wire.errors import (
     InvalidApiKeyError,
     ServiceUnavailableError,
 )
+from metering.api_keys import PREFIX_MARK
 from metering.errors import DirectoryUnavailableError, KeyRefusedError
-from metering.keys.api_key import PREFIX_MARK
 from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
 
 if TYPE_CHECKING:
-    from metering.keys.directory import KeyDirectory
+    from metering.key_directory import KeyDirectory
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -32,13 +32,12 @@ from metering.ledger.entries import (
     fields_of,
     outcome_of,
 )
-from metering.limits.state import NO_LIMITS, LimitState
-from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
-from metering.principal import Principal
+from metering.money import FREE, NOT_METERED, DearestPrices, Metered, Prices
+from metering.principal import NO_LIMITS, LimitState, Principal
 
 if TYPE_CHECKING:
     from inference.gateway.tracing import RequestSpans
-    from metering.request_records.writer import RequestRecordWriter
+    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger("helexa.requests")
 

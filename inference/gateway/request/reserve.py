@@ -38,7 +38,7 @@ from inference.wire.errors import (
 )
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
-from metering.request_records.rows import record_fields
+from metering.request_records import record_fields
 
 if TYPE_CHECKING:
     from metering.ledger.writer import LedgerWriter

@@ -44,7 +44,7 @@ from inference.protocol.generation import (
 )
 from inference.wire.errors import ApiError, ServiceUnavailableError, upstream_failed
 from inference.wire.images import ImageFile
-from metering.prices import FREE, DearestPrices, Prices
+from metering.money import FREE, DearestPrices, Prices
 
 RETRY_AFTER_S = 1.0
 UNKNOWN = TargetState(is_ready=False, queue=0, num_requests=0)

@@ -60,7 +60,7 @@ from inference.wire.upstream.answer_events import (
     UpstreamErrorObject,
     UpstreamFaultError,
 )
-from metering.prices import NOT_METERED, Metered
+from metering.money import NOT_METERED, Metered
 
 if TYPE_CHECKING:
     from inference.gateway.upstreams.connection import UpstreamConnection

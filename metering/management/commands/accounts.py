@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.management import verbs
 from helexa_site.program import program
-from metering.management.caps import LIMITS_AND_LEFT, OF_AN_OWNER
+from metering.management.commands.budgets import LIMITS_AND_LEFT, OF_AN_OWNER
 from metering.nouns import ACCOUNTS, KEYS
 
 LISTED: verbs.Columns = {

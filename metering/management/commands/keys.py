@@ -7,7 +7,12 @@ from argparse import ArgumentParser
 
 from fleet.management import verbs
 from fleet.management.backend import ensure_gateways_could_check
-from metering.management.caps import LIMITS_AND_LEFT, OF_AN_OWNER, add_cap_arguments, caps
+from metering.management.commands.budgets import (
+    LIMITS_AND_LEFT,
+    OF_AN_OWNER,
+    add_cap_arguments,
+    caps,
+)
 from metering.nouns import KEYS
 
 LISTED = {

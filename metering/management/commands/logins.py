@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from helexa_site.management.base import QuickCommand
 from helexa_site.models import LoginAttempt
-from metering.management.output import errors_on_one_line, json_text, table_text
+from metering.output import errors_on_one_line, json_text, table_text
 
 COLUMNS = ("username", "address", "failures", "last_at")
 

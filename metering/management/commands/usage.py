@@ -9,10 +9,10 @@ from django.utils import timezone
 
 from helexa_site.management.base import QuickCommand
 from metering import selectors
-from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
+from metering.output import errors_on_one_line, json_text, table_text
 from metering.selectors import SUMS, UsageFilter, UsageGroup, UsageRow, UsageSums
-from metering.usage.rows import usage_csv, usage_fields
+from metering.usage_rows import usage_csv, usage_fields
 
 
 class Command(QuickCommand):

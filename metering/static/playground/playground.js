@@ -1,12 +1,9 @@
 // The page's state and what its buttons do.
 
-import { AnswerReader, inWords, newAnswer } from "./answer.js";
-import { Api } from "./api.js";
+import { Api, keeping, newId } from "./api.js";
 import { asCode, LANGUAGES } from "./as_code.js";
-import { keeping, newId } from "./conversations.js";
-import { Following } from "./following.js";
-import { RenderedText } from "./rendered.js";
-import { FieldError, requestOf } from "./request.js";
+import { AnswerReader, FieldError, inWords, newAnswer, requestOf } from "./chat.js";
+import { Following, RenderedText } from "./talk.js";
 
 const ASK_AGAIN_MS = 1000;
 const MODELS_MS = 15_000;

@@ -156,12 +156,12 @@ def called(browser: Browser, file: str, call: str, *arguments: Any) -> Any:
 
 def test_an_answers_cost(browser: Browser) -> None:
     stats = {"promptTokens": 1, "tokens": 2, "firstMs": 3, "tokensPerS": 4, "costMicroUsd": 1234}
-    assert "$0.00123" in called(browser, "answer", "inWords(arguments[0])", stats)
+    assert "$0.00123" in called(browser, "chat", "inWords(arguments[0])", stats)
 
 
 def test_failed_turns_are_not_sent_again(browser: Browser) -> None:
     def sent(*turns: dict[str, Any]) -> Any:
-        return called(browser, "request", "messagesOf('', arguments[0])", list(turns))
+        return called(browser, "chat", "messagesOf('', arguments[0])", list(turns))
 
     asked = {"role": "user", "text": "where?"}
     failed = {"role": "assistant", "text": "", "calls": [], "error": "It went away."}

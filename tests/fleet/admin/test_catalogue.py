@@ -14,7 +14,7 @@ from django.test import Client
 from fleet import selectors, services
 from fleet.catalogue import SETTINGS
 from fleet.models import Alias, CatalogueModel, LoadJob, Upstream
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.admin.admin_pages import FORM, act, page, sent, url

@@ -30,7 +30,7 @@ from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.joining import decode_joining
 from inference.protocol.load_report import AsleepBytes, LoadProgress, LoadStage
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act, page, url
 from tests.fleet.admin.admin_pages import sent as sent_form

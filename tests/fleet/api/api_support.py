@@ -9,7 +9,7 @@ from typing import Any
 from django.test import Client
 
 from metering import services
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 
 
 @dataclass(frozen=True)

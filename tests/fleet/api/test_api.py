@@ -17,7 +17,7 @@ from fleet.models import CatalogueModel, FleetPolicy, LoadJob, Neuron, NeuronWis
 from fleet.services.job_steps import wait_for_job
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadProgress, LoadStage
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import ApiKey, AuditEntry
 from tests.fleet.api.api_support import Api, key_api
 from tests.metering.callers import staff

@@ -17,7 +17,7 @@ from fleet import services, tasks
 from fleet.api.jobs import job_events
 from fleet.models import Download
 from inference.protocol.load_report import LOADED
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api, key_api
 from tests.fleet.services.download_reports import (

@@ -12,7 +12,7 @@ from fleet.models import CatalogueModel, LoadJob
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure
 from inference.version import VERSION
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.cases import each_case
 from tests.fleet.api.api_support import Api
 

@@ -27,7 +27,7 @@ from inference.protocol import keys
 from inference.protocol.delivery import encode_held_requests, held_requests
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.request_ids import new_request_id
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.commands.conftest import RunCommand
 from tests.fleet.hub.conftest import hub

@@ -23,7 +23,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, StageReport
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.metering.callers import recorded, staff, text_of, used
 

@@ -25,7 +25,7 @@ from django.utils import timezone  # noqa: E402
 from fleet import neuron_client, services  # noqa: E402
 from fleet.models import LoadJob, Neuron  # noqa: E402
 from fleet.placement import Load  # noqa: E402
-from metering.actor import COMMAND, GATEWAY  # noqa: E402
+from metering.audit import COMMAND, GATEWAY  # noqa: E402
 
 NUM_THREADS = 8
 NEURONS = ("beast", "twin")

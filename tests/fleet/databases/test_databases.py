@@ -46,8 +46,8 @@ DATABASE_TESTS = [
         "metering/bench/test_results.py",
         "metering/api/test_api.py",
         "metering/commands/test_commands.py",
-        "metering/keys/test_directory.py",
-        "metering/services/test_services.py",
+        "metering/test_key_directory.py",
+        "metering/test_services.py",
     )
 ]
 

@@ -34,7 +34,7 @@ from inference.loading.read_costs import read_costs
 from inference.loading.sources.files import ModelFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
 from tests.fleet.placement.fleets import GIB, card, neuron, replica

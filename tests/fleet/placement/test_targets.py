@@ -29,7 +29,7 @@ from fleet.placement.targets import (
     may_fail_over,
     own_state,
 )
-from metering.prices import Prices, UnitPrices
+from metering.money import Prices, UnitPrices
 from tests.cases import each_case
 from tests.fleet.placement.fleets import READY, entry, fleet, neuron, replica
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from fleet import services
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from inference.protocol.heartbeat import ReplicaStatus
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.conftest import Build
 
 HERE = {"actor": COMMAND, "model_name": "tiny", "neuron_name": "beast"}

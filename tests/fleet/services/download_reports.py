@@ -20,7 +20,7 @@ from inference.protocol.neuron_tasks import (
     CacheReport,
     encode_cache_report,
 )
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 
 SOURCE = "huggingface:Qwen/Qwen3-0.6B"
 GB = 10**9

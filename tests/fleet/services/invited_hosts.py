@@ -11,7 +11,7 @@ from fleet import services
 from fleet.live import reading as live
 from fleet.services import invitations
 from inference.protocol.joining import decode_joining
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 
 ADDRESS = "gateway.example:31315"
 

@@ -34,7 +34,7 @@ from inference.protocol.load_report import (
     LoadStage,
     StageReport,
 )
-from metering.actor import COMMAND, GATEWAY
+from metering.audit import COMMAND, GATEWAY
 from tests.fleet.placement.fleets import dense
 
 GIB = 1024**3

@@ -22,9 +22,9 @@ from fleet.models_toml_plan import Plan, plan_import, write_document
 from fleet.overview import fleet_overview
 from fleet.selectors import CACHE_S, CatalogueCache, OfferedModels
 from inference.protocol.load import AdapterSpec
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
-from metering.prices import Prices
+from metering.money import Prices
 from tests.fleet.api.api_support import key_api
 
 pytestmark = pytest.mark.django_db

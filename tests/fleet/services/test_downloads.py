@@ -35,7 +35,7 @@ from inference.protocol.load_report import LOADED, LoadFailure
 from inference.protocol.neuron_tasks import encode_cache_report
 from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.download_reports import (
     GB,

@@ -23,7 +23,7 @@ from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Re
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -21,7 +21,7 @@ from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.services import job_steps
 from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
 from inference.protocol.load_report import AsleepBytes, LoadFailure, LoadProgress, LoadStage
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.conftest import GIB

@@ -28,7 +28,7 @@ from fleet.services import job_steps, reconciling
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, StageReport
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.services.conftest import HERE, fresh, later, names, observe, start, unload

@@ -27,8 +27,8 @@ from inference.protocol.heartbeat import DeviceInfo, ReplicaState, ReplicaStatus
 from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
-from metering.actor import COMMAND
 from metering.api.problems import problem_response
+from metering.audit import COMMAND
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.conftest import HERE, fresh, names, observe, start
 from tests.fleet.test_stage_plans import LARGE

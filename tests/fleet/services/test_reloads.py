@@ -23,7 +23,7 @@ from fleet.services.load_jobs import reload_plan
 from fleet.watch import Watched
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure
-from metering.actor import COMMAND, CONTROL, GATEWAY
+from metering.audit import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.services.conftest import HERE, names, status_of

@@ -31,7 +31,7 @@ from helexa_site.management.base import ExitCode
 from helexa_site.program import Installation
 from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.invited_hosts import ADDRESS, guest, invite, shared_redis
 from tests.metering.callers import staff

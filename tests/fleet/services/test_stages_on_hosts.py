@@ -23,7 +23,7 @@ from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
 from fleet.placement import Wait
 from fleet.services.reconciling import jobs_known
 from fleet.services.stage_orders import stage_load_call_off
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.admin.admin_pages import page
 from tests.fleet.services.stage_world import GIB, NAMES, World
 from tests.slow_cases import slow_but

@@ -11,7 +11,7 @@ from fleet import selectors, services
 from fleet.errors import CatalogueValueError
 from fleet.models import CatalogueModel, Upstream
 from fleet.models_toml import read_document
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.fleet.api.api_support import Api, key_api, need_keys
 
 SECRET = "sk-the-upstreams-own-secret-0123456789"

@@ -24,8 +24,8 @@ from fleet.models_toml import ModelsTomlError, read_document
 from fleet.models_toml_plan import plan_import, write_document
 from fleet.stage_plans import stage_plan
 from fleet.upstream_http import models_of
-from metering.actor import COMMAND
-from metering.prices import UnitPrices
+from metering.audit import COMMAND
+from metering.money import UnitPrices
 from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES
 from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update

@@ -20,7 +20,7 @@ from fleet.models_toml import ModelsTomlError, read_document
 from fleet.models_toml_plan import plan_import, write_document
 from fleet.upstream_http import headers_of
 from fleet.upstreams import unseal
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, imported, make, update

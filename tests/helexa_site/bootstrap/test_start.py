@@ -27,7 +27,7 @@ from helexa_site.data_directory import instance_id
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.services import account_create, key_create
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat, replica

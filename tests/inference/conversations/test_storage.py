@@ -22,7 +22,7 @@ from inference.conversations.models import (
     StoredResponse,
 )
 from inference.quotas import Quota, Used
-from metering.actor import CONTROL, Actor
+from metering.audit import CONTROL, Actor
 from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_costs import bookkeeping_ms_per_step
+from benchmarks.measured_once import bookkeeping_ms_per_step
 from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover

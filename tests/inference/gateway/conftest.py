@@ -26,7 +26,7 @@ from inference.gateway.request.event_stream import RequestStreams
 from inference.settings.gateway import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState
-from metering.actor import Actor
+from metering.audit import Actor
 from metering.ledger.entries import Settle
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger

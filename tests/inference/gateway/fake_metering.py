@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from metering.api_keys import AccountRecord, prefix_of
 from metering.errors import (
     DirectoryUnavailableError,
     InvalidKeyError,
@@ -11,8 +12,6 @@ from metering.errors import (
     LedgerUnavailableError,
     QuotaExceededError,
 )
-from metering.keys.api_key import prefix_of
-from metering.keys.records import AccountRecord
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.ledger.spool import Count
 from metering.principal import ALL_SCOPES, ANONYMOUS_ACCOUNT, Principal, Scope

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.weights.random_blocks import random_blocks
+from benchmarks.gguf_files import random_blocks
 from inference.loading.formats import GGUF_FORMATS
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.load import LoadSpec

@@ -196,7 +196,7 @@ class Fleet:
         imports = (
             "from fleet import services",
             "from fleet.models import *",
-            "from metering.actor import COMMAND",
+            "from metering.audit import COMMAND",
         )
         return self.manage("shell", "-v", "0", "-c", "\n".join([*imports, *lines]))
 

@@ -15,9 +15,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from fleet.services import catalogue_model_create
+from metering import api_keys as keys
 from metering import services
-from metering.actor import COMMAND
-from metering.keys import api_key as keys
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, LedgerEntry, Membership
 from tests.cases import each_case
 from tests.metering.callers import TOKENS, newest, page, post, recorded, staff, url, used

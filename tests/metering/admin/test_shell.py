@@ -17,7 +17,7 @@ from fleet.dashboard.first_steps import snippets
 from fleet.management.clients import Target
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from metering import services
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey
 from tests.metering.callers import newest, person, recorded, staff, text_of
 

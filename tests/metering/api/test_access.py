@@ -19,7 +19,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from metering import services
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account
 from metering.services import CreatedKey
 from tests.browser.pages import MADE_BY_HAND

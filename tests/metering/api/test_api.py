@@ -16,9 +16,9 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
+from metering import api_keys as keys
 from metering import services
-from metering.actor import COMMAND
-from metering.keys import api_key as keys
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from metering.services import Cap, CreatedKey
 from tests.cases import each_case

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from django.core.management.base import CommandError
 
-from metering.bench.management.commands import bench as command
 from metering.bench.models import BenchRun
+from metering.management.commands import bench as command
 from tests.cases import each_case
 from tests.metering.bench import results
 from tests.metering.bench.conftest import Bench

@@ -13,11 +13,11 @@ import pytest
 from django.apps import apps
 from django.core.management.base import CommandError
 
-from metering.bench import store
-from metering.bench.errors import BenchError
+from metering.bench import services
 from metering.bench.importing import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import run_row
+from metering.errors import BenchError
 from metering.models import AuditEntry
 from tests.metering.bench import results
 from tests.metering.bench.conftest import Bench
@@ -61,7 +61,7 @@ def test_the_originals_configuration_is_imported_or_swept_by(
     assert "0 results and 1 targets" in bench("import", str(toml))
     target = BenchTarget.objects.get()
     assert (target.name, target.label, target.enabled) == ("peer", "the other one", True)
-    plan = store.plan_find()
+    plan = services.plan_find()
     assert (plan.samples_per_version, plan.max_tokens) == (2, 64)
     assert plan.scenarios == ["chat:128", "chat:128:warm", "concurrency:2"]
     actions = set(AuditEntry.objects.values_list("action", flat=True))
@@ -192,9 +192,9 @@ def test_scenarios_that_are_gone_leave_the_plan_and_the_targets() -> None:
         )
     module = import_module("metering.bench.migrations.0003_four_scenarios")
     module.keep_measured_scenarios(apps, None)
-    plan, targets = store.plan_find(), list(BenchTarget.objects.all())
+    plan, targets = services.plan_find(), list(BenchTarget.objects.all())
     for row in (plan, *targets):
-        store.row_check(row)
+        services.row_check(row)
     assert (plan.scenarios, plan.max_tokens) == (["chat:9", "chat:512:warm"], 7)
     assert {target.name: (target.scenarios, target.enabled) for target in targets} == {
         "a": (["chat:9", "chat:512:warm", "load"], True),

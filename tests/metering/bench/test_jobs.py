@@ -11,7 +11,8 @@ from django.db.models.signals import post_save
 from django.test import Client
 from django.utils import timezone
 
-from metering.bench import jobs, tasks
+from metering import tasks
+from metering.bench import services
 from metering.bench.models import BenchJob, BenchRun, BenchTarget, SweepPlan
 from metering.models import AuditEntry
 from tests.metering.bench.scripted_endpoint import MODEL, Script
@@ -33,9 +34,9 @@ def start(client: Client, status: int = 302, **words: str) -> str:
 
 
 def run_claimed() -> BenchJob:
-    job = jobs.bench_job_claim()
+    job = services.bench_job_claim()
     assert job is not None
-    jobs.bench_job_run(job)
+    tasks.bench_job_run(job)
     job.refresh_from_db()
     return job
 
@@ -84,15 +85,15 @@ def test_a_failure_has_its_reason_and_a_key_is_read_from_its_variable(
 def test_a_second_at_once_is_refused_until_the_first_has_ended(operator: Client) -> None:
     start(operator)
     assert "under way already" in start(operator, 409)
-    job = jobs.bench_job_claim()
-    assert job is not None and jobs.bench_job_claim() is None
+    job = services.bench_job_claim()
+    assert job is not None and services.bench_job_claim() is None
     assert "under way already" in start(operator, 409)
     assert BenchJob.objects.count() == 1
     assert AuditEntry.objects.filter(action="bench_job.request").count() == 1
     job.refresh_from_db()
     assert job.status == "running"
-    BenchJob.objects.update(beat_at=timezone.now() - timedelta(seconds=jobs.SILENT_AFTER_S + 1))
-    assert jobs.bench_job_claim() is None
+    BenchJob.objects.update(beat_at=timezone.now() - timedelta(seconds=services.SILENT_AFTER_S + 1))
+    assert services.bench_job_claim() is None
     job.refresh_from_db()
     assert job.status == "failed" and "has ended" in job.error, "its control has gone"
     start(operator)
@@ -124,11 +125,11 @@ def test_a_sweep_is_cancelled_at_once_or_after_its_sample(operator: Client) -> N
         cancel(operator, job.pk)
     job.refresh_from_db()
     assert (job.status, job.is_open) == ("cancelled", False)
-    assert jobs.bench_job_claim() is None
+    assert services.bench_job_claim() is None
     assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
     cancel(operator, 999, 404)
     start(operator, samples="1000")
-    running = jobs.bench_job_claim()
+    running = services.bench_job_claim()
     assert running is not None
 
     def cancel_after_three(**_words: Any) -> None:
@@ -138,7 +139,7 @@ def test_a_sweep_is_cancelled_at_once_or_after_its_sample(operator: Client) -> N
 
     post_save.connect(cancel_after_three, sender=BenchRun)
     try:
-        jobs.bench_job_run(running)
+        tasks.bench_job_run(running)
     finally:
         post_save.disconnect(cancel_after_three, sender=BenchRun)
     running.refresh_from_db()
@@ -156,11 +157,11 @@ def test_the_control_claims_what_waits_and_reports_while_it_runs(
         ran.append(job.pk)
         may_end.wait(60)
 
-    monkeypatch.setattr(jobs, "bench_job_run", run)
+    monkeypatch.setattr(tasks, "bench_job_run", run)
     tasks.bench_jobs()
     start(operator)
     tasks.bench_jobs()
-    silent_since = timezone.now() - timedelta(seconds=jobs.SILENT_AFTER_S + 1)
+    silent_since = timezone.now() - timedelta(seconds=services.SILENT_AFTER_S + 1)
     BenchJob.objects.update(beat_at=silent_since)
     tasks.bench_jobs()
     job = BenchJob.objects.get()

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from metering.bench import sweep, targets
+from metering.bench import measures, targets
 from metering.bench.client import read_answer
-from metering.bench.comparison import (
+from metering.bench.measures import (
     DECODE,
     JUDGED,
     LOAD,
     TTFT,
     Metric,
+    ScenarioKind,
     Spread,
     Verdict,
     compare,
@@ -23,9 +24,8 @@ from metering.bench.comparison import (
     percentile,
     spread_of,
 )
-from metering.bench.errors import TargetError
 from metering.bench.models import BenchRun
-from metering.bench.scenarios import ScenarioKind
+from metering.errors import TargetError
 from tests.cases import each_case
 
 
@@ -122,11 +122,13 @@ def test_what_servers_report() -> None:
 
 def test_prompts_and_other_places_of_a_model() -> None:
     for num_tokens in (1, 84, 85, 300):
-        text = sweep.chat_prompt(num_tokens, "salt")
+        text = measures.chat_prompt(num_tokens, "salt")
         words, _, ask = text.partition("\n\n")
-        assert len(words.split(" ")) == max(8, num_tokens - sweep.ASK_TOKENS)
-        assert ask == f"{sweep.ASK} {sweep.NO_THINKING}"
-        assert text == sweep.chat_prompt(num_tokens, "salt") != sweep.chat_prompt(num_tokens, "")
+        assert len(words.split(" ")) == max(8, num_tokens - measures.ASK_TOKENS)
+        assert ask == f"{measures.ASK} {measures.NO_THINKING}"
+        assert (
+            text == measures.chat_prompt(num_tokens, "salt") != measures.chat_prompt(num_tokens, "")
+        )
     loaded, loading = ({"node": "benjy", "status": status} for status in ("loaded", "loading"))
     for places, others in (
         ([loaded, {"node": "beast"}], ["benjy"]),

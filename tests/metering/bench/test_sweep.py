@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from metering.bench.errors import BenchValueError, TargetError
-from metering.bench.models import BenchRun, BenchTarget, SweepPlan
-from metering.bench.scenarios import (
+from metering.bench.measures import (
     DEFAULT_SCENARIOS,
     ScenarioKind,
     parse_scenario,
     parse_scenarios,
 )
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.sweep import Sweep, fits
 from metering.bench.targets import Ask, Columns, ModelInfo, NeuronTarget, Target
+from metering.errors import BenchValueError, TargetError
 from tests.cases import each_case
 from tests.metering.bench import results
 

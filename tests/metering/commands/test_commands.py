@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from fleet.nouns import expiry
 from helexa_site.management.base import ExitCode
-from metering.actor import COMMAND
-from metering.keys import api_key as keys
+from metering import api_keys as keys
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from tests.cases import each_case
 from tests.metering.commands.command_output import output, printed_json, refused

@@ -25,7 +25,7 @@ from metering.ledger.book import (
     start_s,
 )
 from metering.ledger.entries import Granted, Release, Reserve, Settle
-from metering.prices import DearestPrices, Prices, highest
+from metering.money import DearestPrices, Prices, highest
 from tests.cases import each_case
 from tests.metering.operations import NOON_UNIX_S, book, narrow, reserve, settle, state
 

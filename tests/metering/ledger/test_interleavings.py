@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from django.db import OperationalError
 
 from inference.protocol.events import Usage
-from metering.ledger import orphans, store
+from metering.ledger import store
 from metering.ledger.entries import Granted, Operation
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
-from metering.prices import Prices
+from metering.money import Prices
 from tests.cases import each_case
 from tests.metering.databases import clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
@@ -252,7 +252,7 @@ class Fleet:
         )
         suspects: frozenset[str] = frozenset()
         for _ in range(2):
-            suspects = orphans.reservations_sweep(
+            suspects = store.reservations_sweep(
                 now_unix_s=ahead_s, suspects=suspects, using=self.using
             )
         names = [gateway.name for gateway in self.gateways]

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from inference.backoff import Backoff
 from metering.ledger import writer
 from metering.ledger.entries import GATEWAY_LOST, Outcome, RecordFields, Settle
-from metering.ledger.spool import Spool
-from metering.ledger.spool_files import DAMAGED_SUFFIX, SLOT_BYTES, SpoolFile, spool_paths
+from metering.ledger.spool import DAMAGED_SUFFIX, SLOT_BYTES, Spool, SpoolFile, spool_paths
 from metering.models import LedgerEntry, Reservation, UsageHour
-from metering.prices import Metered, Prices
+from metering.money import Metered, Prices
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
 from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 

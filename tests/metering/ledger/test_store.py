@@ -13,14 +13,13 @@ import pytest
 from django.db import OperationalError, connections
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
-from metering import tasks
+from metering import request_records, tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
-from metering.ledger.orphans import reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
-from metering.ledger.store import MAX_INT64
+from metering.ledger.store import MAX_INT64, reservations_sweep
 from metering.ledger.writer import LedgerWriter
 from metering.models import (
     Budget,
@@ -31,9 +30,9 @@ from metering.models import (
     SeriesRow,
     UsageHour,
 )
-from metering.prices import DearestPrices, Metered, Prices
-from metering.request_records import rows
-from metering.requests.shown import all_fields, details
+from metering.money import DearestPrices, Metered, Prices
+from metering.pages.requests import details
+from metering.request_filters import all_fields
 from metering.selectors import (
     UsageFilter,
     UsageGroup,
@@ -102,12 +101,12 @@ def test_a_bill_and_its_record_are_written_once_and_alike(
         raise OperationalError("the server is gone")
 
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
-        patch.setattr(rows, "figures_add", away)
+        patch.setattr(request_records, "figures_add", away)
         store.apply([billed()], using=using)
     assert not LedgerEntry.objects.using(using).exists(), "without its record nothing is billed"
     assert not RequestRecord.objects.using(using).exists()
     first, other, there = billed(completion_tokens=7), billed(), billed()
-    rows.insert([ended(there.request_id), ended(is_billed=True)], using=using)
+    request_records.insert([ended(there.request_id), ended(is_billed=True)], using=using)
     store.apply([first, settle("without", budgets=()), there], using=using)
     again = settle(first.request_id, budgets=(), completion_tokens=1, record=TOLD)
     store.apply([again, first, other], using=using)
@@ -147,7 +146,7 @@ def test_money_is_reserved_and_charged_and_tokens_are_not(using: str) -> None:
 
 
 def test_a_record_shows_units_that_are_no_tokens() -> None:
-    rows.insert([ended(metered=USED, **NOTHING), ended()])
+    request_records.insert([ended(metered=USED, **NOTHING), ended()])
     found = {record.unit: record for record in RequestRecord.objects.all()}
     assert found["second"].num_units == 5 and found[""].num_units == 0
     shown = {one.name: one.value for one in details(found["second"], is_operator=False)}

@@ -11,7 +11,7 @@ from django.db import connections
 
 from inference.gateway.database import FIRST_WAIT_S, READ_WAIT_S
 from metering.errors import LedgerUnavailableError
-from metering.keys.directory import LOOK_UP_TIMEOUT_S
+from metering.key_directory import LOOK_UP_TIMEOUT_S
 from metering.ledger.entries import Granted, Narrow
 from metering.ledger.pending_writes import PendingWrites
 from metering.ledger.writer import DELAYS_S, RESERVE_TIMEOUT_S

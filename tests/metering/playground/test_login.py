@@ -15,7 +15,7 @@ from django.test import Client
 
 from inference.gateway.request.identify import LOGIN, Login
 from metering import services
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry
 from metering.playground.login import path_by_login, with_login
 from metering.playground.markdown import MAX_FORMULA_CHARS, html_of

@@ -7,8 +7,8 @@ import uuid
 from typing import Any
 
 from inference.gateway.request.outcome import RequestOutcome
+from metering import request_records
 from metering.ledger.entries import outcome_of
-from metering.request_records import rows
 from tests.metering.operations import settle
 
 
@@ -29,5 +29,5 @@ def ended(request_id: str = "", **changes: Any) -> RequestOutcome:
 def record(**changes: Any) -> str:
     """Stores a request that has just ended; returns its id."""
     request_id = changes.pop("request_id", "") or uuid.uuid4().hex
-    rows.insert([ended(request_id, **{"ended_unix_s": time.time(), **changes})])
+    request_records.insert([ended(request_id, **{"ended_unix_s": time.time(), **changes})])
     return str(request_id)

@@ -9,8 +9,8 @@ import pytest
 from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
-from metering.request_records import rows
-from metering.requests.filters import RequestFilter, matching
+from metering import request_records
+from metering.request_filters import RequestFilter, matching
 from tests.cases import each_case
 from tests.metering.databases import clear, metering_database
 from tests.metering.request_records.records import ended
@@ -19,7 +19,9 @@ from tests.servers.private_postgres import new_database
 pytestmark = pytest.mark.postgres
 
 NUM_ROWS = 20_000
-COLUMNS = ", ".join(f'"{name}"' for name in rows.COLUMNS if name not in ("request_id", "at"))
+COLUMNS = ", ".join(
+    f'"{name}"' for name in request_records.COLUMNS if name not in ("request_id", "at")
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def records(postgres_url: str, django_db_blocker: DjangoDbBlocker) -> Iterator[s
     now_unix_s = time.time()
     with django_db_blocker.unblock(), metering_database(new_database(postgres_url)) as using:
         clear(using)
-        rows.insert(
+        request_records.insert(
             [
                 ended(ended_unix_s=now_unix_s - number, account=account, model=model, neuron=neuron)
                 for number, (account, model, neuron) in enumerate(pairs)
@@ -39,9 +41,9 @@ def records(postgres_url: str, django_db_blocker: DjangoDbBlocker) -> Iterator[s
         )
         with connections[using].cursor() as cursor:
             cursor.execute(
-                f"INSERT INTO {rows.TABLE} (request_id, at, {COLUMNS}) "
+                f"INSERT INTO {request_records.TABLE} (request_id, at, {COLUMNS}) "
                 f"SELECT gen_random_uuid(), at - number * interval '1 minute', {COLUMNS} "
-                f"FROM {rows.TABLE}, generate_series(1, %s) AS number",
+                f"FROM {request_records.TABLE}, generate_series(1, %s) AS number",
                 [NUM_ROWS // len(pairs)],
             )
             cursor.execute("ANALYZE")

@@ -14,9 +14,9 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from helexa_site.management.base import ExitCode
-from metering.actor import COMMAND
-from metering.links import requests_url
+from metering.audit import COMMAND
 from metering.models import Account, RequestRecord
+from metering.pages import requests_url
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of

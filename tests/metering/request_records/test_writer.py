@@ -17,25 +17,23 @@ from django.test import Client
 from django.utils import timezone
 
 from inference.gateway.request.outcome import Capture, RequestOutcome
-from metering import services, tasks
-from metering.actor import COMMAND
-from metering.keys.store import DatabaseKeyStore
+from metering import request_records, services, tasks
+from metering.audit import COMMAND
+from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
-from metering.request_records import captures, rows
-from metering.request_records import writer as records_writer
-from metering.request_records.writer import RequestRecordWriter
+from metering.request_records import RequestRecordWriter
 from metering.services import CreatedKey
 from tests.metering.callers import get, ok, person
 from tests.metering.callers import refused as refused_call
 from tests.metering.commands.command_output import output, printed_json
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
-from tests.metering.services.service_support import ALICE, refused
+from tests.metering.service_support import ALICE, refused
 from tests.metering.writer_support import LONG_S, wait_until
 
 
 class Database:
-    """``rows.insert`` with faults."""
+    """``request_records.insert`` with faults."""
 
     is_away = False
     breaks_after_commit = False
@@ -48,7 +46,7 @@ class Database:
             raise OperationalError("the server is gone")
         if any(one.settle.request_id == self.refuses for one in batch):
             raise DataError("no")
-        rows.insert(batch, using=using)
+        request_records.insert(batch, using=using)
         if self.breaks_after_commit:
             self.breaks_after_commit = False
             raise OperationalError("the connection broke")
@@ -153,7 +151,7 @@ def capture(request: str, answer: str = "Paris.", trace: str = "") -> Capture:
 
 def stored(captured: Capture, using: str) -> CapturedRequest:
     request_id = uuid.uuid4().hex
-    rows.insert([ended(request_id, captured=captured)], using=using)
+    request_records.insert([ended(request_id, captured=captured)], using=using)
     return CapturedRequest.objects.using(using).get(request_id=request_id)
 
 
@@ -167,14 +165,14 @@ def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = f'{{"a": "{data.removesuffix(IMAGE)}[2,200 characters, sha256 '
         assert rows[0].request == rows[1].request and len(rows[0].request) < 100
         assert rows[0].request.startswith(shown)
-    row = stored(capture("word " * captures.MAX_CHARS), using)
-    assert len(row.request) < captures.MAX_CHARS + 100
+    row = stored(capture("word " * request_records.MAX_CAPTURED_CHARS), using)
+    assert len(row.request) < request_records.MAX_CAPTURED_CHARS + 100
     assert "characters left out]" in row.request and row.request.endswith("bytes left out]")
-    monkeypatch.setattr(captures, "MAX_ROWS", 2)
+    monkeypatch.setattr(request_records, "MAX_CAPTURED_ROWS", 2)
     made = [stored(capture(word), using) for word in "abc"]
     left = CapturedRequest.objects.using(using).values_list("pk", flat=True)
     assert set(left) == {row.pk for row in made[1:]}, "the oldest are deleted beyond the most"
-    monkeypatch.setattr(records_writer, "MAX_CAPTURED_BYTES", 20)
+    monkeypatch.setattr(request_records, "MAX_CAPTURED_BYTES", 20)
     first, second = capture("question"), capture("question")
     queue = RequestRecordWriter()
     queue.add(ended(captured=first))

@@ -6,7 +6,7 @@ from typing import Any
 
 from inference.gateway.request.outcome import RequestOutcome
 from metering.ledger.entries import Outcome, Settle
-from metering.prices import FREE
+from metering.money import FREE
 
 SETTLE: dict[str, Any] = {
     "request_id": "r",

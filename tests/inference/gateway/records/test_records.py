@@ -22,10 +22,9 @@ from inference.protocol.events import Event, Traced
 from inference.protocol.generation import Submit
 from inference.request_ids import new_request_id
 from inference.wire.errors import InvalidApiKeyError, RequestTooLargeError
+from metering.api_keys import KeyRecord, digest_of, digest_secret
 from metering.errors import RevokedKeyError
-from metering.keys.api_key import digest_of, digest_secret
-from metering.keys.records import KeyRecord
-from metering.keys.store import DatabaseKeyStore
+from metering.key_directory import DatabaseKeyStore
 from metering.ledger.entries import Outcome
 from metering.principal import Principal, Scope
 from tests.cases import each_case

@@ -37,7 +37,7 @@ from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
 from inference.redaction import Redactor
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
-from metering.prices import Prices
+from metering.money import Prices
 from tests.cases import each_case
 from tests.inference.gateway.bodies import open_stream, until
 from tests.inference.gateway.conftest import BEARER, CHAT, ENTRY, OPERATOR, SHORT_CHAT, Rig

@@ -26,7 +26,7 @@ from inference.wire.errors import ServiceUnavailableError
 from metering.ledger import store
 from metering.ledger.spool import Spool
 from metering.models import LedgerEntry, RequestRecord, Reservation
-from metering.prices import Prices
+from metering.money import Prices
 from metering.principal import Principal
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient

@@ -23,7 +23,7 @@ from benchmarks.ports import free_port
 from fleet.services import default_model_ensure
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol import keys
-from metering.actor import COMMAND
+from metering.audit import COMMAND
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 from tests.migrated_database import MakeSqlite

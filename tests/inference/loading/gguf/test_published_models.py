@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from benchmarks.quality import (
+from benchmarks.measured_once import (
     MAX_TOKENS,
     exact_log_probabilities,
     following,

@@ -14,7 +14,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import load_file
 
-from benchmarks.weights.random_blocks import random_blocks
+from benchmarks.gguf_files import random_blocks
 from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.header import READABLE_TYPES, read_header, read_headers

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from benchmarks.weights.random_blocks import random_blocks
+from benchmarks.gguf_files import random_blocks
 from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants
 from inference.models.cuda.packed import PackedLinear

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from benchmarks.weights.random_blocks import random_blocks
+from benchmarks.gguf_files import random_blocks
 from inference.loading.gguf import quants
 from inference.models.lazy_weights import (
     LazyWeight,

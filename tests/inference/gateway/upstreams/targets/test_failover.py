@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metering.ledger.entries import Reserve
-from metering.prices import Prices
+from metering.money import Prices
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import MakeClient, MakeGateway, client_of

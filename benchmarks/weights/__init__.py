@@ -1,1 +1,0 @@
-"""Files of weights for benchmarks, published and random."""

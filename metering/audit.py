@@ -1,0 +1,102 @@
+"""The audit: an entry for each change, with its author, who is a person, a key, or a part of the
+system. The entry belongs into the transaction of the change itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import F
+
+from metering.models import AuditEntry, Revision
+
+
+class ActorKind(StrEnum):
+    USER = "user"
+    KEY = "key"
+    COMMAND = "command"
+    GATEWAY = "gateway"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """``name``: the user's name or the key's prefix; for a command the operating system's user and
+    the host; empty for parts of the system."""
+
+    kind: ActorKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else str(self.kind)
+
+
+def _user_and_host() -> str:
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run as unnamed user ids
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+COMMAND = Actor(ActorKind.COMMAND, _user_and_host())
+GATEWAY = Actor(ActorKind.GATEWAY)
+CONTROL = Actor(ActorKind.CONTROL)
+
+
+def user_actor(username: str) -> Actor:
+    return Actor(ActorKind.USER, username)
+
+
+def key_actor(prefix: str) -> Actor:
+    return Actor(ActorKind.KEY, prefix)
+
+
+CHANGED_FIELDS = "changed"
+
+
+def audit_entry_create(
+    *, actor: Actor, action: str, object_id: str, detail: dict[str, Any] | None = None
+) -> AuditEntry:
+    """``action`` as in ``key.create``. Call it in the transaction of the change."""
+    assert transaction.get_connection().in_atomic_block, "an audit entry without its change"
+    return AuditEntry.objects.create(
+        actor=str(actor)[:200], action=action, object_id=object_id[:200], detail=detail or {}
+    )
+
+
+def write_record(
+    *, actor: Actor, action: str, object_id: str, detail: dict[str, Any] | None = None
+) -> None:
+    """Leaves the audit entry of a write to accounts, keys or budgets, and a new revision: gateways
+    read these again. A concurrent write waits for this transaction's end."""
+    audit_entry_create(actor=actor, action=action, object_id=object_id, detail=detail)
+    if not Revision.objects.filter(pk=1).update(number=F("number") + 1):
+        Revision.objects.create(pk=1, number=1)
+
+
+def changes_of(
+    before: models.Model, after: models.Model, fields: Iterable[str]
+) -> dict[str, list[Any]]:
+    """The fields that differ: their old and their new value, as JSON values."""
+    pairs = {name: [_plain(getattr(row, name)) for row in (before, after)] for name in fields}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
+    plain = {name: _plain(getattr(row, name)) for name in fields}
+    return {name: value for name, value in plain.items() if value not in (None, "", [])}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if isinstance(value, bool | int | float | list | dict | None) else str(value)

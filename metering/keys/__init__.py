@@ -1,1 +1,0 @@
-"""API keys: their form, their holders, and their last uses."""

@@ -1,1 +1,0 @@
-"""Limits per minute and at once, counted in Redis."""

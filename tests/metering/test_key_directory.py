@@ -1,0 +1,357 @@
+"""Who holds which key: found, changed elsewhere, offline, callers without a key, and uses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+
+from metering import api_keys as keys
+from metering import key_directory, services
+from metering.api_keys import AccountRecord, MembershipRecord, person_principal
+from metering.audit import COMMAND
+from metering.errors import (
+    DirectoryUnavailableError,
+    DisabledAccountError,
+    ExpiredKeyError,
+    InvalidKeyError,
+    KeyRefusedError,
+    MeteringError,
+    NoAccountError,
+    RevokedKeyError,
+)
+from metering.key_directory import REFRESH_EVERY_S, DatabaseKeyStore, KeyDirectory
+from metering.models import Account, ApiKey
+from metering.principal import ALL_SCOPES, RateLimits, Scope
+from metering.services import Cap
+from tests.cases import each_case
+from tests.metering.key_directory_support import GIVE_UP_S, SECRET_KEY, Clock, FakeStore, until
+
+
+def forged(key: str) -> str:
+    return key[:-1] + ("a" if key[-1] != "a" else "b")
+
+
+async def refusal(found: Awaitable[object]) -> type[MeteringError] | None:
+    try:
+        await found
+    except MeteringError as error:
+        return type(error)
+    return None
+
+
+async def until_refused(directory: KeyDirectory, key: str, wanted: type[MeteringError]) -> None:
+    async with asyncio.timeout(GIVE_UP_S):
+        while await refusal(directory.find(key)) is not wanted:
+            await asyncio.sleep(0.01)
+
+
+async def until_read(store: FakeStore) -> None:
+    """A whole read that begins now."""
+    seen = store.num_revisions
+    await until(lambda: store.num_revisions >= seen + 2)
+
+
+async def test_keys_are_in_memory_and_a_new_one_is_read_when_it_is_used(
+    directory: KeyDirectory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_directory, "REFRESH_EVERY_S", GIVE_UP_S * 9)
+    key = store.make()
+    principal = await directory.find(key)
+    assert (principal.account, principal.key) == ("research", keys.prefix_of(key))
+    with pytest.raises(StopIteration) as ended:
+        directory.find(key).send(None)  # without giving up the event loop
+    assert ended.value.value is principal
+    assert await directory.find_by_prefix(principal.key) is principal
+    for word in (forged(key), "", "sk-placeholder", "hx-short"):
+        assert await refusal(directory.find(word)) is InvalidKeyError
+    assert (await directory.find(store.make("other"))).account == "other", "made a moment ago"
+
+
+async def test_an_imported_key_is_recognised_by_what_it_is(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    """Other words, such as SDKs' placeholders, need no query and stay anonymous."""
+    word = "sk-team-0123456789"
+    assert directory.prefix_of(word) is None
+    store.make(word=word)
+    await until(lambda: directory.prefix_of(word) is not None)
+    assert (await directory.find(word)).account == "research"
+    assert directory.prefix_of("placeholder") is None
+
+
+async def test_what_changes_is_read_again(directory: KeyDirectory, store: FakeStore) -> None:
+    key, disabled, gone, other = (store.make(name) for name in ("research", "a", "b", "other"))
+    before = await directory.find(key)
+    num_revisions, num_reads = store.num_revisions, store.num_reads
+    unknown = [directory.find(keys.make_key().key) for _ in range(1000)]
+    refused = await asyncio.gather(*(refusal(one) for one in unknown))
+    assert set(refused) == {InvalidKeyError}
+    assert store.num_revisions - num_revisions <= 2 and store.num_reads == num_reads, "a query"
+    store.change(key, principal=replace(before, budgets=(7,)))
+    await until_read(store)
+    assert (await directory.find(key)).budgets == (7,)
+    store.change(key, is_revoked=True)
+    await until_refused(directory, key, RevokedKeyError)
+    assert await refusal(directory.find_by_prefix(key[:13])) is RevokedKeyError
+    store.change(disabled, account_enabled=False)
+    await until_refused(directory, disabled, DisabledAccountError)
+    del store.records[gone[:13]]
+    store.number += 1
+    await until_refused(directory, gone, InvalidKeyError)
+    assert (await directory.find(other)).account == "other"
+    assert REFRESH_EVERY_S <= 0.5, "a revocation counts within a second"
+
+
+async def test_a_change_while_keys_are_read_is_not_missed(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    """The read has the old row when the key is revoked."""
+    key = store.make()
+    store.may_go_on.clear()
+    num_reads = store.num_reads
+    finding = asyncio.create_task(directory.find(key))
+    while store.num_reads == num_reads:
+        store.may_go_on.set()
+        await asyncio.sleep(0)
+        store.may_go_on.clear()
+    store.change(key, is_revoked=True)
+    store.may_go_on.set()
+    await refusal(finding)
+    await until_refused(directory, key, RevokedKeyError)
+
+
+async def test_an_expired_or_refused_holder_is_named_for_the_record(
+    directory: KeyDirectory, store: FakeStore, clock: Clock
+) -> None:
+    key = store.make()
+    principal = await directory.find(key)
+    expired = replace(principal, expires_unix_s=clock.now_s)
+    for change in ({"is_revoked": True}, {"account_enabled": False}, {"principal": expired}):
+        refused = store.make(**{"principal": principal} | change)
+        with pytest.raises(KeyRefusedError) as caught:
+            await directory.find(refused)
+        assert (caught.value.account, caught.value.key) == (principal.account, principal.key)
+        with pytest.raises(InvalidKeyError) as unknown:  # who does not hold it learns nothing
+            await directory.find(forged(refused))
+        assert (unknown.value.account, unknown.value.key) == ("", "")
+    await directory.write_uses()
+    assert store.uses[-1] == ({key[:13]}, clock.now_s), "refused keys are not used"
+    store.change(key, principal=replace(principal, expires_unix_s=clock.now_s + 10))
+    await until_read(store)
+    clock.now_s += 9.9
+    await directory.find(key)
+    clock.now_s += 0.1
+    assert await refusal(directory.find(key)) is ExpiredKeyError
+
+
+async def test_built_in_accounts_are_read_as_keys_are(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    not_read = KeyDirectory(store, secret_key=SECRET_KEY)
+    assert not_read.anonymous().is_anonymous
+    assert not_read.shared().account == "shared"
+    limits = RateLimits(requests_per_minute=3)
+    store.accounts = {
+        name: AccountRecord(name=name, weight=4, limits=limits, budgets=(1, 2))
+        for name in ("anonymous", "shared")
+    }
+    store.number += 1
+    await until(lambda: directory.anonymous().budgets == (1, 2))
+    anonymous, shared = directory.anonymous(), directory.shared()
+    assert anonymous.is_anonymous and anonymous.scopes == {Scope.INFERENCE}
+    assert (anonymous.account, anonymous.weight) == ("anonymous", 4)
+    assert anonymous.account_limits == shared.account_limits == limits
+    assert (shared.account, shared.is_anonymous) == ("shared", False)
+    for_operators = {Scope.FLEET_WRITE, Scope.ACCOUNTS_READ, Scope.ACCOUNTS_WRITE}
+    assert shared.scopes == ALL_SCOPES - for_operators
+    store.accounts = {"anonymous": AccountRecord(name="anonymous", enabled=False)}
+    store.number += 1
+    await until_read(store)
+    with pytest.raises(DisabledAccountError):
+        directory.anonymous()
+
+
+async def test_offline_known_keys_keep_working_and_others_cannot_be_checked(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    known, unknown = store.make(), keys.make_key().key
+    await directory.find(known)
+    assert await refusal(directory.find(unknown)) is InvalidKeyError
+    store.is_away = True
+    store.change(known, is_revoked=True)
+    other = store.make()
+    assert await refusal(directory.find(unknown)) is DirectoryUnavailableError, (
+        "it may exist by now"
+    )
+    assert (await directory.find(known)).account == "research"
+    assert await refusal(directory.find(other)) is DirectoryUnavailableError
+    store.is_away = False
+    await until_refused(directory, known, RevokedKeyError)
+    assert (await directory.find(other)).account == "research"
+
+
+async def test_a_database_that_hangs_and_our_own_mistake_are_outages(
+    directory: KeyDirectory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = store.make()
+    await directory.find(known)
+    with monkeypatch.context() as patch:
+        patch.setattr(key_directory, "LOOK_UP_TIMEOUT_S", 0.05)
+        store.may_go_on.clear()
+        assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
+        store.may_go_on.set()
+    store.keys = None  # type: ignore[assignment, method-assign]
+    store.number += 1
+    await until_refused(directory, keys.make_key().key, DirectoryUnavailableError)
+    assert (await directory.find(known)).account == "research"
+
+
+async def test_a_use_is_written_once_a_minute_in_a_batch_and_not_lost_offline(
+    store: FakeStore, clock: Clock
+) -> None:
+    directory = KeyDirectory(store, secret_key=SECRET_KEY, clock=clock)
+    directory.start()
+    first, second = store.make(), store.make()
+    for _ in range(5):
+        await directory.find(first)
+        await directory.find(second)
+    store.is_away = True
+    await directory.write_uses()
+    assert store.uses == []
+    store.is_away = False
+    await directory.write_uses()
+    assert store.uses == [({first[:13], second[:13]}, clock.now_s)]
+    clock.now_s += 59
+    await directory.find(first)
+    await directory.write_uses()
+    assert len(store.uses) == 1
+    clock.now_s += 1
+    await directory.find(first)
+    await directory.stop()
+    assert store.uses[1:] == [({first[:13]}, clock.now_s)], "also at the end"
+    assert store.num_closed >= 2, "after the error, and at the end"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_that_is_revoked_elsewhere(account: Account) -> None:
+    """The gateway gets no message: its directory reads the revision."""
+    first, second = (services.key_create(actor=COMMAND, account=account) for _ in range(2))
+
+    def revoke() -> None:
+        services.key_revoke(actor=COMMAND, key=first.row)
+        anonymous = Account(name="anonymous", requests_per_minute=7)
+        services.account_update(
+            actor=COMMAND, account=anonymous, changed_fields=["requests_per_minute"]
+        )
+        connection.close()
+
+    async def scenario() -> None:
+        directory = KeyDirectory()
+        directory.start()
+        for made in (first, second):
+            assert (await directory.find(made.key)).account == "research"
+        await asyncio.to_thread(revoke)
+        await until_refused(directory, first.key, RevokedKeyError)
+        await until(lambda: directory.anonymous().account_limits.requests_per_minute == 7)
+        assert (await directory.find(second.key)).account == "research"
+        await directory.stop()
+
+    asyncio.run(scenario())
+    assert not ApiKey.objects.filter(last_used_at=None).exists()
+
+
+@pytest.mark.django_db
+def test_what_the_directory_reads_and_writes(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cap = DatabaseKeyStore(), Cap(unit="tokens", cap=5)
+    of_the_account = services.budget_create(actor=COMMAND, cap=cap, account=account)
+    first = services.key_create(actor=COMMAND, account=account, caps=[cap, cap]).row
+    second = services.key_create(actor=COMMAND, account=account).row
+    found = store.keys()
+    own = tuple(first.budgets.order_by("id").values_list("id", flat=True))
+    assert found[first.prefix].principal.budgets == (*own, of_the_account.pk)
+    assert found[second.prefix].principal.budgets == (of_the_account.pk,)
+    assert store.keys(second.prefix) == {second.prefix: found[second.prefix]}
+    assert store.keys("hx-unknown") == {}
+    user, other = User.objects.create_user("bob"), User.objects.create_user("eve")
+    services.membership_set(actor=COMMAND, account=account, user=user, role="owner")
+    memberships = store.memberships(user.pk)
+    assert [(one.account.name, one.role) for one in memberships] == [("research", "owner")]
+    assert store.memberships(other.pk) == ()
+    assert store.built_in_accounts().keys() == {"anonymous", "shared"}
+    monkeypatch.setattr(key_directory, "NAMES_A_QUERY", 2)
+    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(3)]
+    made += [first.prefix, second.prefix]
+    for used_unix_s in (2000.0, 1000.0):  # a later use stays
+        store.record_uses(made, used_unix_s)
+    used = {key.last_used_at for key in ApiKey.objects.all()}
+    assert used == {datetime.fromtimestamp(2000, UTC)}
+
+
+SECRET = keys.digest_secret("django's")
+
+
+def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:
+    made = keys.make_key()
+    assert made.key.startswith(f"{made.prefix}-")
+    assert keys.prefix_of(made.key) == made.prefix
+    assert (len(made.prefix), len(made.key)) == (13, 46)
+    assert keys.make_key().key != made.key
+    assert made.prefix in repr(made) and made.key not in repr(made), "printed by accident"
+    digest = keys.digest_of(made.key, SECRET)
+    assert len(digest) == 64 and made.key not in digest
+    assert keys.is_key_of(made.key, digest, SECRET)
+    other = made.key[:-1] + ("a" if made.key[-1] != "a" else "b")
+    assert not keys.is_key_of(other, digest, SECRET)
+    assert not keys.is_key_of(made.key, digest, keys.digest_secret("another"))
+
+
+@each_case(
+    "word",
+    [
+        "",
+        "sk-placeholder",
+        "hx-0123456789",
+        "hx-0123456789-" + "a" * 31,
+        "hx-0123456789-" + "a" * 33,
+        "hx-012345678-" + "a" * 33,
+        "HX-0123456789-" + "a" * 32,
+        "hx-0123456789-" + "a" * 31 + "\n",
+        "hx-0123456789-" + "a" * 32 + "\n",
+        "hx-012345678é-" + "a" * 32,
+        "hx-012345678٣-" + "a" * 32,
+    ],
+)
+def test_what_is_no_key(word: str) -> None:
+    assert keys.prefix_of(word) is None
+
+
+@pytest.mark.django_db
+def test_what_people_may_do() -> None:
+    """In the account in which they may do most; staff may see the fleet, superusers change it."""
+
+    def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
+        return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
+
+    viewer = membership("a", "viewer")
+    all_ = (viewer, membership("b", "member"), membership("c", "owner", enabled=False))
+    principal = person_principal(User(), all_, None)
+    assert principal.account == "b"
+    assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
+    assert person_principal(User(), all_, "a").scopes == {Scope.USAGE_READ}
+    with pytest.raises(DisabledAccountError):
+        person_principal(User(), all_, "c")
+    for held, named in ((all_, "d"), ((), None)):
+        with pytest.raises(NoAccountError):
+            person_principal(User(), held, named)
+    staff = person_principal(User(is_staff=True), (viewer,), None)
+    assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
+    both = person_principal(User(is_staff=True, is_superuser=True), (viewer,), None)
+    assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}

@@ -1,0 +1,222 @@
+"""Writes to accounts, members, keys and budgets: checks, audit entries, gateways' revisions. What
+the REST API and the commands show of them is tested there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from fleet import services as fleet_services
+from metering import api_keys as keys
+from metering import services
+from metering.api_keys import KeyRecord
+from metering.key_directory import DatabaseKeyStore
+from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
+from metering.principal import BUILT_IN_ACCOUNTS, RateLimits, Scope
+from metering.services import Cap
+from tests.metering.service_support import ALICE, entries, refused, revision
+
+pytestmark = pytest.mark.django_db
+
+CAP = Cap(unit="tokens", cap=5)
+
+
+def stored(key: ApiKey) -> KeyRecord:
+    return DatabaseKeyStore().keys(key.prefix)[key.prefix]
+
+
+def detail() -> dict[str, Any]:
+    entry = AuditEntry.objects.first()
+    assert entry is not None
+    return dict(entry.detail)
+
+
+def test_accounts_that_cannot_be(account: Account) -> None:
+    for field, values in (
+        ("name", {"name": "research"}),
+        ("name", {"name": "Not a slug"}),
+        ("name", {"name": "a" * 65}),
+        ("name", {"name": ""}),
+        ("weight", {"name": "ops", "weight": 0}),
+        ("weight", {"name": "ops", "weight": 1001}),
+        ("requests_per_minute", {"name": "ops", "requests_per_minute": 0}),
+        ("tokens_per_minute", {"name": "ops", "tokens_per_minute": 2**31}),
+    ):
+        refused(field, services.account_create, actor=ALICE, **values)
+
+
+def test_an_account_is_made_changed_and_deleted_with_what_is_its_own(account: Account) -> None:
+    before = revision()
+    ops = services.account_create(
+        actor=ALICE, name="ops", weight=services.MAX_WEIGHT, requests_per_minute=60
+    )
+    assert (revision(), entries()[-1]) == (before + 1, ("user:alice", "account.create", "ops"))
+    assert detail() == {"weight": 1000, "enabled": True, "requests_per_minute": 60}
+    change = {"actor": ALICE, "account": ops}
+    services.account_update(changed_fields=["weight"], **change)
+    assert revision() == before + 1, "nothing has changed"
+    ops.weight, ops.enabled = 5, False
+    services.account_update(changed_fields=["weight", "enabled", "description"], **change)
+    assert (revision(), detail()) == (before + 2, {"weight": [1000, 5], "enabled": [True, False]})
+    refused("name", services.account_update, changed_fields=["name"], **change)
+    bob = User.objects.create(username="bob")
+    services.membership_set(actor=ALICE, account=ops, user=bob, role="member")
+    budget = services.budget_create(actor=ALICE, account=ops, cap=CAP)
+    AuditEntry.objects.all().delete()
+    services.account_delete(**change)
+    assert set(entries()) == {
+        ("user:alice", "budget.remove", f"ops/{budget.pk}"),
+        ("user:alice", "membership.remove", "ops/bob"),
+        ("user:alice", "account.delete", "ops"),
+    }, "what goes with it has rows of its own"
+    assert not Account.objects.filter(name="ops").exists()
+    services.key_create(actor=ALICE, account=account)
+    for name in (*BUILT_IN_ACCOUNTS, "research"):
+        kept = Account.objects.get(name=name)
+        refused("name", services.account_delete, actor=ALICE, account=kept)
+
+
+def test_memberships_are_set_changed_and_removed(account: Account) -> None:
+    member = {"account": account, "user": User.objects.create_user("bob")}
+    refused("role", services.membership_set, actor=ALICE, role="king", **member)
+    start = revision()
+    for role in ("viewer", "owner", "owner"):
+        services.membership_set(actor=ALICE, role=role, **member)
+    membership = Membership.objects.get()
+    assert (membership.role, revision()) == ("owner", start + 2)
+    assert detail() == {"role": ["viewer", "owner"]}
+    services.membership_remove(actor=ALICE, membership=membership)
+    assert not Membership.objects.exists() and revision() == start + 3
+    assert entries()[1:] == [
+        ("user:alice", "membership.set", "research/bob"),
+        ("user:alice", "membership.set", "research/bob"),
+        ("user:alice", "membership.remove", "research/bob"),
+    ]
+
+
+def test_a_key_is_stored_without_its_secret(account: Account) -> None:
+    _tiny, model = (
+        fleet_services.catalogue_model_create(actor=ALICE, name=name, source=f"pypi:{name}")
+        for name in ("tiny", "large")
+    )
+    fleet_services.alias_create(actor=ALICE, name="big", model=model)
+    before, expires_at = revision(), timezone.now() + timedelta(days=1)
+    made = services.key_create(
+        actor=ALICE,
+        account=account,
+        name="ci",
+        scopes=["fleet:read", "inference"],
+        model_names=["tiny", "big"],
+        expires_at=expires_at,
+        limits=RateLimits(requests_per_minute=5),
+        caps=[Cap(unit="tokens", cap=1000, window="day")],
+    )
+    row = ApiKey.objects.get()
+    assert keys.is_key_of(made.key, row.digest, keys.digest_secret(settings.SECRET_KEY))
+    assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["big", "tiny"])
+    assert (row.created_by, revision() > before) == ("user:alice", True)
+    principal = stored(row).principal
+    assert (principal.account, principal.key) == ("research", keys.prefix_of(made.key))
+    assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
+    assert principal.models == {"big", "tiny"}
+    assert principal.budgets == (Budget.objects.get().pk,)
+    assert principal.key_limits.requests_per_minute == 5
+    assert principal.expires_unix_s == expires_at.timestamp()
+    audited = repr(list(AuditEntry.objects.values()))
+    written = repr(list(ApiKey.objects.values())) + audited
+    assert made.key not in written and made.key[14:] not in written
+    assert row.digest not in audited
+
+
+def test_keys_and_caps_that_cannot_be(account: Account) -> None:
+    for field, values in (
+        ("scopes", {"scopes": ["everything"]}),
+        ("scopes", {"scopes": []}),
+        ("model_names", {"model_names": ["nothing"]}),
+        ("name", {"name": "a" * 101}),
+        ("name", {"name": "two\nlines"}),
+        ("expires_at", {"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}),
+        ("max_concurrent", {"limits": RateLimits(max_concurrent=0)}),
+        ("unit", {"caps": [Cap(unit="euros", cap=5)]}),
+        ("cap", {"caps": [Cap(unit="tokens", cap=0)]}),
+        ("cap", {"caps": [Cap(unit="tokens", cap=2**63)]}),
+        ("window", {"caps": [Cap(unit="tokens", cap=5, window="year")]}),
+        ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="day", window_s=3)]}),
+        ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="seconds")]}),
+        ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="seconds", window_s=0)]}),
+    ):
+        refused(field, services.key_create, actor=ALICE, account=account, **values)
+    assert not ApiKey.objects.exists() and not Budget.objects.exists()
+
+
+def test_a_key_is_changed_and_revoked(account: Account) -> None:
+    model = fleet_services.catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny")
+    key = services.key_create(actor=ALICE, account=account, model_names=["tiny"]).row
+    assert stored(key).principal.may_leave_network
+    fleet_services.catalogue_model_delete(actor=ALICE, model=model)  # which hinders no change
+    key.name, key.scopes, key.names_end_user = "renamed", ["inference"], True
+    key.may_leave_network = False
+    changed = ["name", "scopes", "names_end_user", "may_leave_network"]
+    services.key_update(actor=ALICE, key=key, changed_fields=changed)
+    assert detail() == {
+        "name": ["", "renamed"],
+        "scopes": [["inference", "usage:read"], ["inference"]],
+        "names_end_user": [False, True],
+        "may_leave_network": [True, False],
+    }
+    principal = stored(key).principal
+    assert (principal.names_end_user, principal.may_leave_network) == (True, False)
+    assert principal.models == {"tiny"}
+    for field in ("account", "prefix", "digest", "revoked_at", "created_by"):
+        refused(field, services.key_update, actor=ALICE, key=key, changed_fields=[field])
+    before = revision()
+    assert services.key_revoke(actor=ALICE, key=key)
+    assert (revision(), entries()[-1]) == (before + 1, ("user:alice", "key.revoke", key.prefix))
+    assert ApiKey.objects.get().revoked_at == key.revoked_at is not None
+    assert not services.key_revoke(actor=ALICE, key=key)
+    assert revision() == before + 1 and stored(key).is_revoked
+
+
+def test_a_budget_is_made_changed_and_removed(account: Account) -> None:
+    key = services.key_create(actor=ALICE, account=account).row
+    for owners in ({}, {"account": account, "key": key}):
+        refused("account", services.budget_create, actor=ALICE, cap=CAP, **owners)
+    before = len(entries())
+    budget = services.budget_create(
+        actor=ALICE, cap=Cap(unit="micro_usd", cap=5, window="day"), account=account
+    )
+
+    def update(*changed: str) -> Budget:
+        services.budget_update(actor=ALICE, budget=budget, changed_fields=list(changed))
+        return Budget.objects.get()
+
+    Budget.objects.update(spent=3, window_ends_unix_s=99)
+    budget.cap = 9
+    for _ in range(2):
+        changed = update("cap", "window")
+        assert (changed.cap, changed.spent, changed.window_ends_unix_s) == (9, 3, 99)
+    budget.window, budget.window_s = "seconds", 60
+    changed = update("window", "window_s")
+    assert (changed.spent, changed.window_ends_unix_s) == (3, None)
+    unit = {"budget": budget, "changed_fields": ["unit"]}
+    refused("unit", services.budget_update, actor=ALICE, **unit)
+    services.budget_remove(actor=ALICE, budget=budget)
+    assert [action for _, action, _ in entries()[before:]] == [
+        *("budget.create", "budget.update", "budget.update", "budget.remove")
+    ]
+
+
+def test_a_change_that_fails_is_not_audited(account: Account, monkeypatch: Any) -> None:
+    """The entry and the revision go with the transaction."""
+    before = (entries(), revision())
+    broken = Mock(**{"objects.filter.side_effect": RuntimeError})
+    monkeypatch.setattr("metering.audit.Revision", broken)
+    with pytest.raises(RuntimeError):
+        services.key_create(actor=ALICE, account=account)
+    assert (entries(), revision()) == before
