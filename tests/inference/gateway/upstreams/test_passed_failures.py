@@ -70,7 +70,8 @@ async def test_an_error_keeps_its_meaning_and_is_free(
     rig: UpstreamRig, caplog: pytest.LogCaptureFixture, answer: Answer, status: int, code: str
 ) -> None:
     rig.forget()
-    row = replace(rig.row, first_token_timeout_s=1 if answer is stalls else 60)
+    first_token_timeout_s = 1 if answer is stalls else 60
+    row = replace(rig.row, first_token_timeout_s=first_token_timeout_s, concurrency=1)
     rig.offer("transcription", upstream=row)
     rig.upstream.answer = answer
     refused = await rig.transcribe(wav(1))
@@ -80,6 +81,8 @@ async def test_an_error_keeps_its_meaning_and_is_free(
         assert refused.headers["retry-after"] == "7"
     settled = rig.settled
     assert (settled.outcome, settled.cost_micro_usd, settled.metered.unit) == (code, 0, "")
+    rig.upstream.answer = with_json(200, {"text": "yes"})
+    assert (await rig.transcribe(wav(1))).status == 200, "its place is free again"
 
 
 async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None:
