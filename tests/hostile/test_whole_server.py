@@ -32,9 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
 NUM_ASKED = 6
 TIMEOUT_S = 120.0
-MAX_REDIS_GROWTH_BYTES = hostile_host.NUM_VALUES * hostile_host.VALUE_BYTES // 2
-"""Half of what a flood would write if it was not cut off: how soon the control sees it depends on
-the load of the machine."""
+MAX_REDIS_GROWTH_BYTES = hostile_host.NUM_VALUES * hostile_host.VALUE_BYTES * 3 // 4
+"""A flood that nobody cuts off writes all. How soon the control sees it depends on the load of the
+machine: a sixth is usual."""
 SETTLED_BYTES = 10_000_000
 """What Redis may hold of one attack when the next one begins, whose growth is its own then."""
 SAMPLE_INTERVAL_S = 0.02
