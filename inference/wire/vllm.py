@@ -36,6 +36,7 @@ from inference.wire.openai.fields import USER, end_user_of, token_ids
 
 MAX_DOCUMENTS = 10_000
 _text = f.text(min_chars=1)
+PRIORITY = f.neutral("priority", f.only(0, reason="who pays decides"), "Turns are by account.")
 
 
 def text_or_object(value: Any, path: str) -> str:
@@ -83,7 +84,7 @@ RERANK_FIELDS = f.table(
     f.neutral(
         "return_embeddings", f.only(False, reason="only scores are returned"), "There are none."
     ),
-    f.neutral("priority", f.only(0, reason="who pays decides"), "Turns are by account."),
+    PRIORITY,
     USER,
 )
 
@@ -175,7 +176,7 @@ SCORE_FIELDS = f.table(
     f.neutral(
         "activation", f.only(True, reason="scores are the model's own"), "As the model has it."
     ),
-    f.neutral("priority", f.only(0, reason="who pays decides"), "Turns are by account."),
+    PRIORITY,
     USER,
 )
 
