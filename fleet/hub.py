@@ -218,7 +218,7 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
     or those on this disk. Downloads nothing. ``free_bytes``: as a load would choose among quants.
     Raises ``PlanUnavailableError``, ``HubError``."""
     spec = entry.load_spec(job_id="", neuron="")
-    from inference.loading.read_costs import read_costs
+    from inference.loading.read_costs import read_costs  # few processes need it
 
     try:
         with _described_files(spec, free_bytes) as files:
@@ -296,7 +296,7 @@ def _facts_of(files: ModelFiles) -> FileFacts:
 @lru_cache(maxsize=64)
 def _read_facts(paths: Sequence[Path], _changed_ns: Sequence[int], is_gguf: bool) -> FileFacts:
     if not is_gguf:
-        from inference.loading.hub_config import read_json
+        from inference.loading.hub_config import read_json  # few processes need it
 
         config = read_json(paths[0])
         text = config.get("text_config")

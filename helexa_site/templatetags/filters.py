@@ -23,7 +23,7 @@ register = template.Library()
 @register.filter
 def with_landmarks(html: SafeString) -> SafeString:
     """Marks parts of unfold's pages: the main part, icons, whose names are not to be read out, and
-    unnamed elements. ``helexa/labels.js`` marks later additions of scripts."""
+    unnamed elements. ``helexa/pages.js`` marks later additions of scripts."""
     numbers = count(1)
     marked = ICON.sub('<span aria-hidden="true"', html)
     marked = marked.replace(MAIN, f'{MAIN} role="main" tabindex="-1"', 1)
