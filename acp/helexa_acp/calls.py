@@ -49,7 +49,7 @@ TOOLS: tuple[Tool, ...] = (
     programs.BASH,
     update_plan.UPDATE_PLAN,
 )
-"""Of every session."""
+"""The tools that every session has."""
 ALLOW_ONCE, ALLOW_ALWAYS, REJECT_ONCE = "allow_once", "allow_always", "reject_once"
 NOT_ALLOWED = "the user did not allow it; do not try it in another way"
 MAX_SPARE_BRACES = 3

@@ -186,7 +186,7 @@ async def _usable_tools(session: Session) -> dict[str, Tool]:
 
 
 async def _tools(session: Session) -> tuple[dict[str, Tool], dict[str, str]]:
-    """By name, ours first; and the reasons why MCP servers cannot be used, by theirs."""
+    """Returns tools by name, ours first, and by a server's name why it cannot be used."""
     theirs, failures = await session.mcp.tools()
     ours = tools_for(session.home.config, session.record.mode)
     return {tool.spec.name: tool for tool in ours} | theirs, failures

@@ -290,7 +290,7 @@ def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
-    """Where it is loaded first, or why it is reloaded in place. Pure."""
+    """Returns the load that comes first, or why the model is reloaded in place. Pure."""
     replica = _replica_on(neuron_name, entry.name, snapshot)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return "In place: it serves no requests now"

@@ -87,7 +87,7 @@ def batches_unclaimed(limit: int) -> list[BatchRecord]:
 
 
 def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
-    """Nothing for an unknown id."""
+    """Returns no rows for an unknown id."""
     if after is None:
         return rows
     if not is_id(after):

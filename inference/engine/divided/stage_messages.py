@@ -57,7 +57,7 @@ class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     are all."""
     stage: int
     cache_dir: str
-    """Where the first stage has opened the model's files."""
+    """The folder in which the first stage has opened the model's files."""
     native_cache_dir: str
     num_threads: int
     before: StagePeer | None = None

@@ -170,8 +170,8 @@ class Failover:
 
     @property
     def place_deadline_s(self) -> float | None:
-        """Until when, on the event loop's clock, it may wait for a place at the present target;
-        ``None``: no limit of its own."""
+        """The time of the event loop's clock until which it may wait for a place at the present
+        target; ``None``: no limit of its own."""
         wait_s = self._chosen.wait_s
         return None if wait_s is None else self._began_s + wait_s
 
