@@ -29,7 +29,7 @@ from rest_framework.serializers import Serializer
 
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of, invalid
+from metering.api.problems import ProblemError, ensure_known_parameters, ensure_one_of, invalid
 from metering.audit import COMMAND, Actor, key_actor, user_actor
 from metering.principal import Scope
 
@@ -186,11 +186,7 @@ class FleetView(GenericAPIView[Any]):
         known = {*self.filters, "account", "format", *self.page_parameters}
         if request.method == "DELETE" or (request.method == "POST" and self.post_removes):
             known.add(DRY_RUN)
-        for name in request.query_params:
-            if name not in known:
-                detail = f"There is no parameter {name!r} here."
-                raise ProblemError(400, "unknown_parameter", detail, param=name)
-        ensure_no_nul(request.query_params)
+        ensure_known_parameters(request.query_params, known)
         if any("\0" in str(part) for part in self.kwargs.values()):
             raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 

@@ -74,10 +74,13 @@ def ensure_one_of(words: Collection[str], param: str, value: object) -> None:
         raise invalid(param, f"{value!r} is none of {', '.join(words)}.")
 
 
-def ensure_no_nul(query: QueryDict) -> None:
-    """PostgreSQL stores no such text, and its error would look like an offline database. Raises
-    ``ProblemError``."""
+def ensure_known_parameters(query: QueryDict, known: Collection[str]) -> None:
+    """Raises ``ProblemError`` for another one, and for a NUL: PostgreSQL stores no such text, and
+    its error would look like an offline database."""
     for name, values in query.lists():
+        if name not in known:
+            detail = f"There is no parameter {name!r} here."
+            raise ProblemError(400, "unknown_parameter", detail, param=name)
         if any("\0" in value for value in values):
             raise invalid(name, f"A NUL is in {name!r}.")
 

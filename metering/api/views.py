@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -23,7 +22,7 @@ from fleet.api.access import MAX_OFFSET, ObjectView, number_in
 from metering import selectors
 from metering.api.accounts import Accounts, Budgets, Keys, Members
 from metering.api.authentication import Caller
-from metering.api.problems import CsvRenderer, ProblemError, ensure_no_nul, ensure_one_of
+from metering.api.problems import CsvRenderer, ProblemError, ensure_known_parameters, ensure_one_of
 from metering.api.requests import CaptureView, RequestsView, RequestView
 from metering.errors import MeteringValueError
 from metering.models import Account
@@ -59,7 +58,7 @@ class MeView(APIView):
     """The caller's identity, and the use of each of their budgets."""
 
     def get(self, request: Request) -> Response:
-        _refuse_unknown_parameters(request, ("account", "format"))
+        ensure_known_parameters(request.query_params, ("account", "format"))
         caller = _caller(request)
         if caller.principal is None:
             return Response(_person_without_account(caller))
@@ -73,7 +72,7 @@ class UsageView(APIView):
     filters = ("account", "by", "format", "from", "key", "limit", "offset", "to")
 
     def get(self, request: Request) -> Response:
-        _refuse_unknown_parameters(request, self.filters)
+        ensure_known_parameters(request.query_params, self.filters)
         caller = _caller(request)
         caller.ensure_scope(Scope.USAGE_READ)
         given = request.query_params
@@ -161,15 +160,6 @@ def _filter(caller: Caller, account: str | None, key: str | None) -> UsageFilter
             raise ProblemError(403, "key_not_allowed", "A key sees its own usage.", param="key")
         key = own_key
     return UsageFilter(accounts=accounts, key=key)
-
-
-def _refuse_unknown_parameters(request: Request, known: Collection[str]) -> None:
-    for name in request.query_params:
-        if name not in known:
-            raise ProblemError(
-                400, "unsupported_parameter", f"There is no parameter {name!r}.", param=name
-            )
-    ensure_no_nul(request.query_params)
 
 
 def _next_url(request: Request, offset: int) -> str:

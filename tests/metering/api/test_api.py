@@ -151,7 +151,7 @@ class TestRefusals:
             ("offset=99999999999999999999", "offset"),
             ("group_by=day", "group_by"),
         ):
-            code = "unsupported_parameter" if param == "group_by" else "invalid_value"
+            code = "unknown_parameter" if param == "group_by" else "invalid_value"
             assert refused(client, f"usage?{query}", made.key) == (400, code)
             assert get(client, f"usage?{query}", made.key).json()["param"] == param
 
