@@ -32,7 +32,13 @@ from inference.request_ids import new_request_id
 from inference.settings.setting import Setting
 from inference.settings.table import SETTINGS
 from inference.wire.error_envelopes import openai_errors
-from inference.wire.errors import ApiError, InternalError, InvalidRequestError, UnknownUrlError
+from inference.wire.errors import (
+    ApiError,
+    ForbiddenError,
+    InternalError,
+    InvalidRequestError,
+    UnknownUrlError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +144,8 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def page_forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return _page(request, "Not allowed", FORBIDDEN, status=403)
+    error = ForbiddenError("permission_denied", FORBIDDEN)
+    return _answer(request, "Not allowed", FORBIDDEN, error)
 
 
 def page_failed(request: HttpRequest) -> HttpResponse:

@@ -13,7 +13,8 @@
     │   ├── InvalidImageError           400 invalid_image
     │   └── VisionUnsupportedError      400 vision_unsupported
     ├── InvalidApiKeyError              401 invalid_api_key
-    ├── ForbiddenError                  403 origin_not_allowed, host_not_allowed
+    ├── ForbiddenError                  403 origin_not_allowed, host_not_allowed,
+    │   │                               permission_denied
     │   ├── InsufficientScopeError      403 insufficient_scope
     │   └── ModelNotAllowedError        403 model_not_allowed
     ├── InsufficientQuotaError          429 insufficient_quota

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from django.conf import settings
-from django.core.exceptions import BadRequest
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
@@ -61,9 +61,11 @@ def failing(_request: HttpRequest, error: Exception) -> HttpResponse:
 urlpatterns = [
     *urls.urlpatterns,
     path("bad", failing, {"error": BadRequest("no")}),
+    path("barred", failing, {"error": PermissionDenied("no")}),
     path("broken", failing, {"error": RuntimeError("a secret")}),
 ]
-handler400, handler404, handler500 = urls.handler400, urls.handler404, urls.handler500
+handler400, handler403 = urls.handler400, urls.handler403
+handler404, handler500 = urls.handler404, urls.handler500
 
 
 @pytest.mark.urls(__name__)
@@ -71,6 +73,7 @@ handler400, handler404, handler500 = urls.handler400, urls.handler404, urls.hand
     ("address", "status", "words"),
     [
         ("/bad", 400, "This request cannot be read"),
+        ("/barred", 403, "for people with other permissions"),
         ("/nowhere", 404, "There is nothing at this address"),
         ("/broken", 500, "The server failed."),
     ],
