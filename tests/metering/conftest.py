@@ -20,9 +20,8 @@ from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
 from tests.fleet.api.api_support import need_keys
-from tests.metering.databases import clear, metering_database
+from tests.metering.databases import LONG_S, clear, metering_database
 from tests.metering.key_directory_support import SECRET_KEY, Clock, FakeStore
-from tests.metering.writer_support import LONG_S
 from tests.servers.private_postgres import new_database
 
 

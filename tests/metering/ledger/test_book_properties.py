@@ -197,7 +197,7 @@ MONEY = {"unit": Unit.MICRO_USD}
         # Reservations of others do not cut an answer to a few tokens.
         (state(), LONG, (900, 1000)),
         (state(reserved=500), LONG, (400, 500)),  # the rest, while that is enough for an answer
-        (state(reserved=800), LONG, (300, 200, SOON)),  # more when the others have settled
+        (state(reserved=800), LONG, (356, 200, SOON)),  # more when the others have settled
         (state(spent=800), LONG, (100, 200)),  # all that it will ever be
         (state(spent=700, reserved=100), LONG, (300, 200, SOON)),
         (state(cap=200, spent=200, **DAILY), {}, (101, 0, DAY_S / 2)),

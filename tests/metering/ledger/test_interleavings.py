@@ -22,9 +22,8 @@ from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites,
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
 from metering.money import Prices
 from tests.cases import each_case
-from tests.metering.databases import clear
+from tests.metering.databases import Database, clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
-from tests.metering.writer_support import Database
 
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000

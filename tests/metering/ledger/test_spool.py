@@ -25,8 +25,8 @@ from metering.ledger.entries import GATEWAY_LOST, Outcome, RecordFields, Settle
 from metering.ledger.spool import DAMAGED_SUFFIX, SLOT_BYTES, Spool, SpoolFile, spool_paths
 from metering.models import LedgerEntry, Reservation, UsageHour
 from metering.money import Metered, Prices
+from tests.metering.databases import LONG_S, Gateway, amounts, wait_until
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
-from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 
 OLD = settle("old", ended_unix_s=NOON_UNIX_S - 1)
 

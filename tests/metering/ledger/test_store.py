@@ -42,9 +42,9 @@ from metering.selectors import (
     usage_list,
     usage_total,
 )
+from tests.metering.databases import LONG_S, amounts
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
-from tests.metering.writer_support import LONG_S, amounts
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
@@ -184,7 +184,7 @@ def add_hours(using: str) -> None:
         )
 
 
-def test_hours_and_their_sums_past_64_bits(using: str) -> None:
+def test_words_and_numbers_that_no_column_holds_and_sums_past_64_bits(using: str) -> None:
     """No database refuses a batch again and again, and what is added up stays exact."""
     for number in range(3):
         bill = settle(f"r{number}", budgets=(), prompt_tokens=MAX_INT64, cached_tokens=0)
@@ -194,7 +194,14 @@ def test_hours_and_their_sums_past_64_bits(using: str) -> None:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT prompt_tokens FROM metering_usagehour")
         assert isinstance(cursor.fetchone()[0], int)
-    hour.delete(using=using)
+    UsageHour.objects.using(using).all().delete()
+    LedgerEntry.objects.using(using).all().delete()
+    words = {"model": "m" * 300, "neuron": "a\0b", "prompt_tokens": 2**70, "cached_tokens": -1}
+    store.apply([settle(budgets=(), time_to_first_token_ms=2**40, **words)], using=using)
+    entry = LedgerEntry.objects.using(using).get()
+    assert (entry.model, entry.neuron, entry.cached_tokens) == ("m" * 100, "ab", 0)
+    assert (entry.prompt_tokens, entry.time_to_first_token_ms) == (MAX_INT64, 2**31 - 1)
+    UsageHour.objects.using(using).all().delete()
     add_hours(using)
     sums = exact_sums(["cost_micro_usd", "requests"])
     found = UsageHour.objects.using(using).aggregate(**sums)

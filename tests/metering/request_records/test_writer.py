@@ -29,7 +29,7 @@ from tests.metering.commands.command_output import output, printed_json
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
 from tests.metering.service_support import ALICE, refused
-from tests.metering.writer_support import LONG_S, wait_until
+from tests.metering.databases import LONG_S, wait_until
 
 
 class Database:

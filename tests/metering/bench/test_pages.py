@@ -1,4 +1,5 @@
-"""Results over REST and on the bench's pages: who may see them, and what regressed."""
+"""Results over REST and on the bench's pages: who may see them, and what regressed; and sweeps that
+are started from there: who may, one at a time, run by the control, cancelled."""
 
 from __future__ import annotations
 
@@ -6,16 +7,23 @@ import csv
 import io
 import json
 import re
+import threading
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models.signals import post_save
 from django.test import Client
+from django.utils import timezone
 
-from metering.bench.models import BenchRun, BenchTarget, SweepPlan
+from metering import tasks
+from metering.bench import services
+from metering.bench.models import BenchJob, BenchRun, BenchTarget, SweepPlan
 from metering.models import AuditEntry
 from tests.fleet.api.api_support import Api, key_api
 from tests.metering.bench import results
+from tests.metering.bench.conftest import MODEL, URL, Script
 from tests.metering.callers import staff
 
 pytestmark = pytest.mark.usefixtures("listens_elsewhere", "db")
@@ -78,7 +86,7 @@ def test_the_public_may_see_results_where_the_operator_opens_them(
     Api(Client()).get("fleet", 401)
 
 
-def test_the_overview_marks_what_regressed_and_the_knee(operator: Client) -> None:
+def test_pages_mark_what_regressed_the_knee_and_what_others_gave(operator: Client) -> None:
     results.cell(decode_tps=100.0)
     assert "Nothing to compare yet: each series has one build." in page(operator, "")
     for build in ("b1", "b2"):
@@ -96,41 +104,22 @@ def test_the_overview_marks_what_regressed_and_the_knee(operator: Client) -> Non
     text = page(operator, "?scenario=load")
     assert any(row.startswith("beast load load 900") for row in rows(text))
     assert "chat:128 decode" not in " ".join(rows(text)) and 'id="knee"' not in text
-
-
-def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
-    text = page(measured, "?model=tiny&scenario=chat:128&target=beast")
-    drawn = chart(text, "trend-decode_tps")
-    own, baseline = drawn["lines"]
-    assert drawn["labels"] == ["b1", "b2", "b3"]
-    assert (own["name"], own["is_baseline"]) == ("beast", False)
-    assert [round(point) for point in own["points"]] == [90, 100, 70]
-    assert own["marked"] == [False, False, True]
-    assert (baseline["name"], baseline["is_baseline"]) == ("peer", True)
-    assert [round(point) for point in baseline["points"]] == [80, 80, 80]
-    assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
-    again = chart(page(measured, "?model=tiny&scenario=chat:128"), "trend-decode_tps")
-    assert again == drawn, "the target of most builds is chosen"
-    assert "trend-" not in page(measured, "?model=tiny")
-
-
-def test_two_builds_are_compared_cell_by_cell(measured: Client, api: Api) -> None:
-    text = page(measured, COMPARED)
+    text = page(operator, COMPARED)
     (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert "tiny chat:128 decode tok/s 100 ± 0.4 70 ± 0.28 0.700" in row and "5/5 regressed" in row
     assert "1 regressed" in text and "only beast@b3: tiny load" in text
-    answer = api.get("bench/compare?before=beast")
-    assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
-    assert (answer["regressed"], answer["improved"]) == (1, 0)
-    by_metric = {cell["metric"]: cell for cell in answer["cells"]}
-    decode = by_metric["decode_tps"]
-    assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
-    assert (decode["ratio"], decode["after_n"]) == (pytest.approx(0.7), 5)
-    assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
-    for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
-        api.get(f"bench/compare?{query}", 400)
-    results.cell(target_name="third", scenario_id="prefill:9", ttft_s=1.0)
-    api.get("bench/compare?before=beast&after=third", 404)
+    text = page(operator, "?model=tiny&scenario=chat:128&target=beast")
+    drawn = chart(text, "trend-decode_tps")
+    assert drawn["labels"] == ["b1", "b2", "b3"]
+    names = [(line["name"], line["is_baseline"]) for line in drawn["lines"]]
+    assert names == [("beast", False), ("peer", True)]
+    points = [[round(point) for point in line["points"]] for line in drawn["lines"]]
+    assert points == [[90, 100, 70], [80, 80, 80]]
+    assert drawn["lines"][0]["marked"] == [False, False, True]
+    assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
+    again = chart(page(operator, "?model=tiny&scenario=chat:128"), "trend-decode_tps")
+    assert again == drawn, "the target of most builds is chosen"
+    assert "trend-" not in page(operator, "?model=tiny")
 
 
 def test_runs_are_filtered_shown_and_leave_as_csv(measured: Client) -> None:
@@ -186,6 +175,21 @@ def api(measured: Client) -> Api:
     return key_api("fleet:read")
 
 
+def test_builds_are_compared_over_rest(api: Api) -> None:
+    answer = api.get("bench/compare?before=beast")
+    assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
+    assert (answer["regressed"], answer["improved"]) == (1, 0)
+    by_metric = {cell["metric"]: cell for cell in answer["cells"]}
+    decode = by_metric["decode_tps"]
+    assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
+    assert (decode["ratio"], decode["after_n"]) == (pytest.approx(0.7), 5)
+    assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
+    for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
+        api.get(f"bench/compare?{query}", 400)
+    results.cell(target_name="third", scenario_id="prefill:9", ttft_s=1.0)
+    api.get("bench/compare?before=beast&after=third", 404)
+
+
 def test_runs_and_summaries_of_builds_over_rest(api: Api) -> None:
     assert api.get("bench/health") == {"status": "ok", "run_count": 56}
     answer = api.get("bench/dimensions")
@@ -223,3 +227,150 @@ def test_runs_and_summaries_of_builds_over_rest(api: Api) -> None:
     assert found["knee_concurrency"] == 4
     (cost,) = api.get("bench/swap")
     assert cost["swap_load_ms_median"] == pytest.approx(900)
+
+
+@pytest.fixture
+def target(db: None, script: Script) -> BenchTarget:
+    SweepPlan.objects.create(pk=1, iteration_pause_s=0.0, scenarios=["chat:128"])
+    return BenchTarget.objects.create(name="peer", kind="openai", endpoint=URL)
+
+
+def start(client: Client, status: int = 302, **words: str) -> str:
+    response = client.post("/bench/jobs/start", words)
+    assert response.status_code == status, response.content
+    return response.text
+
+
+def run_claimed() -> BenchJob:
+    job = services.bench_job_claim()
+    assert job is not None
+    tasks.bench_job_run(job)
+    job.refresh_from_db()
+    return job
+
+
+@pytest.mark.usefixtures("target")
+def test_a_sweep_is_started_run_and_shown(operator: Client, script: Script) -> None:
+    assert 'id="bench-start"' in operator.get("/bench/jobs/").text
+    start(operator, target="peer", model=MODEL, samples="3", scenarios="chat:128 chat:128:warm")
+    entry = AuditEntry.objects.get(action="bench_job.request")
+    assert entry.actor == "user:carol"
+    assert entry.detail["scenarios"] == ["chat:128", "chat:128:warm"]
+    text = operator.get("/bench/jobs/").text
+    assert "pending" in text.lower() and 'id="bench-start"' not in text and "hx-get" in text
+    job = run_claimed()
+    assert (job.status, job.num_planned, job.num_ok, job.num_failed) == ("done", 6, 6, 0)
+    assert BenchRun.objects.filter(target_name="peer", model_id=MODEL, ok=True).count() == 6
+    text = operator.get("/bench/jobs/").text
+    assert "6 of 6 samples measured, 0 failed" in text and 'id="bench-start"' in text
+    start(operator, target="peer", samples="3", scenarios="chat:128")
+    again = run_claimed()
+    assert (again.status, again.num_cells_done, again.num_ok) == ("done", 1, 0)
+
+
+def test_a_failure_has_its_reason_and_a_key_is_read_from_its_variable(
+    operator: Client, script: Script, target: BenchTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(status: str, num_ok: int) -> BenchJob:
+        start(operator, samples="1")
+        job = run_claimed()
+        assert (job.status, job.num_ok) == (status, num_ok)
+        return job
+
+    script.key, target.api_key_env = "sesame", "PEER_API_KEY"
+    target.save()
+    monkeypatch.delenv("PEER_API_KEY", raising=False)
+    ran("failed", 0)
+    assert "PEER_API_KEY, which is to hold its key, is not set" in operator.get("/bench/jobs/").text
+    monkeypatch.setenv("PEER_API_KEY", "sesame")
+    assert ran("done", 1).num_failed == 0 and script.asked
+    script.status, script.build = 500, "b2"
+    job = ran("failed", 0)
+    assert job.num_failed > 0 and any("not today" in line for line in job.lines)
+    BenchTarget.objects.all().delete()
+    assert "nothing to measure" in ran("failed", 0).error
+
+
+@pytest.mark.usefixtures("target")
+def test_one_at_a_time_is_claimed_by_the_control_and_fails_where_its_thread_is_gone(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    may_end = threading.Event()
+
+    def run(job: BenchJob) -> None:
+        ran.append(job.pk)
+        may_end.wait(60)
+
+    def control_after_silence() -> BenchJob:
+        BenchJob.objects.update(beat_at=silent_since)
+        tasks.bench_jobs()
+        return BenchJob.objects.get()
+
+    monkeypatch.setattr(tasks, "bench_job_run", run)
+    tasks.bench_jobs()
+    start(operator)
+    assert "under way already" in start(operator, 409)
+    tasks.bench_jobs()
+    assert services.bench_job_claim() is None and "under way already" in start(operator, 409)
+    assert AuditEntry.objects.filter(action="bench_job.request").count() == 1
+    silent_since = timezone.now() - timedelta(seconds=services.SILENT_AFTER_S + 1)
+    job = control_after_silence()
+    assert job.status == "running" and job.beat_at is not None and job.beat_at > silent_since
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == str(job):
+            thread.join(10)
+    job = control_after_silence()
+    assert (ran, job.status) == ([job.pk], "failed") and "has ended" in job.error
+    start(operator)
+
+
+@pytest.mark.usefixtures("target")
+def test_a_sweep_that_cannot_be_is_refused(operator: Client) -> None:
+    for field, text, reason in (
+        ("target", "nobody", "neither a neuron that is online nor a target"),
+        ("scenarios", "chat:128 talk", "begins with none of"),
+        ("samples", "0", "from 1 to 1000"),
+        ("samples", "1001", "from 1 to 1000"),
+        ("samples", "many", "from 1 to 1000"),
+    ):
+        page = start(operator, 400, **{field: text})
+        assert reason in page and 'role="alert"' in page
+        assert field == "target" or f'value="{text}"' in page, "what was typed stays"
+    assert not BenchJob.objects.exists()
+    assert "Measure" not in staff().get("/bench/").text
+
+
+def cancel(client: Client, pk: int, status: int = 302) -> None:
+    assert client.post(f"/bench/jobs/{pk}/cancel").status_code == status
+
+
+@pytest.mark.usefixtures("target")
+def test_a_sweep_is_cancelled_at_once_or_after_its_sample(operator: Client) -> None:
+    start(operator)
+    job = BenchJob.objects.get()
+    for _ in range(2):
+        cancel(operator, job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.is_open) == ("cancelled", False)
+    assert services.bench_job_claim() is None
+    assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
+    cancel(operator, 999, 404)
+    start(operator, samples="1000")
+    running = services.bench_job_claim()
+    assert running is not None
+
+    def cancel_after_three(**_words: Any) -> None:
+        if BenchRun.objects.count() == 3:
+            cancel(operator, running.pk)
+            assert "ends after the sample" in operator.get(f"/bench/jobs/{running.pk}").text
+
+    post_save.connect(cancel_after_three, sender=BenchRun)
+    try:
+        tasks.bench_job_run(running)
+    finally:
+        post_save.disconnect(cancel_after_three, sender=BenchRun)
+    running.refresh_from_db()
+    assert (running.status, running.is_open, running.num_ok) == ("cancelled", False, 3)
+    assert BenchRun.objects.filter(ok=True).count() == 3
