@@ -86,7 +86,7 @@ def test_me_as_a_person_or_without_a_key_of_ones_own(
 
 
 def test_who_holds_no_valid_key(
-    self, client: Client, account: Account, made: CreatedKey, settings: Any
+    client: Client, account: Account, made: CreatedKey, settings: Any
 ) -> None:
     def key(**options: Any) -> CreatedKey:
         return services.key_create(actor=COMMAND, account=account, **options)
@@ -147,9 +147,9 @@ def test_parameters(client: Client, made: CreatedKey) -> None:
 @pytest.fixture
 def hours(account: Account, made: CreatedKey) -> None:
     """Writes hours of the key, of another key of its account, and of another account."""
-    at, key = datetime(2026, 1, 1, 5, tzinfo=UTC), made.row.prefix
+    at, own = datetime(2026, 1, 1, 5, tzinfo=UTC), made.row.prefix
     for owner, key, model, number in (
-        *(("research", key, "tiny", 1), ("research", key, "large", 2)),
+        *(("research", own, "tiny", 1), ("research", own, "large", 2)),
         *(("research", "hx-another000", "tiny", 4), ("shared", "", "tiny", 8)),
     ):
         whose = {"account": owner, "key": key, "model": model}

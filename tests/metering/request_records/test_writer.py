@@ -7,29 +7,25 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import DataError, OperationalError
 from django.test import Client
-from django.utils import timezone
 
 from inference.gateway.request.outcome import Capture, RequestOutcome
 from metering import request_records, services, tasks
 from metering.audit import COMMAND
-from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
 from metering.request_records import RequestRecordWriter
 from metering.services import CreatedKey
-from tests.metering.callers import get, ok, person
-from tests.metering.callers import refused as refused_call
+from tests.metering.callers import get, ok, person, refused
 from tests.metering.commands.command_output import output, printed_json
+from tests.metering.databases import LONG_S, wait_until
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
-from tests.metering.service_support import ALICE, refused
-from tests.metering.databases import LONG_S, wait_until
 
 
 class Database:
@@ -180,28 +176,6 @@ def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.num_bytes, second.num_bytes, queue.depth) == (14, 0, 2)
 
 
-@pytest.mark.django_db
-def test_they_are_switched_on_for_a_limited_time(account: Account, made: CreatedKey) -> None:
-    key, now = made.row, timezone.now()
-    for until in (now - timedelta(minutes=1), now + timedelta(days=8)):
-        key.capture_until = until
-        change = {"actor": ALICE, "changed_fields": ["capture_until"]}
-        refused("capture_until", services.key_update, key=key, **change)
-    key.capture_until = until = now + timedelta(hours=1)
-    services.key_update(key=key, **change)
-    account.capture_until = until + timedelta(hours=1)
-    services.account_update(account=account, **change)
-    actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
-    assert {action for (action,) in actions} >= {"key.update", "account.update"}
-    (principal,) = (one.principal for one in DatabaseKeyStore().keys(key.prefix).values())
-    assert principal.capture_until_unix_s == account.capture_until.timestamp()
-    assert principal.is_captured(time.time())
-    ApiKey.objects.filter(pk=key.pk).update(capture_until=now - timedelta(days=1))
-    key = ApiKey.objects.get(pk=key.pk)
-    key.name = "renamed"  # which a time that has passed does not hinder
-    services.key_update(actor=ALICE, key=key, changed_fields=["name"])
-
-
 @pytest.fixture
 def request_id(listens_elsewhere: None, account: Account, made: CreatedKey) -> str:
     captured = capture("<b>the question", trace="the rendered prompt")
@@ -238,13 +212,13 @@ def test_who_reads_captured_bodies_over_rest_and_by_command(
 ) -> None:
     path = f"requests/{request_id}/capture"
     mia = person("mia", account, role="member")
-    assert refused_call(client, path, made.key) == (403, "insufficient_scope")
-    assert refused_call(person("nell"), path) == (404, "request_not_found")
-    assert refused_call(mia, path) == (403, "insufficient_scope")
+    assert refused(client, path, made.key) == (403, "insufficient_scope")
+    assert refused(person("nell"), path) == (404, "request_not_found")
+    assert refused(mia, path) == (403, "insufficient_scope")
     assert readers() == set()
     ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
     scopes = ["usage:read", "accounts:read", "accounts:write"]
-    operators = services.key_create(actor=ALICE, account=account, scopes=scopes)
+    operators = services.key_create(actor=COMMAND, account=account, scopes=scopes)
     for asker, key in ((mia, ""), (client, operators.key)):
         shown = ok(asker, path, key)
         assert (shown["id"], shown["answer"]) == (request_id, "Paris.")
