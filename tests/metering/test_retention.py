@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -26,50 +27,37 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
 
 
-def keep(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> None:
-    config = replace(
-        settings.CONFIG,
-        ledger_retention_days=days,
-        request_retention_days=days,
-        max_request_records=records,
-    )
-    monkeypatch.setattr(settings, "CONFIG", config)
-
-
 def bill(*days_ago: float) -> None:
+    now_s = time.time()
     for number, days in enumerate(days_ago):
-        ended_unix_s = time.time() - days * DAY_S
+        ended_unix_s = now_s - days * DAY_S
         store.apply([settle(f"{days}-{number}", budgets=(), ended_unix_s=ended_unix_s)])
 
 
 def record(*days_ago: float) -> None:
-    now_unix_s = time.time()
-    request_records.insert([ended(ended_unix_s=now_unix_s - days * DAY_S) for days in days_ago])
+    now_s = time.time()
+    request_records.insert([ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago])
 
 
-def ages() -> list[int]:
-    now_unix_s = time.time()
-    rows = RequestRecord.objects.order_by("at")
-    return [round((now_unix_s - row.at.timestamp()) / DAY_S) for row in rows]
+def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tuple[Any, Any]:
+    """The days of the entries and of the records, after both have forgotten once."""
+    limits = {"ledger_retention_days": days, "request_retention_days": days}
+    config = replace(settings.CONFIG, **limits, max_request_records=records)
+    monkeypatch.setattr(settings, "CONFIG", config)
+    tasks.forget_ledger_entries()
+    tasks.forget_request_records()
+    return tuple(
+        [round((time.time() - row.at.timestamp()) / DAY_S) for row in rows.objects.order_by("at")]
+        for rows in (LedgerEntry, RequestRecord)
+    )
 
 
-def entries() -> list[str]:
-    return [one.request_id.partition("-")[0] for one in LedgerEntry.objects.order_by("at")]
-
-
-def test_old_entries_go_and_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     bill(0, 399, 401, 1000)
-    keep(monkeypatch, days=400)
-    tasks.forget_ledger_entries()
-    assert entries() == ["399", "0"]
-    assert sum(hour.requests for hour in UsageHour.objects.all()) == 4
-    keep(monkeypatch, days=0)
-    tasks.forget_ledger_entries()
-    assert entries() == ["399", "0"], "zero keeps all"
-
-
-def test_old_records_go_and_those_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    for made, days, max_rows, kept in (
+    assert kept(monkeypatch, days=400) == ([399, 0], [])
+    assert sum(hour.requests for hour in UsageHour.objects.all()) == 4, "sums stay"
+    assert kept(monkeypatch, days=0) == ([399, 0], []), "zero keeps all"
+    for made, days, max_rows, left in (
         ([1, 29, 31, 400], 30, 0, [29, 1]),
         ([4, 3, 2, 1], 0, 3, [3, 2, 1]),
         ([40, 3, 2, 1], 30, 2, [2, 1]),
@@ -77,21 +65,15 @@ def test_old_records_go_and_those_over_the_most(monkeypatch: pytest.MonkeyPatch)
     ):
         RequestRecord.objects.all().delete()
         record(*made)
-        keep(monkeypatch, days=days, records=max_rows)
-        tasks.forget_request_records()
-        assert ages() == kept
-
-
-def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert kept(monkeypatch, days=days, records=max_rows)[1] == left
+    LedgerEntry.objects.all().delete()
+    RequestRecord.objects.all().delete()
     monkeypatch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
     monkeypatch.setattr(tasks, "MAX_BATCHES", 2)
     record(*[40] * 7)
-    bill(*[40] * 7)
-    keep(monkeypatch, days=30)
-    for num_left in (3, 0):
-        tasks.forget_request_records()
-        tasks.forget_ledger_entries()
-        assert (len(ages()), len(entries())) == (num_left, num_left)
+    bill(*[41] * 7)
+    for num_left in (3, 0):  # a call continues where the last one stopped
+        assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
 
 
 def test_nothing_is_locked_between_two_short_batches() -> None:
