@@ -129,12 +129,9 @@ def test_the_first_from_the_right_that_is_no_proxy(
 ) -> None:
     assert client_address(peer, forwarded_for, ()) == client_address(peer, "", PROXIES)
     assert client_address(peer, forwarded_for, PROXIES) == ip_address(address)
-    for one, counted in (  # one address or one IPv6 network
-        ("192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
-        ("fe80::1%eth0", "fe80::"),
-    ):
-        assert counted_address(ip_address(one)) == counted
+    counted = {"192.0.2.1": "192.0.2.1", "2001:db8:1:2:ffff::1": "2001:db8:1:2::"}
+    for one, expected in (counted | {"fe80::1%eth0": "fe80::"}).items():
+        assert counted_address(ip_address(one)) == expected, "one address or one IPv6 network"
 
 
 PUBLIC = "https://chat.example.org"
@@ -176,26 +173,17 @@ def test_only_a_trusted_proxys_header_counts(
         assert asked("GET").is_secure() is (outcome == "secure")
 
 
-OFF = {"HELEXA_SECURE_COOKIES": "0", "HELEXA_HTTPS_REDIRECT": "0", "HELEXA_HSTS_S": "0"}
-
-
-@each_case(
-    ("variables", "expected"),
-    [
+def test_the_public_address_is_a_name_of_this_server_and_defaults_follow_from_it() -> None:
+    off = {"HELEXA_SECURE_COOKIES": "0", "HELEXA_HTTPS_REDIRECT": "0", "HELEXA_HSTS_S": "0"}
+    for variables, expected in (
         ({"HELEXA_PUBLIC_URL": "http://box.lan:31313"}, (False, False, 0)),
         ({"HELEXA_PUBLIC_URL": PUBLIC}, (True, True, 30 * 24 * 3600)),
-        ({"HELEXA_PUBLIC_URL": PUBLIC, **OFF}, (False, False, 0)),
+        ({"HELEXA_PUBLIC_URL": PUBLIC, **off}, (False, False, 0)),
         ({"HELEXA_SECURE_COOKIES": "1", "HELEXA_HSTS_S": "60"}, (True, False, 60)),
-    ],
-)
-def test_defaults_follow_from_the_public_address(
-    variables: dict[str, str], expected: tuple[bool, bool, int]
-) -> None:
-    config = read_config(variables)
-    assert (config.has_secure_cookies, config.redirects_to_https, config.hsts_s) == expected
-
-
-def test_the_public_address_is_a_name_of_this_server_and_its_forms_are_accepted() -> None:
+    ):
+        config = read_config(variables)
+        found = (config.has_secure_cookies, config.redirects_to_https, config.hsts_s)
+        assert found == expected
     config = read_config({"HELEXA_PUBLIC_URL": f"{PUBLIC}:8443/"})
     assert config.public_url == f"{PUBLIC}:8443"
     assert config.csrf_trusted_origins == (f"{PUBLIC}:8443",)

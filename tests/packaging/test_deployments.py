@@ -1,22 +1,35 @@
-"""Containers, examples of proxies, and units as systemd reads them agree with each other and us."""
+"""Containers, examples of proxies, units as systemd reads them, alert rules and the dashboard agree
+with each other and with us."""
 
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fleet.lifecycles import LoadJobStatus
+from fleet.live.desired_state import NO_DESIRED_STATES
+from fleet.live.snapshot import build_snapshot
 from helexa_site.config import read_config
+from inference.gateway.metrics import Metrics
+from inference.gateway.metrics_endpoint import DatabaseCounts, database_metrics, fleet_metrics
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.settings.table import NAMES
+from metering.ledger.entries import Outcome
 from tests.cases import each_case
+from tests.fleet.conftest import device, heartbeat, replica
+from tests.inference.gateway.metrics.ended import ended
+from tests.inference.reports import engine_stats
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "packaging" / "container"
@@ -47,9 +60,6 @@ def test_settings_are_settings_and_the_proxy_alone_is_reached_from_outside() -> 
     assert "DATABASE_URL" not in SERVICES["neuron"]["environment"]
     assert [name for name in SERVICES if "ports" in SERVICES[name]] == ["nginx"]
     assert all(port.startswith("127.0.0.1:") for port in SERVICES["nginx"]["ports"])
-
-
-def test_every_variable_is_in_the_example_and_no_secret() -> None:
     text = (CONTAINER / "compose.yaml").read_text()
     used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)", text))
     example = (CONTAINER / "example.env").read_text()
@@ -61,27 +71,26 @@ def test_every_variable_is_in_the_example_and_no_secret() -> None:
 
 
 NGINX = (
-    *("proxy_buffering off;", "proxy_http_version 1.1;", "proxy_set_header Upgrade $http_upgrade;"),
-    *("X-Forwarded-For $proxy_add_x_forwarded_for;", "proxy_set_header X-Forwarded-Proto"),
-)
-NGINX_TIMEOUT, NGINX_BODY = r"proxy_read_timeout (\d+)s;", r"client_max_body_size (\d+)m;"
-
-
-@each_case(
-    ("name", "timeout", "largest_body", "streams"),
-    [
-        ("nginx.conf", NGINX_TIMEOUT, NGINX_BODY, NGINX),
-        ("nginx-compose.conf", NGINX_TIMEOUT, NGINX_BODY, NGINX),
-        (
-            *("Caddyfile", r"response_header_timeout (\d+)s", r"max_size (\d+)MiB"),
-            ("flush_interval -1",),
+    r"proxy_read_timeout (\d+)s;",
+    r"client_max_body_size (\d+)m;",
+    (
+        *(
+            "proxy_buffering off;",
+            "proxy_http_version 1.1;",
+            "X-Forwarded-For $proxy_add_x_forwarded_for;",
         ),
-    ],
+        *("proxy_set_header Upgrade $http_upgrade;", "proxy_set_header X-Forwarded-Proto"),
+    ),
 )
-def test_a_proxy_streams_waits_as_long_and_takes_as_much_as_a_gateway(
-    name: str, timeout: str, largest_body: str, streams: tuple[str, ...]
-) -> None:
+
+
+@each_case("name", ["nginx.conf", "nginx-compose.conf", "Caddyfile"])
+def test_a_proxy_streams_waits_as_long_and_takes_as_much_as_a_gateway(name: str) -> None:
     text = " ".join(re.sub(r"#.*", "", (PROXIES / name).read_text()).split())
+    timeout, largest_body, streams = NGINX
+    if name == "Caddyfile":
+        timeout, largest_body = r"response_header_timeout (\d+)s", r"max_size (\d+)MiB"
+        streams = ("flush_interval -1",)
     config = read_config({})
     assert int(re.findall(timeout, text)[0]) > config.request_timeout_s
     assert re.findall(largest_body, text) == [str(config.max_body_bytes >> 20)]
@@ -91,8 +100,7 @@ def test_a_proxy_streams_waits_as_long_and_takes_as_much_as_a_gateway(
     assert "non_idempotent" not in text
 
 
-PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
-UNITS = sorted(path.name for path in (PACKAGING / "units").glob("*.service"))
+UNITS = sorted(path.name for path in (ROOT / "packaging" / "units").glob("*.service"))
 NO_HOST = re.compile(r"helexa-unit is not executable|Command 'man ")
 """The packages are not installed where they are tested."""
 MOST_EXPOSED = {"neuron.service": 25}
@@ -103,28 +111,26 @@ MOST_EXPOSED = {"neuron.service": 25}
 def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the units as packages install them."""
     folder = tmp_path_factory.mktemp("units")
-    hardening = (PACKAGING / "units" / "hardening").read_text()
+    hardening = (ROOT / "packaging" / "units" / "hardening").read_text()
     for name in UNITS:
-        text = (PACKAGING / "units" / name).read_text()
+        text = (ROOT / "packaging" / "units" / name).read_text()
         assert text.count("@HARDENING@") == 1
         (folder / name).write_text(text.replace("@HARDENING@", hardening))
     return folder
 
 
-def analyze(*words: str) -> subprocess.CompletedProcess[str]:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd-analyze on this machine")
-    return subprocess.run(
-        ("systemd-analyze", *words), capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @each_case("name", UNITS)
 def test_systemd_understands_it_and_confines_it(units: Path, name: str) -> None:
-    lines = analyze("verify", "--man=no", str(units / name)).stderr.splitlines()
+    def analyze(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ("systemd-analyze", *words, str(units / name))
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze on this machine")
+    lines = analyze("verify", "--man=no").stderr.splitlines()
     assert [line for line in lines if name in line and not NO_HOST.search(line)] == []
     limit = str(MOST_EXPOSED.get(name, 20))
-    done = analyze("security", "--offline=true", f"--threshold={limit}", str(units / name))
+    done = analyze("security", "--offline=true", f"--threshold={limit}")
     assert done.returncode == 0, done.stdout[-300:]
 
 
@@ -137,11 +143,13 @@ def test_a_unit_its_user_and_its_settings_belong_together(units: Path, name: str
     user = service["User"]
     assert service["EnvironmentFile"] == f"/etc/{user}/{user}.env"
     assert service["StateDirectory"] == user
-    assert (PACKAGING / "files" / f"{user}.env").is_file()
+    assert (ROOT / "packaging" / "files" / f"{user}.env").is_file()
     assert int(service["TimeoutStartSec"]) == 1800, "torch is gigabytes"
+    for script in ("helexa", "helexa-unit"):
+        subprocess.run(("sh", "-n", str(ROOT / "packaging" / "files" / script)), check=True)
     if name == "cortex.service":
         assert int(service["TimeoutStopSec"]) > DRAIN_SECONDS.default
-        compose = (PACKAGING / "container" / "compose.yaml").read_text()
+        compose = (ROOT / "packaging" / "container" / "compose.yaml").read_text()
         assert compose.count("stop_grace_period: 330s") == 2
     if name == "neuron.service":
         assert NEURON_DRAIN_S.default < int(service["TimeoutStopSec"]) == 330
@@ -149,6 +157,66 @@ def test_a_unit_its_user_and_its_settings_belong_together(units: Path, name: str
         assert service["RestartPreventExitStatus"] == str(EXIT_MISCONFIGURED)
 
 
-def test_a_shell_understands_what_is_beside() -> None:
-    for name in ("helexa", "helexa-unit"):
-        subprocess.run(("sh", "-n", str(PACKAGING / "files" / name)), check=True)
+MONITORING = ROOT / "packaging" / "monitoring"
+WATCHED = re.compile(r'metrics\.watch(?:_(total))?\(\s*"(\w+)"')
+OF_A_SCRAPE = {"job", "instance", "le"}
+METRIC = re.compile(r"\b(?:helexa|cortex)_\w+")
+SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
+MATCHER = re.compile(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"')
+VALUES = {
+    ("helexa_replica_status", "status"): {status.value for status in ReplicaStatus},
+    ("helexa_load_jobs", "state"): set(LoadJobStatus.values),
+    ("cortex_model_rejections_total", "reason"): {"queue_full", "wait_timeout", "per_principal"},
+}
+
+
+@cache
+def exported() -> dict[str, set[str]]:
+    """Names of series and their labels, of a gateway that has seen a request and a neuron."""
+    metrics = Metrics()
+    metrics.observe(ended(was_cold=True))
+    metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome="queue_full"))
+    full = device(utilization_percent=1, temperature_c=40)
+    busy = replica(stats=engine_stats(last_forward_unix_s=1.0))
+    beat = heartbeat("beast", devices=[full], replicas=[busy])
+    snapshot = build_snapshot([beat], NO_DESIRED_STATES, ())
+    counts = DatabaseCounts(load_jobs={"pending": 1}, reservations=1)
+    series: dict[str, set[str]] = {"up": set(), "process_resident_memory_bytes": set()}
+    of_fleet = (*fleet_metrics(snapshot), *database_metrics(counts))
+    for family in (*metrics.registry.collect(), *of_fleet):
+        if family.type != "histogram":
+            series.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
+        for sample in family.samples:
+            series.setdefault(sample.name, set()).update(sample.labels)
+    for path in (ROOT / "inference" / "gateway").rglob("*.py"):
+        for suffix, name in WATCHED.findall(path.read_text()):
+            series[f"{name}_{suffix}" if suffix else name] = set()
+    return series
+
+
+def faults(asked: str) -> list[str]:
+    """What no gateway has."""
+    found = [f"nobody exports {name}" for name in METRIC.findall(asked) if name not in exported()]
+    found += [one for one in ("()", "{}", "[]") if len(set(map(asked.count, one))) > 1]
+    for name, matchers in SELECTOR.findall(asked):
+        for label, value in MATCHER.findall(matchers):
+            if label not in exported().get(name, set()) | OF_A_SCRAPE:
+                found.append(f"{name} has no label {label}")
+            if not set(value.split("|")) <= VALUES.get((name, label), {*value.split("|")}):
+                found.append(f"{name} is never {value}")
+    return found
+
+
+def test_what_dashboard_and_alerts_ask_for_is_exported_and_alerts_are_whole() -> None:
+    panels = json.loads((MONITORING / "helexa-dashboard.json").read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    groups = yaml.safe_load((MONITORING / "helexa-alerts.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert asked and rules
+    for expression in (*asked, *(rule["expr"] for rule in rules)):
+        assert faults(expression) == [], expression
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
