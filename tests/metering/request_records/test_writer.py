@@ -12,125 +12,97 @@ from datetime import UTC, datetime
 import pytest
 from django.conf import settings
 from django.core.management.base import CommandError
-from django.db import DataError, OperationalError
+from django.db import DataError, OperationalError, connections
 from django.test import Client
+from pytest_django.plugin import DjangoDbBlocker
 
 from inference.gateway.request.outcome import Capture, RequestOutcome
 from metering import request_records, services, tasks
 from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
+from metering.request_filters import RequestFilter, matching
 from metering.request_records import RequestRecordWriter
 from metering.services import CreatedKey
 from tests.metering.callers import get, ok, person, refused
 from tests.metering.commands.command_output import output, printed_json
-from tests.metering.databases import LONG_S, wait_until
+from tests.metering.databases import LONG_S, metering_database, wait_until
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
-
-
-class Database:
-    """``request_records.insert`` with faults."""
-
-    is_away = False
-    breaks_after_commit = False
-    refuses = ""
-    num_calls = 0
-
-    def insert(self, batch: Sequence[RequestOutcome], *, using: str) -> None:
-        self.num_calls += 1
-        if self.is_away:
-            raise OperationalError("the server is gone")
-        if any(one.settle.request_id == self.refuses for one in batch):
-            raise DataError("no")
-        request_records.insert(batch, using=using)
-        if self.breaks_after_commit:
-            self.breaks_after_commit = False
-            raise OperationalError("the connection broke")
-
-
-@pytest.fixture
-def database() -> Database:
-    return Database()
-
-
-@pytest.fixture
-def writer(using: str, database: Database) -> Iterator[RequestRecordWriter]:
-    made = RequestRecordWriter(using=using, max_queued=5, insert=database.insert, interval_s=0.01)
-    made.start()
-    yield made
-    database.is_away = False
-    made.stop(LONG_S)
+from tests.servers.private_postgres import new_database
 
 
 def recorded(using: str) -> list[RequestRecord]:
     return list(RequestRecord.objects.using(using).order_by("id"))
 
 
-def test_all_of_a_request_is_recorded(using: str, writer: RequestRecordWriter) -> None:
-    request_id = uuid.uuid4().hex
-    writer.add(
-        ended(
-            request_id,
-            status=503,
-            outcome="neuron_lost",
-            error_message="The neuron beast went away.",
-            end_user="ann",
-            targets_tried=("own: queue_full", f"box/{'m' * 600}: upstream_failed"),
-        )
-    )
-    wait_until(lambda: writer.depth == 0)
-    (row,) = recorded(using)
+def test_all_of_a_request_is_recorded_and_texts_of_clients_fit(using: str) -> None:
+    writer, request_id = RequestRecordWriter(using=using, interval_s=LONG_S), uuid.uuid4().hex
+    writer.start()
+    failure = {"status": 503, "outcome": "neuron_lost", "error_message": "It went away."}
+    tried = ("own: queue_full", f"box/{'m' * 600}: upstream_failed")
+    writer.add(ended(request_id, **failure, end_user="ann", targets_tried=tried))
+    writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
+    strange = "a\0b\ud800" + "ü" * 500
+    writer.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
+    for _ in range(2):
+        writer.stop(LONG_S)  # which records what is queued
+    row, nothing, other = recorded(using)
     assert row.targets_tried.startswith("own: queue_full, box/mmm")
     assert len(row.targets_tried) == 500
-    assert row.request_id.hex == request_id
-    assert row.at == datetime.fromtimestamp(NOON_UNIX_S, UTC)
+    assert (row.request_id.hex, row.at) == (request_id, datetime.fromtimestamp(NOON_UNIX_S, UTC))
     assert (row.account, row.key, row.end_user) == ("lab", "hx-1", "ann")
     assert (row.model_asked, row.model, row.neuron) == ("gpt-4o", "tiny", "beast")
     assert (row.endpoint, row.client) == ("/v1/chat/completions", "curl")
     assert (row.status, row.outcome, row.code) == (503, "failed", "neuron_lost")
-    assert row.message == "The neuron beast went away."
+    assert row.message == "It went away."
     assert (row.queue_ms, row.time_to_first_token_ms, row.duration_ms) == (20, 120, 1500)
     assert (row.prompt_tokens, row.cached_tokens) == (40, 10)
     assert (row.completion_tokens, row.reasoning_tokens, row.cost_micro_usd) == (30, 5, 0)
-
-
-def test_what_there_is_not_is_null_and_texts_of_clients_fit(using: str) -> None:
-    writer = RequestRecordWriter(using=using, interval_s=LONG_S)
-    writer.start()
-    strange = "a\0b\ud800" + "ü" * 500
-    writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
-    writer.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
-    for _ in range(2):
-        writer.stop(LONG_S)  # which records what is queued
-    row, other = recorded(using)
-    assert (row.model, row.code, row.end_user, row.targets_tried) == ("", None, None, "")
-    assert (row.queue_ms, row.time_to_first_token_ms) == (None, None)
+    assert (nothing.model, nothing.code, nothing.end_user) == ("", None, None)
+    assert (nothing.targets_tried, nothing.queue_ms, nothing.time_to_first_token_ms) == (
+        *("", None, None),
+    )
     assert other.model_asked.startswith("ab?ü") and len(other.model_asked) == 199
     assert len(other.message) == 499
 
 
 def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
-    using: str, writer: RequestRecordWriter, database: Database, caplog: pytest.LogCaptureFixture
+    using: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database.is_away = True
+    faults: set[str] = {"away"}
+    refuses, calls = uuid.uuid4().hex, []
+
+    def insert(batch: Sequence[RequestOutcome], *, using: str) -> None:
+        calls.append(batch)
+        if "away" in faults:
+            raise OperationalError("the server is gone")
+        if any(one.settle.request_id == refuses for one in batch):
+            raise DataError("no")
+        request_records.insert(batch, using=using)
+        if "breaks after commit" in faults:
+            faults.clear()
+            raise OperationalError("the connection broke")
+
+    writer = RequestRecordWriter(using=using, max_queued=5, insert=insert, interval_s=0.01)
+    writer.start()
     with caplog.at_level(logging.ERROR):
         for _ in range(7):
             writer.add(ended())
         assert (writer.depth, writer.num_dropped) == (5, 2)
         wait_until(lambda: "2 requests of this gateway are not recorded" in caplog.text)
-    wait_until(lambda: database.num_calls > 0)
+    wait_until(lambda: calls != [])
     assert (writer.depth, recorded(using)) == (5, [])
-    database.is_away = False
+    faults.clear()
     wait_until(lambda: writer.depth == 0)
     assert (len(recorded(using)), writer.num_dropped) == (5, 2)
     # A batch is recorded once, and a row that is refused holds up no other.
-    database.is_away = database.breaks_after_commit = True
-    database.refuses = uuid.uuid4().hex
-    for request_id in ("", database.refuses, ""):
+    faults |= {"away", "breaks after commit"}
+    for request_id in ("", refuses, ""):
         writer.add(ended(request_id))
-    database.is_away = False
+    faults.remove("away")
     wait_until(lambda: writer.depth == 0)
     assert (len(recorded(using)), writer.num_dropped >= 3) == (7, True)
+    writer.stop(LONG_S)
 
 
 SECRET = "sk-" + "x" * 30
@@ -242,3 +214,39 @@ def test_they_are_forgotten() -> None:
         record(captured=capture(str(ago)), ended_unix_s=at)
     tasks.forget_request_records()
     assert [row.request for row in CapturedRequest.objects.all()] == [str(days - 1)]
+
+
+@pytest.fixture(scope="module")
+def records(postgres_url: str, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Django's name of a database with requests of two accounts, two models and two neurons, of
+    which one of each never meet."""
+    names = (name for name in request_records.COLUMNS if name not in ("request_id", "at"))
+    columns = ", ".join(f'"{name}"' for name in names)
+    with django_db_blocker.unblock(), metering_database(new_database(postgres_url)) as using:
+        for account, model, neuron in map(str.split, ("a x one", "a x two", "b y two", "b x two")):
+            changes = {"account": account, "model": model, "neuron": neuron}
+            request_records.insert([ended(ended_unix_s=time.time(), **changes)], using=using)
+        with connections[using].cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {request_records.TABLE} (request_id, at, {columns}) "
+                f"SELECT gen_random_uuid(), at - number * interval '1 minute', {columns} "
+                f"FROM {request_records.TABLE}, generate_series(1, 5000) AS number"
+            )
+            cursor.execute("ANALYZE")
+        yield using
+
+
+@pytest.mark.postgres
+def test_names_that_never_meet_are_compared_within_an_index(records: str) -> None:
+    """Two names that never meet must not cost a walk over all rows."""
+    for where in (
+        RequestFilter(account="a", model="y"),
+        RequestFilter(model="y", neuron="one"),
+        RequestFilter(account="b", neuron="one"),
+        RequestFilter(accounts=frozenset({"b"}), model="x", neuron="one"),
+        RequestFilter(accounts=frozenset({"a", "c"}), model="y"),
+    ):
+        found = matching(where).using(records).order_by("-at", "-pk")[:51]
+        plan = found.explain(analyze=True)
+        assert "Index Cond" in plan and "Rows Removed by Filter" not in plan, plan
+        assert list(found) == []
