@@ -105,14 +105,8 @@ class Fleet:
     def new_gateway(self) -> Gateway:
         self.num_gateways += 1
         name, database = f"g{self.num_gateways}", Database()
-        pending = PendingWrites(
-            name,
-            using=self.using,
-            notify=notify_at_once,
-            apply=database.apply,
-            clock=lambda: self.now_unix_s,
-        )
-        return Gateway(name, pending, database)
+        own = {"notify": notify_at_once, "apply": database.apply, "clock": lambda: self.now_unix_s}
+        return Gateway(name, PendingWrites(name, using=self.using, **own), database)
 
     def step(self) -> None:
         happens = [self.ask] * 4 + [self.write] * 3 + [self.finish] * 3
@@ -122,8 +116,7 @@ class Fleet:
         self.check()
 
     def any_running(self) -> Request | None:
-        running = [request for request in self.requests.values() if request.runs]
-        return self.chance.choice(running) if running else None
+        return self.chance.choice([one for one in self.requests.values() if one.runs] or [None])
 
     def reserve_for(self, request: Request) -> None:
         self.now_unix_s += 1
@@ -205,15 +198,9 @@ class Fleet:
 
     def settle_of(self, request: Request) -> Operation:
         assert request.used is not None
-        return settle(
-            request.id,
-            budgets=request.budgets,
-            prompt_tokens=request.used.prompt_tokens,
-            cached_tokens=request.used.cached_tokens,
-            completion_tokens=request.used.completion_tokens,
-            prices=PRICES,
-            ended_unix_s=request.ended_unix_s,
-        )
+        used = {name: getattr(request.used, name) for name in TOKENS}
+        used |= {"prices": PRICES, "ended_unix_s": request.ended_unix_s}
+        return settle(request.id, budgets=request.budgets, **used)
 
     def kill(self, index: int | None = None) -> None:
         """Its unwritten operations are lost but for the bills in its file, which has one of each
@@ -224,12 +211,8 @@ class Fleet:
             if request.gateway is gateway and request.runs:
                 self.end(request, 1)
         gateway.is_alive = False
-        ran = [
-            request
-            for request in self.requests.values()
-            if request.gateway is gateway and request.used is not None
-        ]
-        self.files.append([self.settle_of(request) for request in ran])
+        own = [one for one in self.requests.values() if one.gateway is gateway]
+        self.files.append([self.settle_of(one) for one in own if one.used is not None])
 
     def settle_for_the_dead(self) -> None:
         """Who adopts a file may die before it has removed it."""
@@ -243,18 +226,13 @@ class Fleet:
         for bills in self.files:
             store.apply(bills, using=self.using)
         ahead_s = int(self.now_unix_s + FAR_AHEAD_S)
-        leases = GatewayLease.objects.using(self.using)
+        leases, names = GatewayLease.objects.using(self.using), [one.name for one in self.gateways]
         leases.all().delete()
-        leases.bulk_create(
-            GatewayLease(gateway_id=gateway.name, lease_until_unix_s=ahead_s)
-            for gateway in self.gateways
-        )
-        suspects: frozenset[str] = frozenset()
+        for name in names:
+            leases.create(gateway_id=name, lease_until_unix_s=ahead_s)
+        dead: frozenset[str] = frozenset()
         for _ in range(2):
-            suspects = store.reservations_sweep(
-                now_unix_s=ahead_s, suspects=suspects, using=self.using
-            )
-        names = [gateway.name for gateway in self.gateways]
+            dead = store.reservations_sweep(now_unix_s=ahead_s, suspects=dead, using=self.using)
         assert not Reservation.objects.using(self.using).exclude(gateway_id__in=names).exists()
 
     def time_passes(self) -> None:
@@ -273,9 +251,8 @@ class Fleet:
             assert counts == {name: getattr(used, name) for name in TOKENS}
         hours = UsageHour.objects.using(self.using).all()
         assert sum(hour.requests for hour in hours) == len(entries)
-        assert sum(hour.cost_micro_usd for hour in hours) == sum(
-            entry.cost_micro_usd for entry in entries
-        )
+        cost_micro_usd = sum(entry.cost_micro_usd for entry in entries)
+        assert sum(hour.cost_micro_usd for hour in hours) == cost_micro_usd
         for budget in Budget.objects.using(self.using).all():
             self.check_budget(budget, entries)
 
