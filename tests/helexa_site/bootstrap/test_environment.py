@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +26,9 @@ from inference.settings.installation import TORCH_CPU_INDEX_URL
 from tests.cases import each_case
 
 
-def test_reads_what_our_files_hold(tmp_path: Path) -> None:
+def test_reads_what_our_files_hold_and_which_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "base.txt").write_text("one==1.0\n")
     file = tmp_path / "all.txt"
     file.write_text("# a comment\n-r base.txt\n\ntwo[a,b]==2.0+cpu  # why\nthree==3; a == 'b'\n")
@@ -36,9 +38,6 @@ def test_reads_what_our_files_hold(tmp_path: Path) -> None:
     assert environment.stamp_of(file) == before
     (tmp_path / "base.txt").write_text("one==1.1\n")
     assert environment.stamp_of(file) != before
-
-
-def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, pin, is_met in (
         ("2.13.0+cpu", "sample==2.13.0", True),
         ("2.13.0", "sample==2.13.0", True),
@@ -52,28 +51,6 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (unmet([pin]) == []) is is_met
 
 
-class Pip:
-    """Stands where pip is, which finds torch for CPUs or does not."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.printed: list[str] = []
-        self.ran: list[str] = []
-        """The words of each run, its files by their names alone."""
-        self.installed: str | None = None
-        self.fails: dict[str, str] = {}
-        """What a run with such a word prints."""
-        monkeypatch.setattr(environment, "_pip", self)
-        monkeypatch.setattr(environment, "print_step", lambda step, text: self.printed.append(text))
-        monkeypatch.setattr(environment, "installed_version", lambda name: self.installed)
-        monkeypatch.setattr(environment, "DRIVER_SIGNS", (str(tmp_path / "driver"),))
-
-    def __call__(self, *arguments: str) -> tuple[bool, str]:
-        words = [Path(word).name if word.startswith("/") else word for word in arguments]
-        self.ran.append(" ".join(word for word in words if word != "--requirement"))
-        found = [output for word, output in self.fails.items() if word in words]
-        return not found, "".join(found)
-
-
 REQUIREMENTS = REPOSITORY_DIR / "requirements.txt"
 (TORCH,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
 VERSION = TORCH.removeprefix("torch==")
@@ -84,112 +61,105 @@ WITH_CUDA = f"{WITH_NEURON} {CUDA_LOCK}"
 UNCHECKED = f"--no-deps --index-url {TORCH_CPU_INDEX_URL} {TORCH}"
 
 
+@dataclass
+class Pip:
+    """Stands where pip is, which finds torch for CPUs or does not."""
+
+    installed: str | None = None
+    fails: dict[str, str] = field(default_factory=dict)
+    """What a run with such a word prints."""
+    printed: list[str] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    """The words of each run, its files by their names alone."""
+
+    def __call__(self, *arguments: str) -> tuple[bool, str]:
+        words = [Path(word).name if word.startswith("/") else word for word in arguments]
+        self.ran.append(" ".join(word for word in words if word != "--requirement"))
+        found = [output for word, output in self.fails.items() if word in words]
+        return not found, "".join(found)
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pip:
+    made = Pip()
+    monkeypatch.setattr(environment, "_pip", made)
+    monkeypatch.setattr(environment, "print_step", lambda step, text: made.printed.append(text))
+    monkeypatch.setattr(environment, "installed_version", lambda name: made.installed)
+    monkeypatch.setattr(environment, "DRIVER_SIGNS", (str(tmp_path / "driver"),))
+    return made
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has one build elsewhere")
-@each_case(
-    ("state", "variable", "ran", "size"),
-    [
-        ({}, "", [ALONE, WITH_NEURON], CPU_SIZE),
-        ({"has_driver": True}, "", [WITH_CUDA], CUDA_SIZE),
-        ({"fails": {"--no-deps": ""}}, "", [ALONE, WITH_CUDA], CUDA_SIZE),
-        (
-            {},
-            "HELEXA_TORCH_CPU_INDEX=off",
-            [f"--no-deps --require-hashes {CPU_LOCK}", WITH_NEURON],
-            CPU_SIZE,
-        ),
-        ({}, "HELEXA_REQUIRE_HASHES=0", [UNCHECKED, "requirements.txt"], CPU_SIZE),
-        ({"installed": f"{VERSION}+cpu"}, "", [WITH_NEURON], ""),
-        ({"installed": VERSION}, "", [WITH_CUDA], ""),
-        ({"name": "requirements-gateway.txt"}, "", [LOCKED], ""),
-    ],
-)
 def test_which_torch_is_installed(
-    monkeypatch: Any,
-    tmp_path: Path,
-    state: dict[str, Any],
-    variable: str,
-    ran: list[str],
-    size: str,
+    pip: Pip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Torch for CPUs comes first and alone, where there is no driver. The package index may have
     that build too, and a gateway gets no torch."""
-    pip = Pip(monkeypatch, tmp_path)
-    pip.fails, pip.installed = state.get("fails", {}), state.get("installed")
-    if "has_driver" in state:
-        (tmp_path / "driver").touch()
-    name, _, value = variable.partition("=")
-    if name:
-        monkeypatch.setenv(name, value)
-    environment.install(REPOSITORY_DIR / state.get("name", "requirements.txt"))
-    assert pip.ran == ran
-    assert any(size in line for line in pip.printed)
-
-
-@each_case(
-    ("name", "word", "printed", "reason"),
-    [
-        ("own.txt", "own.txt", "DO NOT MATCH THE HASHES FROM\n", "HELEXA_REQUIRE_HASHES=0"),
-        ("requirements.txt", "--no-deps", "DO NOT MATCH THE HASHES", f"{TORCH}: the package index"),
-        ("own.txt", "own.txt", "Max retries exceeded with url\nERROR: x\n", "can be reached"),
-        ("own.txt", "own.txt", "ERROR: no such pin\n\n", "cannot install own.txt: ERROR: no such"),
-        ("own.txt", "own.txt", "", "no reason given"),
-    ],
-)
-def test_an_install_that_fails(
-    monkeypatch: Any, tmp_path: Path, name: str, word: str, printed: str, reason: str
-) -> None:
-    Pip(monkeypatch, tmp_path).fails = {word: printed}
-    (tmp_path / "own.txt").write_text("own==1.0\n")
-    folder = tmp_path if name == "own.txt" else REPOSITORY_DIR
-    with pytest.raises(BootstrapError, match=reason):
-        environment.install(folder / name)
-
-
-def test_pins_that_are_not_locked_are_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pip = Pip(monkeypatch, tmp_path)
+    no_index = f"--no-deps --require-hashes {CPU_LOCK}"
+    for state, variable, ran, size in (
+        ({}, "", [ALONE, WITH_NEURON], CPU_SIZE),
+        ({"fails": {"--no-deps": ""}}, "", [ALONE, WITH_CUDA], CUDA_SIZE),
+        ({}, "HELEXA_TORCH_CPU_INDEX=off", [no_index, WITH_NEURON], CPU_SIZE),
+        ({}, "HELEXA_REQUIRE_HASHES=0", [UNCHECKED, "requirements.txt"], CPU_SIZE),
+        ({"installed": f"{VERSION}+cpu"}, "", [WITH_NEURON], ""),
+        ({"installed": VERSION}, "", [WITH_CUDA], ""),
+        ({}, "a driver", [WITH_CUDA], CUDA_SIZE),
+    ):
+        pip.__init__(**state)  # type: ignore[misc]
+        name, _, value = variable.partition("=")
+        if variable == "a driver":
+            (tmp_path / "driver").touch()
+        with monkeypatch.context() as patch:
+            patch.setenv(name or "HELEXA_NOTHING", value)
+            environment.install(REQUIREMENTS)
+        assert pip.ran == ran
+        assert any(size in line for line in pip.printed)
+    pip.ran.clear()
+    environment.install(REPOSITORY_DIR / "requirements-gateway.txt")
+    assert pip.ran == [LOCKED]
     (tmp_path / "requirements-gateway.txt").write_text("own==1.0\n")
     (tmp_path / "requirements-gateway.lock").write_text("other==1.0\n")
     environment.install(tmp_path / "requirements-gateway.txt")
-    assert pip.ran == ["requirements-gateway.txt"]
+    assert pip.ran[1:] == ["requirements-gateway.txt"]
     assert any("are of other pins than requirements-gateway.txt" in line for line in pip.printed)
+
+
+def test_an_install_that_fails(pip: Pip, tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("own==1.0\n")
+    for file, word, printed, reason in (
+        (own, "own.txt", "DO NOT MATCH THE HASHES FROM\n", "HELEXA_REQUIRE_HASHES=0"),
+        (REQUIREMENTS, "--no-deps", "DO NOT MATCH THE HASHES", f"{TORCH}: the package index"),
+        (own, "own.txt", "Max retries exceeded with url\nERROR: x\n", "can be reached"),
+        (own, "own.txt", "ERROR: no such pin\n\n", "cannot install own.txt: ERROR: no such"),
+        (own, "own.txt", "", "no reason given"),
+    ):
+        pip.fails = {word: printed}
+        with pytest.raises(BootstrapError, match=reason):
+            environment.install(file)
 
 
 EXTRA = [f'helexa-tensors{number}==1.0; extra == "neuron"' for number in range(5)]
 
 
-@each_case(
-    ("words", "pins", "printed"),
-    [
+def test_a_wheel_that_lacks_packages_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "REPOSITORY_DIR", tmp_path)
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
+    pages = "helexa-pages==1.0"
+    for words, pins, printed in (
         ("neuron", EXTRA, "this helexa was installed without its extra 'neuron'"),
         ("serve", EXTRA, 'tensors3==1.0; extra == "neuron" and 1 more): install its wheel'),
         ("serve", EXTRA[:1], "start serve with --no-neuron"),
-        ("serve --no-neuron", [*EXTRA, "helexa-pages==1.0"], "helexa-pages==1.0 is not installed"),
-    ],
-)
-def test_a_wheel_that_lacks_packages_is_refused_before_anything_starts(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    pins: list[str],
-    printed: str,
-) -> None:
-    monkeypatch.setattr(environment, "REPOSITORY_DIR", tmp_path)
-    monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
-    assert run(words.split()) == 1
-    line = capsys.readouterr().err
-    assert printed in line and line.count("\n") == 1
-    assert not (tmp_path / "data").exists()
-
-
-def test_a_whole_wheel_and_code_without_pips_records_are_run_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "REPOSITORY_DIR", tmp_path)
+        ("serve --no-neuron", [*EXTRA, pages], f"{pages} is not installed"),
+    ):
+        monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
+        assert run(words.split()) == 1
+        line = capsys.readouterr().err
+        assert printed in line and line.count("\n") == 1
+        assert not (tmp_path / "data").exists()
     monkeypatch.setattr(metadata, "requires", {"helexa": ["django==5", *EXTRA]}.__getitem__)
     environment.ensure_environment("requirements-gateway.txt")  # which needs no extra
 
@@ -197,7 +167,7 @@ def test_a_whole_wheel_and_code_without_pips_records_are_run_as_they_are(
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", unknown)
-    environment.ensure_environment("requirements.txt")
+    environment.ensure_environment("requirements.txt")  # code without pip's records
 
 
 @each_case(

@@ -6,6 +6,7 @@ import shutil
 import socket
 import stat
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,40 +79,39 @@ def test_kept_for_later_starts_and_for_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BootstrapError, match="cannot keep the invitation"):
         keep_joining(JOINING, tmp_path / "file")
-
-
-def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
     joining = Joining(neuron="b", redis_url="rediss://u:p@h:1/0", certificate="PEM")
     keep_joining(joining, tmp_path)
-    url = redis_url_of(joining, tmp_path)
-    pem = tmp_path / "neurons" / "b.pem"
+    url, pem = redis_url_of(joining, tmp_path), tmp_path / "neurons" / "b.pem"
     assert pem.read_text() == "PEM"
     connection = redis.Redis.from_url(url).connection_pool.connection_kwargs
-    assert connection["ssl_ca_certs"] == str(pem)
-    assert connection["ssl_check_hostname"] is False
     assert celery_broker_url(url) == "rediss://u:p@h:1/0"
-    options = celery_ssl_options(url)
-    assert options is not None
-    assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == (str(pem), False)
+    for options in (connection, celery_ssl_options(url)):  # both clients know the certificate
+        assert options is not None
+        assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == (str(pem), False)
     assert celery_ssl_options("redis://h") is None
     known = redis_url_of(Joining(neuron="b", redis_url="rediss://h:1/0"), tmp_path)
     assert "ssl_check_hostname=true" in known
 
 
-def test_a_redis_without_tls_is_refused(tmp_path: Path) -> None:
-    server = tmp_path / "redis-server"
+def test_a_redis_without_tls_or_of_an_older_release_is_told_what_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "redis-server"
+    binary.touch(mode=0o755)
     for output, has_tls in (
         ("# Failed to configure TLS. Check logs for more info.", True),
         ("# Missing implement of connection type tls\n# Failed finding TLS support.", False),
         (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
     ):
-        server.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
-        server.chmod(0o755)
-        if has_tls:
-            ensure_tls(server)
-            continue
-        with pytest.raises(BootstrapError, match="built without TLS"):
-            ensure_tls(server)
+        binary.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
+        refused = pytest.raises(BootstrapError, match="built without TLS")
+        with nullcontext() if has_tls else refused:
+            ensure_tls(binary)
+    monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
+    for version, is_limited in (("Redis server v=7.0.15", True), ("v=6.2.1", False), ("", False)):
+        binary.write_text(f"#!/bin/sh\necho '{version}'\n")
+        configure_private_redis(tmp_path)
+        assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
 
 
 def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Path) -> None:
@@ -119,6 +119,13 @@ def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Pat
     share = Share(host="127.0.0.1", port=free_port(), tls_cert=chain, tls_key=key)
     with pytest.raises(BootstrapError, match="cannot read the certificate"):
         replace(share, tls_cert=tmp_path / "none.pem").certificate()
+    if (openssl := shutil.which("openssl")) is not None:
+        own, own_key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=h -keyout {own_key} -out {own}"
+        subprocess.run([openssl, *words.split()], check=True, capture_output=True)
+        signed = replace(share, tls_cert=own, tls_key=own_key)  # by itself: it travels
+        assert signed.certificate() == own.read_text()
+        assert f'tls-cert-file "{own}"' in signed.directives()
     try:
         listening = listening_directives(share)
     except BootstrapError as error:
@@ -130,28 +137,6 @@ def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Pat
             wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
         finally:
             process.kill()
-
-
-def test_a_certificate_that_is_signed_by_itself_travels(tmp_path: Path) -> None:
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("no openssl here to make a certificate with")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=h -keyout {key} -out {cert}"
-    subprocess.run([openssl, *words.split()], check=True, capture_output=True)
-    share = Share(host="h", port=1, tls_cert=cert, tls_key=key)
-    assert share.certificate() == cert.read_text()
-    assert f'tls-cert-file "{cert}"' in share.directives()
-
-
-def test_addresses_that_work() -> None:
-    assert reached_at("192.0.2.7") == ["192.0.2.7"]
-    assert shown_urls("127.0.0.1", 80) == ["http://127.0.0.1:80"]
-    *elsewhere, here = shown_urls("0.0.0.0", 80)
-    assert here == "http://127.0.0.1:80"
-    assert not any("127." in url or "0.0.0.0" in url for url in elsewhere)
-    for address in reached_at("0.0.0.0"):
-        with socket.socket() as probe:
-            probe.bind((address, 0))  # it is one of this machine's
 
 
 @pytest.mark.slow
@@ -167,18 +152,6 @@ def test_it_is_private_and_leaves_no_socket(tmp_path: Path) -> None:
             wait_for_redis("unix://" + url.partition("@")[2])
     assert {file.name for file in tmp_path.iterdir()} == {"redis.conf", "redis.log"}
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
-
-
-def test_an_older_server_gets_no_directive_that_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    binary = tmp_path / "redis-server"
-    monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
-    for version, is_limited in (("Redis server v=7.0.15", True), ("v=6.2.1", False), ("", False)):
-        binary.write_text(f"#!/bin/sh\necho '{version}'\n")
-        binary.chmod(0o700)
-        configure_private_redis(tmp_path)
-        assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
 
 
 @pytest.mark.slow
@@ -207,3 +180,12 @@ def test_a_server_that_dies_or_is_not_there_is_named_at_once(
     valkey = tmp_path / "valkey-server"
     valkey.touch(mode=0o755)
     assert find_redis_server() == valkey
+    assert (reached_at("192.0.2.7"), shown_urls("127.0.0.1", 80)) == (
+        *(["192.0.2.7"], ["http://127.0.0.1:80"]),
+    )
+    *elsewhere, here = shown_urls("0.0.0.0", 80)
+    assert here == "http://127.0.0.1:80"
+    assert not any("127." in url or "0.0.0.0" in url for url in elsewhere)
+    for address in reached_at("0.0.0.0"):
+        with socket.socket() as probe:
+            probe.bind((address, 0))  # it is one of this machine's

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +28,6 @@ from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.audit import COMMAND
 from metering.services import account_create, key_create
-from tests.cases import each_case
 from tests.fleet.conftest import heartbeat, replica
 from tests.fleet.ordered import ordered
 from tests.servers.answering_server import answering
@@ -100,79 +98,48 @@ def never_again(num_times: int) -> EnsureWanted:
     return ensure_wanted
 
 
-@pytest.fixture
-def waited(
+def test_an_invited_host_is_waited_for_where_it_can_answer(
     redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """What is printed while the default model's answer is waited for."""
+) -> None:
+    """It may not write the list of neurons: the desired states name it."""
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
     monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
+    entry = services.default_model_ensure(actor=COMMAND).entry()
 
-    def wait(port: int = 1) -> str:
-        entry = services.default_model_ensure(actor=COMMAND).entry()
+    def waited(port: int = 1) -> str:
         readiness.wait_for_answer(f"http://127.0.0.1:{port}", entry, never_again(100))
         return capsys.readouterr().out
 
-    return wait
-
-
-READY = [replica(model=readiness.DEFAULT_MODEL)]
-
-
-@pytest.mark.parametrize(
-    ("replicas", "changes", "host", "shown"),
-    [
-        (READY, {}, {}, f"{readiness.DEFAULT_MODEL} answers"),
-        # Its replica is ready, and gateways send it nothing.
-        (READY, {"protocol": PROTOCOL - 1}, {}, "invited"),
-        ([], {}, {"cuda_unavailable": "reboot"}, "The cards of invited cannot be used: reboot"),
-    ],
-    ids=["it answers", "not upgraded", "without its cards"],
-)
-def test_an_invited_host_is_waited_for_where_it_can_answer(
-    redis_db: redis.Redis,
-    waited: Callable[..., str],
-    replicas: list[Any],
-    changes: dict[str, Any],
-    host: dict[str, Any],
-    shown: str,
-) -> None:
-    """It may not write the list of neurons: the desired states name it."""
-    services.neuron_expect(actor=COMMAND, neuron_name="invited")
-    beat = ordered(heartbeat("invited", replicas=replicas))
-    host_facts = msgspec.structs.replace(beat.host, **host)
-    beat = msgspec.structs.replace(beat, host=host_facts, **changes)
-    redis_db.set(heartbeat_key("invited"), encode_heartbeat(beat))
-    with answering(ASKED, "ours") as port:
-        printed = waited(port)
-    assert shown in printed and ("answers" in printed) == ("answers" in shown)
-
-
-def test_a_host_that_stays_away_does_not_hold_up_the_start(
-    redis_db: redis.Redis, waited: Callable[..., str]
-) -> None:
-    host = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
-    desired_states = DesiredStates(by_neuron={"invited": DesiredState(host=host)})
-    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(desired_states))
+    away = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
+    states = DesiredStates(by_neuron={"invited": DesiredState(host=away)})
+    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(states))
     assert "can only be loaded on invited, which has been away" in waited()
+    services.neuron_expect(actor=COMMAND, neuron_name="invited")
+    ready = [replica(model=readiness.DEFAULT_MODEL)]
+    for replicas, changes, host, shown in (
+        (ready, {}, {}, f"{readiness.DEFAULT_MODEL} answers"),
+        # Its replica is ready, and gateways send it nothing.
+        (ready, {"protocol": PROTOCOL - 1}, {}, "invited"),
+        ([], {}, {"cuda_unavailable": "reboot"}, "The cards of invited cannot be used: reboot"),
+    ):
+        beat = ordered(heartbeat("invited", replicas=replicas))
+        host_facts = msgspec.structs.replace(beat.host, **host)
+        beat = msgspec.structs.replace(beat, host=host_facts, **changes)
+        redis_db.set(heartbeat_key("invited"), encode_heartbeat(beat))
+        with answering(ASKED, "ours") as port:
+            printed = waited(port)
+        assert shown in printed and ("answers" in printed) == ("answers" in shown)
 
 
-@each_case(
-    ("changes", "words"),
-    [
-        ({}, ("clients may have one. To make one:", "python3 manage.py accounts create team && ")),
-        ({"is_open": False}, ("clients need one", "python3 manage.py keys create team")),
-        ({"has_database_url": True}, ("where DATABASE_URL is set as it is here:", "accounts")),
-        ({"data_dir": Path("/some data")}, ("may", "HELEXA_DATA_DIR='/some data' python3 manage")),
-    ],
-)
-def test_the_message_without_any_key(changes: dict[str, Any], words: tuple[str, str]) -> None:
-    usual: dict[str, Any] = {
-        "data_dir": REPOSITORY_DIR / "var",
-        "program": "python3 manage.py",
-        "is_open": True,
-        "has_database_url": False,
-    }
-    lines = first_key_lines(**usual | changes)
-    assert all(word in line for word, line in zip(words, lines, strict=True)), lines
-    assert ("HELEXA_DATA_DIR" in lines[1]) == ("data_dir" in changes)
+def test_the_message_without_any_key() -> None:
+    usual = {"data_dir": REPOSITORY_DIR / "var", "program": "python3 manage.py"}
+    for changes, *words in (
+        ({}, "clients may have one. To make one:", "python3 manage.py accounts create team && "),
+        ({"is_open": False}, "clients need one", "python3 manage.py keys create team"),
+        ({"has_database_url": True}, "where DATABASE_URL is set as it is here:", "accounts"),
+        ({"data_dir": Path("/d d")}, "may", "HELEXA_DATA_DIR='/d d' python3 manage"),
+    ):
+        facts = usual | {"is_open": True, "has_database_url": False} | changes
+        lines = first_key_lines(**facts)  # type: ignore[arg-type]
+        assert all(word in line for word, line in zip(words, lines, strict=True)), lines
+        assert ("HELEXA_DATA_DIR" in lines[1]) == ("data_dir" in changes)
