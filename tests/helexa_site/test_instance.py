@@ -11,7 +11,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management.base import CommandError
@@ -37,18 +36,6 @@ from helexa_site.whole_file import keep_once, write_whole, written_whole
 from tests.cases import each_case
 from tests.helexa_site.processes import python
 
-FILES = {
-    Installation.CHECKOUT: ("manage.py", "requirements-dev.txt"),
-    Installation.PACKAGES: ("manage.py",),
-    Installation.WHEEL: (),
-}
-NAMES = {
-    Installation.CHECKOUT: ("manage.py", "python3 manage.py"),
-    Installation.WHEEL: ("helexa", "helexa"),
-    Installation.PACKAGES: ("helexa", "sudo helexa --neuron"),
-}
-"""The program's name, and how its neuron is started."""
-
 
 @each_case(
     ("kind", "called", "expected"),
@@ -60,20 +47,21 @@ NAMES = {
         # Its own Python is the one in the entry point's first line: python3 may be another.
         (Installation.WHEEL, "/some venv/helexa", "'/some venv/helexa'"),
         (Installation.WHEEL, "/usr/bin/helexa", "helexa"),
-        (
-            Installation.WHEEL,
-            "/site-packages/helexa_site/__main__.py",
-            f"{sys.executable} -m helexa_site",
-        ),
+        (Installation.WHEEL, "/helexa_site/__main__.py", f"{sys.executable} -m helexa_site"),
     ],
 )
 def test_a_command_to_paste(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, called: str, expected: str
 ) -> None:
-    for name in FILES[kind]:
+    files, *names = {  # beside the program's name, how its neuron is started
+        Installation.CHECKOUT: ("manage.py requirements-dev.txt", "manage.py", "python3 manage.py"),
+        Installation.WHEEL: ("", "helexa", "helexa"),
+        Installation.PACKAGES: ("manage.py", "helexa", "sudo helexa --neuron"),
+    }[kind]
+    for name in files.split():
         (tmp_path / name).touch()
     monkeypatch.setattr(program, "REPOSITORY_DIR", tmp_path)
-    assert (program.program(), program.neuron_program()) == NAMES[kind]
+    assert [program.program(), program.neuron_program()] == names
     monkeypatch.setattr(sys, "argv", [called])
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert program.installation() is kind
@@ -194,9 +182,6 @@ def test_it_is_made_for_its_owner_alone_and_claimed_once(
     guardian.stdin.close()
     claim(place)
     guardian.wait(120)
-
-
-def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(BootstrapError, match="No space left on device; make room"):
         with claimed_data_directory(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -210,9 +195,8 @@ def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
             claim(place)
 
 
-@each_case(
-    ("url", "key", "variables", "asked"),
-    [
+def test_which_server_a_command_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, key, variables, asked in (
         (None, None, {}, (HERE, "of-serve")),
         (None, "hx-1", {}, (HERE, "hx-1")),
         (None, None, {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-2")),
@@ -221,26 +205,17 @@ def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
         (THERE, None, {}, (THERE, None)),
         (None, None, {"HELEXA_URL": THERE}, (THERE, None)),
         (THERE, None, {"HELEXA_URL": "http://other:31313"}, (THERE, None)),
-        *((url, None, {}, None) for url in ("gpu-box:1", "ftp://gpu-box", "http://")),
-        ("http://gpu-box:0", None, {}, None),
-    ],
-)
-def test_which_server_a_command_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: Any, key: Any, variables: Any, asked: Any
-) -> None:
-    write_running(tmp_path, RUNNING)
-    for name in ("HELEXA_URL", "HELEXA_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    if asked is None:
+    ):
+        write_running(tmp_path, RUNNING)
+        for name in ("HELEXA_URL", "HELEXA_API_KEY"):
+            monkeypatch.setenv(name, variables.get(name, ""))
+        assert server_and_key(url, key, tmp_path) == asked
+        assert server_url(url, tmp_path) == asked[0]
+        forget_running(tmp_path)
+        assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
+    for url in ("gpu-box:1", "ftp://gpu-box", "http://", "http://gpu-box:0"):
         with pytest.raises(CommandError, match="is not like http"):
             server_url(url, tmp_path)
-        return
-    assert server_and_key(url, key, tmp_path) == asked
-    assert server_url(url, tmp_path) == asked[0]
-    forget_running(tmp_path)
-    assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
 
 
 def test_a_running_serve_is_found_by_its_owner_alone(tmp_path: Path) -> None:
