@@ -402,25 +402,24 @@ def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:
         assert keys.prefix_of(word) is None, word
 
 
-@pytest.mark.django_db
 def test_what_people_may_do() -> None:
     """In the account in which they may do most; staff may see the fleet, superusers change it."""
-
-    def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
-        return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
-
-    viewer = membership("a", "viewer")
-    all_ = (viewer, membership("b", "member"), membership("c", "owner", enabled=False))
-    principal = person_principal(User(), all_, None)
-    assert principal.account == "b"
-    assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
-    assert person_principal(User(), all_, "a").scopes == {Scope.USAGE_READ}
-    with pytest.raises(DisabledAccountError):
-        person_principal(User(), all_, "c")
-    for held, named in ((all_, "d"), ((), None)):
-        with pytest.raises(NoAccountError):
+    viewer = MembershipRecord(account=AccountRecord(name="a"), role="viewer")
+    member = MembershipRecord(account=AccountRecord(name="b"), role="member")
+    disabled = MembershipRecord(account=AccountRecord(name="c", enabled=False), role="owner")
+    all_, fleet = (viewer, member, disabled), {Scope.USAGE_READ, Scope.FLEET_READ}
+    for user, held, named, account, scopes in (
+        (User(), all_, None, "b", {Scope.INFERENCE, Scope.USAGE_READ}),
+        (User(), all_, "a", "a", {Scope.USAGE_READ}),
+        (User(is_staff=True), (viewer,), None, "a", fleet),
+        (User(is_staff=True, is_superuser=True), (viewer,), None, "a", fleet | {Scope.FLEET_WRITE}),
+    ):
+        principal = person_principal(user, held, named)
+        assert (principal.account, principal.scopes) == (account, scopes)
+    for held, named, error in (
+        (all_, "c", DisabledAccountError),
+        (all_, "d", NoAccountError),
+        ((), None, NoAccountError),
+    ):
+        with pytest.raises(error):
             person_principal(User(), held, named)
-    staff = person_principal(User(is_staff=True), (viewer,), None)
-    assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
-    both = person_principal(User(is_staff=True, is_superuser=True), (viewer,), None)
-    assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}

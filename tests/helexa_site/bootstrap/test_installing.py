@@ -50,21 +50,12 @@ class Checkout:
         (self.path / "requirements.txt").write_text(text)
 
     def popen(self, **env: str) -> subprocess.Popen[str]:
-        ours = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(REPOSITORY_DIR),
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self.path / "wheels"),
-            "HELEXA_VENV": str(self.venv),
-        }
-        return subprocess.Popen(
-            [sys.executable, str(self.path / "start.py"), str(self.path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ours | env,
-        )
+        ours = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY_DIR)}
+        ours |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "HELEXA_VENV": str(self.venv)}
+        ours |= {"PIP_FIND_LINKS": str(self.path / "wheels")}
+        command = [sys.executable, str(self.path / "start.py"), str(self.path)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, text=True, env=ours | env, **pipes)
 
     def start(self, **env: str) -> tuple[int, str, str]:
         process = self.popen(**env)
@@ -103,7 +94,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return checkout
 
 
-def test_a_start_that_has_all_installs_nothing(made: Checkout) -> None:
+def test_a_start_installs_what_was_interrupted_or_has_changed_alone(made: Checkout) -> None:
     """Also after a comment has changed, and where somebody else has filled the environment, which
     has no stamp."""
     made.ensure_nothing_to_do()
@@ -116,10 +107,7 @@ def test_a_start_that_has_all_installs_nothing(made: Checkout) -> None:
     made.ensure_nothing_to_do()
     assert not stamp.exists()
     (site_packages / "packaging.pth").unlink()
-
-
-def test_an_interrupted_install_is_repeated_and_a_changed_pin_installed(made: Checkout) -> None:
-    """Pip had begun, and the environment's Python is there already."""
+    # Pip had begun, and the environment's Python is there already.
     for version, is_newer in (("1.0", False), ("2.0", True)):
         (made.venv / environment.STAMP).write_text("")
         write_wheel(made.path / "wheels", version)

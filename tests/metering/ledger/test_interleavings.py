@@ -92,12 +92,10 @@ class Fleet:
         self.files: list[list[Operation]] = []
         self.requests: dict[str, Request] = {}
         self.num_gateways = 0
-        self.opened: dict[int, tuple[int | None, int]] = {}
-        """The window of each budget: the end of its seconds, and the first entry since then."""
         self.budgets = (
             make_budget(using, cap=600),
-            make_budget(using, cap=900, window="day"),
-            make_budget(using, cap=500, window="seconds", window_s=3600),
+            make_budget(using, cap=900),
+            make_budget(using, cap=500),
             make_budget(using, cap=300, unit="micro_usd"),
         )
         self.gateways = [self.new_gateway(), self.new_gateway()]
@@ -111,7 +109,7 @@ class Fleet:
     def step(self) -> None:
         happens = [self.ask] * 4 + [self.write] * 3 + [self.finish] * 3
         happens += [self.count_the_prompt, self.find_the_prompt_longer, self.give_up]
-        happens += [self.kill, self.settle_for_the_dead, self.sweep, self.time_passes]
+        happens += [self.kill, self.settle_for_the_dead, self.sweep]
         self.chance.choice(happens)()
         self.check()
 
@@ -235,9 +233,6 @@ class Fleet:
             dead = store.reservations_sweep(now_unix_s=ahead_s, suspects=dead, using=self.using)
         assert not Reservation.objects.using(self.using).exclude(gateway_id__in=names).exists()
 
-    def time_passes(self) -> None:
-        self.now_unix_s += self.chance.choice([1, 600, 3600, 40_000])
-
     def check(self) -> None:
         for row in Reservation.objects.using(self.using).all():
             gateway = self.requests[row.request_id].gateway
@@ -254,22 +249,14 @@ class Fleet:
         cost_micro_usd = sum(entry.cost_micro_usd for entry in entries)
         assert sum(hour.cost_micro_usd for hour in hours) == cost_micro_usd
         for budget in Budget.objects.using(self.using).all():
-            self.check_budget(budget, entries)
-
-    def check_budget(self, budget: Budget, entries: list[LedgerEntry]) -> None:
-        held = Reservation.objects.using(self.using).filter(budget=budget)
-        assert budget.reserved == sum(row.amount for row in held)
-        assert budget.spent + budget.reserved <= budget.cap
-        own = [one for one in entries if budget.id in self.requests[one.request_id].budgets]
-        in_window = [one for one in own if is_in_window(budget, one.at.timestamp())]
-        assert budget.spent <= used_of(budget, in_window)
-        # A reservation that was written late opens a window in the past, which may hold entries
-        # that were written while none was open: those are charged to none.
-        ends_s, first_id = self.opened.get(budget.id, (None, 0))
-        if budget.window == "seconds" and ends_s != budget.window_ends_unix_s:
-            first_id = max((entry.id for entry in entries), default=0) + 1
-            self.opened[budget.id] = (budget.window_ends_unix_s, first_id)
-        assert budget.spent >= used_of(budget, [one for one in in_window if one.id >= first_id])
+            held = Reservation.objects.using(self.using).filter(budget=budget)
+            assert budget.reserved == sum(row.amount for row in held)
+            assert budget.spent + budget.reserved <= budget.cap
+            own = [one for one in entries if budget.id in self.requests[one.request_id].budgets]
+            costs = [one.cost_micro_usd for one in own]
+            if budget.unit == "tokens":
+                costs = [one.prompt_tokens + one.completion_tokens for one in own]
+            assert budget.spent == sum(costs)
 
     def finish_all(self) -> None:
         """Whatever has happened: once all is written and settled, the sums are right."""
@@ -282,23 +269,6 @@ class Fleet:
         ran = {request.id for request in self.requests.values() if request.used is not None}
         entries = LedgerEntry.objects.using(self.using).values_list("request_id", flat=True)
         assert set(entries) == ran
-
-
-def used_of(budget: Budget, entries: list[LedgerEntry]) -> int:
-    if budget.unit == "micro_usd":
-        return sum(entry.cost_micro_usd for entry in entries)
-    return sum(entry.prompt_tokens + entry.completion_tokens for entry in entries)
-
-
-def is_in_window(budget: Budget, at_unix_s: float) -> bool:
-    if budget.window == "balance":
-        return True
-    ends_s = budget.window_ends_unix_s
-    if ends_s is None:
-        return False
-    length_s = 86_400 if budget.window == "day" else budget.window_s
-    assert length_s is not None
-    return ends_s - length_s <= at_unix_s < ends_s
 
 
 @each_case("seed", range(8))

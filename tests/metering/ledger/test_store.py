@@ -31,8 +31,6 @@ from metering.models import (
     UsageHour,
 )
 from metering.money import DearestPrices, Metered, Prices
-from metering.pages.requests import details
-from metering.request_filters import all_fields
 from metering.selectors import (
     UsageFilter,
     UsageGroup,
@@ -143,29 +141,15 @@ def test_money_is_reserved_and_charged_and_tokens_are_not(using: str) -> None:
     entry = LedgerEntry.objects.using(using).get()
     assert (entry.unit, entry.num_units, entry.cost_micro_usd) == ("second", 5, 11)
     assert UsageHour.objects.using(using).get().cost_micro_usd == 11
-
-
-def test_a_record_shows_units_that_are_no_tokens() -> None:
-    request_records.insert([ended(metered=USED, **NOTHING), ended()])
-    found = {record.unit: record for record in RequestRecord.objects.all()}
-    assert found["second"].num_units == 5 and found[""].num_units == 0
-    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
-    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
-    (fields,) = all_fields([found["second"]])
-    assert (fields["unit"], fields["num_units"]) == ("second", 5)
-
-
-def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using: str) -> None:
-    """The second request would fit if the first one had its own price alone."""
+    # The dearest price is reserved, and the one that served is charged.
     id = make_budget(using, unit=Unit.MICRO_USD, cap=1_000)
     own, cloud = Prices(input_micro_usd=10**6), Prices(input_micro_usd=6 * 10**6)
-    wanted = {"budgets": (id,), "prompt_tokens": 100, "output_tokens": 0}
-    first = reserve("r1", prices=DearestPrices((own, cloud)), **wanted)
-    second = reserve("r2", prices=DearestPrices((own, cloud)), **wanted)
+    wanted = {"budgets": (id,), "output_tokens": 0, "prices": DearestPrices((own, cloud))}
+    first, second = (reserve(name, **wanted) for name in ("r1", "r2"))
     granted, refused = store.apply([first, second], using=using)
-    assert isinstance(granted, Granted)
-    assert isinstance(refused, QuotaExceededError)
+    assert isinstance(granted, Granted) and isinstance(refused, QuotaExceededError)
     assert (refused.needed, refused.left) == (600, 400)
+    LedgerEntry.objects.using(using).all().delete()
     used = settle("r1", budgets=(id,), prices=own, **{**NOTHING, "prompt_tokens": 90})
     store.apply([used], using=using)
     assert LedgerEntry.objects.using(using).get().cost_micro_usd == 90
@@ -175,13 +159,10 @@ def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using:
 
 
 def add_hours(using: str) -> None:
+    at = datetime(2026, 1, 1, 5, tzinfo=UTC)
     for number, amount in enumerate((MAX_INT64, 1, MAX_INT64, MAX_INT64 - 5)):
-        UsageHour.objects.using(using).create(
-            hour=datetime(2026, 1, 1, 5, tzinfo=UTC),
-            account=f"a{number % 2}",
-            model=f"m{number}",
-            cost_micro_usd=amount,
-        )
+        whose = {"account": f"a{number % 2}", "model": f"m{number}", "cost_micro_usd": amount}
+        UsageHour.objects.using(using).create(hour=at, **whose)
 
 
 def test_words_and_numbers_that_no_column_holds_and_sums_past_64_bits(using: str) -> None:

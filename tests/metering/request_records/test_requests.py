@@ -14,14 +14,18 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from helexa_site.management.base import ExitCode
+from metering import request_records
 from metering.audit import COMMAND
 from metering.models import Account, RequestRecord
+from metering.money import Metered
 from metering.pages import requests_url
+from metering.pages.requests import details
+from metering.request_filters import all_fields
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of
 from tests.metering.commands.command_output import printed
-from tests.metering.request_records.records import record
+from tests.metering.request_records.records import ended, record
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
 
@@ -114,6 +118,13 @@ def test_pages_csv_and_keys_by_their_names(operator: Client, made: CreatedKey) -
     for query in ("outcome=answered", "status=200", "since=2h", "key=ci"):
         assert ids(operator, f"?{query}") == [wanted], query
     assert ids(operator, "?key=hx-unknown000") == []
+    request_records.insert([ended(metered=Metered(unit="second", num_units=5, micro_usd=11))])
+    (of_seconds,) = RequestRecord.objects.filter(unit="second")
+    shown = {one.name: one.value for one in details(of_seconds, is_operator=False)}
+    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
+    (fields,) = all_fields([of_seconds])
+    assert (fields["unit"], fields["num_units"]) == ("second", 5)
+    of_seconds.delete()
     response = get(operator, "requests?format=csv&since=2h")
     assert response["Content-Disposition"] == 'attachment; filename="requests.csv"'
     (row,) = csv.DictReader(io.StringIO(response.content.decode()))
