@@ -1,16 +1,19 @@
-"""Batches on each database: a bill and its record are written together or not at all; and what no
-bill releases is swept."""
+"""Batches on each database: a bill and its record are written together or not at all; what no bill
+releases is swept; and entries and records go by their age, and records by their number."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from datetime import UTC, date, datetime
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.conf import settings
+from django.db import OperationalError, connection, connections
+from django.utils import timezone
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
 from metering import request_records, tasks
@@ -23,6 +26,7 @@ from metering.ledger.store import MAX_INT64, reservations_sweep
 from metering.ledger.writer import LedgerWriter
 from metering.models import (
     Budget,
+    CapturedRequest,
     GatewayLease,
     LedgerEntry,
     RequestRecord,
@@ -257,3 +261,74 @@ def test_a_sweep_after_an_outage_and_a_bill_after_the_sweep(
     assert amounts("default", id) == (40, 960), "its cap of 1,000 holds"
     store.apply([settle("r1", budgets=(id,)), settle("r2", budgets=(id,))])
     assert amounts("default", id) == (110, 0)
+
+
+DAY_S = 86_400
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
+
+
+def bill(*days_ago: float) -> None:
+    now_s = time.time()
+    for number, days in enumerate(days_ago):
+        ended_unix_s = now_s - days * DAY_S
+        store.apply([settle(f"{days}-{number}", budgets=(), ended_unix_s=ended_unix_s)])
+
+
+def record(*days_ago: float) -> None:
+    now_s = time.time()
+    request_records.insert([ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago])
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tuple[Any, Any]:
+    """The days of the entries and of the records, after both have forgotten once."""
+    limits = {"ledger_retention_days": days, "request_retention_days": days}
+    config = replace(settings.CONFIG, **limits, max_request_records=records)
+    monkeypatch.setattr(settings, "CONFIG", config)
+    tasks.forget_ledger_entries()
+    tasks.forget_request_records()
+    return tuple(
+        [round((time.time() - row.at.timestamp()) / DAY_S) for row in rows.objects.order_by("at")]
+        for rows in (LedgerEntry, RequestRecord)
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    bill(0, 399, 401, 1000)
+    assert kept(monkeypatch, days=400) == ([399, 0], [])
+    assert sum(hour.requests for hour in UsageHour.objects.all()) == 4, "sums stay"
+    assert kept(monkeypatch, days=0) == ([399, 0], []), "zero keeps all"
+    for made, days, max_rows, left in (
+        ([1, 29, 31, 400], 30, 0, [29, 1]),
+        ([4, 3, 2, 1], 0, 3, [3, 2, 1]),
+        ([40, 3, 2, 1], 30, 2, [2, 1]),
+        ([10_000], 0, 0, [10_000]),
+    ):
+        RequestRecord.objects.all().delete()
+        record(*made)
+        assert kept(monkeypatch, days=days, records=max_rows)[1] == left
+    LedgerEntry.objects.all().delete()
+    RequestRecord.objects.all().delete()
+    monkeypatch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
+    monkeypatch.setattr(tasks, "MAX_BATCHES", 2)
+    record(*[40] * 7)
+    bill(*[41] * 7)
+    for num_left in (3, 0):  # a call continues where the last one stopped
+        assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_locked_between_two_short_batches() -> None:
+    record(*[40] * 1_200)
+    seen: list[tuple[int, bool]] = []
+    num_forgotten = tasks.rows_forget(
+        RequestRecord,
+        before=timezone.now() - timedelta(days=30),
+        pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
+    )
+    assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
+    assert tasks.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"
