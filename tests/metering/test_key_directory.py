@@ -39,25 +39,17 @@ GIVE_UP_S = 60.0
 
 
 @dataclass
-class Clock:
-    now_s: float = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
 class FakeStore(DatabaseKeyStore):
     """``is_away`` fails every query as the database does. ``may_go_on`` holds queries up."""
 
     records: dict[str, KeyRecord] = field(default_factory=dict)
     accounts: dict[str, AccountRecord] = field(default_factory=dict)
-    number: int = 1
-    is_away: bool = False
-    num_revisions: int = 0
-    num_reads: int = 0
     uses: list[tuple[set[str], float]] = field(default_factory=list)
     may_go_on: threading.Event = field(default_factory=threading.Event)
+    is_away: bool = False
+    number: int = 1
+    num_revisions: int = 0
+    num_reads: int = 0
     num_closed: int = 0
 
     def __post_init__(self) -> None:
@@ -112,24 +104,19 @@ def store() -> FakeStore:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> list[float]:
+    """What time it is: the only entry."""
+    return [1_700_000_000.0]
 
 
 @pytest_asyncio.fixture
-async def directory(store: FakeStore, clock: Clock) -> AsyncIterator[KeyDirectory]:
+async def directory(store: FakeStore, clock: list[float]) -> AsyncIterator[KeyDirectory]:
     """Makes the directory of a gateway that runs, on ``store``."""
-    made = KeyDirectory(store, secret_key=SECRET_KEY, clock=clock)
+    made = KeyDirectory(store, secret_key=SECRET_KEY, clock=lambda: clock[0])
     made.start()
     yield made
     store.may_go_on.set()
     await made.stop()
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(GIVE_UP_S):
-        while not (await found if isinstance(found := condition(), Awaitable) else found):
-            await asyncio.sleep(0.01)
 
 
 async def refusal(found: Awaitable[object]) -> type[MeteringError] | None:
@@ -140,15 +127,21 @@ async def refusal(found: Awaitable[object]) -> type[MeteringError] | None:
     return None
 
 
-async def until_refused(directory: KeyDirectory, key: str, wanted: type[MeteringError]) -> None:
-    async def is_refused() -> bool:
-        return await refusal(directory.find(key)) is wanted
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(GIVE_UP_S):
+        while not condition():
+            await asyncio.sleep(0.01)
 
-    await until(is_refused)
+
+async def until_refused(directory: KeyDirectory, key: str, wanted: type[MeteringError]) -> None:
+    async with asyncio.timeout(GIVE_UP_S):
+        while await refusal(directory.find(key)) is not wanted:
+            await asyncio.sleep(0.01)
 
 
 async def until_read(store: FakeStore) -> None:
     """A whole read that begins now."""
+    store.number += 1
     seen = store.num_revisions
     await until(lambda: store.num_revisions >= seen + 2)
 
@@ -201,13 +194,7 @@ async def test_what_changes_is_read_again(directory: KeyDirectory, store: FakeSt
     await until_refused(directory, gone, InvalidKeyError)
     assert (await directory.find(other)).account == "other"
     assert REFRESH_EVERY_S <= 0.5, "a revocation counts within a second"
-
-
-async def test_a_change_while_keys_are_read_is_not_missed(
-    directory: KeyDirectory, store: FakeStore
-) -> None:
-    """The read has the old row when the key is revoked."""
-    key = store.make()
+    key = store.make()  # the read has the old row when the key is revoked
     store.may_go_on.clear()
     num_reads = store.num_reads
     finding = asyncio.create_task(directory.find(key))
@@ -222,11 +209,11 @@ async def test_a_change_while_keys_are_read_is_not_missed(
 
 
 async def test_an_expired_or_refused_holder_is_named_for_the_record(
-    directory: KeyDirectory, store: FakeStore, clock: Clock
+    directory: KeyDirectory, store: FakeStore, clock: list[float]
 ) -> None:
     key = store.make()
     principal = await directory.find(key)
-    expired = replace(principal, expires_unix_s=clock.now_s)
+    expired = replace(principal, expires_unix_s=clock[0])
     for change in ({"is_revoked": True}, {"account_enabled": False}, {"principal": expired}):
         refused = store.make(**{"principal": principal} | change)
         with pytest.raises(KeyRefusedError) as caught:
@@ -236,12 +223,12 @@ async def test_an_expired_or_refused_holder_is_named_for_the_record(
             await directory.find(forged(refused))
         assert (unknown.value.account, unknown.value.key) == ("", "")
     await directory.write_uses()
-    assert store.uses[-1] == ({key[:13]}, clock.now_s), "refused keys are not used"
-    store.change(key, principal=replace(principal, expires_unix_s=clock.now_s + 10))
+    assert store.uses[-1] == ({key[:13]}, clock[0]), "refused keys are not used"
+    store.change(key, principal=replace(principal, expires_unix_s=clock[0] + 10))
     await until_read(store)
-    clock.now_s += 9.9
+    clock[0] += 9.9
     await directory.find(key)
-    clock.now_s += 0.1
+    clock[0] += 0.1
     assert await refusal(directory.find(key)) is ExpiredKeyError
 
 
@@ -278,11 +265,9 @@ async def test_offline_known_keys_keep_working_and_others_cannot_be_checked(
     store.is_away = True
     store.change(known, is_revoked=True)
     other = store.make()
-    assert await refusal(directory.find(unknown)) is DirectoryUnavailableError, (
-        "it may exist by now"
-    )
+    for key in (unknown, other):  # it may exist by now
+        assert await refusal(directory.find(key)) is DirectoryUnavailableError
     assert (await directory.find(known)).account == "research"
-    assert await refusal(directory.find(other)) is DirectoryUnavailableError
     store.is_away = False
     await until_refused(directory, known, RevokedKeyError)
     known = other  # one that hangs, and our own mistake, are outages too
@@ -299,9 +284,9 @@ async def test_offline_known_keys_keep_working_and_others_cannot_be_checked(
 
 
 async def test_a_use_is_written_once_a_minute_in_a_batch_and_not_lost_offline(
-    store: FakeStore, clock: Clock
+    store: FakeStore, clock: list[float]
 ) -> None:
-    directory = KeyDirectory(store, secret_key=SECRET_KEY, clock=clock)
+    directory = KeyDirectory(store, secret_key=SECRET_KEY, clock=lambda: clock[0])
     directory.start()
     first, second = store.make(), store.make()
     for _ in range(5):
@@ -312,29 +297,31 @@ async def test_a_use_is_written_once_a_minute_in_a_batch_and_not_lost_offline(
     assert store.uses == []
     store.is_away = False
     await directory.write_uses()
-    assert store.uses == [({first[:13], second[:13]}, clock.now_s)]
-    clock.now_s += 59
+    assert store.uses == [({first[:13], second[:13]}, clock[0])]
+    clock[0] += 59
     await directory.find(first)
     await directory.write_uses()
     assert len(store.uses) == 1
-    clock.now_s += 1
+    clock[0] += 1
     await directory.find(first)
     await directory.stop()
-    assert store.uses[1:] == [({first[:13]}, clock.now_s)], "also at the end"
+    assert store.uses[1:] == [({first[:13]}, clock[0])], "also at the end"
     assert store.num_closed >= 2, "after the error, and at the end"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_key_that_is_revoked_elsewhere(account: Account) -> None:
+def test_what_the_directory_reads_and_writes_and_a_key_that_is_revoked_elsewhere(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gateway gets no message: its directory reads the revision."""
-    first, second = (services.key_create(actor=COMMAND, account=account) for _ in range(2))
+    own = {"actor": COMMAND, "account": account}
+    first, second = (services.key_create(**own) for _ in range(2))
 
     def revoke() -> None:
         services.key_revoke(actor=COMMAND, key=first.row)
         anonymous = Account(name="anonymous", requests_per_minute=7)
-        services.account_update(
-            actor=COMMAND, account=anonymous, changed_fields=["requests_per_minute"]
-        )
+        changed = {"account": anonymous, "changed_fields": ["requests_per_minute"]}
+        services.account_update(actor=COMMAND, **changed)
         connection.close()
 
     async def scenario() -> None:
@@ -350,35 +337,26 @@ def test_a_key_that_is_revoked_elsewhere(account: Account) -> None:
 
     asyncio.run(scenario())
     assert not ApiKey.objects.filter(last_used_at=None).exists()
-
-
-@pytest.mark.django_db
-def test_what_the_directory_reads_and_writes(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
     store, cap = DatabaseKeyStore(), Cap(unit="tokens", cap=5)
-    of_the_account = services.budget_create(actor=COMMAND, cap=cap, account=account)
-    first = services.key_create(actor=COMMAND, account=account, caps=[cap, cap]).row
-    second = services.key_create(actor=COMMAND, account=account).row
+    of_the_account = services.budget_create(cap=cap, **own)
+    third = services.key_create(caps=[cap, cap], **own).row
     found = store.keys()
-    own = tuple(first.budgets.order_by("id").values_list("id", flat=True))
-    assert found[first.prefix].principal.budgets == (*own, of_the_account.pk)
-    assert found[second.prefix].principal.budgets == (of_the_account.pk,)
-    assert store.keys(second.prefix) == {second.prefix: found[second.prefix]}
-    assert store.keys("hx-unknown") == {}
+    budgets = tuple(third.budgets.order_by("id").values_list("id", flat=True))
+    assert found[third.prefix].principal.budgets == (*budgets, of_the_account.pk)
+    prefix = second.row.prefix
+    assert found[prefix].principal.budgets == (of_the_account.pk,)
+    assert (store.keys(prefix), store.keys("hx-unknown")) == ({prefix: found[prefix]}, {})
     user, other = User.objects.create_user("bob"), User.objects.create_user("eve")
-    services.membership_set(actor=COMMAND, account=account, user=user, role="owner")
+    services.membership_set(user=user, role="owner", **own)
     memberships = store.memberships(user.pk)
     assert [(one.account.name, one.role) for one in memberships] == [("research", "owner")]
     assert store.memberships(other.pk) == ()
     assert store.built_in_accounts().keys() == {"anonymous", "shared"}
     monkeypatch.setattr(key_directory, "NAMES_A_QUERY", 2)
-    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(3)]
-    made += [first.prefix, second.prefix]
-    for used_unix_s in (2000.0, 1000.0):  # a later use stays
-        store.record_uses(made, used_unix_s)
-    used = {key.last_used_at for key in ApiKey.objects.all()}
-    assert used == {datetime.fromtimestamp(2000, UTC)}
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    for used_unix_s in (later.timestamp(), 1000.0):  # a later use stays
+        store.record_uses([*found], used_unix_s)
+    assert {key.last_used_at for key in ApiKey.objects.all()} == {later}
 
 
 def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:

@@ -117,22 +117,14 @@ def test_memberships_are_set_changed_and_removed(account: Account, monkeypatch: 
 
 
 def test_a_key_is_stored_without_its_secret(account: Account) -> None:
-    _tiny, model = (
-        fleet_services.catalogue_model_create(actor=ALICE, name=name, source=f"pypi:{name}")
-        for name in ("tiny", "large")
-    )
+    for name in ("tiny", "large"):
+        model = fleet_services.catalogue_model_create(actor=ALICE, name=name, source=f"pypi:{name}")
     fleet_services.alias_create(actor=ALICE, name="big", model=model)
     before, expires_at = revision(), timezone.now() + timedelta(days=1)
-    made = services.key_create(
-        actor=ALICE,
-        account=account,
-        name="ci",
-        scopes=["fleet:read", "inference"],
-        model_names=["tiny", "big"],
-        expires_at=expires_at,
-        limits=RateLimits(requests_per_minute=5),
-        caps=[Cap(unit="tokens", cap=1000, window="day")],
-    )
+    facts = {"name": "ci", "scopes": ["fleet:read", "inference"], "model_names": ["tiny", "big"]}
+    limits, caps = RateLimits(requests_per_minute=5), [Cap(unit="tokens", cap=1000, window="day")]
+    facts |= {"expires_at": expires_at, "limits": limits, "caps": caps}
+    made = services.key_create(actor=ALICE, account=account, **facts)
     row = ApiKey.objects.get()
     assert keys.is_key_of(made.key, row.digest, keys.digest_secret(settings.SECRET_KEY))
     assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["big", "tiny"])
@@ -142,7 +134,7 @@ def test_a_key_is_stored_without_its_secret(account: Account) -> None:
     assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
     assert principal.models == {"big", "tiny"}
     assert principal.budgets == (Budget.objects.get().pk,)
-    assert principal.key_limits.requests_per_minute == 5
+    assert principal.key_limits == limits
     assert principal.expires_unix_s == expires_at.timestamp()
     audited = repr(list(AuditEntry.objects.values()))
     written = repr(list(ApiKey.objects.values())) + audited
