@@ -35,8 +35,6 @@ class Script:
     """The speed its timings report, as a share of the ordinary."""
     reports_timing: bool = True
     status: int = 200
-    in_flight: int = 0
-    """Other clients' requests, as the neuron's health reports them."""
     locations: list[str] = field(default_factory=lambda: ["beast"])
     key: str = ""
     """What every request must have in its Authorization header; empty: none is asked for."""
@@ -92,23 +90,18 @@ class Script:
         return 200, answers[own_path]
 
     def _answer(self, path: str) -> Any:
+        cards = [{"index": index, "name": "a card"} for index in (0, 1)]
+        busy = {"index": 1, "vram_used_mb": 5, "utilization_pct": 9, "temp_c": 50}
         return {
             "/version": {"git_sha": self.build, "package_version": "9.9"},
-            "/discovery": {
-                "hostname": "beast",
-                "driver_version": "600.1",
-                "devices": [{"index": 0, "name": "a card"}, {"index": 1, "name": "a card"}],
-            },
+            "/discovery": {"hostname": "beast", "driver_version": "600.1", "devices": cards},
             "/models": [
                 {"id": MODEL, "harness": "candle", "status": "loaded", "devices": [1]},
                 {"id": "half", "harness": "candle", "status": "loading"},
             ],
             "/health": {
-                "models": [{"id": MODEL, "in_flight": self.in_flight, "queue_depth": 0}],
-                "devices": [
-                    {"index": 0, "vram_used_mb": 7, "temp_c": 70},
-                    {"index": 1, "vram_used_mb": 5, "utilization_pct": 9, "temp_c": 50},
-                ],
+                "models": [{"id": MODEL, "in_flight": 0, "queue_depth": 0}],
+                "devices": [{"index": 0, "vram_used_mb": 7, "temp_c": 70}, busy],
             },
             f"/models/{MODEL}/endpoint": {"url": f"http://localhost:{PORT}"},
             f"/v1/models/{MODEL}": {"id": MODEL, "locations": self.locations},
@@ -125,23 +118,15 @@ class Script:
         yield {"choices": [{"delta": {"role": "assistant"}}]}
         for piece in PIECES:
             yield {"choices": [{"delta": {"content": piece}}]}
-        last: dict[str, Any] = {
-            "choices": [],
-            "usage": {
-                "prompt_tokens": PROMPT_TOKENS,
-                "completion_tokens": COMPLETION_TOKENS,
-                "prompt_tokens_details": {"cached_tokens": 4},
-            },
-        }
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": COMPLETION_TOKENS}
+        usage |= {"prompt_tokens_details": {"cached_tokens": 4}}
         if is_timed and self.reports_timing:
-            last["usage"]["helexa_timing"] = self.timing()
-        yield last
+            usage |= {"helexa_timing": self.timing()}
+        yield {"choices": [], "usage": usage}
 
     def _events(self) -> Iterator[Any]:
-        yield {
-            "type": "message_start",
-            "message": {"usage": {"input_tokens": 90, "cache_read_input_tokens": 10}},
-        }
+        usage = {"input_tokens": 90, "cache_read_input_tokens": 10}
+        yield {"type": "message_start", "message": {"usage": usage}}
         for piece in PIECES:
             yield {"type": "content_block_delta", "delta": {"type": "text_delta", "text": piece}}
         yield {"type": "message_delta", "usage": {"output_tokens": COMPLETION_TOKENS}}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from metering.bench.results import run_row
 from metering.errors import BenchError
 from metering.management.commands import bench as command
 from metering.models import AuditEntry
-from tests.cases import each_case
 from tests.metering.bench import results
 from tests.metering.bench.conftest import (
     COMPLETION_TOKENS,
@@ -88,22 +86,21 @@ def test_every_scenario_of_an_endpoint_gives_its_numbers(script: Script) -> None
     assert {run.model_id for run in runs.values()} == {MODEL}, "the other one embeds"
 
 
-@each_case(
-    ("kind", "path", "num_cached"),
-    [("openai", "/v1/chat/completions", 4), ("anthropic", "/v1/messages", 10)],
-)
-def test_without_the_servers_timing_the_clients_clock_counts(
-    script: Script, kind: str, path: str, num_cached: int
-) -> None:
-    script.reports_timing, script.asked = False, []
-    words = ("--kind", kind, "--model", MODEL, "--scenario", "chat:128", "--samples", "1")
-    once(*words, name=kind)
-    run = BenchRun.objects.get(target_name=kind)
-    assert (run.timing, run.prefill_ms, run.queue_wait_ms) == ("client", None, None)
-    assert run.ttft_s and run.total_s and run.ttft_s <= run.total_s
-    assert run.prefill_tps == pytest.approx((PROMPT_TOKENS - num_cached) / run.ttft_s)
-    assert (run.prompt_tokens_actual, run.cached_tokens) == (PROMPT_TOKENS, num_cached)
-    assert {asked for asked, _ in script.asked} == {path}
+def test_without_the_servers_timing_the_clients_clock_counts(script: Script) -> None:
+    script.reports_timing = False
+    for kind, path, num_cached in (
+        ("openai", "/v1/chat/completions", 4),
+        ("anthropic", "/v1/messages", 10),
+    ):
+        script.asked.clear()
+        words = ("--kind", kind, "--model", MODEL, "--scenario", "chat:128", "--samples", "1")
+        once(*words, name=kind)
+        run = BenchRun.objects.get(target_name=kind)
+        assert (run.timing, run.prefill_ms, run.queue_wait_ms) == ("client", None, None)
+        assert run.ttft_s and run.total_s and run.ttft_s <= run.total_s
+        assert run.prefill_tps == pytest.approx((PROMPT_TOKENS - num_cached) / run.ttft_s)
+        assert (run.prompt_tokens_actual, run.cached_tokens) == (PROMPT_TOKENS, num_cached)
+        assert {asked for asked, _ in script.asked} == {path}
 
 
 def test_a_neuron_reports_its_build_its_cards_and_its_models(script: Script) -> None:
@@ -235,12 +232,6 @@ def test_the_originals_configuration_is_imported_or_swept_by(
 
 
 def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> None:
-    def remarked(remarks: Sequence[str]) -> list[str]:
-        return [remark.partition(" is ")[0] for remark in remarks]
-
-    assert remarked(read_bench_toml(TOML).remarks) == [
-        *("bench.db_path", "scenarios.image_sizes", "api.enabled", "api.listen")
-    ]
     target = "[[targets]]\nname='{}'\nkind='openai'\nendpoint='http://x'\nscenarios={}\n"
     read = read_bench_toml(
         "[scenarios]\nids=['tools', 'chat:8', 'capability:pier']\n"
@@ -250,7 +241,14 @@ def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> Non
     assert read.plan["scenarios"] == ["chat:8"]
     a, b = read.targets
     assert (a["scenarios"], a.get("enabled"), b["enabled"]) == (["load"], None, False)
-    assert remarked(read.remarks) == ["tools", "capability:pier", "swap", "embedding", "b"]
+    for remarks, names in (
+        (
+            read_bench_toml(TOML).remarks,
+            "bench.db_path scenarios.image_sizes api.enabled api.listen",
+        ),
+        (read.remarks, "tools capability:pier swap embedding b"),
+    ):
+        assert [remark.partition(" is ")[0] for remark in remarks] == names.split()
 
 
 def test_a_file_with_nothing_we_know_is_refused() -> None:
@@ -276,30 +274,30 @@ def test_a_file_with_nothing_we_know_is_refused() -> None:
 
 
 def test_results_of_scripts_bench_are_imported_once(tmp_path: Path) -> None:
+    ours, theirs = ("helexa_http", "llama_cpp")
     readings = {
-        "decode, 8 at once": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
-        "prefill, 512 tokens": {"helexa_http": [900.0]},
-        "TTFT, 4096 tokens, cold": {"helexa_http": [4.0]},
-        "TTFT, 4096 tokens, prefix-warm": {"helexa_http": [0.1]},
-        "memory, resident": {"helexa_http": [500.0]},
+        "decode, 8 at once": {ours: [100.0, 100.0], theirs: [90.0]},
+        "prefill, 512 tokens": {ours: [900.0]},
+        "TTFT, 4096 tokens, cold": {ours: [4.0]},
+        "TTFT, 4096 tokens, prefix-warm": {ours: [0.1]},
+        "memory, resident": {ours: [500.0]},
     }
     found = {name: {"unit": "", "readings": one} for name, one in readings.items()}
-    whole = {"machine": "a machine", "subjects": {"helexa_http": "helexa", "llama_cpp": "0.3"}}
+    whole = {"machine": "a machine", "subjects": {ours: "helexa", theirs: "0.3"}}
     file = tmp_path / "results.json"
     file.write_text(json.dumps(whole | {"measurements": found}))
     words = ("import", str(file), "--model", "smol", "--build", "abc1234")
     assert bench(*words).startswith("6 results")
     assert bench(*words).startswith("0 results")
-    imported = {
+    assert {
         (run.target_name, run.scenario_id): run.decode_tps or run.prefill_tps or run.ttft_s
         for run in BenchRun.objects.all()
-    }
-    assert imported == {
-        ("helexa_http", "concurrency:8"): 100.0,
-        ("llama_cpp", "concurrency:8"): 90.0,
-        ("helexa_http", "prefill:512"): 900.0,
-        ("helexa_http", "chat:4096"): 4.0,
-        ("helexa_http", "chat:4096:warm"): 0.1,
+    } == {
+        (ours, "concurrency:8"): 100.0,
+        (theirs, "concurrency:8"): 90.0,
+        (ours, "prefill:512"): 900.0,
+        (ours, "chat:4096"): 4.0,
+        (ours, "chat:4096:warm"): 0.1,
     }
     assert set(BenchRun.objects.values_list("model_id", "build")) == {("smol", "abc1234")}
     with pytest.raises(CommandError, match="the model it measured"):

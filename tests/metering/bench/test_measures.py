@@ -18,7 +18,6 @@ from metering.bench.measures import (
     JUDGED,
     LOAD,
     TTFT,
-    Metric,
     ScenarioKind,
     Spread,
     Verdict,
@@ -159,9 +158,8 @@ def shifted(values: list[float], shift: float) -> list[float]:
     return [value + shift for value in values]
 
 
-@each_case(
-    ("metric", "before", "after", "verdict"),
-    [
+def test_a_regression_is_what_noise_does_not_explain() -> None:
+    for metric, before, after, verdict in (
         (DECODE, BEFORE, SLOWER, Verdict.REGRESSED),
         (DECODE, SLOWER, BEFORE, Verdict.IMPROVED),
         (TTFT, BEFORE, SLOWER, Verdict.IMPROVED),
@@ -178,13 +176,9 @@ def shifted(values: list[float], shift: float) -> list[float]:
         (LOAD, [1.0] * 5, [0.0] * 5, Verdict.IMPROVED),
         (LOAD, [0.0] * 5, [0.8] * 5, Verdict.REGRESSED),
         (LOAD, [0.0] * 5, [0.0] * 5, Verdict.SAME),
-    ],
-)
-def test_a_regression_is_what_noise_does_not_explain(
-    metric: Metric, before: list[float], after: list[float], verdict: Verdict
-) -> None:
-    found = judge(metric, before, after)
-    assert found is not None and found.verdict is verdict
+    ):
+        found = judge(metric, before, after)
+        assert found is not None and found.verdict is verdict, (metric, before, after)
 
 
 def test_cells_are_compared_with_their_like_by_medians_and_deviations() -> None:
