@@ -1,20 +1,46 @@
 """Settings are read from the environment, or refused by each program at its start; tests have none
-of a live server."""
+of a live server. An installation: how its command is typed, its id and its key, files that appear
+whole, one serve on a data directory, and which server a command asks."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import shutil
 import socket
+import stat
+import subprocess
+import sys
+from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from django.core.management.base import CommandError
 
+from helexa_site import data_directory, program
 from helexa_site.bootstrap.commands import FAILURE, run
+from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.bootstrap.suite import ISOLATED_BY, isolate
 from helexa_site.config import POSTGRESQL_OPTIONS, database_settings, read_config
+from helexa_site.data_directory import (
+    LOCK_FILE,
+    RUNNING_FILE,
+    RunningServe,
+    SecretKeyError,
+    claimed_data_directory,
+    find_running,
+    forget_running,
+    instance_id,
+    secret_key,
+    write_running,
+)
+from helexa_site.management.base import DEFAULT_URL, server_and_key, server_url
+from helexa_site.program import Installation
+from helexa_site.whole_file import keep_once, write_whole, written_whole
 from inference.neuron import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.table import NAMES, OF_TESTS
@@ -187,3 +213,202 @@ def test_a_run_has_none_of_the_settings_of_a_live_server(tmp_path: Path, mark: s
     before = dict(hostile)
     isolate(hostile)
     assert hostile == before, "processes of the run share its directory"
+
+
+@each_case(
+    ("kind", "called", "expected"),
+    [
+        (Installation.CHECKOUT, "manage.py", "python3 manage.py"),
+        (Installation.CHECKOUT, "/some where/manage.py", "python3 '/some where/manage.py'"),
+        (Installation.CHECKOUT, "/usr/bin/pytest", "python3 manage.py"),
+        (Installation.PACKAGES, "/usr/lib/helexa/manage.py", "sudo helexa"),
+        # Its own Python is the one in the entry point's first line: python3 may be another.
+        (Installation.WHEEL, "/some venv/helexa", "'/some venv/helexa'"),
+        (Installation.WHEEL, "/usr/bin/helexa", "helexa"),
+        (Installation.WHEEL, "/helexa_site/__main__.py", f"{sys.executable} -m helexa_site"),
+    ],
+)
+def test_a_command_to_paste(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, called: str, expected: str
+) -> None:
+    files, *names = {  # beside the program's name, how its neuron is started
+        Installation.CHECKOUT: ("manage.py requirements-dev.txt", "manage.py", "python3 manage.py"),
+        Installation.WHEEL: ("", "helexa", "helexa"),
+        Installation.PACKAGES: ("manage.py", "helexa", "sudo helexa --neuron"),
+    }[kind]
+    for name in files.split():
+        (tmp_path / name).touch()
+    monkeypatch.setattr(program, "REPOSITORY_DIR", tmp_path)
+    assert [program.program(), program.neuron_program()] == names
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert program.installation() is kind
+    assert program.pasteable_program() == expected
+
+
+def test_an_instance_has_an_id_and_a_key_of_its_own(tmp_path: Path) -> None:
+    """Both gateways had one id: a command took the other's port for its own."""
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.mkdir()
+    found = instance_id(original)
+    shutil.copytree(original, copy)
+    assert found is not None
+    assert instance_id(copy) not in (None, found)
+    assert instance_id(original.rename(tmp_path / "moved")) == found
+    assert instance_id(tmp_path / "none") is None
+    config = replace(read_config(), data_dir=copy, secret_key="sesame, and long enough")
+    assert secret_key(config) == config.secret_key
+    assert not (copy / "secret_key").exists(), "one that is set counts and is not kept"
+    config = replace(config, secret_key=None)
+    made = secret_key(config)
+    assert len(made) >= 48 and secret_key(config) == made
+    assert mode_of(copy / "secret_key") == 0o600
+    (copy / "secret_key").write_text("")
+    with pytest.raises(SecretKeyError, match="is empty"):
+        secret_key(config)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("manage.py", "gateway", "--port", "1"),
+        ("-m", "helexa_site.control"),
+        ("-m", "celery", "-A", "helexa_site.celery", "--quiet", "worker", "--pool", "solo"),
+    ],
+    ids=["gateway", "control", "control as a worker"],
+)
+def test_who_signs_refuses_to_start_where_none_can_be_kept(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    data_dir = str(tmp_path / "file" / "var")
+    done = python(
+        *command, unset=["HELEXA_SECRET_KEY"], HELEXA_DATA_DIR=data_dir, DATABASE_URL="sqlite://"
+    )
+    assert done.returncode != 0
+    assert "no key to sign with" in done.stderr and "HELEXA_SECRET_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "key.json"
+    path.write_text("old")
+    path.chmod(0o644)
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert (path.read_text(), names_in(tmp_path)) == ("old", ["key.json"])
+    with written_whole(path) as file:
+        file.write("grün".encode())
+        file.flush()
+        assert path.read_text() == "old", "until the end"
+        assert all(mode_of(one) & 0o077 == 0 for one in tmp_path.iterdir() if one != path)
+    assert (path.read_text(), mode_of(path)) == ("grün", 0o600), "its owner's alone"
+    write_whole(path, "new", mode=0o640)
+    assert (path.read_text(), mode_of(path)) == ("new", 0o640), "whatever the umask"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_whole(tmp_path / "folder", "text")
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "missing" / "file", "text")
+    assert names_in(tmp_path) == ["folder", "key.json"]
+    for text in ("first", "second"):
+        keep_once(tmp_path / "made" / "key", text)
+    assert (tmp_path / "made" / "key").read_text() == "first"
+    assert mode_of(tmp_path / "made" / "key") == 0o600
+    assert names_in(tmp_path / "made") == ["key"]
+
+
+HERE, THERE = "http://127.0.0.1:4711", "http://gpu-box:31313"
+RUNNING = RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
+
+
+def claim(place: Path) -> None:
+    with claimed_data_directory(place):
+        assert (place / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_it_is_made_for_its_owner_alone_and_claimed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guardian of a serve that died, whose process is named in the lock, is waited for."""
+    place = tmp_path / "deep" / "var"
+    monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 0.1)
+    with claimed_data_directory(place) as lock_fd:
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
+            claim(place)
+        inherited = os.dup(lock_fd)
+        code = "import sys, time; sys.stdin.read(1); time.sleep(0.3)"
+        guardian = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=(inherited,), stdin=subprocess.PIPE
+        )
+        os.close(inherited)
+        (place / LOCK_FILE).write_text("4194304\n")
+    with pytest.raises(BootstrapError, match="process 4194304"):
+        claim(place)
+    monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 120.0)
+    assert guardian.stdin is not None
+    guardian.stdin.close()
+    claim(place)
+    guardian.wait(120)
+    with pytest.raises(BootstrapError, match="No space left on device; make room"):
+        with claimed_data_directory(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(PermissionError):
+        with claimed_data_directory(tmp_path):
+            raise PermissionError(errno.EACCES, "of something else")
+    claim(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/helexa")):
+        with pytest.raises(BootstrapError, match="cannot write"):
+            claim(place)
+
+
+def test_which_server_a_command_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, key, variables, asked in (
+        (None, None, {}, (HERE, "of-serve")),
+        (None, "hx-1", {}, (HERE, "hx-1")),
+        (None, None, {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-2")),
+        (None, "hx-1", {"HELEXA_API_KEY": "hx-2"}, (HERE, "hx-1")),
+        # Another server never gets the key of the serve here.
+        (THERE, None, {}, (THERE, None)),
+        (None, None, {"HELEXA_URL": THERE}, (THERE, None)),
+        (THERE, None, {"HELEXA_URL": "http://other:31313"}, (THERE, None)),
+    ):
+        write_running(tmp_path, RUNNING)
+        for name in ("HELEXA_URL", "HELEXA_API_KEY"):
+            monkeypatch.setenv(name, variables.get(name, ""))
+        assert server_and_key(url, key, tmp_path) == asked
+        assert server_url(url, tmp_path) == asked[0]
+        forget_running(tmp_path)
+        assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
+    for url in ("gpu-box:1", "ftp://gpu-box", "http://", "http://gpu-box:0"):
+        with pytest.raises(CommandError, match="is not like http"):
+            server_url(url, tmp_path)
+
+
+def test_a_running_serve_is_found_by_its_owner_alone(tmp_path: Path) -> None:
+    """Not one that was killed, or whose file cannot be read."""
+    write_running(tmp_path, RUNNING)
+    assert find_running(tmp_path) == RUNNING
+    assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600
+    assert "of-serve" not in repr(RUNNING)
+    for _ in range(2):
+        forget_running(tmp_path)
+        assert find_running(tmp_path) is None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_running(tmp_path, replace(RUNNING, process_id=ended.pid))
+    assert find_running(tmp_path) is None
+    for text in ("", "{}", "[]"):
+        (tmp_path / RUNNING_FILE).write_text(text)
+        assert find_running(tmp_path) is None
