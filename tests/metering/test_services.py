@@ -116,32 +116,6 @@ def test_memberships_are_set_changed_and_removed(account: Account, monkeypatch: 
     assert (entries(), revision()) == before
 
 
-def test_a_key_is_stored_without_its_secret(account: Account) -> None:
-    for name in ("tiny", "large"):
-        model = fleet_services.catalogue_model_create(actor=ALICE, name=name, source=f"pypi:{name}")
-    fleet_services.alias_create(actor=ALICE, name="big", model=model)
-    before, expires_at = revision(), timezone.now() + timedelta(days=1)
-    facts = {"name": "ci", "scopes": ["fleet:read", "inference"], "model_names": ["tiny", "big"]}
-    limits, caps = RateLimits(requests_per_minute=5), [Cap(unit="tokens", cap=1000, window="day")]
-    facts |= {"expires_at": expires_at, "limits": limits, "caps": caps}
-    made = services.key_create(actor=ALICE, account=account, **facts)
-    row = ApiKey.objects.get()
-    assert keys.is_key_of(made.key, row.digest, keys.digest_secret(settings.SECRET_KEY))
-    assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["big", "tiny"])
-    assert (row.created_by, revision() > before) == ("user:alice", True)
-    principal = stored(row).principal
-    assert (principal.account, principal.key) == ("research", keys.prefix_of(made.key))
-    assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
-    assert principal.models == {"big", "tiny"}
-    assert principal.budgets == (Budget.objects.get().pk,)
-    assert principal.key_limits == limits
-    assert principal.expires_unix_s == expires_at.timestamp()
-    audited = repr(list(AuditEntry.objects.values()))
-    written = repr(list(ApiKey.objects.values())) + audited
-    assert made.key not in written and made.key[14:] not in written
-    assert row.digest not in audited
-
-
 def test_accounts_keys_and_caps_that_cannot_be(account: Account) -> None:
     for field, values in (
         ("name", {"name": "research"}),
@@ -177,8 +151,24 @@ def test_accounts_keys_and_caps_that_cannot_be(account: Account) -> None:
 
 def test_a_key_is_changed_and_revoked(account: Account) -> None:
     model = fleet_services.catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny")
-    key = services.key_create(actor=ALICE, account=account, model_names=["tiny"]).row
-    assert stored(key).principal.may_leave_network
+    alias = fleet_services.alias_create(actor=ALICE, name="big", model=model)
+    limits, caps = RateLimits(requests_per_minute=5), [Cap(unit="tokens", cap=1000, window="day")]
+    facts = {"expires_at": timezone.now() + timedelta(days=1), "limits": limits, "caps": caps}
+    named = {"scopes": ["fleet:read", "inference"], "model_names": ["tiny", "big"]}
+    made = services.key_create(actor=ALICE, account=account, **named, **facts)
+    key, principal = made.row, stored(made.row).principal
+    assert keys.is_key_of(made.key, key.digest, keys.digest_secret(settings.SECRET_KEY))
+    assert (key.scopes, key.created_by) == (["inference", "fleet:read"], "user:alice")
+    assert (principal.account, principal.key) == ("research", keys.prefix_of(made.key))
+    assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
+    assert (principal.models, principal.key_limits) == ({"big", "tiny"}, limits)
+    assert principal.budgets == (Budget.objects.get().pk,)
+    assert principal.expires_unix_s == facts["expires_at"].timestamp()
+    audited = repr(list(AuditEntry.objects.values()))
+    written = repr(list(ApiKey.objects.values())) + audited
+    assert made.key[14:] not in written and key.digest not in audited, "without its secret"
+    assert principal.may_leave_network
+    fleet_services.alias_delete(actor=ALICE, alias=alias)
     fleet_services.catalogue_model_delete(actor=ALICE, model=model)  # which hinders no change
     key.name, key.scopes, key.names_end_user = "renamed", ["inference"], True
     key.may_leave_network = False
@@ -186,13 +176,13 @@ def test_a_key_is_changed_and_revoked(account: Account) -> None:
     services.key_update(actor=ALICE, key=key, changed_fields=changed)
     assert detail() == {
         "name": ["", "renamed"],
-        "scopes": [["inference", "usage:read"], ["inference"]],
+        "scopes": [["inference", "fleet:read"], ["inference"]],
         "names_end_user": [False, True],
         "may_leave_network": [True, False],
     }
     principal = stored(key).principal
     assert (principal.names_end_user, principal.may_leave_network) == (True, False)
-    assert principal.models == {"tiny"}
+    assert principal.models == {"big", "tiny"}
     for field in ("account", "prefix", "digest", "revoked_at", "created_by"):
         refused(field, services.key_update, actor=ALICE, key=key, changed_fields=[field])
     before = revision()

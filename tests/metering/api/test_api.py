@@ -215,24 +215,6 @@ def api() -> Api:
     return key_api(READ, WRITE)
 
 
-def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
-    """The commands' tests do so with each noun, over the same operations."""
-    budgets = [{"unit": "tokens", "cap": 1000, "window": "seconds", "window_s": 60}]
-    body = {"account": "research", "name": "ci", "scopes": [READ], "budgets": budgets}
-    made = api.post("keys", body | {"may_leave_network": False}, 201)
-    path = f"keys/{made['prefix']}"
-    assert made["key"].startswith(made["prefix"]) and "key" not in api.get(path)
-    assert [(one["cap"], one["left"]) for one in made["budgets"]] == [(1000, 1000)]
-    assert (made["names_end_user"], made["may_leave_network"]) == (False, False)
-    assert api.patch(path, {"expires_at": "2999-01-01"})["expires_at"] == "2999-01-01T00:00:00Z"
-    assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "key.revoke"
-    assert api.get("keys?account=research&status=active")["num_rows"] == 1
-    for _ in range(2):
-        api.delete(path)
-    assert api.get("keys?account=research&status=active,expired")["num_rows"] == 0
-    assert api.patch(path, {"name": "again"}, 409)["code"] == "key_revoked"
-
-
 def test_who_may_make_and_change_keys(api: Api, account: Account) -> None:
     """Keys need the scope of what they do and give none that they have not; people need the
     permissions that the admin asks for."""
@@ -250,6 +232,15 @@ def test_who_may_make_and_change_keys(api: Api, account: Account) -> None:
         fleet.get(path, 403)
     assert reader.post("accounts", {"name": "x"}, 403)["code"] == "insufficient_scope"
     assert staff("nobody").get("/api/keys").status_code == 403
+    path = f"keys/{made['prefix']}"
+    assert made["key"].startswith(made["prefix"]) and "key" not in api.get(path)
+    assert api.patch(path, {"expires_at": "2999-01-01"})["expires_at"] == "2999-01-01T00:00:00Z"
+    assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "key.revoke"
+    assert api.get("keys?account=research&status=active")["num_rows"] == 1
+    for _ in range(2):
+        api.delete(path)
+    assert api.get("keys?account=research&status=active,expired")["num_rows"] == 0
+    assert api.patch(path, {"name": "again"}, 409)["code"] == "key_revoked"
     client = staff("clerk", "view_apikey", "add_apikey")
     assert client.get("/api/keys").status_code == 200
     wanted = {"account": "research", "scopes": ["fleet:write"]}

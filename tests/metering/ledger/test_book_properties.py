@@ -3,7 +3,6 @@ and how a request ended. Integers only; no clock, no database."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -16,15 +15,13 @@ from metering.errors import QuotaExceededError
 from metering.ledger.book import (
     DAY_S,
     RETRY_AFTER_RESERVED_S,
-    Book,
     BudgetState,
     Unit,
     Window,
     calendar_end_s,
-    output_tokens_granted,
     start_s,
 )
-from metering.ledger.entries import Granted, Outcome, Release, Reserve, Settle, outcome_of
+from metering.ledger.entries import Granted, Outcome, outcome_of
 from metering.money import (
     DearestPrices,
     Metered,
@@ -87,84 +84,6 @@ def test_the_dearest_of_several_prices_is_reserved(
         else:
             assert affordable < 0 or cost(one, affordable) <= micro_usd
             assert cost(one, affordable + 1) > micro_usd
-
-
-budget_states = st.builds(
-    lambda **fields: BudgetState(owner="key", id=0, **fields),
-    unit=st.sampled_from(Unit),
-    cap=st.integers(0, 2000),
-    window=st.sampled_from(Window),
-).map(lambda budget: replace(budget, window_s=60 if budget.window is Window.SECONDS else None))
-request_ids = st.sampled_from(["r1", "r2", "r3", "r4"])
-times = st.integers(NOON, NOON + 3 * DAY_S)
-small_prices = st.builds(
-    Prices,
-    input_micro_usd=st.integers(0, 3_000_000),
-    cached_input_micro_usd=st.integers(0, 3_000_000),
-    output_micro_usd=st.integers(0, 3_000_000),
-)
-operations = st.one_of(
-    st.builds(
-        reserve,
-        request_ids,
-        prompt_tokens=st.integers(0, 500),
-        output_tokens=st.none() | st.integers(0, 500),
-        default_output_tokens=st.integers(1, 500),
-        num_choices=st.integers(1, 3),
-        prices=small_prices,
-        now_unix_s=times,
-    ),
-    st.builds(
-        narrow, request_ids, prompt_tokens=st.integers(0, 500), output_tokens=st.integers(0, 500)
-    ),
-    st.builds(
-        settle,
-        request_ids,
-        prompt_tokens=st.integers(0, 5000),
-        completion_tokens=st.integers(0, 5000),
-        prices=small_prices,
-        ended_unix_s=times,
-    ),
-    st.builds(Release, request_id=request_ids, budgets=st.just((1, 2, 3))),
-)
-
-
-@given(
-    st.lists(budget_states, min_size=1, max_size=3),
-    st.lists(operations, max_size=40),
-    st.sets(st.integers(1, 3)),
-)
-def test_no_cap_is_ever_passed(
-    states: list[BudgetState], queued: list[object], bound: set[int]
-) -> None:
-    budgets = {number: replace(each, id=number) for number, each in enumerate(states, 1)}
-    one = Book(budgets, {})
-    for operation in queued:
-        before = {id: (each.spent, each.reserved) for id, each in budgets.items()}
-        match operation:
-            case Reserve():
-                asked = replace(operation, budgets=tuple(sorted(bound)))
-                try:
-                    granted = one.reserve(asked).output_tokens
-                except QuotaExceededError as refused:
-                    assert refused.needed > refused.left
-                    assert asked.request_id not in one.held
-                else:
-                    named = asked.output_tokens
-                    assert granted == named if named is not None else granted >= asked.num_choices
-                    assert granted <= output_tokens_granted(asked)
-            case Settle():
-                one.settle(operation)
-            case Release():
-                one.release(operation.request_id)
-            case _:
-                one.narrow(operation)  # type: ignore[arg-type]
-        for id, each in budgets.items():
-            held = sum(amounts.get(id, 0) for amounts in one.held.values())
-            assert each.reserved == held
-            assert each.spent >= 0 and each.spent + each.reserved <= each.cap
-            if (each.spent, each.reserved) != before[id]:
-                assert id in one.changed
 
 
 MIDNIGHT = NOON + DAY_S // 2

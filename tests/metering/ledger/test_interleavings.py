@@ -78,8 +78,12 @@ class Fleet:
         self.now_unix_s = NOON_UNIX_S
         self.files: list[list[Settle]] = []
         self.requests: dict[str, Request] = {}
-        caps = ((600, "tokens"), (900, "tokens"), (500, "tokens"), (300, "micro_usd"))
-        self.budgets = [make_budget(using, cap=cap, unit=unit) for cap, unit in caps]
+        self.budgets = [
+            make_budget(using, cap=600),
+            make_budget(using, cap=900, window="day"),
+            make_budget(using, cap=500, window="seconds", window_s=3600),
+            make_budget(using, cap=300, unit="micro_usd"),
+        ]
         self.num_gateways = 0
         self.gateways = [self.new_gateway(), self.new_gateway()]
 
@@ -92,7 +96,7 @@ class Fleet:
     def step(self) -> None:
         happens = [self.ask] * 4 + [self.write] * 3 + [self.finish] * 3
         happens += [self.count_the_prompt, self.find_the_prompt_longer, self.give_up]
-        happens += [self.kill, self.settle_for_the_dead, self.sweep]
+        happens += [self.kill, self.settle_for_the_dead, self.sweep, self.time_passes]
         self.chance.choice(happens)()
         self.check()
 
@@ -204,6 +208,9 @@ class Fleet:
             dead = store.reservations_sweep(now_unix_s=ahead_s, suspects=dead, using=self.using)
         assert not Reservation.objects.using(self.using).exclude(gateway_id__in=names).exists()
 
+    def time_passes(self) -> None:
+        self.now_unix_s += self.chance.choice([1, 600, 3600, 40_000])
+
     def check(self) -> None:
         reservations = Reservation.objects.using(self.using)
         for row in reservations.all():
@@ -227,7 +234,8 @@ class Fleet:
             costs = [one.cost_micro_usd for one in own]
             if budget.unit == "tokens":
                 costs = [one.prompt_tokens + one.completion_tokens for one in own]
-            assert budget.spent == sum(costs)
+            assert 0 <= budget.spent <= sum(costs)
+            assert budget.window != "balance" or budget.spent == sum(costs)
 
 
 @each_case("seed", range(8))
