@@ -18,14 +18,6 @@ import pytest
 
 from helexa_site import backup, backup_parts
 from helexa_site.backup import FORMAT, MANIFEST, extract, pack, unpack
-from helexa_site.backup_parts import (
-    BackupError,
-    Manifest,
-    ensure_key_fits,
-    os_error_text,
-    restore_key,
-    settings_text,
-)
 from helexa_site.config import read_config
 from helexa_site.data_directory import claimed_data_directory
 from tests.cases import each_case
@@ -148,7 +140,7 @@ def test_what_was_backed_up_of_postgresql_comes_back(tmp_path: Path) -> None:
         assert connection.execute(listed).fetchall() == before
 
 
-MADE = Manifest(
+MADE = backup_parts.Manifest(
     format=FORMAT,
     version="0.1.0",
     made_at="2026-01-01T00:00:00+00:00",
@@ -180,10 +172,10 @@ def test_an_archive_is_read_as_it_was_packed_or_refused(tmp_path: Path) -> None:
         (content / name).write_text(text)
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(content, arcname=".")
-        with pytest.raises(BackupError, match=reason):
+        with pytest.raises(backup_parts.BackupError, match=reason):
             unpack(archive, tmp_path / "elsewhere")
     archive.write_text("\xff\xd8" * 1000)
-    with pytest.raises(BackupError, match="no backup that can be read"):
+    with pytest.raises(backup_parts.BackupError, match="no backup that can be read"):
         unpack(archive, tmp_path / "elsewhere")
 
 
@@ -194,16 +186,21 @@ def test_what_cannot_be_restored_here_is_refused(tmp_path: Path) -> None:
         ({"migrations": [["fleet", "0001_initial"]]}, r"before 0\.2\.0"),
         ({"vendor": "postgresql"}, "of postgresql"),
     ):
-        with pytest.raises(BackupError, match=reason):
+        with pytest.raises(backup_parts.BackupError, match=reason):
             backup.ensure_restorable(replace(MADE, **changes))  # type: ignore[arg-type]
     with claimed_data_directory(tmp_path):
-        with pytest.raises(BackupError, match="stop it first"), backup.without_serve(tmp_path):
+        with (
+            pytest.raises(backup_parts.BackupError, match="stop it first"),
+            backup.without_serve(tmp_path),
+        ):
             pytest.fail("a serve runs")
     with backup.without_serve(tmp_path):
         pass
     place = Path("/data")  # an error of the disk names its place
-    assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
-    message = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
+    assert backup_parts.os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
+    message = backup_parts.os_error_text(
+        PermissionError(errno.EACCES, "Permission denied", "/data/x"), place
+    )
     assert message == "[Errno 13] Permission denied: '/data/x'"
 
 
@@ -243,13 +240,13 @@ def test_a_copy_is_of_one_moment_and_the_database_that_was_there_is_kept_beside(
     broken = tmp_path / "broken.sqlite3"
     broken.write_bytes(b"SQLite format 3\0" + b"\x7f" * 5000)
     assert backup_parts.has_rows(broken)
-    with pytest.raises(BackupError, match=r"damaged|cannot be copied"):
+    with pytest.raises(backup_parts.BackupError, match=r"damaged|cannot be copied"):
         backup_parts.copy_file(broken, tmp_path)
-    with pytest.raises(BackupError, match="damaged"):
+    with pytest.raises(backup_parts.BackupError, match="damaged"):
         backup_parts.whole_rows(broken)
     a, b = "CREATE TABLE a (id INTEGER PRIMARY KEY)", "CREATE TABLE b (a REFERENCES a (id))"
     make_database(tmp_path / "db", a, b, "INSERT INTO b VALUES (7)")
-    with pytest.raises(BackupError, match="a row of b refers to nothing"):
+    with pytest.raises(backup_parts.BackupError, match="a row of b refers to nothing"):
         backup_parts.whole_rows(tmp_path / "db")
 
 
@@ -259,15 +256,15 @@ def test_another_secret_key_is_refused_or_kept_beside(tmp_path: Path) -> None:
         path.mkdir(exist_ok=True)
         (path / "secret_key").write_text(text)
     config = replace(read_config(), data_dir=data_dir, secret_key="of now")
-    with pytest.raises(BackupError, match="HELEXA_SECRET_KEY"):
-        ensure_key_fits(config, tmp_path)
+    with pytest.raises(backup_parts.BackupError, match="HELEXA_SECRET_KEY"):
+        backup_parts.ensure_key_fits(config, tmp_path)
     for key in ("of then", None):
-        ensure_key_fits(replace(config, secret_key=key), tmp_path)
-        restore_key(replace(config, secret_key=key), tmp_path)
+        backup_parts.ensure_key_fits(replace(config, secret_key=key), tmp_path)
+        backup_parts.restore_key(replace(config, secret_key=key), tmp_path)
     assert (data_dir / "secret_key").read_text() == "of then"
     assert (data_dir / "secret_key.before-restore").read_text() == "of now"
     assert not list(data_dir.glob(".*"))
-    text = settings_text(
+    text = backup_parts.settings_text(
         {"HELEXA_API_KEY": "it's $HOME", "HELEXA_SERVE_KEY": "no", "PATH": "/bin", "REDIS_URL": "r"}
     )
     assert text == "HELEXA_API_KEY='it'\"'\"'s $HOME'\nREDIS_URL=r\n", "as a shell reads them"

@@ -26,18 +26,6 @@ from helexa_site.bootstrap.commands import FAILURE, run
 from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.bootstrap.suite import ISOLATED_BY, isolate
 from helexa_site.config import POSTGRESQL_OPTIONS, database_settings, read_config
-from helexa_site.data_directory import (
-    LOCK_FILE,
-    RUNNING_FILE,
-    RunningServe,
-    SecretKeyError,
-    claimed_data_directory,
-    find_running,
-    forget_running,
-    instance_id,
-    secret_key,
-    write_running,
-)
 from helexa_site.management.base import DEFAULT_URL, server_and_key, server_url
 from helexa_site.program import Installation
 from helexa_site.whole_file import keep_once, write_whole, written_whole
@@ -250,22 +238,22 @@ def test_an_instance_has_an_id_and_a_key_of_its_own(tmp_path: Path) -> None:
     """Both gateways had one id: a command took the other's port for its own."""
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
-    found = instance_id(original)
+    found = data_directory.instance_id(original)
     shutil.copytree(original, copy)
     assert found is not None
-    assert instance_id(copy) not in (None, found)
-    assert instance_id(original.rename(tmp_path / "moved")) == found
-    assert instance_id(tmp_path / "none") is None
+    assert data_directory.instance_id(copy) not in (None, found)
+    assert data_directory.instance_id(original.rename(tmp_path / "moved")) == found
+    assert data_directory.instance_id(tmp_path / "none") is None
     config = replace(read_config(), data_dir=copy, secret_key="sesame, and long enough")
-    assert secret_key(config) == config.secret_key
+    assert data_directory.secret_key(config) == config.secret_key
     assert not (copy / "secret_key").exists(), "one that is set counts and is not kept"
     config = replace(config, secret_key=None)
-    made = secret_key(config)
-    assert len(made) >= 48 and secret_key(config) == made
+    made = data_directory.secret_key(config)
+    assert len(made) >= 48 and data_directory.secret_key(config) == made
     assert mode_of(copy / "secret_key") == 0o600
     (copy / "secret_key").write_text("")
-    with pytest.raises(SecretKeyError, match="is empty"):
-        secret_key(config)
+    with pytest.raises(data_directory.SecretKeyError, match="is empty"):
+        data_directory.secret_key(config)
 
 
 def test_who_signs_refuses_to_start_where_none_can_be_kept(tmp_path: Path) -> None:
@@ -320,12 +308,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 HERE, THERE = "http://127.0.0.1:4711", "http://gpu-box:31313"
-RUNNING = RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
+RUNNING = data_directory.RunningServe(url=HERE, key="of-serve", process_id=os.getpid())
 
 
 def claim(place: Path) -> None:
-    with claimed_data_directory(place):
-        assert (place / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+    with data_directory.claimed_data_directory(place):
+        assert (place / data_directory.LOCK_FILE).read_text() == f"{os.getpid()}\n"
 
 
 def test_it_is_made_for_its_owner_alone_and_claimed_once(
@@ -334,7 +322,7 @@ def test_it_is_made_for_its_owner_alone_and_claimed_once(
     """A guardian of a serve that died, whose process is named in the lock, is waited for."""
     place = tmp_path / "deep" / "var"
     monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 0.1)
-    with claimed_data_directory(place) as lock_fd:
+    with data_directory.claimed_data_directory(place) as lock_fd:
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
         with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
             claim(place)
@@ -344,7 +332,7 @@ def test_it_is_made_for_its_owner_alone_and_claimed_once(
             [sys.executable, "-c", code], pass_fds=(inherited,), stdin=subprocess.PIPE
         )
         os.close(inherited)
-        (place / LOCK_FILE).write_text("4194304\n")
+        (place / data_directory.LOCK_FILE).write_text("4194304\n")
     with pytest.raises(BootstrapError, match="process 4194304"):
         claim(place)
     monkeypatch.setattr(data_directory, "ORPHANED_LOCK_WAIT_S", 120.0)
@@ -353,10 +341,10 @@ def test_it_is_made_for_its_owner_alone_and_claimed_once(
     claim(place)
     guardian.wait(120)
     with pytest.raises(BootstrapError, match="No space left on device; make room"):
-        with claimed_data_directory(tmp_path):
+        with data_directory.claimed_data_directory(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(PermissionError):
-        with claimed_data_directory(tmp_path):
+        with data_directory.claimed_data_directory(tmp_path):
             raise PermissionError(errno.EACCES, "of something else")
     claim(tmp_path)
     (tmp_path / "file").touch()
@@ -376,28 +364,28 @@ def test_which_server_a_command_asks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (None, None, {"HELEXA_URL": THERE}, (THERE, None)),
         (THERE, None, {"HELEXA_URL": "http://other:31313"}, (THERE, None)),
     ):
-        write_running(tmp_path, RUNNING)
+        data_directory.write_running(tmp_path, RUNNING)
         for name in ("HELEXA_URL", "HELEXA_API_KEY"):
             monkeypatch.setenv(name, variables.get(name, ""))
         assert server_and_key(url, key, tmp_path) == asked
         assert server_url(url, tmp_path) == asked[0]
-        forget_running(tmp_path)
+        data_directory.forget_running(tmp_path)
         assert server_url(url, tmp_path) == (DEFAULT_URL if asked[0] == HERE else asked[0])
     for url in ("gpu-box:1", "ftp://gpu-box", "http://", "http://gpu-box:0"):
         with pytest.raises(CommandError, match="is not like http"):
             server_url(url, tmp_path)
     # A running serve is found by its owner alone, and not one that was killed.
-    write_running(tmp_path, RUNNING)
-    assert find_running(tmp_path) == RUNNING
-    assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600
+    data_directory.write_running(tmp_path, RUNNING)
+    assert data_directory.find_running(tmp_path) == RUNNING
+    assert stat.S_IMODE((tmp_path / data_directory.RUNNING_FILE).stat().st_mode) == 0o600
     assert "of-serve" not in repr(RUNNING)
     for _ in range(2):
-        forget_running(tmp_path)
-        assert find_running(tmp_path) is None
+        data_directory.forget_running(tmp_path)
+        assert data_directory.find_running(tmp_path) is None
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    write_running(tmp_path, replace(RUNNING, process_id=ended.pid))
-    assert find_running(tmp_path) is None
+    data_directory.write_running(tmp_path, replace(RUNNING, process_id=ended.pid))
+    assert data_directory.find_running(tmp_path) is None
     for text in ("", "{}", "[]"):
-        (tmp_path / RUNNING_FILE).write_text(text)
-        assert find_running(tmp_path) is None
+        (tmp_path / data_directory.RUNNING_FILE).write_text(text)
+        assert data_directory.find_running(tmp_path) is None

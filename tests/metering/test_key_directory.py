@@ -15,19 +15,9 @@ from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 
 from metering import api_keys as keys
-from metering import key_directory, services
+from metering import errors, key_directory, services
 from metering.api_keys import AccountRecord, KeyRecord, MembershipRecord, person_principal
 from metering.audit import COMMAND
-from metering.errors import (
-    DirectoryUnavailableError,
-    DisabledAccountError,
-    ExpiredKeyError,
-    InvalidKeyError,
-    KeyRefusedError,
-    MeteringError,
-    NoAccountError,
-    RevokedKeyError,
-)
 from metering.key_directory import REFRESH_EVERY_S, DatabaseKeyStore, KeyDirectory
 from metering.models import Account, ApiKey
 from metering.principal import ALL_SCOPES, Principal, RateLimits, Scope
@@ -119,10 +109,10 @@ async def directory(store: FakeStore, clock: list[float]) -> AsyncIterator[KeyDi
     await made.stop()
 
 
-async def refusal(found: Awaitable[object]) -> type[MeteringError] | None:
+async def refusal(found: Awaitable[object]) -> type[errors.MeteringError] | None:
     try:
         await found
-    except MeteringError as error:
+    except errors.MeteringError as error:
         return type(error)
     return None
 
@@ -133,7 +123,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until_refused(directory: KeyDirectory, key: str, wanted: type[MeteringError]) -> None:
+async def until_refused(
+    directory: KeyDirectory, key: str, wanted: type[errors.MeteringError]
+) -> None:
     async with asyncio.timeout(GIVE_UP_S):
         while await refusal(directory.find(key)) is not wanted:
             await asyncio.sleep(0.01)
@@ -162,7 +154,7 @@ async def test_keys_are_in_memory_and_a_new_one_is_read_when_it_is_used(
     assert ended.value.value is principal
     assert await directory.find_by_prefix(principal.key) is principal
     for word in (forged(key), "", "sk-placeholder", "hx-short"):
-        assert await refusal(directory.find(word)) is InvalidKeyError
+        assert await refusal(directory.find(word)) is errors.InvalidKeyError
     assert (await directory.find(store.make("other"))).account == "other", "made a moment ago"
     monkeypatch.undo()
     word = "sk-team-0123456789"  # others, such as SDKs' placeholders, need no query
@@ -179,19 +171,19 @@ async def test_what_changes_is_read_again(directory: KeyDirectory, store: FakeSt
     num_revisions, num_reads = store.num_revisions, store.num_reads
     unknown = [directory.find(keys.make_key().key) for _ in range(1000)]
     refused = await asyncio.gather(*(refusal(one) for one in unknown))
-    assert set(refused) == {InvalidKeyError}
+    assert set(refused) == {errors.InvalidKeyError}
     assert store.num_revisions - num_revisions <= 2 and store.num_reads == num_reads, "a query"
     store.change(key, principal=replace(before, budgets=(7,)))
     await until_read(store)
     assert (await directory.find(key)).budgets == (7,)
     store.change(key, is_revoked=True)
-    await until_refused(directory, key, RevokedKeyError)
-    assert await refusal(directory.find_by_prefix(key[:13])) is RevokedKeyError
+    await until_refused(directory, key, errors.RevokedKeyError)
+    assert await refusal(directory.find_by_prefix(key[:13])) is errors.RevokedKeyError
     store.change(disabled, account_enabled=False)
-    await until_refused(directory, disabled, DisabledAccountError)
+    await until_refused(directory, disabled, errors.DisabledAccountError)
     del store.records[gone[:13]]
     store.number += 1
-    await until_refused(directory, gone, InvalidKeyError)
+    await until_refused(directory, gone, errors.InvalidKeyError)
     assert (await directory.find(other)).account == "other"
     assert REFRESH_EVERY_S <= 0.5, "a revocation counts within a second"
     key = store.make()  # the read has the old row when the key is revoked
@@ -205,7 +197,7 @@ async def test_what_changes_is_read_again(directory: KeyDirectory, store: FakeSt
     store.change(key, is_revoked=True)
     store.may_go_on.set()
     await refusal(finding)
-    await until_refused(directory, key, RevokedKeyError)
+    await until_refused(directory, key, errors.RevokedKeyError)
 
 
 async def test_an_expired_or_refused_holder_is_named_for_the_record(
@@ -216,10 +208,12 @@ async def test_an_expired_or_refused_holder_is_named_for_the_record(
     expired = replace(principal, expires_unix_s=clock[0])
     for change in ({"is_revoked": True}, {"account_enabled": False}, {"principal": expired}):
         refused = store.make(**{"principal": principal} | change)
-        with pytest.raises(KeyRefusedError) as caught:
+        with pytest.raises(errors.KeyRefusedError) as caught:
             await directory.find(refused)
         assert (caught.value.account, caught.value.key) == (principal.account, principal.key)
-        with pytest.raises(InvalidKeyError) as unknown:  # who does not hold it learns nothing
+        with pytest.raises(
+            errors.InvalidKeyError
+        ) as unknown:  # who does not hold it learns nothing
             await directory.find(forged(refused))
         assert (unknown.value.account, unknown.value.key) == ("", "")
     await directory.write_uses()
@@ -229,7 +223,7 @@ async def test_an_expired_or_refused_holder_is_named_for_the_record(
     clock[0] += 9.9
     await directory.find(key)
     clock[0] += 0.1
-    assert await refusal(directory.find(key)) is ExpiredKeyError
+    assert await refusal(directory.find(key)) is errors.ExpiredKeyError
 
 
 async def test_built_in_accounts_are_read_as_keys_are(
@@ -252,7 +246,7 @@ async def test_built_in_accounts_are_read_as_keys_are(
     store.accounts = {"anonymous": AccountRecord(name="anonymous", enabled=False)}
     store.number += 1
     await until_read(store)
-    with pytest.raises(DisabledAccountError):
+    with pytest.raises(errors.DisabledAccountError):
         directory.anonymous()
 
 
@@ -261,25 +255,25 @@ async def test_offline_known_keys_keep_working_and_others_cannot_be_checked(
 ) -> None:
     known, unknown = store.make(), keys.make_key().key
     await directory.find(known)
-    assert await refusal(directory.find(unknown)) is InvalidKeyError
+    assert await refusal(directory.find(unknown)) is errors.InvalidKeyError
     store.is_away = True
     store.change(known, is_revoked=True)
     other = store.make()
     for key in (unknown, other):  # it may exist by now
-        assert await refusal(directory.find(key)) is DirectoryUnavailableError
+        assert await refusal(directory.find(key)) is errors.DirectoryUnavailableError
     assert (await directory.find(known)).account == "research"
     store.is_away = False
-    await until_refused(directory, known, RevokedKeyError)
+    await until_refused(directory, known, errors.RevokedKeyError)
     known = other  # one that hangs, and our own mistake, are outages too
     assert (await directory.find(other)).account == "research"
     with monkeypatch.context() as patch:
         patch.setattr(key_directory, "LOOK_UP_TIMEOUT_S", 0.05)
         store.may_go_on.clear()
-        assert await refusal(directory.find(store.make())) is DirectoryUnavailableError
+        assert await refusal(directory.find(store.make())) is errors.DirectoryUnavailableError
         store.may_go_on.set()
     store.keys = None  # type: ignore[assignment, method-assign]
     store.number += 1
-    await until_refused(directory, keys.make_key().key, DirectoryUnavailableError)
+    await until_refused(directory, keys.make_key().key, errors.DirectoryUnavailableError)
     assert (await directory.find(known)).account == "research"
 
 
@@ -330,7 +324,7 @@ def test_what_the_directory_reads_and_writes_and_a_key_that_is_revoked_elsewhere
         for made in (first, second):
             assert (await directory.find(made.key)).account == "research"
         await asyncio.to_thread(revoke)
-        await until_refused(directory, first.key, RevokedKeyError)
+        await until_refused(directory, first.key, errors.RevokedKeyError)
         await until(lambda: directory.anonymous().account_limits.requests_per_minute == 7)
         assert (await directory.find(second.key)).account == "research"
         await directory.stop()
@@ -395,9 +389,9 @@ def test_what_people_may_do() -> None:
         principal = person_principal(user, held, named)
         assert (principal.account, principal.scopes) == (account, scopes)
     for held, named, error in (
-        (all_, "c", DisabledAccountError),
-        (all_, "d", NoAccountError),
-        ((), None, NoAccountError),
+        (all_, "c", errors.DisabledAccountError),
+        (all_, "d", errors.NoAccountError),
+        ((), None, errors.NoAccountError),
     ):
         with pytest.raises(error):
             person_principal(User(), held, named)

@@ -19,14 +19,6 @@ import packaging
 from helexa_site.bootstrap import environment
 from helexa_site.bootstrap.commands import run
 from helexa_site.bootstrap.console import BootstrapError
-from helexa_site.bootstrap.environment import (
-    CPU_LOCK,
-    CPU_SIZE,
-    CUDA_LOCK,
-    CUDA_SIZE,
-    pins_of,
-    unmet,
-)
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import TORCH_CPU_INDEX_URL
 from tests.cases import each_case
@@ -38,7 +30,7 @@ def test_reads_what_our_files_hold_and_which_is_met(
     (tmp_path / "base.txt").write_text("one==1.0\n")
     file = tmp_path / "all.txt"
     file.write_text("# a comment\n-r base.txt\n\ntwo[a,b]==2.0+cpu  # why\nthree==3; a == 'b'\n")
-    assert pins_of(file) == ["two[a,b]==2.0+cpu", "three==3; a == 'b'", "one==1.0"]
+    assert environment.pins_of(file) == ["two[a,b]==2.0+cpu", "three==3; a == 'b'", "one==1.0"]
     before = environment.stamp_of(file)
     file.write_text(file.read_text().replace("# why", "# why not"))
     assert environment.stamp_of(file) == before
@@ -54,16 +46,16 @@ def test_reads_what_our_files_hold_and_which_is_met(
         (None, "sample==2.13.0; extra == 'other'", True),
     ):
         monkeypatch.setattr(environment, "installed_version", lambda _, found=installed: found)
-        assert (unmet([pin]) == []) is is_met
+        assert (environment.unmet([pin]) == []) is is_met
 
 
 REQUIREMENTS = REPOSITORY_DIR / "requirements.txt"
-(TORCH,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
+(TORCH,) = (pin for pin in environment.pins_of(REQUIREMENTS) if pin.startswith("torch=="))
 VERSION = TORCH.removeprefix("torch==")
-ALONE = f"--no-deps --extra-index-url {TORCH_CPU_INDEX_URL} --require-hashes {CPU_LOCK}"
+ALONE = f"--no-deps --extra-index-url {TORCH_CPU_INDEX_URL} --require-hashes {environment.CPU_LOCK}"
 LOCKED = "--require-hashes requirements-gateway.lock"
 WITH_NEURON = f"{LOCKED} requirements-neuron.lock"
-WITH_CUDA = f"{WITH_NEURON} {CUDA_LOCK}"
+WITH_CUDA = f"{WITH_NEURON} {environment.CUDA_LOCK}"
 UNCHECKED = f"--no-deps --index-url {TORCH_CPU_INDEX_URL} {TORCH}"
 
 
@@ -101,15 +93,15 @@ def test_which_torch_is_installed(
 ) -> None:
     """Torch for CPUs comes first and alone, where there is no driver. The package index may have
     that build too, and a gateway gets no torch."""
-    no_index = f"--no-deps --require-hashes {CPU_LOCK}"
+    no_index = f"--no-deps --require-hashes {environment.CPU_LOCK}"
     for state, variable, ran, size in (
-        ({}, "", [ALONE, WITH_NEURON], CPU_SIZE),
-        ({"fails": {"--no-deps": ""}}, "", [ALONE, WITH_CUDA], CUDA_SIZE),
-        ({}, "HELEXA_TORCH_CPU_INDEX=off", [no_index, WITH_NEURON], CPU_SIZE),
-        ({}, "HELEXA_REQUIRE_HASHES=0", [UNCHECKED, "requirements.txt"], CPU_SIZE),
+        ({}, "", [ALONE, WITH_NEURON], environment.CPU_SIZE),
+        ({"fails": {"--no-deps": ""}}, "", [ALONE, WITH_CUDA], environment.CUDA_SIZE),
+        ({}, "HELEXA_TORCH_CPU_INDEX=off", [no_index, WITH_NEURON], environment.CPU_SIZE),
+        ({}, "HELEXA_REQUIRE_HASHES=0", [UNCHECKED, "requirements.txt"], environment.CPU_SIZE),
         ({"installed": f"{VERSION}+cpu"}, "", [WITH_NEURON], ""),
         ({"installed": VERSION}, "", [WITH_CUDA], ""),
-        ({}, "a driver", [WITH_CUDA], CUDA_SIZE),
+        ({}, "a driver", [WITH_CUDA], environment.CUDA_SIZE),
     ):
         pip.__init__(**state)  # type: ignore[misc]
         name, _, value = variable.partition("=")

@@ -18,26 +18,13 @@ import redis
 
 from benchmarks.ports import free_port
 from fleet import selectors, services
+from fleet.live import desired_state
 from fleet.live import reading as live
-from fleet.live.desired_state import (
-    DesiredState,
-    DesiredStates,
-    KnownDevice,
-    KnownHost,
-    encode_desired_states,
-)
 from helexa_site.addresses import reached_at, shown_urls
 from helexa_site.bootstrap import readiness, redis_server
 from helexa_site.bootstrap.arguments import parse_neuron
 from helexa_site.bootstrap.console import BootstrapError
 from helexa_site.bootstrap.readiness import EnsureWanted, has_keys, prepare_database
-from helexa_site.bootstrap.redis_server import (
-    MAX_SOCKET_PATH_BYTES,
-    configure_private_redis,
-    ensure_tls,
-    find_redis_server,
-    wait_for_redis,
-)
 from helexa_site.bootstrap.serve import listening_directives
 from helexa_site.bootstrap.supervisor import StoppingError
 from helexa_site.data_directory import Share, instance_id, keep_joining, kept_joining, redis_url_of
@@ -127,11 +114,11 @@ def test_a_redis_without_tls_or_of_an_older_release_is_told_what_it_knows(
         binary.write_text(f'#!/bin/sh\ncat >/dev/null\nprintf "%s" "{output}"\nexit 1\n')
         refused = pytest.raises(BootstrapError, match="built without TLS")
         with nullcontext() if has_tls else refused:
-            ensure_tls(binary)
+            redis_server.ensure_tls(binary)
     monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
     for version, is_limited in (("Redis server v=7.0.15", True), ("v=6.2.1", False), ("", False)):
         binary.write_text(f"#!/bin/sh\necho '{version}'\n")
-        configure_private_redis(tmp_path)
+        redis_server.configure_private_redis(tmp_path)
         assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
 
 
@@ -152,10 +139,10 @@ def test_the_redis_here_listens_over_tls_where_that_is_not_refused(tmp_path: Pat
     except BootstrapError as error:
         assert "built without TLS" in str(error)
         return
-    server = configure_private_redis(tmp_path / "redis", listening=listening)
+    server = redis_server.configure_private_redis(tmp_path / "redis", listening=listening)
     with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
         try:
-            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+            redis_server.wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
         finally:
             process.kill()
 
@@ -170,13 +157,13 @@ def test_it_is_private_and_leaves_no_socket(tmp_path: Path) -> None:
         # A client that does not read its answers takes no more memory than that.
         assert client.config_get("maxmemory-clients") == {"maxmemory-clients": str(24 << 20)}
         with pytest.raises(BootstrapError, match="authenticate"):
-            wait_for_redis("unix://" + url.partition("@")[2])
+            redis_server.wait_for_redis("unix://" + url.partition("@")[2])
     assert {file.name for file in tmp_path.iterdir()} == {"redis.conf", "redis.log"}
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
 
 
 @pytest.mark.slow
-@each_case("name", ["x" * MAX_SOCKET_PATH_BYTES, "with space & ünïcode #1"])
+@each_case("name", ["x" * redis_server.MAX_SOCKET_PATH_BYTES, "with space & ünïcode #1"])
 def test_awkward_directories_get_a_socket_elsewhere(tmp_path: Path, name: str) -> None:
     run_dir = tmp_path / name
     with running_redis(run_dir) as url, redis.Redis.from_url(url) as client:
@@ -191,16 +178,18 @@ def test_a_server_that_dies_or_is_not_there_is_named_at_once(
 ) -> None:
     lives = iter([True])
     with pytest.raises(BootstrapError, match=r"does not answer: .*No such file"):
-        wait_for_redis(f"unix://{tmp_path}/none.sock", is_alive=lambda: next(lives, False))
+        redis_server.wait_for_redis(
+            f"unix://{tmp_path}/none.sock", is_alive=lambda: next(lives, False)
+        )
     with pytest.raises(BootstrapError, match="REDIS_URL is not the address"):
-        wait_for_redis("http://redis")
+        redis_server.wait_for_redis("http://redis")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(redis_server, "WHEEL", "no-such-distribution")
     with pytest.raises(BootstrapError, match="set REDIS_URL"):
-        find_redis_server()
+        redis_server.find_redis_server()
     valkey = tmp_path / "valkey-server"
     valkey.touch(mode=0o755)
-    assert find_redis_server() == valkey
+    assert redis_server.find_redis_server() == valkey
     assert (reached_at("192.0.2.7"), shown_urls("127.0.0.1", 80)) == (
         *(["192.0.2.7"], ["http://127.0.0.1:80"]),
     )
@@ -290,9 +279,13 @@ def test_an_invited_host_is_waited_for_where_it_can_answer(
         readiness.wait_for_answer(f"http://127.0.0.1:{port}", entry, never_again(100))
         return capsys.readouterr().out
 
-    away = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
-    states = DesiredStates(by_neuron={"invited": DesiredState(host=away)})
-    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(states))
+    away = desired_state.KnownHost(
+        devices=(desired_state.KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0
+    )
+    states = desired_state.DesiredStates(
+        by_neuron={"invited": desired_state.DesiredState(host=away)}
+    )
+    redis_db.hset(NEURON_DESIRED_STATES, mapping=desired_state.encode_desired_states(states))
     assert "can only be loaded on invited, which has been away" in waited()
     services.neuron_expect(actor=COMMAND, neuron_name="invited")
     ready = [replica(model=readiness.DEFAULT_MODEL)]

@@ -16,7 +16,7 @@ from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
-from metering import request_records, tasks
+from metering import request_records, selectors, tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
@@ -35,15 +35,6 @@ from metering.models import (
     UsageHour,
 )
 from metering.money import DearestPrices, Metered, Prices
-from metering.selectors import (
-    UsageFilter,
-    UsageGroup,
-    UsagePeriod,
-    exact_sum,
-    exact_sums,
-    usage_list,
-    usage_total,
-)
 from tests.metering.databases import LONG_S, amounts
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
@@ -188,20 +179,25 @@ def test_words_and_numbers_that_no_column_holds_and_sums_past_64_bits(using: str
     assert (entry.prompt_tokens, entry.time_to_first_token_ms) == (MAX_INT64, 2**31 - 1)
     UsageHour.objects.using(using).all().delete()
     add_hours(using)
-    sums = exact_sums(["cost_micro_usd", "requests"])
+    sums = selectors.exact_sums(["cost_micro_usd", "requests"])
     found = UsageHour.objects.using(using).aggregate(**sums)
-    assert exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 - 4
-    assert exact_sum(found, "requests") == 0
+    assert selectors.exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 - 4
+    assert selectors.exact_sum(found, "requests") == 0
 
 
 @pytest.mark.django_db
 def test_usage_past_64_bits() -> None:
     add_hours("default")
-    period = UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
-    shown = usage_list(by=UsageGroup.ACCOUNT, period=period, where=UsageFilter())
+    period = selectors.UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
+    shown = selectors.usage_list(
+        by=selectors.UsageGroup.ACCOUNT, period=period, where=selectors.UsageFilter()
+    )
     sums_of = {row.name: row.sums.cost_micro_usd for row in shown}
     assert sums_of == {"a0": 2 * MAX_INT64, "a1": MAX_INT64 - 4}
-    assert usage_total(period=period, where=UsageFilter()).cost_micro_usd == 3 * MAX_INT64 - 4
+    assert (
+        selectors.usage_total(period=period, where=selectors.UsageFilter()).cost_micro_usd
+        == 3 * MAX_INT64 - 4
+    )
 
 
 def hold(request_id: str = "r1", **changes: Any) -> int:
