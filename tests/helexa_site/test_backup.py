@@ -28,7 +28,6 @@ ADD_USER = (
     "INSERT INTO auth_user (username, password, first_name, last_name, email, is_superuser,"
     " is_staff, is_active, date_joined) VALUES (?, '', '', '', '', 0, 0, 1, '2026-01-01')"
 )
-SECRET = "a-secret-of-then"
 
 
 def manage(
@@ -54,10 +53,9 @@ def add_user(data_dir: Path, name: str) -> None:
 def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     here, there, archive = tmp_path / "here", tmp_path / "there", tmp_path / "backup.tar.gz"
     here.mkdir()
-    (here / "secret_key").write_text(SECRET)
     manage(here, "migrate", "--verbosity", "0")
     add_user(here, "alice")
-    files = ("neurons/beast.join", "files/file-1", "files/file-2.by-gateway")
+    files = ("neurons/beast.join", "files/file-1", "files/file-2.by-gateway", "secret_key")
     for name in files:
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(name)
@@ -75,7 +73,6 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     output = manage(there, "restore", str(archive)).stdout
     assert [(there / name).read_text() for name in files] == list(files)
     assert users(there) == {"alice"}
-    assert (there / "secret_key").read_text() == SECRET
     assert stat.S_IMODE((there / "secret_key").stat().st_mode) == 0o600
     settings = there / "restored-settings.env"
     assert "HELEXA_LEDGER_RETENTION_DAYS=7\n" in settings.read_text()

@@ -7,7 +7,6 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from metering.bench.importing import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.results import run_row
 from metering.errors import BenchError
-from metering.management.commands import bench as command
 from metering.models import AuditEntry
 from tests.metering.bench import results
 from tests.metering.bench.conftest import (
@@ -36,30 +34,6 @@ from tests.metering.bench.conftest import (
 from tests.metering.commands.command_output import refused
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("script")]
-
-
-def test_run_sweeps_until_it_is_ended_and_measures_each_new_build(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class EndedError(Exception):
-        pass
-
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        script.build = "b2"
-        if len(pauses) == 3:
-            raise EndedError
-
-    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=pause))
-    with pytest.raises(EndedError):
-        bench(
-            *("run", "--endpoint", URL, "--name", "peer", "--pause", "0"),
-            *("--scenario", "chat:128", "--samples", "1"),
-        )
-    assert list(BenchRun.objects.order_by("id").values_list("build", flat=True)) == ["b1", "b2"]
-    assert pauses == [1800.0] * 3
 
 
 def test_every_scenario_of_an_endpoint_gives_its_numbers(script: Script) -> None:
