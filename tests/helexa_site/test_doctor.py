@@ -51,36 +51,26 @@ def levels(findings: list[Finding]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
-@each_case(
-    ("variables", "changes", "level", "words"),
-    [
+def test_settings(config: Config) -> None:
+    start = {"HELEXA_ENVIRONMENT_ATTEMPT": "1", "HELEXA_LISTEN_HOST": "::1", "HELEXA_URL": "u"}
+    for variables, changes, level, words in (
         ({}, {}, OK, "all are at their defaults"),
         ({"HELEXA_ALOW_ANONYMOUS": "0", "PATH": "/bin"}, {}, WARNING, "HELEXA_ALLOW_ANONYMOUS"),
-        # What the start sets is nobody's setting.
-        (
-            {"HELEXA_ENVIRONMENT_ATTEMPT": "1", "HELEXA_LISTEN_HOST": "::1", "HELEXA_URL": "u"},
-            {},
-            OK,
-            "understood: HELEXA_URL: ",
-        ),
+        (start, {}, OK, "understood: HELEXA_URL: "),  # what the start sets is nobody's setting
         ({}, {"allow_anonymous": True, "listen_host": "0.0.0.0"}, WARNING, "without a key"),
         ({}, {"allow_anonymous": True, "listen_host": "127.0.0.1"}, OK, ""),
         ({}, {"public_url": "https://chat.example"}, WARNING, "HELEXA_TRUSTED_PROXIES"),
         ({}, {"debug": True}, WARNING, "unset HELEXA_DEBUG"),
         ({"mode": "644"}, {}, FAILED, "chmod 600"),
         ({"mode": "600"}, {}, OK, ""),
-    ],
-)
-def test_settings(
-    config: Config, variables: dict[str, str], changes: dict[str, Any], level: Level, words: str
-) -> None:
-    if "mode" in variables:
-        path = config.data_dir / "secret_key"
-        path.touch()
-        path.chmod(int(variables["mode"], 8))
-    (found,) = settings_findings(replace(config, **changes), variables)
-    assert found.level is level
-    assert words in f"{found.text}: {found.mend}"
+    ):
+        if "mode" in variables:
+            path = config.data_dir / "secret_key"
+            path.touch()
+            path.chmod(int(variables["mode"], 8))
+        (found,) = settings_findings(replace(config, **changes), variables)
+        assert found.level is level, (variables, changes)
+        assert words in f"{found.text}: {found.mend}"
 
 
 def test_the_disk_and_a_check_that_breaks_stops_no_other(config: Config, tmp_path: Path) -> None:
@@ -184,29 +174,27 @@ def test_what_can_be_asked_here(config: Config, redis_url: str, db: None) -> Non
 
 
 @each_case("path", ["/health", "/metrics"])
-@each_case(
-    ("instance", "has_directory", "level", "words"),
-    [
+def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
+    tmp_path: Path, path: str
+) -> None:
+    for instance, has_directory, level, words in (
         ("ours", True, OK, "answers on"),
         ("another", True, FAILED, "another data directory"),
         ("another", False, FAILED, "another data directory"),
         (None, True, FAILED, "ss -ltnp sport = :"),  # another program has the port
-    ],
-)
-def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
-    tmp_path: Path, path: str, instance: str | None, has_directory: bool, level: Level, words: str
-) -> None:
-    data_dir = tmp_path if has_directory else tmp_path / "none"
-    bodies = {"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}
-    if instance is None:
-        bodies = dict.fromkeys(bodies, b"hello")
-    with answering(bodies, instance_id(data_dir) if instance == "ours" else instance) as port:
-        ports = (port, free_port()) if path == "/health" else (free_port(), port)
-        listen = MetricsListen("127.0.0.1", ports[1])
-        found = list(port_findings(data_dir, "127.0.0.1", ports[0], listen))
-    assert levels(found) == ([level, OK] if path == "/health" else [OK, level])
-    (asked,) = (one for one in found if str(port) in one.text)
-    assert words in f"{asked.text}: {asked.mend}"
+    ):
+        data_dir = tmp_path if has_directory else tmp_path / "none"
+        bodies = {"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}
+        if instance is None:
+            bodies = dict.fromkeys(bodies, b"hello")
+        answers = instance_id(data_dir) if instance == "ours" else instance
+        with answering(bodies, answers) as port:
+            ports = (port, free_port()) if path == "/health" else (free_port(), port)
+            listen = MetricsListen("127.0.0.1", ports[1])
+            found = list(port_findings(data_dir, "127.0.0.1", ports[0], listen))
+        assert levels(found) == ([level, OK] if path == "/health" else [OK, level])
+        (asked,) = (one for one in found if str(port) in one.text)
+        assert words in f"{asked.text}: {asked.mend}"
 
 
 def test_a_fresh_host_lacks_a_redis_alone(tmp_path: Path, redis_url: str) -> None:

@@ -121,38 +121,21 @@ MOST_EXPOSED = {"neuron.service": 25}
 """The exposure of a unit in tenths; the others stay under 2.0."""
 
 
-@pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the units as packages install them."""
-    folder = tmp_path_factory.mktemp("units")
-    hardening = (ROOT / "packaging" / "units" / "hardening").read_text()
-    for name in UNITS:
-        text = (ROOT / "packaging" / "units" / name).read_text()
-        assert text.count("@HARDENING@") == 1
-        (folder / name).write_text(text.replace("@HARDENING@", hardening))
-    return folder
-
-
 @each_case("name", UNITS)
-def test_systemd_understands_it_and_confines_it(units: Path, name: str) -> None:
+def test_systemd_understands_and_confines_a_unit_with_its_user_and_settings(
+    tmp_path: Path, name: str
+) -> None:
     def analyze(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ("systemd-analyze", *words, str(units / name))
+        command = ("systemd-analyze", *words, str(tmp_path / name))
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd-analyze on this machine")
-    lines = analyze("verify", "--man=no").stderr.splitlines()
-    assert [line for line in lines if name in line and not NO_HOST.search(line)] == []
-    limit = str(MOST_EXPOSED.get(name, 20))
-    done = analyze("security", "--offline=true", f"--threshold={limit}")
-    assert done.returncode == 0, done.stdout[-300:]
-
-
-@each_case("name", UNITS)
-def test_a_unit_its_user_and_its_settings_belong_together(units: Path, name: str) -> None:
+    hardening = (ROOT / "packaging" / "units" / "hardening").read_text()
+    text = (ROOT / "packaging" / "units" / name).read_text()
+    assert text.count("@HARDENING@") == 1
+    (tmp_path / name).write_text(text.replace("@HARDENING@", hardening))
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(units / name)
+    parser.read(tmp_path / name)
     service, unit = parser["Service"], parser["Unit"]
     user = service["User"]
     assert service["EnvironmentFile"] == f"/etc/{user}/{user}.env"
@@ -163,12 +146,19 @@ def test_a_unit_its_user_and_its_settings_belong_together(units: Path, name: str
         subprocess.run(("sh", "-n", str(ROOT / "packaging" / "files" / script)), check=True)
     if name == "cortex.service":
         assert int(service["TimeoutStopSec"]) > DRAIN_SECONDS.default
-        compose = (ROOT / "packaging" / "container" / "compose.yaml").read_text()
+        compose = (CONTAINER / "compose.yaml").read_text()
         assert compose.count("stop_grace_period: 330s") == 2
     if name == "neuron.service":
         assert NEURON_DRAIN_S.default < int(service["TimeoutStopSec"]) == 330
         assert (unit["StartLimitBurst"], unit["StartLimitIntervalSec"]) == ("4", "600")
         assert service["RestartPreventExitStatus"] == str(EXIT_MISCONFIGURED)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze on this machine")
+    lines = analyze("verify", "--man=no").stderr.splitlines()
+    assert [line for line in lines if name in line and not NO_HOST.search(line)] == []
+    limit = str(MOST_EXPOSED.get(name, 20))
+    done = analyze("security", "--offline=true", f"--threshold={limit}")
+    assert done.returncode == 0, done.stdout[-300:]
 
 
 MONITORING = ROOT / "packaging" / "monitoring"

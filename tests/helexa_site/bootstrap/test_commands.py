@@ -218,19 +218,17 @@ def test_a_command_of_ours_prints_and_tests_need_a_checkout(
 
 
 def test_a_load_is_reported_in_tenths_and_its_failure_in_its_words() -> None:
-    def line_of(status: ReplicaStatus = ReplicaStatus.LOADING, **fields: Any) -> str:
+    def line_of(done: int = 0, total: int = 0, **fields: Any) -> str:
+        progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total)
         named = {"neuron": "n", "model": "m", "job_id": "1", "status_age_s": 0.0}
-        return replica_line(ReplicaView(status=status, **named, **fields))
+        named |= {"status": ReplicaStatus.LOADING, "progress": progress}
+        return replica_line(ReplicaView(**named | fields))
 
-    def progress(done: int, total: int = 10**8) -> LoadProgress:
-        return LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total)
-
-    lines = [line_of(progress=progress(done * 10**6)) for done in range(101)]
-    assert len(set(lines)) == 11
-    assert lines[50] == "downloading 50 % of 100 MB"
-    assert line_of(progress=progress(0, 0)) == "downloading" and line_of() == ""
+    lines = [line_of(done * 10**6, 10**8) for done in range(101)]
+    assert (len(set(lines)), lines[50]) == (11, "downloading 50 % of 100 MB")
+    assert (line_of(), line_of(progress=None)) == ("downloading", "")
     failure = LoadFailure(code="download_failed", message="pip could not download it")
-    line = line_of(ReplicaStatus.FAILED, failure=failure)
+    line = line_of(status=ReplicaStatus.FAILED, failure=failure)
     assert line.startswith("cannot be loaded: pip could not download it")
 
 

@@ -235,11 +235,10 @@ def test_many_rows_make_no_more_queries(operator: Client, account: Account) -> N
         with CaptureQueriesContext(connection) as queries:
             text = page(operator, "account", "change", "research")
         assert text.count('class="hx-amount" data-label="requests"') <= 12
+        assert ("19 more" in text) is (len(indices) > 1)
         return len(queries)
 
     assert grow(range(1)) == grow(range(1, 31))
-    text = page(operator, "account", "change", "research")
-    assert "19 more" in text
     client = staff("dave", "view_account", "view_budget")
     text = page(client, "account", "change", "research")
     assert 'id="account-title"' in text and "k1</a>" not in text and "Ledger</a>" not in text

@@ -171,22 +171,7 @@ def api(measured: Client) -> Api:
     return key_api("fleet:read")
 
 
-def test_builds_are_compared_over_rest(api: Api) -> None:
-    answer = api.get("bench/compare?before=beast")
-    assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
-    assert (answer["regressed"], answer["improved"]) == (1, 0)
-    by_metric = {cell["metric"]: cell for cell in answer["cells"]}
-    decode = by_metric["decode_tps"]
-    assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
-    assert (decode["ratio"], decode["after_n"]) == (pytest.approx(0.7), 5)
-    assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
-    for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
-        api.get(f"bench/compare?{query}", 400)
-    results.cell(target_name="third", scenario_id="prefill:9", ttft_s=1.0)
-    api.get("bench/compare?before=beast&after=third", 404)
-
-
-def test_runs_and_summaries_of_builds_over_rest(api: Api) -> None:
+def test_runs_summaries_and_comparisons_of_builds_over_rest(api: Api) -> None:
     assert api.get("bench/health") == {"status": "ok", "run_count": 56}
     answer, card = api.get("bench/dimensions"), ["a card"]
     assert answer["hosts"] == ["", "beast.example.org"]
@@ -224,6 +209,18 @@ def test_runs_and_summaries_of_builds_over_rest(api: Api) -> None:
     assert found["knee_concurrency"] == 4
     (cost,) = api.get("bench/swap")
     assert cost["swap_load_ms_median"] == pytest.approx(900)
+    answer = api.get("bench/compare?before=beast")
+    assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
+    assert (answer["regressed"], answer["improved"]) == (1, 0)
+    by_metric = {cell["metric"]: cell for cell in answer["cells"]}
+    decode = by_metric["decode_tps"]
+    assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
+    assert (decode["ratio"], decode["after_n"]) == (pytest.approx(0.7), 5)
+    assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
+    for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
+        api.get(f"bench/compare?{query}", 400)
+    results.cell(target_name="third", scenario_id="prefill:9", ttft_s=1.0)
+    api.get("bench/compare?before=beast&after=third", 404)
 
 
 @pytest.fixture
@@ -339,8 +336,8 @@ def test_a_sweep_that_cannot_be_is_refused(operator: Client) -> None:
     assert "Measure" not in staff().get("/bench/").text
 
 
-def cancel(client: Client, pk: int, status: int = 302) -> None:
-    assert client.post(f"/bench/jobs/{pk}/cancel").status_code == status
+def cancel(client: Client, pk: int) -> int:
+    return client.post(f"/bench/jobs/{pk}/cancel").status_code
 
 
 @pytest.mark.usefixtures("target")
@@ -348,19 +345,19 @@ def test_a_sweep_is_cancelled_at_once_or_after_its_sample(operator: Client) -> N
     start(operator)
     job = BenchJob.objects.get()
     for _ in range(2):
-        cancel(operator, job.pk)
+        assert cancel(operator, job.pk) == 302
     job.refresh_from_db()
     assert (job.status, job.is_open) == ("cancelled", False)
     assert services.bench_job_claim() is None
     assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
-    cancel(operator, 999, 404)
+    assert cancel(operator, 999) == 404
     start(operator, samples="1000")
     running = services.bench_job_claim()
     assert running is not None
 
     def cancel_after_three(**_words: Any) -> None:
         if BenchRun.objects.count() == 3:
-            cancel(operator, running.pk)
+            assert cancel(operator, running.pk) == 302
             assert "ends after the sample" in operator.get(f"/bench/jobs/{running.pk}").text
 
     post_save.connect(cancel_after_three, sender=BenchRun)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,72 +113,59 @@ def test_a_full_disk_speaks_is_tried_again_and_hinders_no_request(
     assert second.problem is not None
 
 
-@pytest.fixture
-def start(using: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Starts a gateway's writer; all are stopped in the end."""
+def test_the_next_gateway_writes_them_once_the_database_is_back(
+    using: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "SPOOLED_AFTER_S", 0.01)
     monkeypatch.setattr(writer, "ADOPT_EVERY_S", 0.02)
     monkeypatch.setattr(writer, "BACKOFF", Backoff(first_s=0.01, max_s=0.02))
+    id, directory = make_budget(using), tmp_path / "spool"
     started: list[Gateway] = []
-    with asyncio.Runner() as runner:
 
-        def start(gateway_id: str, *, is_away: bool = False, **options: Any) -> Gateway:
-            options = {"gateway_id": gateway_id, "spool_directory": tmp_path / "spool", **options}
-            gateway = Gateway(using, runner, **options)
-            gateway.database.is_away = is_away
-            gateway.start()
-            started.append(gateway)
-            return gateway
+    def start(gateway_id: str, *, is_away: bool = False, **options: Any) -> Gateway:
+        options |= {"gateway_id": gateway_id, "spool_directory": directory}
+        started.append(Gateway(using, runner, **options))
+        started[-1].database.is_away = is_away
+        started[-1].start()
+        return started[-1]
 
-        yield start
-        for gateway in started:
-            gateway.run(gateway.writer.stop(LONG_S))
-
-
-def stop_without_database(gateway: Gateway, path: Path) -> None:
     def is_closed() -> bool:
-        file = SpoolFile.adopt(path)
+        file = SpoolFile.adopt(directory / "gone.bills")
         if file is not None:
             file.close()
         return file is not None
 
-    gateway.run(gateway.writer.stop(0.05))
-    wait_until(is_closed)  # its thread may take longer
+    def entries() -> list[str]:
+        return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
 
-
-def entries(using: str) -> list[str]:
-    return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
-
-
-def test_the_next_gateway_writes_them_once_the_database_is_back(
-    using: str, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id, directory = make_budget(using), tmp_path / "spool"
-    first = start("gone")
-    first.reserve("r1", budgets=(id,))
-    first.database.is_away = True
-    with monkeypatch.context() as patch:
-        patch.setattr(SpoolFile, "write", full)
-        first.writer.settle(settle("r1", budgets=(id,)))
-        assert first.writer.spool_problem is not None
-    wait_until(lambda: first.writer.spool_problem is None)
-    first.writer.settle(settle("r2", budgets=()))
-    wait_until(lambda: first.writer.num_spooled == 2)
-    stop_without_database(first, directory / "gone.bills")
-    assert files(directory) == ["gone.bills"] and entries(using) == []
-    shutil.copy(directory / "gone.bills", directory / "more.bills")
-    second = start("g1", is_away=True, max_queued=2)
-    wait_until(lambda: second.writer.num_spooled > 0)
-    assert second.writer.depth == 2 and second.writer.is_full, "no more than it takes"
-    second.run(second.writer.stop(0.05))
-    assert {"gone.bills", "more.bills"} <= {*files(directory)} and entries(using) == []
-    third = start("g2")
-    wait_until(lambda: files(directory, but="g2") == [])
-    assert entries(using) == ["r1", "r2"]
-    assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
-    assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 2
-    third.run(third.writer.stop(LONG_S))
-    assert files(directory) == []
+    with asyncio.Runner() as runner:
+        first = start("gone")
+        first.reserve("r1", budgets=(id,))
+        first.database.is_away = True
+        with monkeypatch.context() as patch:
+            patch.setattr(SpoolFile, "write", full)
+            first.writer.settle(settle("r1", budgets=(id,)))
+            assert first.writer.spool_problem is not None
+        wait_until(lambda: first.writer.spool_problem is None)
+        first.writer.settle(settle("r2", budgets=()))
+        wait_until(lambda: first.writer.num_spooled == 2)
+        first.run(first.writer.stop(0.05))
+        wait_until(is_closed)  # its thread may take longer
+        assert files(directory) == ["gone.bills"] and entries() == []
+        shutil.copy(directory / "gone.bills", directory / "more.bills")
+        second = start("g1", is_away=True, max_queued=2)
+        wait_until(lambda: second.writer.num_spooled > 0)
+        assert second.writer.depth == 2 and second.writer.is_full, "no more than it takes"
+        second.run(second.writer.stop(0.05))
+        assert {"gone.bills", "more.bills"} <= {*files(directory)} and entries() == []
+        start("g2")
+        wait_until(lambda: files(directory, but="g2") == [])
+        assert entries() == ["r1", "r2"]
+        assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
+        assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 2
+        for gateway in started[::-1]:
+            gateway.run(gateway.writer.stop(LONG_S))
+        assert files(directory) == []
 
 
 FULLEST = RecordFields(

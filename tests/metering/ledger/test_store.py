@@ -1,5 +1,6 @@
 """Batches on each database: a bill and its record are written together or not at all; what no bill
-releases is swept; and entries and records go by their age, and records by their number."""
+releases is swept; entries and records go by their age, and records by their number; and how
+PostgreSQL finds them."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ from metering.models import (
     UsageHour,
 )
 from metering.money import DearestPrices, Metered, Prices
+from metering.request_filters import RequestFilter, matching
 from tests.metering.databases import LONG_S, amounts
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
@@ -323,3 +325,32 @@ def test_nothing_is_locked_between_two_short_batches() -> None:
     )
     assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
     assert tasks.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"
+
+
+def test_names_that_never_meet_are_compared_within_an_index(using: str) -> None:
+    """Two names that never meet must not cost a walk over all rows."""
+    if connections[using].vendor != "postgresql":
+        pytest.skip("that is asked of PostgreSQL")
+    names = (name for name in request_records.COLUMNS if name not in ("request_id", "at"))
+    columns = ", ".join(f'"{name}"' for name in names)
+    for account, model, neuron in map(str.split, ("a x one", "a x two", "b y two", "b x two")):
+        changes = {"account": account, "model": model, "neuron": neuron}
+        request_records.insert([ended(ended_unix_s=time.time(), **changes)], using=using)
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {request_records.TABLE} (request_id, at, {columns}) "
+            f"SELECT gen_random_uuid(), at - number * interval '1 minute', {columns} "
+            f"FROM {request_records.TABLE}, generate_series(1, 5000) AS number"
+        )
+        cursor.execute("ANALYZE")
+    for where in (
+        RequestFilter(account="a", model="y"),
+        RequestFilter(model="y", neuron="one"),
+        RequestFilter(account="b", neuron="one"),
+        RequestFilter(accounts=frozenset({"b"}), model="x", neuron="one"),
+        RequestFilter(accounts=frozenset({"a", "c"}), model="y"),
+    ):
+        found = matching(where).using(using).order_by("-at", "-pk")[:51]
+        plan = found.explain(analyze=True)
+        assert "Index Cond" in plan and "Rows Removed by Filter" not in plan, plan
+        assert list(found) == []

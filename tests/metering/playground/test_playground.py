@@ -324,7 +324,6 @@ def test_nobody_else_sees_changes_or_deletes_it() -> None:
     assert listed(ann) == ["Rain in Oslo?"]
 
 
-@pytest.mark.django_db
 def test_what_is_no_conversation_is_refused(admin_client: Client) -> None:
     for state, reason in (
         (b"{", "truncated"),
@@ -384,10 +383,10 @@ def test_it_goes_out_as_json_and_markdown() -> None:
     assert answer["Content-Type"] == "application/json"
     assert answer["Content-Disposition"].startswith('attachment; filename="conversation-')
     whole = json.loads(answer.content)
-    assert whole["title"] == "Rain in Oslo?" and whole["turns"][0]["images"] == [IMAGE]
+    assert (whole["title"], whole["turns"][0]["images"]) == ("Rain in Oslo?", [IMAGE])
     text = ann.get(f"{STORED}/{id_}/export?format=md").text
-    assert text.startswith("# Rain in Oslo?\n\n")
     for part in (
+        "# Rain in Oslo?\n\n",
         "## System prompt\n\nYou know the weather.",
         f"## Question\n\n![Image 1]({IMAGE})\n\n  Rain in\nOslo?",
         "## Answer of tiny\n\n> It is north.\n> It rains.\n\nTake an `umbrella`.",
