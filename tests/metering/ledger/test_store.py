@@ -259,11 +259,6 @@ def test_the_second_sweep_without_a_lease_releases(monkeypatch: pytest.MonkeyPat
 DAY_S = 86_400
 
 
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
-
-
 def bill(*days_ago: float) -> None:
     now_s = time.time()
     for number, days in enumerate(days_ago):
@@ -291,6 +286,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tup
 
 @pytest.mark.django_db(transaction=True)
 def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
     bill(0, 399, 401, 1000)
     assert kept(monkeypatch, days=400) == ([399, 0], [])
     assert sum(hour.requests for hour in UsageHour.objects.all()) == 4, "sums stay"
@@ -306,17 +302,14 @@ def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPa
         assert kept(monkeypatch, days=days, records=max_rows)[1] == left
     LedgerEntry.objects.all().delete()
     RequestRecord.objects.all().delete()
-    monkeypatch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
-    monkeypatch.setattr(tasks, "MAX_BATCHES", 2)
     record(*[40] * 7)
     bill(*[41] * 7)
-    for num_left in (3, 0):  # a call continues where the last one stopped
-        assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_nothing_is_locked_between_two_short_batches() -> None:
-    record(*[40] * 1_200)
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
+        patch.setattr(tasks, "MAX_BATCHES", 2)
+        for num_left in (3, 0):  # a call continues where the last one stopped
+            assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
+    record(*[40] * 1_200)  # nothing is locked between two short batches
     seen: list[tuple[int, bool]] = []
     num_forgotten = tasks.rows_forget(
         RequestRecord,
