@@ -106,6 +106,8 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
     assert key.prefix in listed and found[1] not in listed
     assert "$10.50 of $12.50 per month" in listed
     path = f"/usage/keys/{key.prefix}"
+    expired = alice.post(path, {"name": "new", "expires": "2020-01-01"})
+    assert "have expired already" in expired.text
     response = alice.post(path, {"name": "new", "max_concurrent": "2"})
     assert response["Location"] == "/usage/keys"
     key.refresh_from_db()

@@ -103,7 +103,8 @@ def test_which_torch_is_installed(
         ({"installed": VERSION}, "", [WITH_CUDA], ""),
         ({}, "a driver", [WITH_CUDA], environment.CUDA_SIZE),
     ):
-        pip.__init__(**state)  # type: ignore[misc]
+        pip.ran, pip.printed = [], []
+        pip.installed, pip.fails = state.get("installed"), state.get("fails", {})
         name, _, value = variable.partition("=")
         if variable == "a driver":
             (tmp_path / "driver").touch()
