@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
@@ -199,18 +198,13 @@ async def test_faults_and_callers_that_leave_charge_and_hold_nothing(
     assert await limiter.acquire(principal(), "r3", 1) is NO_LIMITS
 
 
-@dataclass
-class Charge:
-    at_ms: int
-    tokens: int
-
-
-def debt(charges: list[Charge], per_minute: int, now_ms: int) -> int:
-    """What a bucket owes that takes ``charges`` and drains ``per_minute`` parts a millisecond."""
+def debt(charges: list[list[int]], per_minute: int, now_ms: int) -> int:
+    """What a bucket owes that takes ``charges``, each a time and tokens, and drains ``per_minute``
+    parts a millisecond."""
     owed, at_ms = 0, 0
-    for charge in charges:
-        owed = max(0, owed - per_minute * (charge.at_ms - at_ms)) + charge.tokens * PARTS
-        at_ms = charge.at_ms
+    for charged_ms, tokens in charges:
+        owed = max(0, owed - per_minute * (charged_ms - at_ms)) + tokens * PARTS
+        at_ms = charged_ms
     return max(0, owed - per_minute * (now_ms - at_ms))
 
 
@@ -223,8 +217,8 @@ async def test_what_is_owed_is_what_was_used_had_it_been_known_at_once(
     chance, per_minute, now_ms = random.Random(seed), (70, 997)[seed % 2], START_MS
     gateways = [RateLimiter(link, script=CLOCKED_SCRIPT) for _ in range(2)]
     who = principal(account=RateLimits(tokens_per_minute=per_minute))
-    charges: list[Charge] = []
-    running: dict[str, tuple[RateLimiter, Charge]] = {}
+    charges: list[list[int]] = []
+    running: dict[str, tuple[RateLimiter, list[int]]] = {}
     for number in range(80):
         now_ms += chance.choice([0, 0, chance.randrange(2500), 20_000, 62_500])
         await set_clock(client, now_ms)
@@ -236,19 +230,19 @@ async def test_what_is_owed_is_what_was_used_had_it_been_known_at_once(
             assert exact + 1000 * per_minute + tokens * PARTS > per_minute * PARTS
         else:
             assert exact + tokens * PARTS <= per_minute * PARTS
-            charges.append(Charge(now_ms, tokens))
+            charges.append([now_ms, tokens])
             running[f"r{number}"] = gateway, charges[-1]
         if running and chance.random() < 0.7:
             name = chance.choice(sorted(running))
             gateway, bound = running.pop(name)
-            used = int(bound.tokens * chance.choice([0, 0.1, 0.9, 1.2]))
+            used = int(bound[1] * chance.choice([0, 0.1, 0.9, 1.2]))
             gateway.correct(name, used)
             gateway.release(name)
             await gateway.flush()
-            if used > bound.tokens:
-                charges.append(Charge(now_ms, used - bound.tokens))
+            if used > bound[1]:
+                charges.append([now_ms, used - bound[1]])
             else:
-                bound.tokens = used
+                bound[1] = used
         found = await client.hmget("helexa:limit:account:lab", ["tokens", "tokens_at_ms"])
         stored, at_ms = (int(one or 0) for one in found)
         owed = max(0, stored - per_minute * (now_ms - at_ms))
