@@ -83,7 +83,8 @@ def _apply(operations: Sequence[Operation], cursor: CursorWrapper, using: str) -
     settles = {op.request_id: op for op in reversed(operations) if isinstance(op, Settle)}
     entries = {request_id: _entry(settles[request_id]) for request_id in sorted(settles)}
     inserted = _insert_entries(cursor, entries)
-    results = [_perform(book, op, settles, inserted) for op in operations]
+    unpaid = set(inserted)
+    results = [_perform(book, op, unpaid) for op in operations]
     _add_to_hours(cursor, [(settles[id], entries[id]) for id in inserted])
     _write_held(cursor, before, book.held, owners)
     _write_budgets(cursor, [budgets[id] for id in sorted(book.changed)])
@@ -92,9 +93,8 @@ def _apply(operations: Sequence[Operation], cursor: CursorWrapper, using: str) -
     return results
 
 
-def _perform(
-    book: Book, operation: Operation, settles: dict[str, Settle], inserted: set[str]
-) -> Result:
+def _perform(book: Book, operation: Operation, unpaid: set[str]) -> Result:
+    """``unpaid``: whose first bill of this batch is charged. Takes out whom it charges."""
     match operation:
         case Reserve():
             try:
@@ -106,10 +106,11 @@ def _perform(
         case Release():
             book.release(operation.request_id)
         case Settle():
-            is_first = settles[operation.request_id] is operation
-            if not is_first or operation.request_id not in inserted:
+            if operation.request_id not in unpaid:
                 book.release(operation.request_id)
-            elif book.settle(operation):
+                return None
+            unpaid.remove(operation.request_id)
+            if book.settle(operation):
                 logger.warning(
                     "request %s used more than was reserved: %d prompt and %d completion tokens",
                     operation.request_id,

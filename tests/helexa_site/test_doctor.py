@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -51,39 +51,29 @@ def levels(findings: list[Finding]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
-@each_case(
-    ("variables", "changes", "level", "words"),
-    [
+def test_settings(config: Config) -> None:
+    start = {"HELEXA_ENVIRONMENT_ATTEMPT": "1", "HELEXA_LISTEN_HOST": "::1", "HELEXA_URL": "u"}
+    for variables, changes, level, words in (
         ({}, {}, OK, "all are at their defaults"),
         ({"HELEXA_ALOW_ANONYMOUS": "0", "PATH": "/bin"}, {}, WARNING, "HELEXA_ALLOW_ANONYMOUS"),
-        # What the start sets is nobody's setting.
-        (
-            {"HELEXA_ENVIRONMENT_ATTEMPT": "1", "HELEXA_LISTEN_HOST": "::1", "HELEXA_URL": "u"},
-            {},
-            OK,
-            "understood: HELEXA_URL: ",
-        ),
+        (start, {}, OK, "understood: HELEXA_URL: "),  # what the start sets is nobody's setting
         ({}, {"allow_anonymous": True, "listen_host": "0.0.0.0"}, WARNING, "without a key"),
         ({}, {"allow_anonymous": True, "listen_host": "127.0.0.1"}, OK, ""),
         ({}, {"public_url": "https://chat.example"}, WARNING, "HELEXA_TRUSTED_PROXIES"),
         ({}, {"debug": True}, WARNING, "unset HELEXA_DEBUG"),
         ({"mode": "644"}, {}, FAILED, "chmod 600"),
         ({"mode": "600"}, {}, OK, ""),
-    ],
-)
-def test_settings(
-    config: Config, variables: dict[str, str], changes: dict[str, Any], level: Level, words: str
-) -> None:
-    if "mode" in variables:
-        path = config.data_dir / "secret_key"
-        path.touch()
-        path.chmod(int(variables["mode"], 8))
-    (found,) = settings_findings(replace(config, **changes), variables)
-    assert found.level is level
-    assert words in f"{found.text}: {found.mend}"
+    ):
+        if "mode" in variables:
+            path = config.data_dir / "secret_key"
+            path.touch()
+            path.chmod(int(variables["mode"], 8))
+        (found,) = settings_findings(replace(config, **changes), variables)
+        assert found.level is level, (variables, changes)
+        assert words in f"{found.text}: {found.mend}"
 
 
-def test_disk(config: Config, tmp_path: Path) -> None:
+def test_the_disk_and_a_check_that_breaks_stops_no_other(config: Config, tmp_path: Path) -> None:
     cache = {"HF_HOME": str(config.data_dir / "hub")}
     for free_gib, level in ((0.5, FAILED), (5, WARNING), (50, OK)):
         found = list(disk_findings(config, cache, lambda _, free=free_gib: int(free * GIB)))
@@ -97,80 +87,79 @@ def test_disk(config: Config, tmp_path: Path) -> None:
         assert failure.level is FAILED and "HELEXA_DATA_DIR" in failure.mend
         assert f"the data directory {nowhere.data_dir} cannot be made: " in failure.text
 
+    def broken() -> Any:
+        raise RuntimeError("kaputt")
 
-def of_redis(**changes: Any) -> list[Finding]:
+    found = list(run_checks({"one": broken, "two": lambda: iter([ok("fine")])}))
+    assert levels(found) == [FAILED, OK]
+    assert "kaputt" in found[0].text
+    assert has_failed(found) and not has_failed(found[1:])
+    assert object_of(found)["ok"] is False
+    assert len(lines_of(found[0])) == 2 and lines_of(found[1]) == ["ok   two        fine"]
+
+
+def of_redis(**changes: Any) -> Iterable[Finding]:
     facts = {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0}
-    return list(doctor_services.info_findings(facts | changes, 0.3))
+    return doctor_services.info_findings(facts | changes, 0.3)
 
 
-def of_bounds(clients_bytes: int, value_bytes: int, *invited: str) -> list[Finding]:
+def of_bounds(clients_bytes: int, value_bytes: int, *invited: str) -> Iterable[Finding]:
     bounds = {"maxmemory-clients": clients_bytes, "proto-max-bulk-len": value_bytes}
-    return list(doctor_services.bounds_findings(["default", *invited], bounds))
+    return doctor_services.bounds_findings(["default", *invited], bounds)
 
 
-def of_descriptors(limit: int, num_overloaded: int = 0) -> list[Finding]:
-    refused = {Refused("queue_full", "research"): 3, Refused("invalid_api_key", ""): 4}
-    if num_overloaded:
-        refused[Refused("overloaded", "")] = num_overloaded
-    return list(doctor_services.descriptor_limit_findings(limit, refused))
+def of_descriptors(limit: int, **overloaded: int) -> Iterable[Finding]:
+    refused = {"queue_full": 3, "invalid_api_key": 4, **overloaded}
+    numbers = {Refused(code, "research"): number for code, number in refused.items()}
+    return doctor_services.descriptor_limit_findings(limit, numbers)
 
 
-def of_clocks(redis_s: float) -> list[Finding]:
-    return [doctor_services.clock_finding(redis_s, 99.9, 100.1)]
+def of_fleet(*versions: str | None) -> Iterable[Finding]:
+    beats = [version and heartbeat("box", version=version) for version in versions]
+    reports = [Report("box", beat, "it is refused: nonsense") for beat in beats]
+    return doctor_services.report_findings(reports)
 
 
-def of_fleet(*versions: str | None) -> list[Finding]:
-    reports = [
-        Report("box", version and heartbeat("box", version=version), "it is refused: nonsense")
-        for version in versions
-    ]
-    return list(doctor_services.report_findings(reports))
-
-
-def of_gpus(**changes: Any) -> list[Finding]:
+def of_gpus(**changes: Any) -> Iterable[Finding]:
     card = {"cards": ["RTX 4090"], "driver": "580.65", "driver_cuda": "13.0"}
     facts = {"problems": [], "torch": "2.13.0", "torch_cuda": "13.0", **card}
-    return list(doctor.gpu_fact_findings(facts | changes))
+    return doctor.gpu_fact_findings(facts | changes)
 
 
-NO_COMPILER = "GPU kernels cannot be built without a C compiler: install gcc"
-
-
-@each_case(
-    ("found", "expected", "words"),
-    [
-        (lambda: of_redis(), [OK], ""),
-        (lambda: of_redis(redis_version="6.0.16"), [FAILED], ""),
-        (lambda: of_redis(redis_version="6.2.1"), [WARNING], ""),
-        (lambda: of_redis(maxmemory_policy="allkeys-lru"), [FAILED], ""),
-        (lambda: of_redis(maxmemory=100, used_memory=95), [WARNING], ""),
+def test_facts() -> None:
+    none = {"cards": [], "driver": None, "driver_cuda": None}
+    compiler = {"triton_problem": "kernels cannot be built without a C compiler: install gcc"}
+    for found, expected, words in (
+        (of_redis(), [OK], ""),
+        (of_redis(redis_version="6.0.16"), [FAILED], ""),
+        (of_redis(redis_version="6.2.1"), [WARNING], ""),
+        (of_redis(maxmemory_policy="allkeys-lru"), [FAILED], ""),
+        (of_redis(maxmemory=100, used_memory=95), [WARNING], ""),
         # A Redis that invited hosts reach is bounded.
-        (lambda: of_bounds(0, 512 << 20), [], ""),
-        (lambda: of_bounds(0, 512 << 20, "neuron-beast"), [WARNING, WARNING], ""),
-        (lambda: of_bounds(1 << 30, 4 << 20, "neuron-beast"), [WARNING], ""),
-        (lambda: of_bounds(24 << 20, 4 << 20, "neuron-beast"), [], ""),
-        (lambda: of_clocks(100.0), [OK], ""),
-        (lambda: of_clocks(102.1), [OK], ""),
-        (lambda: of_clocks(102.2), [WARNING], ""),
-        (lambda: of_clocks(97.8), [WARNING], ""),
-        (lambda: of_descriptors(4096), [OK], "4,096"),
-        (lambda: of_descriptors(4095), [WARNING], "4,095"),
-        (lambda: of_descriptors(524_288, 30), [OK, WARNING], "30 connections"),
-        (lambda: of_fleet(VERSION, "0.0.1", None), [OK, WARNING, WARNING], "0.0.1"),
-        (lambda: of_fleet(), [WARNING], ""),
-        (lambda: of_gpus(), [OK], "RTX 4090"),
-        (lambda: of_gpus(cards=[], driver=None, driver_cuda=None), [OK], "CPU"),
-        (lambda: of_gpus(driver_cuda="12.8"), [FAILED], "driver for CUDA 13.0"),
-        (lambda: of_gpus(driver_cuda="13.2"), [OK], "agree"),
-        (lambda: of_gpus(problems=["versions differ: reboot"]), [FAILED], "reboot"),
-        (lambda: of_gpus(torch=None, torch_cuda=None), [WARNING], "manage.py neuron"),
-        (lambda: of_gpus(triton_problem=NO_COMPILER), [WARNING, OK], "C compiler: install gcc"),
-    ],
-)
-def test_facts(found: Callable[[], list[Finding]], expected: list[Level], words: str) -> None:
-    findings = found()
-    assert levels(findings) == expected
-    assert words in " ".join(f"{finding.text}: {finding.mend}" for finding in findings)
+        (of_bounds(0, 512 << 20), [], ""),
+        (of_bounds(0, 512 << 20, "neuron-beast"), [WARNING, WARNING], ""),
+        (of_bounds(1 << 30, 4 << 20, "neuron-beast"), [WARNING], ""),
+        (of_bounds(24 << 20, 4 << 20, "neuron-beast"), [], ""),
+        *(
+            ([doctor_services.clock_finding(redis_s, 99.9, 100.1)], [level], "")
+            for redis_s, level in ((100.0, OK), (102.1, OK), (102.2, WARNING), (97.8, WARNING))
+        ),
+        (of_descriptors(4096), [OK], "4,096"),
+        (of_descriptors(4095), [WARNING], "4,095"),
+        (of_descriptors(524_288, overloaded=30), [OK, WARNING], "30 connections"),
+        (of_fleet(VERSION, "0.0.1", None), [OK, WARNING, WARNING], "0.0.1"),
+        (of_fleet(), [WARNING], ""),
+        (of_gpus(), [OK], "RTX 4090"),
+        (of_gpus(**none), [OK], "CPU"),
+        (of_gpus(driver_cuda="12.8"), [FAILED], "driver for CUDA 13.0"),
+        (of_gpus(driver_cuda="13.2"), [OK], "agree"),
+        (of_gpus(problems=["versions differ: reboot"]), [FAILED], "reboot"),
+        (of_gpus(torch=None, torch_cuda=None), [WARNING], "manage.py neuron"),
+        (of_gpus(**compiler), [WARNING, OK], "C compiler: install gcc"),
+    ):
+        findings = list(found)
+        assert levels(findings) == expected, findings
+        assert words in " ".join(f"{finding.text}: {finding.mend}" for finding in findings)
 
 
 def test_what_can_be_asked_here(config: Config, redis_url: str, db: None) -> None:
@@ -185,56 +174,39 @@ def test_what_can_be_asked_here(config: Config, redis_url: str, db: None) -> Non
 
 
 @each_case("path", ["/health", "/metrics"])
-@each_case(
-    ("instance", "has_directory", "level", "words"),
-    [
+def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
+    tmp_path: Path, path: str
+) -> None:
+    for instance, has_directory, level, words in (
         ("ours", True, OK, "answers on"),
         ("another", True, FAILED, "another data directory"),
         ("another", False, FAILED, "another data directory"),
         (None, True, FAILED, "ss -ltnp sport = :"),  # another program has the port
-    ],
-)
-def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
-    tmp_path: Path, path: str, instance: str | None, has_directory: bool, level: Level, words: str
-) -> None:
-    data_dir = tmp_path if has_directory else tmp_path / "none"
-    bodies = {"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}
-    if instance is None:
-        bodies = dict.fromkeys(bodies, b"hello")
-    with answering(bodies, instance_id(data_dir) if instance == "ours" else instance) as port:
-        ports = (port, free_port()) if path == "/health" else (free_port(), port)
-        listen = MetricsListen("127.0.0.1", ports[1])
-        found = list(port_findings(data_dir, "127.0.0.1", ports[0], listen))
-    assert levels(found) == ([level, OK] if path == "/health" else [OK, level])
-    (asked,) = (one for one in found if str(port) in one.text)
-    assert words in f"{asked.text}: {asked.mend}"
-
-
-def test_a_check_that_breaks_stops_no_other() -> None:
-    def broken() -> Any:
-        raise RuntimeError("kaputt")
-
-    found = list(run_checks({"one": broken, "two": lambda: iter([ok("fine")])}))
-    assert levels(found) == [FAILED, OK]
-    assert "kaputt" in found[0].text
-    assert has_failed(found) and not has_failed(found[1:])
-    assert object_of(found)["ok"] is False
-    assert len(lines_of(found[0])) == 2 and lines_of(found[1]) == ["ok   two        fine"]
-
-
-def failures(data_dir: Path, redis_url: str) -> list[str]:
-    """Whether a port is free is this machine's business."""
-    variables = {"HELEXA_DATA_DIR": str(data_dir), "REDIS_URL": redis_url}
-    done = manage("doctor", "--port", str(free_port()), "--json", **variables)
-    found = json.loads(done.stdout)["findings"]
-    assert (done.returncode == 1) == any(one["level"] == "failed" for one in found)
-    return [one["check"] for one in found if one["level"] == "failed" and one["check"] != "ports"]
+    ):
+        data_dir = tmp_path if has_directory else tmp_path / "none"
+        bodies = {"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}
+        if instance is None:
+            bodies = dict.fromkeys(bodies, b"hello")
+        answers = instance_id(data_dir) if instance == "ours" else instance
+        with answering(bodies, answers) as port:
+            ports = (port, free_port()) if path == "/health" else (free_port(), port)
+            listen = MetricsListen("127.0.0.1", ports[1])
+            found = list(port_findings(data_dir, "127.0.0.1", ports[0], listen))
+        assert levels(found) == ([level, OK] if path == "/health" else [OK, level])
+        (asked,) = (one for one in found if str(port) in one.text)
+        assert words in f"{asked.text}: {asked.mend}"
 
 
 def test_a_fresh_host_lacks_a_redis_alone(tmp_path: Path, redis_url: str) -> None:
-    assert failures(tmp_path / "var", f"unix://{tmp_path}/none.sock") == ["redis"]
-    assert not (tmp_path / "var").exists(), "the doctor has written something"
-    assert failures(tmp_path / "var", redis_url) == []
+    for url, expected in ((f"unix://{tmp_path}/none.sock", ["redis"]), (redis_url, [])):
+        variables = {"HELEXA_DATA_DIR": str(tmp_path / "var"), "REDIS_URL": url}
+        done = manage("doctor", "--port", str(free_port()), "--json", **variables)
+        found = json.loads(done.stdout)["findings"]
+        failed = [one["check"] for one in found if one["level"] == "failed"]
+        assert (done.returncode == 1) == bool(failed)
+        # Whether a port is free is this machine's business.
+        assert [check for check in failed if check != "ports"] == expected
+        assert expected == [] or not (tmp_path / "var").exists(), "the doctor has written something"
 
 
 def test_settings_that_cannot_be_read_are_a_line(

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
 from metering import key_directory
 from metering.audit import COMMAND
-from metering.key_directory import KeyDirectory
 from metering.ledger import writer
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
 from tests.fleet.api.api_support import need_keys
-from tests.metering.databases import clear, metering_database
-from tests.metering.key_directory_support import SECRET_KEY, Clock, FakeStore
-from tests.metering.writer_support import LONG_S
+from tests.metering.databases import LONG_S, clear, metering_database
 from tests.servers.private_postgres import new_database
 
 
@@ -65,26 +61,6 @@ def account(db: None) -> Account:
         Account.objects.get_or_create(name=name)
     Revision.objects.get_or_create(pk=1)
     return account_create(actor=COMMAND, name="research", description="the research team")
-
-
-@pytest.fixture
-def store() -> FakeStore:
-    return FakeStore()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest_asyncio.fixture
-async def directory(store: FakeStore, clock: Clock) -> AsyncIterator[KeyDirectory]:
-    """Makes the directory of a gateway that runs, on ``store``."""
-    made = KeyDirectory(store, secret_key=SECRET_KEY, clock=clock)
-    made.start()
-    yield made
-    store.may_go_on.set()
-    await made.stop()
 
 
 @pytest.fixture

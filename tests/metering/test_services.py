@@ -3,6 +3,8 @@ the REST API and the commands show of them is tested there."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -16,15 +18,37 @@ from fleet import services as fleet_services
 from metering import api_keys as keys
 from metering import services
 from metering.api_keys import KeyRecord
+from metering.audit import user_actor
+from metering.errors import MeteringValueError
 from metering.key_directory import DatabaseKeyStore
-from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
+from metering.models import Account, ApiKey, AuditEntry, Budget, Membership, Revision
 from metering.principal import BUILT_IN_ACCOUNTS, RateLimits, Scope
-from metering.services import Cap
-from tests.metering.service_support import ALICE, entries, refused, revision
+from metering.services import Cap, CreatedKey
 
 pytestmark = pytest.mark.django_db
 
+ALICE = user_actor("alice")
 CAP = Cap(unit="tokens", cap=5)
+
+
+def revision() -> int:
+    return Revision.objects.get().number
+
+
+def entries() -> list[tuple[str, str, str]]:
+    return [
+        (entry.actor, entry.action, entry.object_id) for entry in AuditEntry.objects.order_by("id")
+    ]
+
+
+def refused(field: str, call: Callable[..., Any], **arguments: Any) -> str:
+    """The message. Nothing was written, audited or published."""
+    before = (entries(), revision())
+    with pytest.raises(MeteringValueError) as caught:
+        call(**arguments)
+    assert caught.value.field == field
+    assert (entries(), revision()) == before
+    return str(caught.value)
 
 
 def stored(key: ApiKey) -> KeyRecord:
@@ -35,20 +59,6 @@ def detail() -> dict[str, Any]:
     entry = AuditEntry.objects.first()
     assert entry is not None
     return dict(entry.detail)
-
-
-def test_accounts_that_cannot_be(account: Account) -> None:
-    for field, values in (
-        ("name", {"name": "research"}),
-        ("name", {"name": "Not a slug"}),
-        ("name", {"name": "a" * 65}),
-        ("name", {"name": ""}),
-        ("weight", {"name": "ops", "weight": 0}),
-        ("weight", {"name": "ops", "weight": 1001}),
-        ("requests_per_minute", {"name": "ops", "requests_per_minute": 0}),
-        ("tokens_per_minute", {"name": "ops", "tokens_per_minute": 2**31}),
-    ):
-        refused(field, services.account_create, actor=ALICE, **values)
 
 
 def test_an_account_is_made_changed_and_deleted_with_what_is_its_own(account: Account) -> None:
@@ -82,7 +92,7 @@ def test_an_account_is_made_changed_and_deleted_with_what_is_its_own(account: Ac
         refused("name", services.account_delete, actor=ALICE, account=kept)
 
 
-def test_memberships_are_set_changed_and_removed(account: Account) -> None:
+def test_memberships_are_set_changed_and_removed(account: Account, monkeypatch: Any) -> None:
     member = {"account": account, "user": User.objects.create_user("bob")}
     refused("role", services.membership_set, actor=ALICE, role="king", **member)
     start = revision()
@@ -98,43 +108,33 @@ def test_memberships_are_set_changed_and_removed(account: Account) -> None:
         ("user:alice", "membership.set", "research/bob"),
         ("user:alice", "membership.remove", "research/bob"),
     ]
+    before = (entries(), revision())  # both go with the transaction
+    broken = Mock(**{"objects.filter.side_effect": RuntimeError})
+    monkeypatch.setattr("metering.audit.Revision", broken)
+    with pytest.raises(RuntimeError):
+        services.key_create(actor=ALICE, account=account)
+    assert (entries(), revision()) == before
 
 
-def test_a_key_is_stored_without_its_secret(account: Account) -> None:
-    _tiny, model = (
-        fleet_services.catalogue_model_create(actor=ALICE, name=name, source=f"pypi:{name}")
-        for name in ("tiny", "large")
+def test_accounts_keys_and_caps_that_cannot_be(account: Account) -> None:
+    for field, values in (
+        ("name", {"name": "research"}),
+        ("name", {"name": "Not a slug"}),
+        ("name", {"name": "a" * 65}),
+        ("name", {"name": ""}),
+        ("weight", {"name": "ops", "weight": 0}),
+        ("weight", {"name": "ops", "weight": 1001}),
+        ("requests_per_minute", {"name": "ops", "requests_per_minute": 0}),
+        ("tokens_per_minute", {"name": "ops", "tokens_per_minute": 2**31}),
+    ):
+        refused(field, services.account_create, actor=ALICE, **values)
+    caps = (
+        ("unit", Cap(unit="euros", cap=5)),
+        *(("cap", Cap(unit="tokens", cap=cap)) for cap in (0, 2**63)),
+        ("window", Cap(unit="tokens", cap=5, window="year")),
+        ("window_s", Cap(unit="tokens", cap=5, window="day", window_s=3)),
+        *(("window_s", Cap(unit="tokens", cap=5, window="seconds", window_s=s)) for s in (None, 0)),
     )
-    fleet_services.alias_create(actor=ALICE, name="big", model=model)
-    before, expires_at = revision(), timezone.now() + timedelta(days=1)
-    made = services.key_create(
-        actor=ALICE,
-        account=account,
-        name="ci",
-        scopes=["fleet:read", "inference"],
-        model_names=["tiny", "big"],
-        expires_at=expires_at,
-        limits=RateLimits(requests_per_minute=5),
-        caps=[Cap(unit="tokens", cap=1000, window="day")],
-    )
-    row = ApiKey.objects.get()
-    assert keys.is_key_of(made.key, row.digest, keys.digest_secret(settings.SECRET_KEY))
-    assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["big", "tiny"])
-    assert (row.created_by, revision() > before) == ("user:alice", True)
-    principal = stored(row).principal
-    assert (principal.account, principal.key) == ("research", keys.prefix_of(made.key))
-    assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
-    assert principal.models == {"big", "tiny"}
-    assert principal.budgets == (Budget.objects.get().pk,)
-    assert principal.key_limits.requests_per_minute == 5
-    assert principal.expires_unix_s == expires_at.timestamp()
-    audited = repr(list(AuditEntry.objects.values()))
-    written = repr(list(ApiKey.objects.values())) + audited
-    assert made.key not in written and made.key[14:] not in written
-    assert row.digest not in audited
-
-
-def test_keys_and_caps_that_cannot_be(account: Account) -> None:
     for field, values in (
         ("scopes", {"scopes": ["everything"]}),
         ("scopes", {"scopes": []}),
@@ -143,13 +143,7 @@ def test_keys_and_caps_that_cannot_be(account: Account) -> None:
         ("name", {"name": "two\nlines"}),
         ("expires_at", {"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}),
         ("max_concurrent", {"limits": RateLimits(max_concurrent=0)}),
-        ("unit", {"caps": [Cap(unit="euros", cap=5)]}),
-        ("cap", {"caps": [Cap(unit="tokens", cap=0)]}),
-        ("cap", {"caps": [Cap(unit="tokens", cap=2**63)]}),
-        ("window", {"caps": [Cap(unit="tokens", cap=5, window="year")]}),
-        ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="day", window_s=3)]}),
-        ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="seconds")]}),
-        ("window_s", {"caps": [Cap(unit="tokens", cap=5, window="seconds", window_s=0)]}),
+        *((field, {"caps": [cap]}) for field, cap in caps),
     ):
         refused(field, services.key_create, actor=ALICE, account=account, **values)
     assert not ApiKey.objects.exists() and not Budget.objects.exists()
@@ -157,8 +151,24 @@ def test_keys_and_caps_that_cannot_be(account: Account) -> None:
 
 def test_a_key_is_changed_and_revoked(account: Account) -> None:
     model = fleet_services.catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny")
-    key = services.key_create(actor=ALICE, account=account, model_names=["tiny"]).row
-    assert stored(key).principal.may_leave_network
+    alias = fleet_services.alias_create(actor=ALICE, name="big", model=model)
+    limits, caps = RateLimits(requests_per_minute=5), [Cap(unit="tokens", cap=1000, window="day")]
+    facts = {"expires_at": timezone.now() + timedelta(days=1), "limits": limits, "caps": caps}
+    named = {"scopes": ["fleet:read", "inference"], "model_names": ["tiny", "big"]}
+    made = services.key_create(actor=ALICE, account=account, **named, **facts)
+    key, principal = made.row, stored(made.row).principal
+    assert keys.is_key_of(made.key, key.digest, keys.digest_secret(settings.SECRET_KEY))
+    assert (key.scopes, key.created_by) == (["inference", "fleet:read"], "user:alice")
+    assert (principal.account, principal.key) == ("research", keys.prefix_of(made.key))
+    assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
+    assert (principal.models, principal.key_limits) == ({"big", "tiny"}, limits)
+    assert principal.budgets == (Budget.objects.get().pk,)
+    assert principal.expires_unix_s == facts["expires_at"].timestamp()
+    audited = repr(list(AuditEntry.objects.values()))
+    written = repr(list(ApiKey.objects.values())) + audited
+    assert made.key[14:] not in written and key.digest not in audited, "without its secret"
+    assert principal.may_leave_network
+    fleet_services.alias_delete(actor=ALICE, alias=alias)
     fleet_services.catalogue_model_delete(actor=ALICE, model=model)  # which hinders no change
     key.name, key.scopes, key.names_end_user = "renamed", ["inference"], True
     key.may_leave_network = False
@@ -166,13 +176,13 @@ def test_a_key_is_changed_and_revoked(account: Account) -> None:
     services.key_update(actor=ALICE, key=key, changed_fields=changed)
     assert detail() == {
         "name": ["", "renamed"],
-        "scopes": [["inference", "usage:read"], ["inference"]],
+        "scopes": [["inference", "fleet:read"], ["inference"]],
         "names_end_user": [False, True],
         "may_leave_network": [True, False],
     }
     principal = stored(key).principal
     assert (principal.names_end_user, principal.may_leave_network) == (True, False)
-    assert principal.models == {"tiny"}
+    assert principal.models == {"big", "tiny"}
     for field in ("account", "prefix", "digest", "revoked_at", "created_by"):
         refused(field, services.key_update, actor=ALICE, key=key, changed_fields=[field])
     before = revision()
@@ -212,11 +222,22 @@ def test_a_budget_is_made_changed_and_removed(account: Account) -> None:
     ]
 
 
-def test_a_change_that_fails_is_not_audited(account: Account, monkeypatch: Any) -> None:
-    """The entry and the revision go with the transaction."""
-    before = (entries(), revision())
-    broken = Mock(**{"objects.filter.side_effect": RuntimeError})
-    monkeypatch.setattr("metering.audit.Revision", broken)
-    with pytest.raises(RuntimeError):
-        services.key_create(actor=ALICE, account=account)
-    assert (entries(), revision()) == before
+def test_bodies_are_captured_for_a_limited_time(account: Account, made: CreatedKey) -> None:
+    key, now = made.row, timezone.now()
+    for until in (now - timedelta(minutes=1), now + timedelta(days=8)):
+        key.capture_until = until
+        change = {"actor": ALICE, "changed_fields": ["capture_until"]}
+        refused("capture_until", services.key_update, key=key, **change)
+    key.capture_until = until = now + timedelta(hours=1)
+    services.key_update(key=key, **change)
+    account.capture_until = until + timedelta(hours=1)
+    services.account_update(account=account, **change)
+    actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
+    assert {action for (action,) in actions} >= {"key.update", "account.update"}
+    (principal,) = (one.principal for one in DatabaseKeyStore().keys(key.prefix).values())
+    assert principal.capture_until_unix_s == account.capture_until.timestamp()
+    assert principal.is_captured(time.time())
+    ApiKey.objects.filter(pk=key.pk).update(capture_until=now - timedelta(days=1))
+    key = ApiKey.objects.get(pk=key.pk)
+    key.name = "renamed"  # which a time that has passed does not hinder
+    services.key_update(actor=ALICE, key=key, changed_fields=["name"])

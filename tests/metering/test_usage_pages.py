@@ -74,6 +74,16 @@ FORM = {"account": "research", "name": "laptop", "unit": "micro_usd", "window": 
 
 
 def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Account) -> None:
+    Account.objects.get_or_create(name="elsewhere")
+    for changes, message in (
+        ({"account": "elsewhere"}, "not one of the available choices"),
+        ({"cap": "1.5", "unit": "tokens"}, "not a whole number of tokens"),
+        ({"requests_per_minute": "0"}, "greater than or equal to 1"),
+        ({"expires": "2020-01-01"}, "have expired already"),
+        ({"model_names": ["nothing"]}, "not one of the available choices"),
+    ):
+        assert message in alice.post("/usage/keys", FORM | changes).text
+    assert not ApiKey.objects.exists()
     fleet_services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     form = FORM | {
         "model_names": ["tiny"],
@@ -96,8 +106,8 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
     assert key.prefix in listed and found[1] not in listed
     assert "$10.50 of $12.50 per month" in listed
     path = f"/usage/keys/{key.prefix}"
-    bad = alice.post(path, {"name": "new", "expires": "2020-01-01"})
-    assert "have expired already" in bad.text
+    expired = alice.post(path, {"name": "new", "expires": "2020-01-01"})
+    assert "have expired already" in expired.text
     response = alice.post(path, {"name": "new", "max_concurrent": "2"})
     assert response["Location"] == "/usage/keys"
     key.refresh_from_db()
@@ -109,19 +119,6 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
     key.refresh_from_db()
     assert key.revoked_at is not None and "revoked, for good" in text_of(alice, path)
     assert key.name == "new"
-
-
-def test_keys_that_cannot_be(alice: Client) -> None:
-    Account.objects.get_or_create(name="elsewhere")
-    for changes, message in (
-        ({"account": "elsewhere"}, "not one of the available choices"),
-        ({"cap": "1.5", "unit": "tokens"}, "not a whole number of tokens"),
-        ({"requests_per_minute": "0"}, "greater than or equal to 1"),
-        ({"expires": "2020-01-01"}, "have expired already"),
-        ({"model_names": ["nothing"]}, "not one of the available choices"),
-    ):
-        assert message in alice.post("/usage/keys", FORM | changes).text
-    assert not ApiKey.objects.exists()
 
 
 def test_a_member_changes_their_own_and_an_owner_all(alice: Client, account: Account) -> None:
@@ -179,8 +176,6 @@ def test_the_audit_is_filtered(operator: Client, account: Account) -> None:
     assert "/usage/audit" not in text_of(client, "/usage/accounts")
 
 
-pytestmark = pytest.mark.django_db
-
 ADD = "/admin/auth/user/add/"
 COUNTS = {"memberships-TOTAL_FORMS": "1", "memberships-INITIAL_FORMS": "0"}
 MEMBER = COUNTS | {"memberships-0-account": "research", "memberships-0-role": "owner"}
@@ -198,48 +193,35 @@ def invited(operator: Client, **form: str) -> str:
     return found[1]
 
 
-def choose(path: str, form: dict[str, str] = NEW) -> tuple[Client, str]:
-    """Chooses a password as their browser does: the page, then its form. Returns the client and the
-    last page."""
+def choose(path: str, form: dict[str, str] = NEW) -> str:
+    """Chooses a password as their browser does: the page, then its form. Returns the last page."""
     client = Client()
     page = client.get(path, follow=True)
     if not page.redirect_chain:
-        return client, page.text
-    return client, client.post(page.redirect_chain[-1][0], form, follow=True).text
+        return page.text
+    return client.post(page.redirect_chain[-1][0], form, follow=True).text
 
 
-def test_who_is_added_chooses_the_password_once(operator: Client, account: Account) -> None:
+def test_who_is_invited_chooses_the_password_once(operator: Client, account: Account) -> None:
     link = invited(operator)
     mia = User.objects.get(username="mia")
     assert mia.email == "mia@example.org" and not mia.has_usable_password()
     assert not mia.is_staff
     member = Membership.objects.get(user=mia)
     assert (member.account, member.role) == (account, "owner")
-    _, text = choose(link, dict.fromkeys(NEW, "12345678"))
-    assert "too common" in text
-    assert 'id="playground"' in choose(link)[1], "logged in, where members start"
-    _, text = choose(link, dict.fromkeys(NEW, "another one"))
-    assert "This link has been used" in text
-    assert "This link has been used" in choose("/welcome/MQ/made-up/")[1]
+    assert "too common" in choose(link, dict.fromkeys(NEW, "12345678"))
+    assert 'id="playground"' in choose(link), "logged in, where members start"
+    assert "This link has been used" in choose(link, dict.fromkeys(NEW, "another one"))
+    assert "This link has been used" in choose("/welcome/MQ/made-up/")
     mia.refresh_from_db()
     assert mia.check_password("a long password")
     entries = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
-    assert {
-        ("user:carol", "user.create", "mia"),
-        ("user:carol", "membership.set", "research/mia"),
-        ("user:mia", "user.update", "mia"),
-    } <= entries
+    made = {("user:carol", "user.create", "mia"), ("user:carol", "membership.set", "research/mia")}
+    assert made | {("user:mia", "user.update", "mia")} <= entries
     assert "a long password" not in str(list(AuditEntry.objects.values_list("detail")))
     assert "already exists" in operator.post(ADD, INVITED).text and User.objects.count() == 2
-    Membership.objects.all().delete()
-    alone = {"memberships-0-account": "", "memberships-0-role": "member", "username": "noa"}
-    invited(operator, **alone)
-    assert not Membership.objects.exists()
-
-
-def test_an_invitation_is_made_again(operator: Client, account: Account) -> None:
-    person("mia", account)
-    mia = User.objects.get(username="mia")
+    mia.set_password("forgotten")
+    mia.save()
     form = {"action": "invite_again", "_selected_action": [str(mia.pk)]}
     asked = operator.post("/admin/auth/user/", form).text
     assert "Invite again" in asked and "/welcome/" not in asked
@@ -248,18 +230,18 @@ def test_an_invitation_is_made_again(operator: Client, account: Account) -> None
     choose(found[1])
     mia.refresh_from_db()
     assert mia.check_password("a long password")
-
-
-def test_who_may_give_no_memberships_gives_none(account: Account) -> None:
+    Membership.objects.all().delete()
+    alone = {"memberships-0-account": "", "memberships-0-role": "member", "username": "noa"}
+    invited(operator, **alone)
+    assert not Membership.objects.exists()
     client = staff("dave", "add_user", "change_user")
     assert '-0-account"' not in client.get(ADD).text
-    invited(client)
+    invited(client, username="pat")
     assert not Membership.objects.exists()
     client = staff("looks", "view_user")
     assert client.post(ADD, INVITED).status_code == 403
-    chosen = [str(User.objects.get(username="looks").pk)]
-    form = {"action": "invite_again", "_selected_action": chosen, "sure": "1"}
-    assert "/welcome/" not in client.post("/admin/auth/user/", form, follow=True).text
+    asked = client.post("/admin/auth/user/", {**form, "sure": "1"}, follow=True)
+    assert "/welcome/" not in asked.text
 
 
 def test_members_log_in_and_change_their_password(account: Account) -> None:

@@ -39,6 +39,7 @@ from metering.ledger import store
 from metering.money import Prices
 from metering.playground.conversations import NEW, conversation_save, parse_state
 from metering.principal import ALL_SCOPES, RateLimits
+from metering.services import Cap
 from tests.fleet.conftest import SentTasks, heartbeat, replica, report
 from tests.metering.operations import reserve, settle
 from tests.metering.request_records.records import ended
@@ -70,16 +71,16 @@ def write() -> Known:
     _fleet()
     key = _accounts()
     _requests(key.rpartition("-")[0])
-    *files, batch = _batch()
     _bench()
+    *files, batch = _batch()
     return Known(
         key=key,
         username="alice",
         password=PASSWORD,
         upstream_key=UPSTREAM_KEY,
-        response=_responses(),
         files=files,
         batch=batch,
+        response=_responses(),
         conversation=_conversation(),
     )
 
@@ -94,15 +95,12 @@ def _fleet() -> None:
     upstream_discovered(
         actor=ALICE, upstream=upstream, models=[KnownModel(id="qwen", context_tokens=32_768)]
     )
-    tiny = catalogue_model_create(
-        actor=ALICE,
-        name="tiny",
-        source="pypi:tiny",
-        max_context_tokens=2048,
-        temperature=0.6,
-        pinned=True,
-        **{f"{name}_price_micro_usd": price for name, price in _prices().items()},
-    )
+    prices = {
+        f"{name}_price_micro_usd": getattr(PRICES, f"{name}_micro_usd")
+        for name in ("input", "cached_input", "output")
+    }
+    facts = {"max_context_tokens": 2048, "temperature": 0.6, "pinned": True, **prices}
+    tiny = catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny", **facts)
     catalogue_model_create(actor=ALICE, name="pirate", source="org/pirate-lora", base="tiny")
     catalogue_model_create(actor=ALICE, name="qwen", source="upstream:gpu-box/qwen")
     alias_create(actor=ALICE, name="gpt-4o", model=tiny)
@@ -110,48 +108,32 @@ def _fleet() -> None:
         fleet_services.neuron_invite(actor=ALICE, neuron_name=name)
         fleet_services.heartbeat_record(heartbeat=heartbeat(name))
     job = fleet_services.load_job_start(actor=ALICE, model_name="tiny", neuron_name="beast")
-    loaded = replica(
-        job_id=str(job.pk),
-        spec_digest=job.spec_digest,
-        status=ReplicaStatus.READY,
-        report=report(actual_bytes=3 * 1024**3),
-    )
+    of_job = {"job_id": str(job.pk), "spec_digest": job.spec_digest}
+    loaded = replica(status=ReplicaStatus.READY, report=report(actual_bytes=3 * 1024**3), **of_job)
     fleet_services.heartbeat_record(heartbeat=heartbeat("beast", replicas=[loaded]))
     fleet_services.load_job_start(actor=ALICE, model_name="tiny", neuron_name="attic")
     fleet_services.neuron_drain(actor=ALICE, neuron_name="attic")
     Download.objects.create(neuron=Neuron.objects.get(name="attic"), source="org/large")
 
 
-def _prices() -> dict[str, int]:
-    return {
-        "input": PRICES.input_micro_usd,
-        "cached_input": PRICES.cached_input_micro_usd,
-        "output": PRICES.output_micro_usd,
-    }
-
-
 def _accounts() -> str:
     """Returns a plain key."""
-    account = metering_services.account_create(
-        actor=ALICE, name="lab", description="Research", weight=3, requests_per_minute=600
-    )
+    facts = {"description": "Research", "weight": 3, "requests_per_minute": 600}
+    account = metering_services.account_create(actor=ALICE, name="lab", **facts)
     alice = User.objects.create_superuser("alice", "alice@example.org", PASSWORD)
-    metering_services.membership_set(actor=ALICE, account=account, user=alice, role="owner")
+    own = {"actor": ALICE, "account": account}
+    metering_services.membership_set(user=alice, role="owner", **own)
     for cap in (
-        metering_services.Cap(unit="micro_usd", cap=5_000_000, window="month"),
-        metering_services.Cap(unit="tokens", cap=1_000_000),
+        Cap(unit="micro_usd", cap=5_000_000, window="month"),
+        Cap(unit="tokens", cap=1_000_000),
     ):
-        metering_services.budget_create(actor=ALICE, cap=cap, account=account)
+        metering_services.budget_create(cap=cap, **own)
+    limits, caps = RateLimits(max_concurrent=8), [Cap(unit="micro_usd", cap=2_000_000)]
     created = metering_services.key_create(
-        actor=ALICE,
-        account=account,
-        name="notebook",
-        scopes=ALL_SCOPES,
-        limits=RateLimits(max_concurrent=8),
-        caps=[metering_services.Cap(unit="micro_usd", cap=2_000_000)],
+        name="notebook", scopes=ALL_SCOPES, limits=limits, caps=caps, **own
     )
     revoked = metering_services.key_create(
-        actor=ALICE, account=account, name="lost", model_names=["gpt-4o"], imported="sk-team-lost"
+        name="lost", model_names=["gpt-4o"], imported="sk-team-lost", **own
     )
     metering_services.key_revoke(actor=ALICE, key=revoked.row)
     return created.key
@@ -183,15 +165,10 @@ def _responses() -> str:
     for id, previous_id, text in ((first, None, "Tbilisi."), (second, first, "The Kura.")):
         content = [{"type": "output_text", "text": text, "annotations": []}]
         message = {"id": f"msg_{id[5:]}_0", "type": "message", "content": content}
+        response = {"id": id, "model": "gpt-4o", "status": "completed", "output": [message]}
         record = ResponseRecord(
             account="lab",
-            response={
-                "id": id,
-                "model": "gpt-4o",
-                "status": "completed",
-                "created_at": int(ENDED_UNIX_S),
-                "output": [message],
-            },
+            response=response | {"created_at": int(ENDED_UNIX_S)},
             input_items=[{"id": f"msg_{id[5:]}_i0", "type": "message", "content": "And?"}],
             previous_id=previous_id,
             background=False,
@@ -212,20 +189,10 @@ def _batch() -> tuple[str, str, str]:
     batches.file_add(
         file_id=input_file, name="questions.jsonl", purpose="batch", quota=LIMIT, **whose
     )
-    batches.batch_create(
-        lasts=timedelta(hours=24),
-        max_open=10,
-        fields={
-            "id": batch,
-            "account": "lab",
-            "dialect": "openai",
-            "endpoint": "/v1/chat/completions",
-            "input_file": input_file,
-            "output_file": output_file,
-            "error_file": f"file-{uuid.UUID(int=3).hex}",
-            "num_total": 1,
-        },
-    )
+    fields = {"id": batch, "account": "lab", "dialect": "openai", "num_total": 1}
+    fields |= {"endpoint": "/v1/chat/completions", "input_file": input_file}
+    fields |= {"output_file": output_file, "error_file": f"file-{uuid.UUID(int=3).hex}"}
+    batches.batch_create(lasts=timedelta(hours=24), max_open=10, fields=fields)
     batches.batch_claim(batch_id=batch, holder="g1")
     batches.result_save(file_id=output_file, name="answers.jsonl", purpose="batch_output", **whose)
     batches.batch_end(batch_id=batch, holder="g1", status="completed", counts={"num_completed": 1})
@@ -233,14 +200,8 @@ def _batch() -> tuple[str, str, str]:
 
 
 def _bench() -> None:
-    point = {
-        "target_name": "gpu-box",
-        "build": "abc1234",
-        "model_id": "qwen",
-        "scenario_id": "chat:128",
-        "ttft_s": 0.25,
-        "decode_tps": 91.5,
-    }
+    point = {"target_name": "gpu-box", "build": "abc1234", "model_id": "qwen"}
+    point |= {"scenario_id": "chat:128", "ttft_s": 0.25, "decode_tps": 91.5}
     with tempfile.TemporaryDirectory() as folder:
         config, path = Path(folder) / "helexa-bench.toml", Path(folder) / "points.json"
         config.write_text(BENCH_TOML)
@@ -256,11 +217,6 @@ def _conversation() -> str:
     client = Client(headers={"host": "localhost"})
     client.post("/login/", login | {"password": "corect horse"})
     client.force_login(User.objects.get(username="alice"))
-    id = uuid.UUID(int=1)
-    conversation_save(
-        user_id=User.objects.get(username="alice").pk,
-        conversation_id=id,
-        revision=NEW,
-        state=parse_state(CONVERSATION),
-    )
-    return str(id)
+    whose = {"user_id": User.objects.get(username="alice").pk, "conversation_id": uuid.UUID(int=1)}
+    conversation_save(revision=NEW, state=parse_state(CONVERSATION), **whose)
+    return str(uuid.UUID(int=1))

@@ -57,7 +57,7 @@ def release(request: pytest.FixtureRequest) -> str:
 
 def check_upgrade(archive: Path, data_dir: Path, database_url: str) -> None:
     manage(data_dir, "restore", str(archive), DATABASE_URL=database_url)
-    script = ("-m", "tests.upgrade.on_database", "look")
+    script = ("-m", "tests.upgrade.fill", "look")
     found = json.loads(run_python(database_url, data_dir, *script, REDIS_URL=NO_REDIS))
     assert list(lost(found["then"], found["now"])) == []
     assert found["now"]["login"] and found["now"]["upstream's key"]

@@ -39,66 +39,52 @@ from tests.cases import each_case
 from tests.helexa_site.processes import manage
 
 DEFAULTS = ServeOptions(host="127.0.0.1", port=31313, data_dir=None, with_model=True)
+ELSEWHERE = {"host": "::", "port": 80, "data_dir": Path("x"), "with_model": False}
 TLS = Share(host="h", port=1, tls_cert=Path("/c"), tls_key=Path("/k"))
 
 
-@each_case(
-    ("words", "expected"),
-    [
-        ("", DEFAULTS),
-        (
-            "--host :: --port 80 --data-dir x --no-model",
-            replace(DEFAULTS, host="::", port=80, data_dir=Path("x"), with_model=False),
-        ),
-        ("--no-neuron --port 65535", replace(DEFAULTS, with_neuron=False, port=65535)),
-        ("--share 10.0.0.5:7", replace(DEFAULTS, share=Share(host="10.0.0.5", port=7))),
-        ("--share :7", replace(DEFAULTS, share=Share(host="0.0.0.0", port=7))),
-        ("--share [::1]:7", replace(DEFAULTS, share=Share(host="::1", port=7))),
-        ("--share h:1 --share-tls-cert /c --share-tls-key /k", replace(DEFAULTS, share=TLS)),
-        *((wrong, None) for wrong in ("--port=0", "--port=65536", "--port=http", "extra")),
-        *((wrong, None) for wrong in ("--share here", "--share 7000", "--share h:0")),
-        ("--share-tls-cert c --share-tls-key k", None),
-        ("--share h:1 --share-tls-cert c", None),
-    ],
-)
-def test_serve_flags(
-    monkeypatch: Any, capsys: Any, words: str, expected: ServeOptions | None
-) -> None:
-    monkeypatch.delenv("REDIS_URL", raising=False)  # there is a private one, which alone is shared
-    if expected is not None:
-        assert parse_serve(words.split()) == expected
+def test_serve_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(words: str) -> None:
+        with pytest.raises(SystemExit) as ended:
+            parse_serve(words.split())
+        assert ended.value.code == 2
+        assert "usage: manage.py serve" in capsys.readouterr().err
+
+    for words, changes in (
+        ("", {}),
+        ("--host :: --port 80 --data-dir x --no-model", ELSEWHERE),
+        ("--no-neuron --port 65535", {"with_neuron": False, "port": 65535}),
+        ("--share 10.0.0.5:7", {"share": Share(host="10.0.0.5", port=7)}),
+        ("--share :7", {"share": Share(host="0.0.0.0", port=7)}),
+        ("--share [::1]:7", {"share": Share(host="::1", port=7)}),
+        ("--share h:1 --share-tls-cert /c --share-tls-key /k", {"share": TLS}),
+    ):
+        monkeypatch.delenv("REDIS_URL", raising=False)  # a private one, which alone is shared
+        assert parse_serve(words.split()) == replace(DEFAULTS, **changes)
         monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
-        if expected.share is None:
-            return
-    with pytest.raises(SystemExit) as ended:
-        parse_serve(words.split())
-    assert ended.value.code == 2
-    assert "usage: manage.py serve" in capsys.readouterr().err
-
-
-def test_a_port_in_use_is_reported_before_anything_starts() -> None:
+        if "share" in changes:
+            refused(words)
+    monkeypatch.delenv("REDIS_URL")
+    for words in (
+        *("--port=0", "--port=65536", "--port=http", "extra", "--share here", "--share 7000"),
+        *("--share h:0", "--share-tls-cert c --share-tls-key k", "--share h:1 --share-tls-cert c"),
+    ):
+        refused(words)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        any_port = replace(DEFAULTS, port=0)
         share = Share(host="127.0.0.1", port=port)
-        with pytest.raises(BootstrapError, match=f"port {port} on 127.0.0.1 is in use.*--share"):
-            check_ports(replace(any_port, share=share))
-        with pytest.raises(BootstrapError, match=f"port {port} on 127.0.0.1 is in use.*--port"):
-            check_ports(replace(DEFAULTS, port=port))
+        for options, flag in (({"port": 0, "share": share}, "--share"), ({"port": port}, "--port")):
+            with pytest.raises(BootstrapError, match=f"port {port} on 127.0.0.1 is in use.*{flag}"):
+                check_ports(replace(DEFAULTS, **options))
     with pytest.raises(BootstrapError, match=r"cannot listen on 192\.0\.2\.1 port 0"):
-        check_ports(replace(any_port, host="192.0.2.1"))
-
-
-def test_names_and_addresses() -> None:
+        check_ports(replace(DEFAULTS, port=0, host="192.0.2.1"))
     default = default_neuron_name()
-    assert parse_neuron(["--name", default]).name == default
-    assert parse_neuron([]).name is None
+    assert (parse_neuron(["--name", default]).name, parse_neuron([]).name) == (default, None)
     for name in ("", "Beast", "a b", "-x", "x..y"):
         with pytest.raises(SystemExit):
             parse_neuron([f"--name={name}"])
-    assert base_url("0.0.0.0", 80) == "http://127.0.0.1:80"
-    assert base_url("::", 80) == "http://[::1]:80"
-    assert base_url("box", 80) == "http://box:80"
+    urls = {"0.0.0.0": "http://127.0.0.1:80", "::": "http://[::1]:80", "box": "http://box:80"}
+    assert {host: base_url(host, 80) for host in urls} == urls
     hosts = ("127.0.0.2", "::1", "localhost", "0.0.0.0", "::", "box", "10.0.0.1")
     assert [is_loopback(host) for host in hosts] == [True] * 3 + [False] * 4
 
@@ -117,19 +103,6 @@ def test_whoever_reads_may_have_enough() -> None:
         ended = subprocess.run(command, cwd=REPOSITORY_DIR, stdout=writer, stderr=subprocess.PIPE)
         os.close(writer)
         assert (ended.returncode, ended.stderr) == (141, b"")
-
-
-def test_without_a_checkout_there_are_no_tests_to_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would download a model into the installed code, and then find no pytest."""
-    commands = "helexa_site.bootstrap.commands"
-    monkeypatch.setattr(f"{commands}.installation", lambda: Installation.WHEEL)
-    monkeypatch.setattr(f"{commands}.ensure_environment", lambda name: pytest.fail(name))
-    assert run(["test"]) == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith("helexa: the tests are not installed: run them in a checkout")
-    assert printed.count("\n") == 1
 
 
 @each_case(
@@ -158,47 +131,20 @@ def test_words_that_are_output_wrong_or_missing(
     assert not list(tmp_path.glob("**/*.sqlite3*"))
 
 
-@each_case(
-    ("words", "expected"),
-    [
-        ("--version", f"helexa {VERSION}\n"),
-        ("version --json", f'"package_version": "{VERSION}"'),
-        ("help serve", "usage: manage.py serve"),
-        ("help neuron", "usage: manage.py neuron"),
-        ("help doctor", "usage: manage.py doctor"),
-        ("test --help", "usage: manage.py test"),
-    ],
-)
-def test_a_command_of_ours_prints(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code = run(words.split())
-    except SystemExit as ended:  # argparse's
-        code = int(str(ended.code))
-    assert code == 0
-    assert expected in capsys.readouterr().out
+def test_a_bare_or_old_python_helps_and_makes_the_environment_or_enters_it(tmp_path: Path) -> None:
+    def bare(venv: Path, *words: str) -> tuple[int, str, str]:
+        """What a Python without any package prints."""
+        command, env = [sys.executable, "-S", *words], {"HELEXA_VENV": str(venv)}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+        return done.returncode, done.stdout, done.stderr
 
-
-def bare(venv: Path, words: str) -> tuple[int, str, str]:
-    """What a Python without any package prints."""
-    outcome = subprocess.run(
-        [sys.executable, "-S", str(REPOSITORY_DIR / "manage.py"), *words.split()],
-        capture_output=True,
-        text=True,
-        env={"HELEXA_VENV": str(venv)},
-        timeout=120,
-    )
-    return outcome.returncode, outcome.stdout, outcome.stderr
-
-
-def test_a_bare_python_helps_and_makes_the_environment_or_enters_it(tmp_path: Path) -> None:
+    manage_py = str(REPOSITORY_DIR / "manage.py")
     expected = f"{OVERVIEW}\n{NOT_INSTALLED}".format(program="manage.py")
     for words in ("", "help", "help models", "models --help"):
-        assert bare(tmp_path / "none", words) == (0, expected, ""), words
+        assert bare(tmp_path / "none", manage_py, *words.split()) == (0, expected, ""), words
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").touch()
-    code, _, errors = bare(tmp_path / "file" / "venv", "createsuperuser")
+    code, _, errors = bare(tmp_path / "file" / "venv", manage_py, "createsuperuser")
     assert (code, errors.startswith("helexa: cannot make")) == (1, True)
     (tmp_path / "lib" / "python3" / "site-packages" / "django").mkdir(parents=True)
     (tmp_path / "pyvenv.cfg").touch()
@@ -206,9 +152,14 @@ def test_a_bare_python_helps_and_makes_the_environment_or_enters_it(tmp_path: Pa
     (tmp_path / "bin" / "python").write_text('#!/bin/sh\necho "inside: $*"\n')
     (tmp_path / "bin" / "python").chmod(0o755)
     for words in ("createsuperuser", "models --help"):
-        code, output, errors = bare(tmp_path, words)
+        code, output, errors = bare(tmp_path, manage_py, *words.split())
         assert (code, errors) == (0, "")
         assert output.endswith(f"manage.py {words}\n"), output
+    old = "import sys, runpy; sys.version_info = (3, 9, 2, 'final', 0); "
+    code, _, errors = bare(
+        tmp_path, "-c", f"{old} runpy.run_path({manage_py!r}, run_name='__main__')"
+    )
+    assert code == 1 and errors.startswith("helexa needs Python 3.11 or newer; this is 3.9")
 
 
 @each_case(
@@ -232,30 +183,52 @@ def test_a_setting_that_cannot_be_is_one_line(
     assert refused.startswith(f"helexa: {name}")
 
 
-def test_an_old_python_gets_a_sentence() -> None:
-    code = (
-        "import sys, runpy; sys.version_info = (3, 9, 2, 'final', 0); "
-        f"runpy.run_path({str(REPOSITORY_DIR / 'manage.py')!r}, run_name='__main__')"
-    )
-    outcome = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
-    assert outcome.returncode == 1
-    assert outcome.stderr.startswith("helexa needs Python 3.11 or newer; this is 3.9")
+def test_a_command_of_ours_prints_and_tests_need_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, expected in (
+        ("--version", f"helexa {VERSION}\n"),
+        ("version --json", f'"package_version": "{VERSION}"'),
+        *((f"help {name}", f"usage: manage.py {name}") for name in ("serve", "neuron", "doctor")),
+        ("test --help", "usage: manage.py test"),
+    ):
+        try:
+            code = run(words.split())
+        except SystemExit as ended:  # argparse's
+            code = int(str(ended.code))
+        assert (code, expected in capsys.readouterr().out) == (0, True), words
+    # It would download a model into the installed code, and then find no pytest.
+    commands = "helexa_site.bootstrap.commands"
+    monkeypatch.setattr(f"{commands}.installation", lambda: Installation.WHEEL)
+    monkeypatch.setattr(f"{commands}.ensure_environment", lambda name: pytest.fail(name))
+    assert run(["test"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("helexa: the tests are not installed: run them in a checkout")
+    assert printed.count("\n") == 1
+    memory = SimpleNamespace(free_bytes=(9 << 30) - 1)
+    monkeypatch.setattr("helexa_site.bootstrap.suite.host_memory", lambda: memory)
+    for arguments in ([], ["-k", "chat"], ["tests/inference"]):
+        assert spreading(arguments)[:2] == ["-n", "2"], arguments
+    memory.free_bytes += 1
+    assert spreading([])[:2] == ["-n", "3"]
+    for picked in ("tests/conftest.py", "tests/conftest.py::test[a-b]"):
+        assert spreading(["-q", picked]) == [], "picked tests start at once"
+    assert coverage_last(["--cov", "tests/fleet", "-q"]) == ["tests/fleet", "-q", "--cov"]
+    assert coverage_last(["--cov=fleet", "tests/fleet"]) == ["--cov=fleet", "tests/fleet"]
 
 
 def test_a_load_is_reported_in_tenths_and_its_failure_in_its_words() -> None:
-    def line_of(status: ReplicaStatus = ReplicaStatus.LOADING, **fields: Any) -> str:
+    def line_of(done: int = 0, total: int = 0, **fields: Any) -> str:
+        progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total)
         named = {"neuron": "n", "model": "m", "job_id": "1", "status_age_s": 0.0}
-        return replica_line(ReplicaView(status=status, **named, **fields))
+        named |= {"status": ReplicaStatus.LOADING, "progress": progress}
+        return replica_line(ReplicaView(**named | fields))
 
-    def progress(done: int, total: int = 10**8) -> LoadProgress:
-        return LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total)
-
-    lines = [line_of(progress=progress(done * 10**6)) for done in range(101)]
-    assert len(set(lines)) == 11
-    assert lines[50] == "downloading 50 % of 100 MB"
-    assert line_of(progress=progress(0, 0)) == "downloading" and line_of() == ""
+    lines = [line_of(done * 10**6, 10**8) for done in range(101)]
+    assert (len(set(lines)), lines[50]) == (11, "downloading 50 % of 100 MB")
+    assert (line_of(), line_of(progress=None)) == ("downloading", "")
     failure = LoadFailure(code="download_failed", message="pip could not download it")
-    line = line_of(ReplicaStatus.FAILED, failure=failure)
+    line = line_of(status=ReplicaStatus.FAILED, failure=failure)
     assert line.startswith("cannot be loaded: pip could not download it")
 
 
@@ -288,16 +261,3 @@ def test_serve_prints_lines_or_json(
         f"    {at} WARNING gateway fleet: in a trace",
     ):
         assert not WARNINGS.search(line)
-
-
-def test_when_a_run_of_tests_is_spread_and_what_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = SimpleNamespace(free_bytes=(9 << 30) - 1)
-    monkeypatch.setattr("helexa_site.bootstrap.suite.host_memory", lambda: memory)
-    for arguments in ([], ["-k", "chat"], ["tests/inference"]):
-        assert spreading(arguments)[:2] == ["-n", "2"], arguments
-    memory.free_bytes += 1
-    assert spreading([])[:2] == ["-n", "3"]
-    for picked in ("tests/conftest.py", "tests/conftest.py::test[a-b]"):
-        assert spreading(["-q", picked]) == [], "picked tests start at once"
-    assert coverage_last(["--cov", "tests/fleet", "-q"]) == ["tests/fleet", "-q", "--cov"]
-    assert coverage_last(["--cov=fleet", "tests/fleet"]) == ["--cov=fleet", "tests/fleet"]

@@ -36,12 +36,11 @@ pytestmark = pytest.mark.slow
 
 WAIT_TIMEOUT_S = 120.0
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-HOT = "2026-11-22 10:00:00,123 WARNING gateway fleet: hot"
 WITH_GRANDCHILD = (
-    "import subprocess, sys, time; "
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-    "print('grandchild', child.pid); time.sleep(60)"
+    "import subprocess, sys, time; a, b = sys.executable, 'import time; time.sleep(60)'; "
+    "print('grandchild', subprocess.Popen([a, '-c', b]).pid); time.sleep(60)"
 )
+HOT = "2026-11-22 10:00:00,123 WARNING gateway fleet: hot"
 
 
 def python(code: str, *, name: str = "child", grace_s: float = 10.0) -> ChildSpec:
@@ -130,8 +129,8 @@ def test_what_started_last_stops_first_and_a_guardian_leaves_alone_what_was_rele
         assert process.wait() == -signal.SIGKILL
 
 
-def test_a_full_log_makes_room_and_one_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_full_logs_make_room_gateways_drain_and_restarts_wait_longer_each_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full.log").symlink_to("/dev/full")
     for name, lines in (("child", ("12345", "abcde", "vwxyz")), ("full", ("lost", "lost"))):
@@ -142,14 +141,19 @@ def test_a_full_log_makes_room_and_one_that_cannot_be_written_stops_nothing(
     assert (tmp_path / "child.log").read_text() == "vwxyz\n"
     assert (tmp_path / "child.log.1").read_text() == "abcde\n"
     assert capfd.readouterr() == ("", "")
+    for drain_s in (DRAIN_SECONDS.default, 7):
+        monkeypatch.setenv(DRAIN_SECONDS.name, str(drain_s))
+        gateway = gateway_spec("127.0.0.1", 1)
+        assert DRAIN_SECONDS.read(gateway.environment) == drain_s
+        assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
+    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert BACKOFF.wait_s(100) == BACKOFF.max_s
 
 
 SERVE = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from typing import Any
-from helexa_site.bootstrap import console
-from helexa_site.bootstrap import serve
+from helexa_site.bootstrap import console, serve
 from helexa_site.bootstrap.arguments import ServeOptions
 
 def interrupt(*_):
@@ -157,38 +161,32 @@ def interrupt(*_):
     sum(range(1000))  # so that the handler is called here
 
 class Deleted:
-    def __del__(self):
-        interrupt()
-
-def in_a_finalizer():
-    Deleted()
+    __del__ = interrupt
 
 def while_a_line_is_printed():
     with console._lock:
         interrupt()
-
-def twice():
-    interrupt()
-    interrupt()
 
 def in_another_thread():
     time.sleep(0.5)  # the main thread waits by then
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 
-def fails():
-    1 / 0
-
-serve.start = lambda *_: globals()[sys.argv[3]]()
-options = ServeOptions(
-    host="127.0.0.1", port=int(sys.argv[2]), data_dir=Path(sys.argv[1]), with_model=False
-)
-sys.exit(serve.serve(options))
+moments = {
+    "in a finalizer": lambda: bool(Deleted()),
+    "while a line is printed": while_a_line_is_printed,
+    "twice": lambda: (interrupt(), interrupt()),
+    "in another thread": in_another_thread,
+    "fails": lambda: 1 / 0,
+}
+serve.start = lambda *_: moments[sys.argv[3]]()
+where = {"host": "127.0.0.1", "port": int(sys.argv[2]), "data_dir": Path(sys.argv[1])}
+sys.exit(serve.serve(ServeOptions(**where, with_model=False)))
 """
 
 
 @each_case(
-    "moment", ["in_a_finalizer", "while_a_line_is_printed", "twice", "in_another_thread", "fails"]
+    "moment", ["in a finalizer", "while a line is printed", "twice", "in another thread", "fails"]
 )
 def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
     """A start that fails raises its error."""
@@ -210,15 +208,3 @@ def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
         "stopped     nothing is left running",
     ]
     assert finished.stderr == ""
-
-
-def test_its_gateway_drains_as_long_as_any_other_and_restarts_wait_longer_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for drain_s in (DRAIN_SECONDS.default, 7):
-        monkeypatch.setenv(DRAIN_SECONDS.name, str(drain_s))
-        gateway = gateway_spec("127.0.0.1", 1)
-        assert DRAIN_SECONDS.read(gateway.environment) == drain_s
-        assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
-    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert BACKOFF.wait_s(100) == BACKOFF.max_s

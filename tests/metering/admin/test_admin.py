@@ -1,9 +1,10 @@
-"""The operator's pages of accounts, keys, budgets, people and the ledger; an account's page with
-everything of it."""
+"""The operator's pages of accounts, keys, budgets, people and the ledger; what every page has
+beside it, names that lead to their pages, and the card of first steps."""
 
 from __future__ import annotations
 
 import re
+import uuid
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -13,14 +14,30 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from django.utils.html import escape
 
+from fleet import services as services_of_fleet
+from fleet.dashboard.first_steps import snippets
+from fleet.management.clients import Target
+from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from fleet.services import catalogue_model_create
 from metering import api_keys as keys
 from metering import services
 from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, LedgerEntry, Membership
-from tests.cases import each_case
-from tests.metering.callers import TOKENS, newest, page, post, recorded, staff, url, used
+from tests.metering.callers import (
+    TOKENS,
+    newest,
+    page,
+    person,
+    post,
+    recorded,
+    staff,
+    text_of,
+    url,
+    used,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -38,27 +55,23 @@ KEY = {"account": "research", "name": "ci", "scopes": ["inference"]}
 BUDGET = {"unit": "tokens", "cap": "5", "window": "day"}
 
 
-@each_case(
-    ("noun", "form", "message"),
-    [
+def test_a_form_reports_what_is_wrong(operator: Client, account: Account) -> None:
+    expired = {"expires_at_0": "2020-01-01", "expires_at_1": "00:00"}
+    of_account, half = (
+        BUDGET | {"account": "research"},
+        row_of("budgets", **BUDGET | {"cap": "1.5"}),
+    )
+    for noun, form, message in (
         ("account", ACCOUNT | {"name": "No Slug"}, "lower-case slug"),
-        (
-            "account",
-            ACCOUNT | {"name": "a"} | row_of("budgets", **BUDGET | {"cap": "12.5"}),
-            "whole",
-        ),
-        ("apikey", KEY | {"expires_at_0": "2020-01-01", "expires_at_1": "00:00"}, "have expired"),
+        ("account", ACCOUNT | {"name": "a"} | half, "whole"),
+        ("apikey", KEY | expired, "have expired"),
         ("apikey", KEY | {"scopes": []}, "This field is required"),
         ("budget", BUDGET, "either an account"),
-        ("budget", BUDGET | {"account": "research", "cap": "0"}, "positive whole number"),
-        ("budget", BUDGET | {"account": "research", "window": "seconds"}, "how many seconds"),
-        ("budget", BUDGET | {"account": "research", "unit": "micro_usd", "cap": "x"}, "an amount"),
-    ],
-)
-def test_a_form_reports_what_is_wrong(
-    operator: Client, account: Account, noun: str, form: dict[str, Any], message: str
-) -> None:
-    assert message in operator.post(url(noun, "add"), form).text
+        ("budget", of_account | {"cap": "0"}, "positive whole number"),
+        ("budget", of_account | {"window": "seconds"}, "how many seconds"),
+        ("budget", of_account | {"unit": "micro_usd", "cap": "x"}, "an amount"),
+    ):
+        assert message in operator.post(url(noun, "add"), form).text
     assert not ApiKey.objects.exists() and not Budget.objects.exists()
     assert not Account.objects.filter(name="a").exists()
 
@@ -168,9 +181,8 @@ def test_changes_of_people_are_audited_without_what_is_secret(
     form = {"username": "mia", "is_active": "on", "is_staff": "on"}
     form |= {"date_joined_0": "2026-01-01", "date_joined_1": "12:00:00"}
     member = {"account": account.name, "role": "member"}
-    assert (
-        operator.post(f"{where}/change/", form | row_of("memberships", **member)).status_code == 302
-    )
+    response = operator.post(f"{where}/change/", form | row_of("memberships", **member))
+    assert response.status_code == 302
     entry = AuditEntry.objects.filter(action="user.update").first()
     assert entry is not None and entry.detail["is_staff"] == [False, True]
     assert any(f"in {account.name}" in words for words in entry.detail["changed"])
@@ -183,29 +195,25 @@ def test_changes_of_people_are_audited_without_what_is_secret(
     assert Membership.objects.get().account_id == "shared", "and no longer in the other"
 
 
-@each_case("is_one", [True, False], ids=["one", "selected"])
-def test_a_removed_person_and_the_memberships_have_rows(
-    operator: Client, account: Account, is_one: bool
-) -> None:
-    mia = User.objects.create_user("mia")
-    Membership.objects.create(account=account, user=mia, role=Membership.Role.MEMBER)
-    AuditEntry.objects.all().delete()
-    chosen = {"action": "delete_selected", "_selected_action": mia.pk} if not is_one else {}
-    where = f"{mia.pk}/delete/" if is_one else ""
-    operator.post(f"/admin/auth/user/{where}", {"post": "yes", **chosen})
-    assert set(AuditEntry.objects.values_list("actor", "action", "object_id")) == {
-        ("user:carol", "membership.remove", f"{account.name}/mia"),
-        ("user:carol", "user.delete", "mia"),
-    }
+def test_a_removed_person_and_the_memberships_have_rows(operator: Client, account: Account) -> None:
+    for is_one in (True, False):
+        mia = User.objects.create_user("mia")
+        Membership.objects.create(account=account, user=mia, role=Membership.Role.MEMBER)
+        AuditEntry.objects.all().delete()
+        chosen = {"action": "delete_selected", "_selected_action": mia.pk} if not is_one else {}
+        where = f"{mia.pk}/delete/" if is_one else ""
+        operator.post(f"/admin/auth/user/{where}", {"post": "yes", **chosen})
+        assert set(AuditEntry.objects.values_list("actor", "action", "object_id")) == {
+            ("user:carol", "membership.remove", f"{account.name}/mia"),
+            ("user:carol", "user.delete", "mia"),
+        }
 
 
 def test_entries_of_the_ledger_are_only_looked_at(operator: Client) -> None:
-    amounts = {**dict.fromkeys(TOKENS, 5), "cost_micro_usd": 12_300}
-    names = {"account": "research", "key": "hx-0123456789", "model": "tiny"}
+    facts = {**dict.fromkeys(TOKENS, 5), "cost_micro_usd": 12_300, "duration_ms": 5}
+    facts |= {"account": "research", "key": "hx-0123456789", "model": "tiny"}
     at = datetime(2026, 1, 1, 5, tzinfo=UTC)
-    entry = LedgerEntry.objects.create(
-        **amounts, **names, request_id="chatcmpl-1", at=at, duration_ms=5
-    )
+    entry = LedgerEntry.objects.create(request_id="chatcmpl-1", at=at, **facts)
     shown = page(operator, "ledgerentry", "change", entry.pk)
     assert "/requests/chatcmpl-1" in shown and "$0.0123" in shown
     for view in ("change", "delete"):
@@ -227,11 +235,147 @@ def test_many_rows_make_no_more_queries(operator: Client, account: Account) -> N
         with CaptureQueriesContext(connection) as queries:
             text = page(operator, "account", "change", "research")
         assert text.count('class="hx-amount" data-label="requests"') <= 12
+        assert ("19 more" in text) is (len(indices) > 1)
         return len(queries)
 
     assert grow(range(1)) == grow(range(1, 31))
-    text = page(operator, "account", "change", "research")
-    assert "19 more" in text
     client = staff("dave", "view_account", "view_budget")
     text = page(client, "account", "change", "research")
     assert 'id="account-title"' in text and "k1</a>" not in text and "Ledger</a>" not in text
+
+
+def test_names_are_searched_from_every_page_beside_what_its_reader_may_open(
+    operator: Client, account: Account
+) -> None:
+    CatalogueModel.objects.create(name="research-tiny", source="pypi:tiny")
+    assert all('id="search"' in text_of(operator, path) for path in ("/admin/", "/usage/"))
+    client = staff("dave", "view_cataloguemodel", "add_account")
+    model, of_account, settings = ">research-tiny<", "/account/research/", "/admin/settings/"
+    for reader, words, there, missing in (
+        (operator, "research", [model, of_account], [settings]),
+        (operator, "budget", ["/admin/metering/budget/"], [model]),
+        (operator, "0123abcd", ['href="/requests/?id=0123abcd"'], []),
+        (operator, "0123abc", [], ["/requests/?id="]),
+        (operator, "set", [f'href="{settings}"'], [model]),
+        (client, "set", [], [settings]),
+        (client, "research", [model], [of_account]),
+    ):
+        found = text_of(reader, f"/admin/search/?s={words}&extended=1")
+        assert [one for one in there if one not in found] == [], words
+        assert [one for one in missing if one in found] == [], words
+    mia = person("mia", account, role="member")
+    for reader, path in ((mia, "/usage/"), (client, "/usage/"), (Client(), "/docs")):
+        links = re.findall(r'<a href="([^"]+)" class="flex h-\[38px\]', text_of(reader, path))
+        assert [one for one in links if reader.get(one).status_code != 200] == []
+        assert bool(links) is (path == "/usage/")
+        assert ("/admin/fleet/cataloguemodel/" in links) is (reader is client)
+    assert 'id="search"' not in text_of(mia, "/usage/")
+
+
+def test_a_request_leads_to_what_it_names_and_back(operator: Client, account: Account) -> None:
+    """The pages of its model, neuron, replica and upstream lead to the requests of theirs alone."""
+    now, request_id = timezone.now(), uuid.UUID("5eed" * 8)
+    model = CatalogueModel.objects.create(name="tiny", source="pypi:tiny")
+    key = services.key_create(actor=COMMAND, account=account, name="ci").row
+    moments = {"status_since": now, "started_at": now, "last_seen_at": now}
+    neuron = Neuron.objects.create(name="beast", status="online", **moments)
+    ready = {"status": "ready", "status_since": now}
+    replica = Replica.objects.create(neuron=neuron, model=model, model_name="tiny", **ready)
+    recorded(key=key.prefix, request_id=request_id, neuron="beast")
+    made = services_of_fleet.upstream_create(actor=COMMAND, name="cloud", url="http://box/v1")
+    passed = recorded(neuron="upstream:cloud", model="large")
+    own, both = {request_id.hex}, (request_id.hex, passed)
+    at_replica, dashboard = f"/admin/fleet/replica/{replica.pk}/change/", "/admin/dashboard"
+    of_model, of_neuron = f"{dashboard}/model?name=tiny", f"{dashboard}/neuron?name=beast"
+    upstream = f"{dashboard}/neuron?name=upstream%3Acloud"
+    rows = (("account", "research"), ("apikey", key.prefix))
+    changes = (f"/admin/metering/{noun}/{pk}/change/" for noun, pk in rows)
+    text = text_of(operator, f"/requests/{request_id.hex}")
+    for address in (of_model, of_neuron, *changes):
+        assert f'href="{address}"' in text
+    assert f"{key.prefix} (ci)" in text_of(operator, "/requests/")
+    assert f'href="{upstream}"' in text_of(operator, f"/requests/{passed}")
+    for address, back, ids in (
+        (of_model, "model=tiny", own),
+        (of_neuron, "neuron=beast", own),
+        (at_replica, "model=tiny&neuron=beast", own),
+        (upstream, "neuron=upstream%3Acloud", {passed}),
+    ):
+        home = operator.get(address, follow=True).text
+        assert f'href="/requests/?{escape(back)}"' in home
+        assert ("beast" in address) <= (f'href="{at_replica}"' in home)
+        found = text_of(operator, f"/requests/?{back}")
+        assert {one for one in both if f'href="/requests/{one}"' in found} == ids
+    services_of_fleet.upstream_delete(actor=COMMAND, upstream=made)
+    gone = {upstream: "upstream/?q=cloud", f"{dashboard}/neuron?name=gone": "neuron/?q=gone"}
+    for address, listed in gone.items():  # what has left is looked for
+        assert operator.get(address)["Location"] == f"/admin/fleet/{listed}"
+    mia = person("mia", account, role="member")
+    for path in ("/requests/", f"/requests/{request_id.hex}"):
+        text = text_of(mia, path)
+        assert "tiny" in text and 'href="/admin/' not in text
+
+
+CARD = "/admin/dashboard/first-steps"
+FIRST_KEY = "/admin/dashboard/first-key"
+HIDE = "/admin/dashboard/hide-first-steps"
+BY_HTMX = {"hx-request": "true"}
+
+
+def test_steps_are_ticked_until_none_is_left(operator: Client, account: Account) -> None:
+    def num_done(words: str = "Send a request") -> int:
+        text = text_of(operator, CARD)
+        assert words in text
+        return text.count(">done<")
+
+    assert 'id="first-steps"' in operator.get("/admin/").text and num_done("Make a key") == 0
+    services.key_create(actor=COMMAND, account=account, name="playground", scopes=["inference"])
+    gone = services.key_create(actor=COMMAND, account=account).row
+    services.key_revoke(actor=COMMAND, key=gone)
+    assert num_done() == 0, "those do not count"
+    services.key_create(actor=COMMAND, account=account)
+    recorded(status=503, outcome="failed", code="neuron_lost")
+    assert num_done() == 1
+    request_id = recorded()
+    assert num_done(f'href="/requests/{request_id}"') == 2
+    Invitation.objects.create(neuron_name="attic")
+    assert num_done("First request received") == 3
+    User.objects.create_user("mia")
+    assert text_of(operator, CARD).strip() == ""
+    assert 'id="first-steps"' not in operator.get("/admin/").text
+    User.objects.get(username="mia").delete()
+    assert text_of(operator, CARD).strip() and operator.get(HIDE).status_code == 405
+    assert operator.post(HIDE, headers=BY_HTMX).text == text_of(operator, CARD).strip() == ""
+    assert operator.post(HIDE)["Location"] == "/admin/"
+
+
+def test_a_first_key_has_snippets_and_its_account(operator: Client, account: Account) -> None:
+    CatalogueModel.objects.create(name="tiny", source="pypi:tiny")
+    response = operator.post(FIRST_KEY, {"account": "research"}, headers=BY_HTMX)
+    assert "no-store" in response["Cache-Control"] and "<html" not in response.text
+    key = ApiKey.objects.get()
+    assert key.account == account and newest() == ("user:carol", "key.create", key.prefix)
+    found = re.search(rf"{key.prefix}-[A-Za-z0-9_-]+", response.text)
+    assert found is not None
+    assert response.text.count(found[0]) >= 6, "the key itself, and each snippet"
+    assert "http://testserver/v1" in response.text
+    curl, python, *_ = snippets(Target(url="http://box:1", model='it\'s "x"', key="hx-1-2"))
+    assert "it'\"'\"'s" in curl.text, "they quote what they hold"
+    compile(python.text, "snippet", "exec")
+    client, maker = staff(), staff("maker", "add_apikey")
+    assert "Make a key" not in text_of(client, CARD)
+    for reader, name, status in (
+        (client, "research", 403),
+        (maker, "new", 403),
+        (maker, "research", 200),
+        (Client(), "research", 302),
+    ):
+        assert reader.post(FIRST_KEY, {"account": name}).status_code == status
+    ApiKey.objects.all().delete()
+    CatalogueModel.objects.all().delete()
+    account.delete()
+    assert "made with it" in text_of(operator, CARD)
+    text = operator.post(FIRST_KEY, headers=BY_HTMX).text
+    assert ApiKey.objects.get().account_id == "team" and "has no model yet" in text
+    refused = operator.post(FIRST_KEY, {"account": "No Slug"}, headers=BY_HTMX).text
+    assert "lower-case slug" in refused and ApiKey.objects.count() == 1

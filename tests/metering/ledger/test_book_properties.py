@@ -1,9 +1,8 @@
-"""The book and prices by properties, for any operations on any budgets, and by examples. Integers
-only; no clock, no database."""
+"""The book and prices by properties, for any operations on any budgets, and by examples; dollars,
+and how a request ended. Integers only; no clock, no database."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -16,16 +15,23 @@ from metering.errors import QuotaExceededError
 from metering.ledger.book import (
     DAY_S,
     RETRY_AFTER_RESERVED_S,
-    Book,
     BudgetState,
     Unit,
     Window,
     calendar_end_s,
-    output_tokens_granted,
     start_s,
 )
-from metering.ledger.entries import Granted, Release, Reserve, Settle
-from metering.money import DearestPrices, Prices, highest
+from metering.ledger.entries import Granted, Outcome, outcome_of
+from metering.money import (
+    DearestPrices,
+    Metered,
+    Prices,
+    UnitPrices,
+    cost_text,
+    highest,
+    micro_usd_of,
+    usd_text,
+)
 from tests.cases import each_case
 from tests.metering.operations import NOON_UNIX_S, book, narrow, reserve, settle, state
 
@@ -80,169 +86,77 @@ def test_the_dearest_of_several_prices_is_reserved(
             assert cost(one, affordable + 1) > micro_usd
 
 
-budget_states = st.builds(
-    lambda **fields: BudgetState(owner="key", id=0, **fields),
-    unit=st.sampled_from(Unit),
-    cap=st.integers(0, 2000),
-    window=st.sampled_from(Window),
-).map(lambda budget: replace(budget, window_s=60 if budget.window is Window.SECONDS else None))
-request_ids = st.sampled_from(["r1", "r2", "r3", "r4"])
-times = st.integers(NOON, NOON + 3 * DAY_S)
-small_prices = st.builds(
-    Prices,
-    input_micro_usd=st.integers(0, 3_000_000),
-    cached_input_micro_usd=st.integers(0, 3_000_000),
-    output_micro_usd=st.integers(0, 3_000_000),
-)
-operations = st.one_of(
-    st.builds(
-        reserve,
-        request_ids,
-        prompt_tokens=st.integers(0, 500),
-        output_tokens=st.none() | st.integers(0, 500),
-        default_output_tokens=st.integers(1, 500),
-        num_choices=st.integers(1, 3),
-        prices=small_prices,
-        now_unix_s=times,
-    ),
-    st.builds(
-        narrow, request_ids, prompt_tokens=st.integers(0, 500), output_tokens=st.integers(0, 500)
-    ),
-    st.builds(
-        settle,
-        request_ids,
-        prompt_tokens=st.integers(0, 5000),
-        completion_tokens=st.integers(0, 5000),
-        prices=small_prices,
-        ended_unix_s=times,
-    ),
-    st.builds(Release, request_id=request_ids, budgets=st.just((1, 2, 3))),
-)
-
-
-@given(
-    st.lists(budget_states, min_size=1, max_size=3),
-    st.lists(operations, max_size=40),
-    st.sets(st.integers(1, 3)),
-)
-def test_no_cap_is_ever_passed(
-    states: list[BudgetState], queued: list[object], bound: set[int]
-) -> None:
-    budgets = {number: replace(each, id=number) for number, each in enumerate(states, 1)}
-    one = Book(budgets, {})
-    for operation in queued:
-        before = {id: (each.spent, each.reserved) for id, each in budgets.items()}
-        match operation:
-            case Reserve():
-                asked = replace(operation, budgets=tuple(sorted(bound)))
-                try:
-                    granted = one.reserve(asked).output_tokens
-                except QuotaExceededError as refused:
-                    assert refused.needed > refused.left
-                    assert asked.request_id not in one.held
-                else:
-                    named = asked.output_tokens
-                    assert granted == named if named is not None else granted >= asked.num_choices
-                    assert granted <= output_tokens_granted(asked)
-            case Settle():
-                one.settle(operation)
-            case Release():
-                one.release(operation.request_id)
-            case _:
-                one.narrow(operation)  # type: ignore[arg-type]
-        for id, each in budgets.items():
-            held = sum(amounts.get(id, 0) for amounts in one.held.values())
-            assert each.reserved == held
-            assert each.spent >= 0 and each.spent + each.reserved <= each.cap
-            if (each.spent, each.reserved) != before[id]:
-                assert id in one.changed
-
-
 MIDNIGHT = NOON + DAY_S // 2
 PRICES = Prices(input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=1_500_000)
-
-
 DAILY = {"window": Window.DAY, "window_ends_s": MIDNIGHT}
 MINUTELY = {"window": Window.SECONDS, "window_s": 60}
 LONG = {"default_output_tokens": 2000}
+SOON = RETRY_AFTER_RESERVED_S
 MONEY = {"unit": Unit.MICRO_USD}
 
 
 @each_case(
-    ("budget", "asked", "granted", "held"),
+    ("budget", "asked", "expected"),
     [
-        (state(cap=300), {"output_tokens": 200}, 200, 300),  # as the client named it
-        (state(cap=299), {"output_tokens": 200}, None, 0),
-        (state(), {}, 200, 300),
-        (state(spent=750), {}, 150, 250),  # what the budget buys
-        (state(spent=899), {}, 1, 101),
-        (state(spent=900), {}, None, 0),
-        (state(cap=0), {}, None, 0),
-        (state(cap=10, spent=8, reserved=7), {}, None, 0),  # its cap was lowered
-        (state(spent=750), {"num_choices": 4}, 148, 248),
-        (state(spent=896), {"num_choices": 4}, 4, 104),
-        (state(spent=897), {"num_choices": 4}, None, 0),  # less than a token for each choice
+        (state(cap=300), {"output_tokens": 200}, (200, 300)),  # as the client named it
+        (state(cap=299), {"output_tokens": 200}, (300, 299, None)),
+        (state(), {}, (200, 300)),
+        (state(spent=750), {}, (150, 250)),  # what the budget buys
+        (state(spent=899), {}, (1, 101)),
+        (state(spent=900), {}, (101, 100, None)),
+        (state(cap=0), {}, (101, 0, None)),
+        (state(cap=10, spent=8, reserved=7), {}, (101, 0, None)),  # its cap was lowered
+        (state(spent=750), {"num_choices": 4}, (148, 248)),
+        (state(spent=896), {"num_choices": 4}, (4, 104)),
+        (state(spent=897), {"num_choices": 4}, (104, 103, None)),  # a token for each choice
         # At its dearest: 3 for the prompt, 1.5 each: 3 + 96 = 99, one more is 100.5.
-        (state(cap=100, **MONEY), {"prompt_tokens": 1_000_000, "prices": PRICES}, 64, 99),
-        (state(cap=0, **MONEY), {"prices": PRICES}, None, 0),
-        (state(cap=1, spent=1, **MONEY), {}, 200, 0),  # a model without a price
+        (state(cap=100, **MONEY), {"prompt_tokens": 1_000_000, "prices": PRICES}, (64, 99)),
+        (state(cap=0, **MONEY), {"prices": PRICES}, (2, 0, None)),
+        (state(cap=1, spent=1, **MONEY), {}, (200, 0)),  # a model without a price
         # Reservations of others do not cut an answer to a few tokens.
-        (state(), LONG, 900, 1000),
-        (state(reserved=500), LONG, 400, 500),  # the rest, while that is enough for an answer
-        (state(reserved=800), LONG, None, 0),  # more when the others have settled
-        (state(spent=800), LONG, 100, 200),  # all that it will ever be
-        (state(spent=700, reserved=100), LONG, None, 0),
-    ],
-)
-def test_a_request_gets_what_the_budget_buys_and_holds_it(
-    budget: BudgetState, asked: dict[str, Any], granted: int | None, held: int
-) -> None:
-    one, before = book(budget), budget.reserved
-    if granted is None:
-        with pytest.raises(QuotaExceededError):
-            one.reserve(reserve(**asked))
-    else:
-        assert one.reserve(reserve(**asked)) == Granted(output_tokens=granted)
-        assert one.held == {"r1": {1: held}}
-    assert budget.reserved == before + held
-    assert budget.left == max(0, budget.cap - budget.spent - budget.reserved)
-
-
-@each_case(
-    ("budget", "asked", "needed", "left", "retry_after_s"),
-    [
-        (state(cap=299), {"output_tokens": 200}, 300, 299, None),
-        (state(cap=103), {"num_choices": 4}, 104, 103, None),
-        (state(cap=200, spent=200), {}, 101, 0, None),
-        (state(cap=200, spent=200, **DAILY), {}, 101, 0, DAY_S / 2),
-        (state(cap=90, window=Window.DAY), {}, 101, 90, None),  # would not fit tomorrow either
-        (state(cap=200, reserved=200, **MINUTELY), {}, 200, 0, RETRY_AFTER_RESERVED_S),
-        (state(cap=200, spent=200, **MINUTELY, window_ends_s=NOON + 5), {}, 101, 0, 5.0),
+        (state(), LONG, (900, 1000)),
+        (state(reserved=500), LONG, (400, 500)),  # the rest, while that is enough for an answer
+        (state(reserved=800), LONG, (356, 200, SOON)),  # more when the others have settled
+        (state(spent=800), LONG, (100, 200)),  # all that it will ever be
+        (state(spent=700, reserved=100), LONG, (300, 200, SOON)),
+        (state(cap=200, spent=200, **DAILY), {}, (101, 0, DAY_S / 2)),
+        (state(cap=90, window=Window.DAY), {}, (101, 90, None)),  # nor would it fit tomorrow
+        (state(cap=200, reserved=200, **MINUTELY), {}, (200, 0, SOON)),
+        (state(cap=200, spent=200, **MINUTELY, window_ends_s=NOON + 5), {}, (101, 0, 5.0)),
         # What is only reserved comes back in seconds, whatever the window.
         *(
-            (state(cap=200, **changes, **window), {"output_tokens": 0}, 100, left, retry_after_s)
+            (state(cap=200, **changes, **window), {"output_tokens": 0}, (100, left, retry_after_s))
             for window in ({}, DAILY, MINUTELY | {"window_ends_s": MIDNIGHT})
             for changes, left, retry_after_s in (
-                ({"reserved": 200}, 0, RETRY_AFTER_RESERVED_S),
-                ({"spent": 100, "reserved": 50}, 50, RETRY_AFTER_RESERVED_S),
+                ({"reserved": 200}, 0, SOON),
+                ({"spent": 100, "reserved": 50}, 50, SOON),
                 ({"spent": 150, "reserved": 50}, 0, DAY_S / 2 if window else None),
             )
         ),
     ],
 )
-def test_a_refusal_has_its_numbers_and_when_it_is_worth_another_try(
-    budget: BudgetState, asked: dict[str, Any], needed: int, left: int, retry_after_s: float | None
+def test_a_request_gets_what_the_budget_buys_or_when_to_try_again(
+    budget: BudgetState, asked: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
-    with pytest.raises(QuotaExceededError) as refused:
-        book(budget).reserve(reserve(**asked))
-    found = refused.value
-    assert (found.needed, found.left, found.unit) == (needed, left, "tokens")
-    assert found.retry_after_s == retry_after_s
-    assert found.is_reserved is (budget.spent + needed <= budget.cap)
-    assert ("reserved by running requests" in str(found)) is (budget.reserved > 0)
+    """What is granted and held; or what is needed and left, and the seconds to wait."""
+    one, before = book(budget), budget.reserved
+    if len(expected) == 2:
+        granted, held = expected
+        assert one.reserve(reserve(**asked)) == Granted(output_tokens=granted)
+        assert one.held == {"r1": {1: held}}
+        assert budget.reserved == before + held
+    else:
+        with pytest.raises(QuotaExceededError) as refused:
+            one.reserve(reserve(**asked))
+        found = refused.value
+        assert (found.needed, found.left, found.retry_after_s) == expected
+        assert (found.unit, budget.reserved) == (budget.unit, before)
+        assert found.is_reserved is (budget.spent + found.needed <= budget.cap)
+        assert ("reserved by running requests" in str(found)) is (budget.reserved > 0)
+    assert budget.left == max(0, budget.cap - budget.spent - budget.reserved)
 
 
-def test_the_tightest_of_several_budgets_decides_and_all_hold_or_none() -> None:
+def test_the_tightest_of_several_budgets_decides_speaks_and_all_hold_or_none() -> None:
     wide, tight = state(id=1, cap=1000), state(id=2, cap=150)
     both = book(wide, tight)
     assert both.reserve(reserve(budgets=(1, 2, 7))).output_tokens == 50, "the third was deleted"
@@ -257,9 +171,6 @@ def test_the_tightest_of_several_budgets_decides_and_all_hold_or_none() -> None:
         both.narrow(narrow(budgets=(1, 2), prompt_tokens=prompt_tokens, output_tokens=20))
         assert (wide.reserved, tight.reserved) == (60, 60)
     both.narrow(narrow("unknown"))
-
-
-def test_what_a_refusal_says() -> None:
     with pytest.raises(QuotaExceededError) as refused:
         book(state(cap=300, **MONEY)).reserve(reserve(output_tokens=200, prices=PRICES))
     assert str(refused.value) == (
@@ -282,18 +193,14 @@ def test_settle_charges_what_was_used_where_it_was_reserved_or_is_left() -> None
     one = book(here, swept, full)
     one.reserve(reserve(budgets=(1,)))
     assert one.settle(settle(budgets=(1, 2, 3, 4))), "more than one of them has"
-    assert [(each.spent, each.reserved) for each in (here, swept, full)] == [
-        (70, 0),
-        (70, 0),
-        (50, 0),
-    ]
-    assert one.held == {}
+    found = [(each.spent, each.reserved) for each in (here, swept, full)]
+    assert (found, one.held) == ([(70, 0), (70, 0), (50, 0)], {})
     one.reserve(reserve("r2"))
     assert one.settle(settle("r2", completion_tokens=10_000)), "no neuron breaks the cap"
     assert (here.spent, here.reserved) == (70 + 300, 0)
 
 
-def test_a_day_begins_at_midnight_and_keeps_what_is_reserved() -> None:
+def test_windows_begin_and_keep_what_is_reserved() -> None:
     budget = state(cap=300, **DAILY)
     one = book(budget)
     one.reserve(reserve("late"))
@@ -317,12 +224,8 @@ def test_a_day_begins_at_midnight_and_keeps_what_is_reserved() -> None:
     assert (budget.spent, budget.window_ends_s) == (70, MIDNIGHT + DAY_S)
     one.settle(settle("r3", ended_unix_s=MIDNIGHT - 1))
     assert (budget.spent, budget.reserved) == (70, 0), "what ended yesterday is not today's"
-
-
-def test_seconds_tumble_from_the_first_reservation() -> None:
-    budget = state(window=Window.SECONDS, window_s=60)
+    budget = state(**MINUTELY)  # seconds tumble from the first reservation
     one = book(budget)
-    assert budget.window_ends_s is None
     one.reserve(reserve("r1", now_unix_s=NOON))
     one.reserve(reserve("r2", now_unix_s=NOON + 59))
     assert budget.window_ends_s == NOON + 60
@@ -346,3 +249,72 @@ def test_calendar_windows(now_s: int, window: Window) -> None:
         assert (end.year * 12 + end.month) - (start.year * 12 + start.month) == 1
     else:
         assert ends_s - began_s == DAY_S
+
+
+def test_dollars_are_read_and_shown_and_what_was_spent_to_the_cent() -> None:
+    for text, micro_usd, shown in (
+        ("0", 0, "$0.00"),
+        ("0.1", 100_000, "$0.10"),
+        ("12.50", 12_500_000, "$12.50"),
+        ("$3", 3_000_000, "$3.00"),
+        ("1e-6", 1, "$0.000001"),
+        ("0.0123", 12_300, "$0.0123"),
+        ("1234.5", 1_234_500_000, "$1,234.50"),
+        ("9000000000", 9_000_000_000_000_000, "$9,000,000,000.00"),
+    ):
+        assert (micro_usd_of(text), usd_text(micro_usd)) == (micro_usd, shown)
+    assert usd_text(-20_000) == "-$0.02"
+    for text in ("", "x", "-1", "0.0000001", "nan", "inf", "1e400", "9000000001", "1,5"):
+        with pytest.raises(ValueError, match=r"US dollars|decimals"):
+            micro_usd_of(text)
+    for micro_usd, text in (
+        (0, "$0.00"),
+        (1_230, "$0.00123"),
+        (9_999, "$0.009999"),
+        (10_000, "$0.01"),
+        (333_446, "$0.33"),
+        (335_000, "$0.34"),
+        (999_999_999, "$1,000.00"),
+    ):
+        assert cost_text(micro_usd) == text
+
+
+def test_units_cost_what_they_cost_and_each_request_beside() -> None:
+    prices = UnitPrices(request_micro_usd=1_500_000, unit_micro_usd=100)
+    metered = prices.metered("second", 2_000_001)
+    assert metered == Metered(unit="second", num_units=2_000_001, micro_usd=202)
+    assert prices.metered("second", 0).micro_usd == 2
+    assert UnitPrices().metered("image", 9).micro_usd == 0
+    assert prices.less(50) == UnitPrices(request_micro_usd=750_000, unit_micro_usd=50)
+    assert prices.less(0) == prices
+    three = Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=5)
+    assert Prices.named(input=3, cached_input=None, output=5) == three
+    named = Prices.named(input=3, cached_input=0, output=5)
+    assert named == Prices(input_micro_usd=3, cached_input_micro_usd=0, output_micro_usd=5)
+    assert Prices.named(input=None, cached_input=1, output=5) is None
+    assert Prices.named(input=3, cached_input=1, output=None) is None
+    for percent, expected in ((0, 3), (50, 2), (99, 1), (100, 0)):  # a discount rounds up
+        discounted = Prices.named(input=3, cached_input=3, output=3)
+        assert discounted is not None
+        assert discounted.less(percent) == Prices.named(
+            input=expected, cached_input=expected, output=expected
+        )
+
+
+def test_outcomes() -> None:
+    refused = (("invalid_api_key", 401), ("insufficient_quota", 429), ("queue_timeout", 503))
+    failed = (("database_unavailable", 503), ("redis_unavailable", 503), ("internal_error", 500))
+    for kind, is_placed, ended in (
+        (Outcome.ANSWERED, True, [("finished", 0)]),
+        (Outcome.CANCELLED, False, [("cancelled", 0)]),
+        (Outcome.CANCELLED, True, [("cancelled", 0)]),
+        (Outcome.FAILED, True, [("cancelled", 503)]),  # by its neuron, while its client waited
+        (Outcome.REFUSED, False, [*refused, ("model_loading", 503), ("shutting_down", 503)]),
+        (Outcome.REFUSED, True, [("context_length_exceeded", 400), ("queue_full", 503)]),
+        (Outcome.FAILED, False, failed),
+        (Outcome.FAILED, True, [("storage_unavailable", 503), ("neuron_lost", 503)]),
+        (Outcome.FAILED, True, [("engine_crashed", 502)]),
+    ):
+        for code, error_status in ended:
+            found = outcome_of(code=code, error_status=error_status, is_placed=is_placed)
+            assert found is kind, code

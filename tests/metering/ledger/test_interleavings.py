@@ -1,8 +1,7 @@
 """Two gateways, their deaths, retries, duplicates, files that are adopted and sweeps, in any
 order, on SQLite and on PostgreSQL: no cap is passed, and everything is charged once.
 
-The gateways' part is ``metering.ledger.pending_writes`` itself, without its thread; neurons are a
-few lines that know what each request used.
+The gateways' part is ``metering.ledger.pending_writes`` itself, without its thread.
 """
 
 from __future__ import annotations
@@ -11,20 +10,18 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from django.db import OperationalError
 
-from inference.protocol.events import Usage
 from metering.ledger import store
-from metering.ledger.entries import Granted, Operation
+from metering.ledger.entries import Granted, Operation, Reserve, Settle
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
 from metering.money import Prices
 from tests.cases import each_case
-from tests.metering.databases import clear
+from tests.metering.databases import Database, clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
-from tests.metering.writer_support import Database
 
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000
@@ -32,36 +29,10 @@ TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 @dataclass
-class Request:
-    id: str
-    gateway: Gateway
-    budgets: tuple[int, ...]
-    prompt_tokens: int
-    """The bound that is reserved."""
-    output_tokens: int | None
-    waiter: Waiter
-    used: Usage | None = None
-    is_gone: bool = False
-    """Given up before it was submitted."""
-    ended_unix_s: float = 0.0
-
-    @property
-    def granted(self) -> Granted | None:
-        outcome = self.waiter.result() if self.waiter.done() else None
-        return outcome if isinstance(outcome, Granted) else None
-
-    @property
-    def runs(self) -> bool:
-        is_over = self.is_gone or self.used is not None or not self.gateway.is_alive
-        return self.granted is not None and not is_over
-
-
-@dataclass
 class Gateway:
     name: str
     pending: PendingWrites
-    database: Database = field(default_factory=Database)
-    is_alive: bool = True
+    database: Database
 
     def queue(self, operation: Operation, waiter: Waiter | None = None) -> None:
         self.pending.add(PendingWrite(operation, time.monotonic(), waiter))
@@ -77,6 +48,21 @@ class Gateway:
                 break
 
 
+@dataclass
+class Request:
+    gateway: Gateway
+    asked: Reserve
+    waiter: Waiter
+    bill: Settle | None = None
+    is_gone: bool = False
+    """Given up before it was submitted."""
+
+    @property
+    def granted(self) -> int | None:
+        outcome = self.waiter.result() if self.waiter.done() else None
+        return outcome.output_tokens if isinstance(outcome, Granted) else None
+
+
 def notify_at_once(completed: Sequence[tuple[Waiter, Outcome]]) -> None:
     for waiter, outcome in completed:
         if not waiter.done():
@@ -90,30 +76,22 @@ class Fleet:
         clear(using)
         self.using, self.chance, self.loop = using, chance, loop
         self.now_unix_s = NOON_UNIX_S
-        self.files: list[list[Operation]] = []
+        self.files: list[list[Settle]] = []
         self.requests: dict[str, Request] = {}
-        self.num_gateways = 0
-        self.opened: dict[int, tuple[int | None, int]] = {}
-        """The window of each budget: the end of its seconds, and the first entry since then."""
-        self.budgets = (
+        self.budgets = [
             make_budget(using, cap=600),
             make_budget(using, cap=900, window="day"),
             make_budget(using, cap=500, window="seconds", window_s=3600),
             make_budget(using, cap=300, unit="micro_usd"),
-        )
+        ]
+        self.num_gateways = 0
         self.gateways = [self.new_gateway(), self.new_gateway()]
 
     def new_gateway(self) -> Gateway:
         self.num_gateways += 1
         name, database = f"g{self.num_gateways}", Database()
-        pending = PendingWrites(
-            name,
-            using=self.using,
-            notify=notify_at_once,
-            apply=database.apply,
-            clock=lambda: self.now_unix_s,
-        )
-        return Gateway(name, pending, database)
+        own = {"notify": notify_at_once, "apply": database.apply, "clock": lambda: self.now_unix_s}
+        return Gateway(name, PendingWrites(name, using=self.using, **own), database)
 
     def step(self) -> None:
         happens = [self.ask] * 4 + [self.write] * 3 + [self.finish] * 3
@@ -122,38 +100,37 @@ class Fleet:
         self.chance.choice(happens)()
         self.check()
 
+    def runs(self, request: Request) -> bool:
+        is_over = request.is_gone or request.bill is not None
+        return request.granted is not None and not is_over and request.gateway in self.gateways
+
     def any_running(self) -> Request | None:
-        running = [request for request in self.requests.values() if request.runs]
+        running = [one for one in self.requests.values() if self.runs(one)]
         return self.chance.choice(running) if running else None
 
-    def reserve_for(self, request: Request) -> None:
+    def submit(self, request: Request) -> None:
         self.now_unix_s += 1
-        operation = reserve(
-            request.id,
-            gateway_id=request.gateway.name,
-            budgets=request.budgets,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
-            default_output_tokens=150,
-            prices=PRICES,
-            now_unix_s=self.now_unix_s,
-        )
-        request.gateway.queue(operation, request.waiter)
+        request.asked = replace(request.asked, now_unix_s=self.now_unix_s)
+        request.waiter = self.loop.create_future()
+        request.gateway.queue(request.asked, request.waiter)
         if self.chance.random() < 0.7:
             request.gateway.write()
 
     def ask(self) -> None:
+        gateway = self.chance.choice(self.gateways)
         bound = self.chance.choice([(0,), (0, 1, 2, 3), (1, 3), (2,), (0, 2), ()])
-        request = Request(
-            id=f"r{len(self.requests)}",
-            gateway=self.chance.choice(self.gateways),
-            budgets=tuple(self.budgets[index] for index in bound),
+        asked = reserve(
+            f"r{len(self.requests)}",
+            gateway_id=gateway.name,
+            budgets=tuple(self.budgets[one] for one in bound),
             prompt_tokens=self.chance.randrange(121),
             output_tokens=self.chance.choice([None, self.chance.randrange(121)]),
-            waiter=self.loop.create_future(),
+            default_output_tokens=150,
+            prices=PRICES,
         )
-        self.requests[request.id] = request
-        self.reserve_for(request)
+        request = Request(gateway, asked, self.loop.create_future())
+        self.requests[asked.request_id] = request
+        self.submit(request)
 
     def write(self) -> None:
         gateway = self.chance.choice(self.gateways)
@@ -163,74 +140,52 @@ class Fleet:
         gateway.write(once=True)
 
     def count_the_prompt(self) -> None:
-        if (request := self.any_running()) and (granted := request.granted):
-            request.prompt_tokens = max(0, request.prompt_tokens - self.chance.randrange(1, 100))
-            operation = narrow(
-                request.id,
-                budgets=request.budgets,
-                prompt_tokens=request.prompt_tokens,
-                output_tokens=granted.output_tokens,
-                prices=PRICES,
-            )
-            request.gateway.queue(operation)
+        if request := self.any_running():
+            fewer = max(0, request.asked.prompt_tokens - self.chance.randrange(1, 100))
+            asked = request.asked = replace(request.asked, prompt_tokens=fewer)
+            counts = {"prompt_tokens": fewer, "output_tokens": request.granted, "prices": PRICES}
+            request.gateway.queue(narrow(asked.request_id, budgets=asked.budgets, **counts))
 
     def find_the_prompt_longer(self) -> None:
         """Its neuron has refused it, and runs it once its length is reserved."""
         if request := self.any_running():
-            request.prompt_tokens += self.chance.randrange(1, 200)
-            request.waiter = self.loop.create_future()
-            self.reserve_for(request)
+            more = request.asked.prompt_tokens + self.chance.randrange(1, 200)
+            request.asked = replace(request.asked, prompt_tokens=more)
+            self.submit(request)
 
     def give_up(self) -> None:
         if request := self.any_running():
             request.is_gone = True
-            request.gateway.queue(release(request.id, request.budgets))
+            request.gateway.queue(release(request.asked.request_id, request.asked.budgets))
 
     def finish(self) -> None:
         if request := self.any_running():
-            self.end(request, self.chance.randrange(5))
+            bill = self.end(request, self.chance.randrange(5))
             for _ in range(self.chance.choice([1, 2])):
-                request.gateway.queue(self.settle_of(request))
+                request.gateway.queue(bill)
 
-    def end(self, request: Request, share: int) -> None:
-        """No two things happen in one second: windows begin and end on whole ones."""
-        granted = request.granted
+    def end(self, request: Request, share: int) -> Settle:
+        asked, granted = request.asked, request.granted
         assert granted is not None
         self.now_unix_s += 1
-        request.ended_unix_s = self.now_unix_s
-        request.used = Usage(
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=request.prompt_tokens // 3,
-            completion_tokens=granted.output_tokens * share // 4,
+        used = (asked.prompt_tokens, asked.prompt_tokens // 3, granted * share // 4)
+        facts = {"prices": PRICES, "ended_unix_s": self.now_unix_s}
+        request.bill = settle(
+            asked.request_id, budgets=asked.budgets, **dict(zip(TOKENS, used, strict=True)), **facts
         )
-
-    def settle_of(self, request: Request) -> Operation:
-        assert request.used is not None
-        return settle(
-            request.id,
-            budgets=request.budgets,
-            prompt_tokens=request.used.prompt_tokens,
-            cached_tokens=request.used.cached_tokens,
-            completion_tokens=request.used.completion_tokens,
-            prices=PRICES,
-            ended_unix_s=request.ended_unix_s,
-        )
+        return request.bill
 
     def kill(self, index: int | None = None) -> None:
         """Its unwritten operations are lost but for the bills in its file, which has one of each
         request that has run. Another gateway has yet to find it."""
         index = self.chance.randrange(2) if index is None else index
-        gateway, self.gateways[index] = self.gateways[index], self.new_gateway()
-        for request in self.requests.values():
-            if request.gateway is gateway and request.runs:
+        gateway = self.gateways[index]
+        own = [one for one in self.requests.values() if one.gateway is gateway]
+        for request in own:
+            if self.runs(request):
                 self.end(request, 1)
-        gateway.is_alive = False
-        ran = [
-            request
-            for request in self.requests.values()
-            if request.gateway is gateway and request.used is not None
-        ]
-        self.files.append([self.settle_of(request) for request in ran])
+        self.files.append([one.bill for one in own if one.bill is not None])
+        self.gateways[index] = self.new_gateway()
 
     def settle_for_the_dead(self) -> None:
         """Who adopts a file may die before it has removed it."""
@@ -244,85 +199,43 @@ class Fleet:
         for bills in self.files:
             store.apply(bills, using=self.using)
         ahead_s = int(self.now_unix_s + FAR_AHEAD_S)
-        leases = GatewayLease.objects.using(self.using)
+        leases, names = GatewayLease.objects.using(self.using), [one.name for one in self.gateways]
         leases.all().delete()
-        leases.bulk_create(
-            GatewayLease(gateway_id=gateway.name, lease_until_unix_s=ahead_s)
-            for gateway in self.gateways
-        )
-        suspects: frozenset[str] = frozenset()
+        for name in names:
+            leases.create(gateway_id=name, lease_until_unix_s=ahead_s)
+        dead: frozenset[str] = frozenset()
         for _ in range(2):
-            suspects = store.reservations_sweep(
-                now_unix_s=ahead_s, suspects=suspects, using=self.using
-            )
-        names = [gateway.name for gateway in self.gateways]
+            dead = store.reservations_sweep(now_unix_s=ahead_s, suspects=dead, using=self.using)
         assert not Reservation.objects.using(self.using).exclude(gateway_id__in=names).exists()
 
     def time_passes(self) -> None:
         self.now_unix_s += self.chance.choice([1, 600, 3600, 40_000])
 
     def check(self) -> None:
-        for row in Reservation.objects.using(self.using).all():
-            gateway = self.requests[row.request_id].gateway
-            if gateway.is_alive and not gateway.pending.depth:
-                assert self.requests[row.request_id].runs, "it holds what nobody uses"
+        reservations = Reservation.objects.using(self.using)
+        for row in reservations.all():
+            request = self.requests[row.request_id]
+            if request.gateway in self.gateways and not request.gateway.pending.depth:
+                assert self.runs(request), "it holds what nobody uses"
         entries = list(LedgerEntry.objects.using(self.using).all())
         for entry in entries:
-            used = self.requests[entry.request_id].used
-            assert used is not None
-            counts = {name: getattr(entry, name) for name in TOKENS}
-            assert counts == {name: getattr(used, name) for name in TOKENS}
+            bill = self.requests[entry.request_id].bill
+            assert [getattr(entry, name) for name in TOKENS] == [getattr(bill, n) for n in TOKENS]
         hours = UsageHour.objects.using(self.using).all()
         assert sum(hour.requests for hour in hours) == len(entries)
-        assert sum(hour.cost_micro_usd for hour in hours) == sum(
-            entry.cost_micro_usd for entry in entries
-        )
+        cost_micro_usd = sum(entry.cost_micro_usd for entry in entries)
+        assert sum(hour.cost_micro_usd for hour in hours) == cost_micro_usd
         for budget in Budget.objects.using(self.using).all():
-            self.check_budget(budget, entries)
-
-    def check_budget(self, budget: Budget, entries: list[LedgerEntry]) -> None:
-        held = Reservation.objects.using(self.using).filter(budget=budget)
-        assert budget.reserved == sum(row.amount for row in held)
-        assert budget.spent + budget.reserved <= budget.cap
-        own = [one for one in entries if budget.id in self.requests[one.request_id].budgets]
-        in_window = [one for one in own if is_in_window(budget, one.at.timestamp())]
-        assert budget.spent <= used_of(budget, in_window)
-        # A reservation that was written late opens a window in the past, which may hold entries
-        # that were written while none was open: those are charged to none.
-        ends_s, first_id = self.opened.get(budget.id, (None, 0))
-        if budget.window == "seconds" and ends_s != budget.window_ends_unix_s:
-            first_id = max((entry.id for entry in entries), default=0) + 1
-            self.opened[budget.id] = (budget.window_ends_unix_s, first_id)
-        assert budget.spent >= used_of(budget, [one for one in in_window if one.id >= first_id])
-
-    def finish_all(self) -> None:
-        """Whatever has happened: once all is written and settled, the sums are right."""
-        for index, gateway in enumerate(self.gateways):
-            gateway.write()
-            self.kill(index)
-        self.sweep()
-        self.check()
-        assert not Reservation.objects.using(self.using).exists()
-        ran = {request.id for request in self.requests.values() if request.used is not None}
-        entries = LedgerEntry.objects.using(self.using).values_list("request_id", flat=True)
-        assert set(entries) == ran
-
-
-def used_of(budget: Budget, entries: list[LedgerEntry]) -> int:
-    if budget.unit == "micro_usd":
-        return sum(entry.cost_micro_usd for entry in entries)
-    return sum(entry.prompt_tokens + entry.completion_tokens for entry in entries)
-
-
-def is_in_window(budget: Budget, at_unix_s: float) -> bool:
-    if budget.window == "balance":
-        return True
-    ends_s = budget.window_ends_unix_s
-    if ends_s is None:
-        return False
-    length_s = 86_400 if budget.window == "day" else budget.window_s
-    assert length_s is not None
-    return ends_s - length_s <= at_unix_s < ends_s
+            held = reservations.filter(budget=budget)
+            assert budget.reserved == sum(row.amount for row in held)
+            assert budget.spent + budget.reserved <= budget.cap
+            asked = {one.request_id: self.requests[one.request_id].asked for one in entries}
+            own = [one for one in entries if budget.id in asked[one.request_id].budgets]
+            costs = [one.cost_micro_usd for one in own]
+            if budget.unit == "tokens":
+                costs = [one.prompt_tokens + one.completion_tokens for one in own]
+            assert 0 <= budget.spent <= sum(costs)
+            assert budget.window != "balance" or budget.spent == sum(costs)
 
 
 @each_case("seed", range(8))
@@ -331,4 +244,11 @@ def test_any_interleaving(using: str, seed: int) -> None:
         fleet = Fleet(using, random.Random(seed), runner.get_loop())
         for _ in range(50):
             fleet.step()
-        fleet.finish_all()
+        for index, gateway in enumerate(fleet.gateways):
+            gateway.write()
+            fleet.kill(index)
+        fleet.sweep()  # whatever has happened: once all is written and settled, the sums are right
+        fleet.check()
+    assert not Reservation.objects.using(using).exists()
+    ran = {one.asked.request_id for one in fleet.requests.values() if one.bill is not None}
+    assert set(LedgerEntry.objects.using(using).values_list("request_id", flat=True)) == ran

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from metering.ledger.entries import GATEWAY_LOST, Outcome, RecordFields, Settle
 from metering.ledger.spool import DAMAGED_SUFFIX, SLOT_BYTES, Spool, SpoolFile, spool_paths
 from metering.models import LedgerEntry, Reservation, UsageHour
 from metering.money import Metered, Prices
+from tests.metering.databases import LONG_S, Gateway, amounts, wait_until
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
-from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 
 OLD = settle("old", ended_unix_s=NOON_UNIX_S - 1)
 
@@ -75,7 +74,7 @@ def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(
     assert files(tmp_path) == ["g3.bills"], "that of the open request"
 
 
-def test_a_full_disk_speaks_and_is_tried_again(
+def test_a_full_disk_speaks_is_tried_again_and_hinders_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = spool_in(tmp_path, "g1")
@@ -90,7 +89,16 @@ def test_a_full_disk_speaks_and_is_tried_again(
     spool.keep()
     assert spool.problem is None
     spool.close()
-    second = spool_in(tmp_path, "g2")
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolFile, "create", full)
+        second = spool_in(tmp_path, "g2")
+        second.begin(settle())(1, 2, 3, 4)
+        second.settle(settle())
+        assert second.problem is not None
+    second.create()
+    second.keep()
+    assert second.problem is None and files(tmp_path) == ["g1.bills", "g2.bills"]
+    count = second.begin(settle("r2", outcome=GATEWAY_LOST))
     SpoolFile.create(tmp_path, "gone").close()
     for call in ("read", "remove"):  # a file that cannot be read or deleted stays
         with monkeypatch.context() as patch:
@@ -100,92 +108,64 @@ def test_a_full_disk_speaks_and_is_tried_again(
         caplog.clear()
     bills = second.adopt(tmp_path / "g1.bills")
     assert {bill.request_id for bill, _ in bills} == {"r0", "r1"}
-
-
-def test_without_a_file_requests_run_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(SpoolFile, "create", full)
-        spool = spool_in(tmp_path, "g1")
-        spool.begin(settle())(1, 2, 3, 4)
-        spool.settle(settle())
-        assert spool.problem is not None
-    spool.create()
-    spool.keep()
-    assert spool.problem is None and files(tmp_path) == ["g1.bills"]
-    count = spool.begin(settle("r2", outcome=GATEWAY_LOST))
     monkeypatch.setattr(SpoolFile, "count", full)
     count(1, 2, 3, 4)
-    assert spool.problem is not None
+    assert second.problem is not None
 
 
-@pytest.fixture
-def start(using: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Starts a gateway's writer; all are stopped in the end."""
+def test_the_next_gateway_writes_them_once_the_database_is_back(
+    using: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "SPOOLED_AFTER_S", 0.01)
     monkeypatch.setattr(writer, "ADOPT_EVERY_S", 0.02)
     monkeypatch.setattr(writer, "BACKOFF", Backoff(first_s=0.01, max_s=0.02))
+    id, directory = make_budget(using), tmp_path / "spool"
     started: list[Gateway] = []
-    with asyncio.Runner() as runner:
 
-        def start(gateway_id: str, *, is_away: bool = False, **options: Any) -> Gateway:
-            options = {"gateway_id": gateway_id, "spool_directory": tmp_path / "spool", **options}
-            gateway = Gateway(using, runner, **options)
-            gateway.database.is_away = is_away
-            gateway.start()
-            started.append(gateway)
-            return gateway
+    def start(gateway_id: str, *, is_away: bool = False, **options: Any) -> Gateway:
+        options |= {"gateway_id": gateway_id, "spool_directory": directory}
+        started.append(Gateway(using, runner, **options))
+        started[-1].database.is_away = is_away
+        started[-1].start()
+        return started[-1]
 
-        yield start
-        for gateway in started:
-            gateway.run(gateway.writer.stop(LONG_S))
-
-
-def stop_without_database(gateway: Gateway, path: Path) -> None:
     def is_closed() -> bool:
-        file = SpoolFile.adopt(path)
+        file = SpoolFile.adopt(directory / "gone.bills")
         if file is not None:
             file.close()
         return file is not None
 
-    gateway.run(gateway.writer.stop(0.05))
-    wait_until(is_closed)  # its thread may take longer
+    def entries() -> list[str]:
+        return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
 
-
-def entries(using: str) -> list[str]:
-    return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
-
-
-def test_the_next_gateway_writes_them_once_the_database_is_back(
-    using: str, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id, directory = make_budget(using), tmp_path / "spool"
-    first = start("gone")
-    first.reserve("r1", budgets=(id,))
-    first.database.is_away = True
-    with monkeypatch.context() as patch:
-        patch.setattr(SpoolFile, "write", full)
-        first.writer.settle(settle("r1", budgets=(id,)))
-        assert first.writer.spool_problem is not None
-    wait_until(lambda: first.writer.spool_problem is None)
-    first.writer.settle(settle("r2", budgets=()))
-    wait_until(lambda: first.writer.num_spooled == 2)
-    stop_without_database(first, directory / "gone.bills")
-    assert files(directory) == ["gone.bills"] and entries(using) == []
-    shutil.copy(directory / "gone.bills", directory / "more.bills")
-    second = start("g1", is_away=True, max_queued=2)
-    wait_until(lambda: second.writer.num_spooled > 0)
-    assert second.writer.depth == 2 and second.writer.is_full, "no more than it takes"
-    second.run(second.writer.stop(0.05))
-    assert {"gone.bills", "more.bills"} <= {*files(directory)} and entries(using) == []
-    third = start("g2")
-    wait_until(lambda: files(directory, but="g2") == [])
-    assert entries(using) == ["r1", "r2"]
-    assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
-    assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 2
-    third.run(third.writer.stop(LONG_S))
-    assert files(directory) == []
+    with asyncio.Runner() as runner:
+        first = start("gone")
+        first.reserve("r1", budgets=(id,))
+        first.database.is_away = True
+        with monkeypatch.context() as patch:
+            patch.setattr(SpoolFile, "write", full)
+            first.writer.settle(settle("r1", budgets=(id,)))
+            assert first.writer.spool_problem is not None
+        wait_until(lambda: first.writer.spool_problem is None)
+        first.writer.settle(settle("r2", budgets=()))
+        wait_until(lambda: first.writer.num_spooled == 2)
+        first.run(first.writer.stop(0.05))
+        wait_until(is_closed)  # its thread may take longer
+        assert files(directory) == ["gone.bills"] and entries() == []
+        shutil.copy(directory / "gone.bills", directory / "more.bills")
+        second = start("g1", is_away=True, max_queued=2)
+        wait_until(lambda: second.writer.num_spooled > 0)
+        assert second.writer.depth == 2 and second.writer.is_full, "no more than it takes"
+        second.run(second.writer.stop(0.05))
+        assert {"gone.bills", "more.bills"} <= {*files(directory)} and entries() == []
+        start("g2")
+        wait_until(lambda: files(directory, but="g2") == [])
+        assert entries() == ["r1", "r2"]
+        assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
+        assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 2
+        for gateway in started[::-1]:
+            gateway.run(gateway.writer.stop(LONG_S))
+        assert files(directory) == []
 
 
 FULLEST = RecordFields(
@@ -196,15 +176,11 @@ FULLEST = RecordFields(
     end_user="\U0001f9ca" * 128,
     targets_tried=("\U0001f9ca" * 500,),
 )
+IMAGES = Metered(unit="image", num_units=2, micro_usd=7)
 BILLS = [
     settle("r1"),
     settle("r2", prices=Prices(input_micro_usd=3), model="m\n\0", record=FULLEST),
-    settle(
-        "r3",
-        budgets=(),
-        time_to_first_token_ms=None,
-        metered=Metered(unit="image", num_units=2, micro_usd=7),
-    ),
+    settle("r3", budgets=(), time_to_first_token_ms=None, metered=IMAGES),
 ]
 
 
@@ -222,39 +198,6 @@ def adopted(path: Path) -> SpoolFile:
     return file
 
 
-def test_bills_are_read_as_they_were_written_without_what_was_there_before(tmp_path: Path) -> None:
-    file = SpoolFile.create(tmp_path / "mine", "g1")
-    assert SpoolFile.adopt(file.path) is None, "its gateway lives"
-    path = written(tmp_path / "new")
-    assert list(spool_paths(path.parent)) == [path]
-    file = adopted(path)
-    assert SpoolFile.adopt(path) is None, "one adopts it"
-    assert file.read() == BILLS
-    file.count(1, 9, 9, 9, 9)
-    file.free(1)
-    assert file.read() == [BILLS[0], BILLS[2]]
-    file.write(1, settle("next", outcome=GATEWAY_LOST))
-    _, bill, _ = file.read()
-    assert (bill.request_id, bill.completion_tokens) == ("next", 0)
-    file.remove()
-    assert list(path.parent.iterdir()) == [] and SpoolFile.adopt(path) is None
-
-
-def test_a_request_that_had_not_ended_is_billed_for_what_had_come(tmp_path: Path) -> None:
-    file = SpoolFile.create(tmp_path, "g1")
-    file.write(0, settle("running", outcome=GATEWAY_LOST, duration_ms=20))
-    file.count(0, 100, 40, 30, 5)
-    file.write(1, settle("ending"))
-    file.write(2, settle("ending", outcome=GATEWAY_LOST))
-    file.write(3, settle("ended", outcome=GATEWAY_LOST))
-    file.write(4, settle("ended"))
-    os.utime(file.path, (NOON_UNIX_S + 2, NOON_UNIX_S + 2))
-    running, *others = file.read()
-    assert tuple(running.tokens.values()) == (100, 40, 30, 5)
-    assert (running.ended_unix_s, running.duration_ms) == (NOON_UNIX_S + 2, 2020)
-    assert others == [settle("ending"), settle("ended")], "their own bills"
-
-
 @checks(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(num_bytes=st.integers(min_value=0, max_value=3 * SLOT_BYTES))
 def test_of_a_cut_file_the_whole_bills_are_read(tmp_path: Path, num_bytes: int) -> None:
@@ -267,8 +210,37 @@ def test_of_a_cut_file_the_whole_bills_are_read(tmp_path: Path, num_bytes: int) 
     path.unlink()
 
 
-def test_damaged_bills_and_files_of_the_release_before_cost_no_other_and_are_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_bills_are_read_as_they_were_written_and_of_what_had_not_ended_what_had_come(
+    tmp_path: Path,
+) -> None:
+    file = SpoolFile.create(tmp_path / "mine", "g1")
+    assert SpoolFile.adopt(file.path) is None, "its gateway lives"
+    path = written(tmp_path / "new")
+    assert list(spool_paths(path.parent)) == [path]
+    file = adopted(path)
+    assert SpoolFile.adopt(path) is None, "one adopts it"
+    assert file.read() == BILLS
+    file.count(1, 9, 9, 9, 9)
+    file.free(1)
+    assert file.read() == [BILLS[0], BILLS[2]]
+    file.write(1, settle("next", outcome=GATEWAY_LOST, duration_ms=20))
+    assert file.read()[1].completion_tokens == 0, "without what was there before"
+    file.count(1, 100, 40, 30, 5)
+    file.write(3, settle("ending"))
+    for slot, request_id, changes in ((4, "ending", {"outcome": GATEWAY_LOST}), (5, "ended", {})):
+        file.write(slot, settle("ended", outcome=GATEWAY_LOST))
+        file.write(slot, settle(request_id, **changes))
+    os.utime(file.path, (NOON_UNIX_S + 2, NOON_UNIX_S + 2))
+    _, running, _, *others = file.read()
+    assert tuple(running.tokens.values()) == (100, 40, 30, 5)
+    assert (running.ended_unix_s, running.duration_ms) == (NOON_UNIX_S + 2, 2020)
+    assert others == [settle("ending"), settle("ended")], "their own bills"
+    file.remove()
+    assert list(path.parent.iterdir()) == [] and SpoolFile.adopt(path) is None
+
+
+def test_damaged_bills_cost_no_other_and_are_kept_and_what_no_slot_holds_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "new")
     with path.open("r+b") as damaged:
@@ -279,7 +251,7 @@ def test_damaged_bills_and_files_of_the_release_before_cost_no_other_and_are_kep
     assert "1 bills cannot be read; the file is kept" in caplog.text
     file.remove()
     assert not path.exists() and b"xyz" in path.with_suffix(DAMAGED_SUFFIX).read_bytes()
-    path = tmp_path / "g1.jsonl"
+    path = tmp_path / "g1.jsonl"  # of the release before
     fields = {name: one for name, one in dataclasses.asdict(BILLS[0]).items() if name != "record"}
     text = json.dumps(fields).encode()
     path.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text) + b"0123abcd {}\n" + b"torn")
@@ -288,12 +260,7 @@ def test_damaged_bills_and_files_of_the_release_before_cost_no_other_and_are_kep
     assert file.read() == [BILLS[0]]
     file.remove()
     assert path.with_suffix(DAMAGED_SUFFIX).exists()
-
-
-def test_a_bill_that_no_slot_holds_or_the_disk_takes_in_part_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, write = SpoolFile.create(tmp_path, "g1"), os.pwrite
+    file, write = SpoolFile.create(tmp_path, "g2"), os.pwrite
 
     def half(fd: int, data: bytes, offset: int) -> int:
         if len(data) < 100:
@@ -304,9 +271,8 @@ def test_a_bill_that_no_slot_holds_or_the_disk_takes_in_part_is_an_error(
         with pytest.raises(ValueError):
             file.write(0, settle(**changes))
         assert file.read() == []
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(os, "pwrite", half)
-        with pytest.raises(OSError):
-            file.write(0, BILLS[0])
+        file.write(0, BILLS[0])
     file.write(0, BILLS[1])
     assert file.read() == [BILLS[1]]

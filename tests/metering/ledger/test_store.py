@@ -1,19 +1,23 @@
-"""Batches on each database: a bill and its record are written together or not at all; and what no
-bill releases is swept."""
+"""Batches on each database: a bill and its record are written together or not at all; what no bill
+releases is swept; entries and records go by their age, and records by their number; and how
+PostgreSQL finds them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from datetime import UTC, date, datetime
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.conf import settings
+from django.db import OperationalError, connection, connections
+from django.utils import timezone
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
-from metering import request_records, tasks
+from metering import request_records, selectors, tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
@@ -23,6 +27,7 @@ from metering.ledger.store import MAX_INT64, reservations_sweep
 from metering.ledger.writer import LedgerWriter
 from metering.models import (
     Budget,
+    CapturedRequest,
     GatewayLease,
     LedgerEntry,
     RequestRecord,
@@ -31,20 +36,10 @@ from metering.models import (
     UsageHour,
 )
 from metering.money import DearestPrices, Metered, Prices
-from metering.pages.requests import details
-from metering.request_filters import all_fields
-from metering.selectors import (
-    UsageFilter,
-    UsageGroup,
-    UsagePeriod,
-    exact_sum,
-    exact_sums,
-    usage_list,
-    usage_total,
-)
+from metering.request_filters import RequestFilter, matching
+from tests.metering.databases import LONG_S, amounts
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
-from tests.metering.writer_support import LONG_S, amounts
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
@@ -143,29 +138,15 @@ def test_money_is_reserved_and_charged_and_tokens_are_not(using: str) -> None:
     entry = LedgerEntry.objects.using(using).get()
     assert (entry.unit, entry.num_units, entry.cost_micro_usd) == ("second", 5, 11)
     assert UsageHour.objects.using(using).get().cost_micro_usd == 11
-
-
-def test_a_record_shows_units_that_are_no_tokens() -> None:
-    request_records.insert([ended(metered=USED, **NOTHING), ended()])
-    found = {record.unit: record for record in RequestRecord.objects.all()}
-    assert found["second"].num_units == 5 and found[""].num_units == 0
-    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
-    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
-    (fields,) = all_fields([found["second"]])
-    assert (fields["unit"], fields["num_units"]) == ("second", 5)
-
-
-def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using: str) -> None:
-    """The second request would fit if the first one had its own price alone."""
+    # The dearest price is reserved, and the one that served is charged.
     id = make_budget(using, unit=Unit.MICRO_USD, cap=1_000)
     own, cloud = Prices(input_micro_usd=10**6), Prices(input_micro_usd=6 * 10**6)
-    wanted = {"budgets": (id,), "prompt_tokens": 100, "output_tokens": 0}
-    first = reserve("r1", prices=DearestPrices((own, cloud)), **wanted)
-    second = reserve("r2", prices=DearestPrices((own, cloud)), **wanted)
+    wanted = {"budgets": (id,), "output_tokens": 0, "prices": DearestPrices((own, cloud))}
+    first, second = (reserve(name, **wanted) for name in ("r1", "r2"))
     granted, refused = store.apply([first, second], using=using)
-    assert isinstance(granted, Granted)
-    assert isinstance(refused, QuotaExceededError)
+    assert isinstance(granted, Granted) and isinstance(refused, QuotaExceededError)
     assert (refused.needed, refused.left) == (600, 400)
+    LedgerEntry.objects.using(using).all().delete()
     used = settle("r1", budgets=(id,), prices=own, **{**NOTHING, "prompt_tokens": 90})
     store.apply([used], using=using)
     assert LedgerEntry.objects.using(using).get().cost_micro_usd == 90
@@ -175,16 +156,13 @@ def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using:
 
 
 def add_hours(using: str) -> None:
+    at = datetime(2026, 1, 1, 5, tzinfo=UTC)
     for number, amount in enumerate((MAX_INT64, 1, MAX_INT64, MAX_INT64 - 5)):
-        UsageHour.objects.using(using).create(
-            hour=datetime(2026, 1, 1, 5, tzinfo=UTC),
-            account=f"a{number % 2}",
-            model=f"m{number}",
-            cost_micro_usd=amount,
-        )
+        whose = {"account": f"a{number % 2}", "model": f"m{number}", "cost_micro_usd": amount}
+        UsageHour.objects.using(using).create(hour=at, **whose)
 
 
-def test_hours_and_their_sums_past_64_bits(using: str) -> None:
+def test_words_and_numbers_that_no_column_holds_and_sums_past_64_bits(using: str) -> None:
     """No database refuses a batch again and again, and what is added up stays exact."""
     for number in range(3):
         bill = settle(f"r{number}", budgets=(), prompt_tokens=MAX_INT64, cached_tokens=0)
@@ -194,22 +172,34 @@ def test_hours_and_their_sums_past_64_bits(using: str) -> None:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT prompt_tokens FROM metering_usagehour")
         assert isinstance(cursor.fetchone()[0], int)
-    hour.delete(using=using)
+    UsageHour.objects.using(using).all().delete()
+    LedgerEntry.objects.using(using).all().delete()
+    words = {"model": "m" * 300, "neuron": "a\0b", "prompt_tokens": 2**70, "cached_tokens": -1}
+    store.apply([settle(budgets=(), time_to_first_token_ms=2**40, **words)], using=using)
+    entry = LedgerEntry.objects.using(using).get()
+    assert (entry.model, entry.neuron, entry.cached_tokens) == ("m" * 100, "ab", 0)
+    assert (entry.prompt_tokens, entry.time_to_first_token_ms) == (MAX_INT64, 2**31 - 1)
+    UsageHour.objects.using(using).all().delete()
     add_hours(using)
-    sums = exact_sums(["cost_micro_usd", "requests"])
+    sums = selectors.exact_sums(["cost_micro_usd", "requests"])
     found = UsageHour.objects.using(using).aggregate(**sums)
-    assert exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 - 4
-    assert exact_sum(found, "requests") == 0
+    assert selectors.exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 - 4
+    assert selectors.exact_sum(found, "requests") == 0
 
 
 @pytest.mark.django_db
 def test_usage_past_64_bits() -> None:
     add_hours("default")
-    period = UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
-    shown = usage_list(by=UsageGroup.ACCOUNT, period=period, where=UsageFilter())
+    period = selectors.UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
+    shown = selectors.usage_list(
+        by=selectors.UsageGroup.ACCOUNT, period=period, where=selectors.UsageFilter()
+    )
     sums_of = {row.name: row.sums.cost_micro_usd for row in shown}
     assert sums_of == {"a0": 2 * MAX_INT64, "a1": MAX_INT64 - 4}
-    assert usage_total(period=period, where=UsageFilter()).cost_micro_usd == 3 * MAX_INT64 - 4
+    assert (
+        selectors.usage_total(period=period, where=selectors.UsageFilter()).cost_micro_usd
+        == 3 * MAX_INT64 - 4
+    )
 
 
 def hold(request_id: str = "r1", **changes: Any) -> int:
@@ -242,16 +232,11 @@ def test_the_second_sweep_without_a_lease_releases(monkeypatch: pytest.MonkeyPat
     for now_s, is_dead in ((until_s, False), (until_s + 1, True)):
         dead_now = reservations_sweep(now_unix_s=now_s, suspects=frozenset())
         assert ("g1" in dead_now) is is_dead
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_sweep_after_an_outage_and_a_bill_after_the_sweep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A gateway that was restarted while the database was away writes the bills of the one before
-    when it is back. One that comes later still charges what is left."""
+    # A gateway that was restarted while the database was away writes the bills of the one before
+    # when it is back. One that comes later still charges what is left.
     monkeypatch.setattr(tasks, "_suspects", frozenset())
-    id = hold()
+    GatewayLease.objects.all().delete()
+    id = hold("r5")
     tasks.sweep_orphans()
 
     def away(**_: object) -> None:
@@ -264,8 +249,101 @@ def test_a_sweep_after_an_outage_and_a_bill_after_the_sweep(
     assert amounts("default", id) == (0, 300), "the first one after the outage"
     tasks.sweep_orphans()
     assert amounts("default", id) == (0, 0)
-    store.apply([reserve("r2", budgets=(id,), prompt_tokens=900, output_tokens=60)])
-    store.apply([settle("r1", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
+    store.apply([reserve("r6", budgets=(id,), prompt_tokens=900, output_tokens=60)])
+    store.apply([settle("r5", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
     assert amounts("default", id) == (40, 960), "its cap of 1,000 holds"
-    store.apply([settle("r1", budgets=(id,)), settle("r2", budgets=(id,))])
+    store.apply([settle("r5", budgets=(id,)), settle("r6", budgets=(id,))])
     assert amounts("default", id) == (110, 0)
+
+
+DAY_S = 86_400
+
+
+def bill(*days_ago: float) -> None:
+    now_s = time.time()
+    for number, days in enumerate(days_ago):
+        ended_unix_s = now_s - days * DAY_S
+        store.apply([settle(f"{days}-{number}", budgets=(), ended_unix_s=ended_unix_s)])
+
+
+def record(*days_ago: float) -> None:
+    now_s = time.time()
+    request_records.insert([ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago])
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tuple[Any, Any]:
+    """The days of the entries and of the records, after both have forgotten once."""
+    limits = {"ledger_retention_days": days, "request_retention_days": days}
+    config = replace(settings.CONFIG, **limits, max_request_records=records)
+    monkeypatch.setattr(settings, "CONFIG", config)
+    tasks.forget_ledger_entries()
+    tasks.forget_request_records()
+    return tuple(
+        [round((time.time() - row.at.timestamp()) / DAY_S) for row in rows.objects.order_by("at")]
+        for rows in (LedgerEntry, RequestRecord)
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
+    bill(0, 399, 401, 1000)
+    assert kept(monkeypatch, days=400) == ([399, 0], [])
+    assert sum(hour.requests for hour in UsageHour.objects.all()) == 4, "sums stay"
+    assert kept(monkeypatch, days=0) == ([399, 0], []), "zero keeps all"
+    for made, days, max_rows, left in (
+        ([1, 29, 31, 400], 30, 0, [29, 1]),
+        ([4, 3, 2, 1], 0, 3, [3, 2, 1]),
+        ([40, 3, 2, 1], 30, 2, [2, 1]),
+        ([10_000], 0, 0, [10_000]),
+    ):
+        RequestRecord.objects.all().delete()
+        record(*made)
+        assert kept(monkeypatch, days=days, records=max_rows)[1] == left
+    LedgerEntry.objects.all().delete()
+    RequestRecord.objects.all().delete()
+    record(*[40] * 7)
+    bill(*[41] * 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
+        patch.setattr(tasks, "MAX_BATCHES", 2)
+        for num_left in (3, 0):  # a call continues where the last one stopped
+            assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
+    record(*[40] * 1_200)  # nothing is locked between two short batches
+    seen: list[tuple[int, bool]] = []
+    num_forgotten = tasks.rows_forget(
+        RequestRecord,
+        before=timezone.now() - timedelta(days=30),
+        pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
+    )
+    assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
+    assert tasks.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"
+
+
+def test_names_that_never_meet_are_compared_within_an_index(using: str) -> None:
+    """Two names that never meet must not cost a walk over all rows."""
+    if connections[using].vendor != "postgresql":
+        pytest.skip("that is asked of PostgreSQL")
+    names = (name for name in request_records.COLUMNS if name not in ("request_id", "at"))
+    columns = ", ".join(f'"{name}"' for name in names)
+    for account, model, neuron in map(str.split, ("a x one", "a x two", "b y two", "b x two")):
+        changes = {"account": account, "model": model, "neuron": neuron}
+        request_records.insert([ended(ended_unix_s=time.time(), **changes)], using=using)
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {request_records.TABLE} (request_id, at, {columns}) "
+            f"SELECT gen_random_uuid(), at - number * interval '1 minute', {columns} "
+            f"FROM {request_records.TABLE}, generate_series(1, 5000) AS number"
+        )
+        cursor.execute("ANALYZE")
+    for where in (
+        RequestFilter(account="a", model="y"),
+        RequestFilter(model="y", neuron="one"),
+        RequestFilter(account="b", neuron="one"),
+        RequestFilter(accounts=frozenset({"b"}), model="x", neuron="one"),
+        RequestFilter(accounts=frozenset({"a", "c"}), model="y"),
+    ):
+        found = matching(where).using(using).order_by("-at", "-pk")[:51]
+        plan = found.explain(analyze=True)
+        assert "Index Cond" in plan and "Rows Removed by Filter" not in plan, plan
+        assert list(found) == []

@@ -1,140 +1,114 @@
 """Requests are recorded beside the requests: in batches, once, and never at their cost; captured
-bodies without secrets, bounded, and shown to those who may read them."""
+bodies without secrets, bounded; and over REST, by command and on their page, who sees which."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import DataError, OperationalError
 from django.test import Client
-from django.utils import timezone
 
+from helexa_site.management.base import ExitCode
 from inference.gateway.request.outcome import Capture, RequestOutcome
 from metering import request_records, services, tasks
 from metering.audit import COMMAND
-from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
+from metering.money import Metered
+from metering.pages import requests_url
+from metering.pages.requests import details
+from metering.request_filters import all_fields
 from metering.request_records import RequestRecordWriter
-from metering.services import CreatedKey
-from tests.metering.callers import get, ok, person
-from tests.metering.callers import refused as refused_call
-from tests.metering.commands.command_output import output, printed_json
+from metering.services import CreatedKey, key_create
+from tests.cases import each_case
+from tests.metering.callers import get, ok, person, refused, text_of
+from tests.metering.commands.command_output import output, printed, printed_json
+from tests.metering.databases import LONG_S, wait_until
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
-from tests.metering.service_support import ALICE, refused
-from tests.metering.writer_support import LONG_S, wait_until
-
-
-class Database:
-    """``request_records.insert`` with faults."""
-
-    is_away = False
-    breaks_after_commit = False
-    refuses = ""
-    num_calls = 0
-
-    def insert(self, batch: Sequence[RequestOutcome], *, using: str) -> None:
-        self.num_calls += 1
-        if self.is_away:
-            raise OperationalError("the server is gone")
-        if any(one.settle.request_id == self.refuses for one in batch):
-            raise DataError("no")
-        request_records.insert(batch, using=using)
-        if self.breaks_after_commit:
-            self.breaks_after_commit = False
-            raise OperationalError("the connection broke")
-
-
-@pytest.fixture
-def database() -> Database:
-    return Database()
-
-
-@pytest.fixture
-def writer(using: str, database: Database) -> Iterator[RequestRecordWriter]:
-    made = RequestRecordWriter(using=using, max_queued=5, insert=database.insert, interval_s=0.01)
-    made.start()
-    yield made
-    database.is_away = False
-    made.stop(LONG_S)
 
 
 def recorded(using: str) -> list[RequestRecord]:
     return list(RequestRecord.objects.using(using).order_by("id"))
 
 
-def test_all_of_a_request_is_recorded(using: str, writer: RequestRecordWriter) -> None:
-    request_id = uuid.uuid4().hex
-    writer.add(
-        ended(
-            request_id,
-            status=503,
-            outcome="neuron_lost",
-            error_message="The neuron beast went away.",
-            end_user="ann",
-            targets_tried=("own: queue_full", f"box/{'m' * 600}: upstream_failed"),
-        )
-    )
-    wait_until(lambda: writer.depth == 0)
-    (row,) = recorded(using)
+def test_all_of_a_request_is_recorded_and_texts_of_clients_fit(using: str) -> None:
+    writer, request_id = RequestRecordWriter(using=using, interval_s=LONG_S), uuid.uuid4().hex
+    writer.start()
+    failure = {"status": 503, "outcome": "neuron_lost", "error_message": "It went away."}
+    tried = ("own: queue_full", f"box/{'m' * 600}: upstream_failed")
+    writer.add(ended(request_id, **failure, end_user="ann", targets_tried=tried))
+    writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
+    strange = "a\0b\ud800" + "ü" * 500
+    writer.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
+    for _ in range(2):
+        writer.stop(LONG_S)  # which records what is queued
+    row, nothing, other = recorded(using)
     assert row.targets_tried.startswith("own: queue_full, box/mmm")
     assert len(row.targets_tried) == 500
-    assert row.request_id.hex == request_id
-    assert row.at == datetime.fromtimestamp(NOON_UNIX_S, UTC)
+    assert (row.request_id.hex, row.at) == (request_id, datetime.fromtimestamp(NOON_UNIX_S, UTC))
     assert (row.account, row.key, row.end_user) == ("lab", "hx-1", "ann")
     assert (row.model_asked, row.model, row.neuron) == ("gpt-4o", "tiny", "beast")
     assert (row.endpoint, row.client) == ("/v1/chat/completions", "curl")
     assert (row.status, row.outcome, row.code) == (503, "failed", "neuron_lost")
-    assert row.message == "The neuron beast went away."
+    assert row.message == "It went away."
     assert (row.queue_ms, row.time_to_first_token_ms, row.duration_ms) == (20, 120, 1500)
     assert (row.prompt_tokens, row.cached_tokens) == (40, 10)
     assert (row.completion_tokens, row.reasoning_tokens, row.cost_micro_usd) == (30, 5, 0)
-
-
-def test_what_there_is_not_is_null_and_texts_of_clients_fit(using: str) -> None:
-    writer = RequestRecordWriter(using=using, interval_s=LONG_S)
-    writer.start()
-    strange = "a\0b\ud800" + "ü" * 500
-    writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
-    writer.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
-    for _ in range(2):
-        writer.stop(LONG_S)  # which records what is queued
-    row, other = recorded(using)
-    assert (row.model, row.code, row.end_user, row.targets_tried) == ("", None, None, "")
-    assert (row.queue_ms, row.time_to_first_token_ms) == (None, None)
+    assert (nothing.model, nothing.code, nothing.end_user) == ("", None, None)
+    assert nothing.targets_tried == ""
+    assert (nothing.queue_ms, nothing.time_to_first_token_ms) == (None, None)
     assert other.model_asked.startswith("ab?ü") and len(other.model_asked) == 199
     assert len(other.message) == 499
 
 
 def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
-    using: str, writer: RequestRecordWriter, database: Database, caplog: pytest.LogCaptureFixture
+    using: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database.is_away = True
+    faults: set[str] = {"away"}
+    refuses, calls = uuid.uuid4().hex, []
+
+    def insert(batch: Sequence[RequestOutcome], *, using: str) -> None:
+        calls.append(batch)
+        if "away" in faults:
+            raise OperationalError("the server is gone")
+        if any(one.settle.request_id == refuses for one in batch):
+            raise DataError("no")
+        request_records.insert(batch, using=using)
+        if "breaks after commit" in faults:
+            faults.clear()
+            raise OperationalError("the connection broke")
+
+    writer = RequestRecordWriter(using=using, max_queued=5, insert=insert, interval_s=0.01)
+    writer.start()
     with caplog.at_level(logging.ERROR):
         for _ in range(7):
             writer.add(ended())
         assert (writer.depth, writer.num_dropped) == (5, 2)
         wait_until(lambda: "2 requests of this gateway are not recorded" in caplog.text)
-    wait_until(lambda: database.num_calls > 0)
+    wait_until(lambda: calls != [])
     assert (writer.depth, recorded(using)) == (5, [])
-    database.is_away = False
+    faults.clear()
     wait_until(lambda: writer.depth == 0)
     assert (len(recorded(using)), writer.num_dropped) == (5, 2)
     # A batch is recorded once, and a row that is refused holds up no other.
-    database.is_away = database.breaks_after_commit = True
-    database.refuses = uuid.uuid4().hex
-    for request_id in ("", database.refuses, ""):
+    faults |= {"away", "breaks after commit"}
+    for request_id in ("", refuses, ""):
         writer.add(ended(request_id))
-    database.is_away = False
+    faults.remove("away")
     wait_until(lambda: writer.depth == 0)
     assert (len(recorded(using)), writer.num_dropped >= 3) == (7, True)
+    writer.stop(LONG_S)
 
 
 SECRET = "sk-" + "x" * 30
@@ -161,10 +135,10 @@ def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.request == '{"content": "my key is sk-***"}'
     assert (row.answer, row.trace) == ("ab", "<|user|>")
     for data in (f"data:image/png;base64,{IMAGE}", IMAGE):  # their size and digest
-        rows = [stored(capture(f'{{"a": "{data}"}}'), using) for _ in range(2)]
+        first, second = (stored(capture(f'{{"a": "{data}"}}'), using).request for _ in range(2))
+        assert first == second and len(first) < 100
         shown = f'{{"a": "{data.removesuffix(IMAGE)}[2,200 characters, sha256 '
-        assert rows[0].request == rows[1].request and len(rows[0].request) < 100
-        assert rows[0].request.startswith(shown)
+        assert first.startswith(shown)
     row = stored(capture("word " * request_records.MAX_CAPTURED_CHARS), using)
     assert len(row.request) < request_records.MAX_CAPTURED_CHARS + 100
     assert "characters left out]" in row.request and row.request.endswith("bytes left out]")
@@ -173,33 +147,10 @@ def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left = CapturedRequest.objects.using(using).values_list("pk", flat=True)
     assert set(left) == {row.pk for row in made[1:]}, "the oldest are deleted beyond the most"
     monkeypatch.setattr(request_records, "MAX_CAPTURED_BYTES", 20)
-    first, second = capture("question"), capture("question")
-    queue = RequestRecordWriter()
-    queue.add(ended(captured=first))
-    queue.add(ended(captured=second))
-    assert (first.num_bytes, second.num_bytes, queue.depth) == (14, 0, 2)
-
-
-@pytest.mark.django_db
-def test_they_are_switched_on_for_a_limited_time(account: Account, made: CreatedKey) -> None:
-    key, now = made.row, timezone.now()
-    for until in (now - timedelta(minutes=1), now + timedelta(days=8)):
-        key.capture_until = until
-        change = {"actor": ALICE, "changed_fields": ["capture_until"]}
-        refused("capture_until", services.key_update, key=key, **change)
-    key.capture_until = until = now + timedelta(hours=1)
-    services.key_update(key=key, **change)
-    account.capture_until = until + timedelta(hours=1)
-    services.account_update(account=account, **change)
-    actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
-    assert {action for (action,) in actions} >= {"key.update", "account.update"}
-    (principal,) = (one.principal for one in DatabaseKeyStore().keys(key.prefix).values())
-    assert principal.capture_until_unix_s == account.capture_until.timestamp()
-    assert principal.is_captured(time.time())
-    ApiKey.objects.filter(pk=key.pk).update(capture_until=now - timedelta(days=1))
-    key = ApiKey.objects.get(pk=key.pk)
-    key.name = "renamed"  # which a time that has passed does not hinder
-    services.key_update(actor=ALICE, key=key, changed_fields=["name"])
+    captures, queue = [capture("question") for _ in range(2)], RequestRecordWriter()
+    for captured in captures:
+        queue.add(ended(captured=captured))
+    assert ([one.num_bytes for one in captures], queue.depth) == ([14, 0], 2)
 
 
 @pytest.fixture
@@ -238,13 +189,13 @@ def test_who_reads_captured_bodies_over_rest_and_by_command(
 ) -> None:
     path = f"requests/{request_id}/capture"
     mia = person("mia", account, role="member")
-    assert refused_call(client, path, made.key) == (403, "insufficient_scope")
-    assert refused_call(person("nell"), path) == (404, "request_not_found")
-    assert refused_call(mia, path) == (403, "insufficient_scope")
+    assert refused(client, path, made.key) == (403, "insufficient_scope")
+    assert refused(person("nell"), path) == (404, "request_not_found")
+    assert refused(mia, path) == (403, "insufficient_scope")
     assert readers() == set()
     ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
     scopes = ["usage:read", "accounts:read", "accounts:write"]
-    operators = services.key_create(actor=ALICE, account=account, scopes=scopes)
+    operators = services.key_create(actor=COMMAND, account=account, scopes=scopes)
     for asker, key in ((mia, ""), (client, operators.key)):
         shown = ok(asker, path, key)
         assert (shown["id"], shown["answer"]) == (request_id, "Paris.")
@@ -268,3 +219,168 @@ def test_they_are_forgotten() -> None:
         record(captured=capture(str(ago)), ended_unix_s=at)
     tasks.forget_request_records()
     assert [row.request for row in CapturedRequest.objects.all()] == [str(days - 1)]
+
+
+HOUR_S = 3600.0
+
+
+def ids(client: Client, query: str = "", key: str | None = None) -> list[str]:
+    return [row["id"] for row in ok(client, f"requests{query}", key)["data"]]
+
+
+@pytest.fixture
+def operator(account: Account) -> Client:
+    return person("olga", is_staff=True)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+def test_who_sees_what(
+    client: Client, operator: Client, account: Account, made: CreatedKey
+) -> None:
+    of = {
+        "key": record(account="research", key=made.row.prefix),
+        "teammate": record(account="research", key="hx-another000"),
+        "other": record(account="other", key="hx-others0000"),
+        "unknown": record(account="", key="", status=401, outcome="invalid_api_key"),
+    }
+    assert ids(client, key=made.key) == [of["key"]]
+    assert ids(client, "?account=other", made.key) == []
+    assert ok(client, f"requests/{of['key']}", made.key)["id"] == of["key"]
+    for name in ("teammate", "other", "unknown"):
+        assert refused(client, f"requests/{of[name]}", made.key) == (404, "request_not_found")
+    assert set(ids(person("vic", account, role="viewer"))) == {of["key"], of["teammate"]}
+    assert ids(person("nell")) == []
+    assert set(ids(operator)) == set(of.values())
+    for scopes in (["usage:read", "accounts:read"], ["accounts:read"]):
+        reader = key_create(actor=COMMAND, account=account, scopes=scopes).key
+        assert set(ids(client, key=reader)) == set(of.values())
+        assert ok(client, f"requests/{of['unknown']}", reader)["status"] == 401
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+@each_case(
+    ("query", "changes"),
+    [
+        ("account=lab-7", {"account": "lab-7"}),
+        ("end_user=ann", {"end_user": "ann"}),
+        ("model=large", {"model": "large"}),
+        ("neuron=attic", {"neuron": "attic"}),
+        ("status=503", {"status": 503, "outcome": "neuron_lost"}),
+        ("status=0", {"status": 0, "outcome": "cancelled"}),
+        ("code=queue_full", {"status": 503, "outcome": "queue_full"}),
+        ("outcome=failed", {"status": 500, "outcome": "internal_error"}),
+        ("outcome=refused", {"status": 429, "outcome": "insufficient_quota"}),
+        ("outcome=cancelled", {"status": 200, "outcome": "cancelled"}),
+        ("until=2h", {"ended_unix_s": time.time() - 3 * HOUR_S}),
+        ("until=2026-01-01T00:00", {"ended_unix_s": 1_700_000_000.0}),
+        ("id=abcdef00", {"request_id": "abcdef" + 26 * "0"}),
+        ("id=ABCDEF00-0000", {"request_id": "abcdef" + 26 * "0"}),
+        ("status=503&outcome=failed&model=tiny", {"status": 503, "outcome": "neuron_lost"}),
+    ],
+)
+def test_each(operator: Client, query: str, changes: dict[str, Any]) -> None:
+    RequestRecord.objects.all().delete()
+    wanted = record(**changes)
+    record(request_id="0" * 32)
+    (row,) = ok(operator, f"requests?{query}")["data"]
+    assert row["id"] == wanted and row == ok(operator, f"requests/{uuid.UUID(wanted)}")
+    assert row["status"] == changes.get("status", 200)
+    assert row["model_asked"] == "gpt-4o" and row["model"] == changes.get("model", "tiny")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+def test_bad_values(operator: Client) -> None:
+    for query in (
+        *("status=5x3", "outcome=lost", "since=yesterday", "until=0001-01-01", "id=xyz"),
+        *("id=abcdef0", "limit=0", "limit=1001", "before=none", "colour=red", "offset=3"),
+    ):
+        problem = get(operator, f"requests?{query}").json()
+        param = query.partition("=")[0]
+        code = "unknown_parameter" if param in ("colour", "offset") else "invalid_value"
+        assert (problem["status"], problem["param"], problem["code"]) == (400, param, code)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+def test_pages_csv_and_keys_by_their_names(operator: Client, made: CreatedKey) -> None:
+    now_s = time.time()
+    old = [record(ended_unix_s=now_s - age * HOUR_S, model="m") for age in (6, 5, 5, 4)][::-1]
+    first = ok(operator, "requests?limit=2&model=m")
+    second = ok(operator, first["next"].partition("/api/")[2])
+    found = [[row["id"] for row in page["data"]] for page in (first, second)]
+    assert (found, second["next"]) == ([[old[0], old[1]], [old[2], old[3]]], None)
+    RequestRecord.objects.all().delete()
+    record(ended_unix_s=now_s - 3 * HOUR_S, status=500, outcome="internal_error")
+    wanted = record(account="research", key=made.row.prefix, end_user="=cmd()")
+    for query in ("outcome=answered", "status=200", "since=2h", "key=ci"):
+        assert ids(operator, f"?{query}") == [wanted], query
+    assert ids(operator, "?key=hx-unknown000") == []
+    request_records.insert([ended(metered=Metered(unit="second", num_units=5, micro_usd=11))])
+    (of_seconds,) = RequestRecord.objects.filter(unit="second")
+    shown = {one.name: one.value for one in details(of_seconds, is_operator=False)}
+    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
+    (fields,) = all_fields([of_seconds])
+    assert (fields["unit"], fields["num_units"]) == ("second", 5)
+    of_seconds.delete()
+    response = get(operator, "requests?format=csv&since=2h")
+    assert response["Content-Disposition"] == 'attachment; filename="requests.csv"'
+    (row,) = csv.DictReader(io.StringIO(response.content.decode()))
+    assert (row["id"], row["end_user"], row["prompt_tokens"]) == (wanted, "'=cmd()", "40")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+def test_the_command() -> None:
+    def show(*words: str) -> tuple[str, str]:
+        return printed("requests", *words)
+
+    refusal = {"status": 429, "outcome": "insufficient_quota", "error_message": "Spent."}
+    refused_id = record(request_id="abcdef99" + 24 * "f", **refusal)
+    for number in ("01", "02"):
+        record(request_id=f"abcdef00{number}" + 22 * "0")
+    text, hints = show("list", "--code", "insufficient_quota")
+    assert refused_id in text and "refused" in text and hints == ""
+    (row,) = json.loads(show("list", "--outcome", "refused", "--json")[0])
+    assert row["message"] == "Spent."
+    text, hints = show("list", "--limit", "1")
+    assert text.count("gpt-4o") + text.count("tiny") == 1 and "There are older ones" in hints
+    for word, found in ((refused_id, "Spent."), ("abcdef99", refused_id), ("ABCDEF00-01", "f0001")):
+        assert found in show("show", word)[0]
+    with pytest.raises(CommandError, match="beginning of several ids"):
+        show("show", "abcdef00")
+    for word in ("abcdef9", "nothing", "abcdef98", "0" * 32):
+        with pytest.raises(CommandError, match="no record of a request") as caught:
+            show("show", word)
+        assert caught.value.returncode == ExitCode.NOT_FOUND
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+def test_members_find_their_own_by_filters(account: Account, operator: Client) -> None:
+    mia = person("mia", account, role="member")
+    own, other = record(account="research"), record(account="other", error_message="<b>secret")
+    text = text_of(mia, "/requests/")
+    assert own[:8] in text and other[:8] not in text
+    assert own in text_of(mia, f"/requests/{own}")
+    for request_id in (other, "none"):
+        assert mia.get(f"/requests/{request_id}").status_code == 404
+    text = text_of(operator, f"/requests/{other}")
+    assert other in text and "&lt;b&gt;secret" in text and "<b>secret" not in text
+    response = mia.get("/requests/?format=csv")
+    assert response["Content-Type"].startswith("text/csv")
+    (row,) = csv.DictReader(io.StringIO(response.content.decode()))
+    assert row["id"] == own
+    failed = record(status=503, outcome="neuron_lost", neuron="attic")
+    answered = record()
+    text = text_of(operator, requests_url(outcome="failed", neuron="attic", code=""))
+    assert failed[:8] in text and answered[:8] not in text
+    assert 'value="attic"' in text and "<option selected>failed" in text
+    assert '<details class="hx-more" open>' in text
+    text = text_of(operator, "/requests/?status=many")
+    assert "&#x27;many&#x27; is not an HTTP status" in text
+    text = text_of(operator, "/requests/?model=tiny", **{"HX-Request": "true"})
+    assert answered[:8] in text and text.lstrip().startswith('<div id="request-rows">')
+    assert "<html" not in text, "the live part is the rows alone"
