@@ -81,11 +81,6 @@ FLAGS = (
     "--no-proxy-server",
 )
 Found = TypeVar("Found")
-KEEP_NOTICES = """
-    window.notices = "";
-    const keep = () => { window.notices += document.getElementById("notices").innerText + "\\n"; };
-    new MutationObserver(keep).observe(document.body, {childList: true, subtree: true});
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +138,9 @@ class Browser:
         """Sets the screen from now on. Scrollbars, which take room on the desktop's Chromium alone,
         would be cut off an image with what stands under them."""
         self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-        self._driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {
-                "width": view.width,
-                "height": view.height,
-                "deviceScaleFactor": 1,
-                "mobile": False,
-            },
-        )
+        size = {"width": view.width, "height": view.height}
+        screen = size | {"deviceScaleFactor": 1, "mobile": False}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if view.is_dark else "light"}
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.run(ASK_FOR_SCHEME)
@@ -203,14 +192,6 @@ class Browser:
     def wait_for_text(self, words: str) -> None:
         self.wait(lambda: words in self.text, repr(words))
 
-    def keep_notices(self) -> None:
-        """Begins to keep all notices of this page, for ``wait_for_notice``: a refresh soon puts
-        another in a notice's place."""
-        self.run(KEEP_NOTICES)
-
-    def wait_for_notice(self, words: str) -> None:
-        self.wait(lambda: words in self.run("return window.notices ?? ''"), f"the notice {words!r}")
-
     def wait_for_path(self, path: str) -> None:
         self.wait(lambda: self.path == path, path)
 
@@ -220,12 +201,7 @@ class Browser:
 
     def type(self, css: str, *words: str) -> None:
         """Into a field, in place of what stands there."""
-
-        def replace(field: WebElement) -> None:
-            field.clear()
-            field.send_keys(*words)
-
-        self._act(By.CSS_SELECTOR, css, replace)
+        self._act(By.CSS_SELECTOR, css, lambda field: field.clear() or field.send_keys(*words))
 
     def add(self, css: str, *words: str) -> None:
         """Into a field, after what stands there."""
@@ -234,12 +210,7 @@ class Browser:
     def _act(self, by: str, what: str, act: Callable[[WebElement], None]) -> None:
         """Does it to the element, and again to its successor only where nothing has been done: htmx
         has replaced it meanwhile, or it was hidden or covered."""
-
-        def is_done() -> bool:
-            act(self._find(by, what))
-            return True
-
-        self.wait(is_done, what, UNTOUCHED)
+        self.wait(lambda: act(self._find(by, what)) or True, what, UNTOUCHED)
 
     def choose(self, css: str, words: str) -> None:
         self.wait(lambda: self.run(CHOOSE, css, words), f"{css} offers {words}")
@@ -324,16 +295,13 @@ class Browser:
 
 AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text("utf-8")
 
-BRIGHTNESS = """
-    const rgb = getComputedStyle(document.querySelector(arguments[0])).backgroundColor;
+IS_DARK = """
     const canvas = document.createElement("canvas").getContext("2d");
-    canvas.fillStyle = rgb;
+    canvas.fillStyle = getComputedStyle(document.body).backgroundColor;
     canvas.fillRect(0, 0, 1, 1);
     const [red, green, blue] = canvas.getImageData(0, 0, 1, 1).data;
-    return (red + green + blue) / 3;
+    return (red + green + blue) / 3 < 128;
 """
-
-
 LEFT = "[hx-trigger=load], canvas:not([data-drawn]), #swagger-ui:not(:has(.opblock))"
 """What stands in a page's place until that part is requested or drawn."""
 IS_DRAWN = """
@@ -354,7 +322,7 @@ def look_at(browser: Browser, view: View) -> None:
 
 
 def is_dark(browser: Browser) -> bool:
-    return bool(browser.run(BRIGHTNESS, "body") < 128)
+    return bool(browser.run(IS_DARK))
 
 
 def drawn(browser: Browser) -> bool:

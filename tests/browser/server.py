@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, 
 from tests.servers.private_redis import running_redis
 
 BUSY_TIMEOUT_S = 30.0
+MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 
 
 @contextmanager
@@ -51,7 +52,7 @@ class PagesServer:
             "HF_HUB_OFFLINE": "0",
             "PYTHONPATH": str(REPOSITORY_DIR),
         }
-        self._seed()
+        self.command("shell", "--no-imports", "-c", "from tests.browser import seed; seed.main()")
         self._start()
 
     def __enter__(self) -> Self:
@@ -76,41 +77,23 @@ class PagesServer:
         finally:
             self._process.send_signal(signal.SIGCONT)
 
-    def write(self, statement: str, *values: object) -> None:
-        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
-        try:
+    def write(self, statement: str, *values: object) -> list[Any]:
+        """Runs a statement of SQL, also one that reads."""
+        with closing(sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)) as connection:
             with connection:
-                connection.execute(statement, values)
-        finally:
-            connection.close()
-
-    def columns(self, table: str) -> list[str]:
-        return [row[1] for row in self._read(f"PRAGMA table_info({table})")]
+                return connection.execute(statement, values).fetchall()
 
     def first_key(self, model: type[Model]) -> str:
         """Returns the key in the addresses of the row that the table has had longest: pages that
         were visited may have made others, with keys in no particular order."""
         key, table = model._meta.pk, model._meta.db_table
-        rows = self._read(f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1")
+        rows = self.write(f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1")
         assert rows, f"tests/browser/seed.py makes no {model.__name__}"
         return str(rows[0][0])
 
     def command(self, *arguments: str) -> str:
-        return self._run(str(REPOSITORY_DIR / "manage.py"), *arguments)
-
-    def _read(self, query: str) -> list[Any]:
-        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
-        try:
-            return connection.execute(query).fetchall()
-        finally:
-            connection.close()
-
-    def _seed(self) -> None:
-        self.command("shell", "--no-imports", "-c", "from tests.browser import seed; seed.main()")
-
-    def _run(self, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            [*MANAGE, *arguments],
             cwd=REPOSITORY_DIR,
             env=self._environment,
             capture_output=True,
@@ -124,10 +107,9 @@ class PagesServer:
     def _start(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        manage = str(REPOSITORY_DIR / "manage.py")
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, manage, "gateway", "--host", "127.0.0.1", "--port", str(port)],
+                [*MANAGE, "gateway", "--host", "127.0.0.1", "--port", str(port)],
                 cwd=REPOSITORY_DIR,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

@@ -94,9 +94,7 @@ def test_a_model_is_loaded_by_the_keyboard(browser: Browser, pages_server: Pages
     browser.wait_for_path("/admin/")
     browser.wait_for_text("attic is away")
     browser.tab_to("load-big")
-    browser.keep_notices()
     browser.press(Keys.ENTER)
-    browser.wait_for_notice("Loading big on beast")
     browser.wait_for_text("load on beast: waiting for the neuron")
     pages_server.write(
         "UPDATE fleet_loadjob SET status = 'running', stage = 'weights', progress_done = 1,"
@@ -106,7 +104,6 @@ def test_a_model_is_loaded_by_the_keyboard(browser: Browser, pages_server: Pages
     browser.find('[role="progressbar"][aria-valuenow="25"]')
     assert browser.run("return document.activeElement.id") == "load-big"
     assert browser.check() == []
-    browser.photograph("dashboard-while-loading")
 
 
 def test_the_navigation_is_skipped_and_the_own_menu_opened_by_keyboard(browser: Browser) -> None:

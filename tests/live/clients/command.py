@@ -64,9 +64,6 @@ def try_clients(
             yield from _try_programs("real", programs, clients, real)
             for sdk in (one for one in sdk_programs.SDKS if only in one):
                 yield from sdk_programs.try_readme(sdk, clients, real.url)
-    if any(one.server == "locked" for one in programs):
-        with Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right") as locked:
-            yield from _try_programs("locked", programs, clients, locked)
 
 
 def _try_programs(

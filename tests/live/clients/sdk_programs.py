@@ -54,18 +54,8 @@ class Program:
     file: str
     package: str
     environment: str = "npm"
-    server: Literal["scripted", "real", "locked"] = "scripted"
-    """Whose engine follows a script; which has real models; which wants a key."""
-
-    def version(self, clients: Clients) -> str:
-        if self.environment == "npm":
-            return clients.npm_version(self.package)
-        return clients.python_version(self.package, self.environment)
-
-    def runner(self, clients: Clients) -> str | Path:
-        if self.environment == "npm":
-            return "node"
-        return clients.python_bin("python", self.environment)
+    server: Literal["scripted", "real"] = "scripted"
+    """Whose engine follows a script; or which has real models."""
 
 
 PROGRAMS = (
@@ -81,35 +71,22 @@ PROGRAMS = (
     Program("openai_agents_client.py", "openai-agents", "openai_agents"),
     Program("real_model.mjs", "ai", server="real"),
     Program("real_model_client.py", "litellm", "litellm", "real"),
-    Program("wrong_key.mjs", "ai", server="locked"),
-    Program("wrong_key_client.py", "litellm", "litellm", "locked"),
 )
 
 
 def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]:
     """One row for each line that it printed, and one more where it did not end well."""
     try:
-        version = program.version(clients)
+        version = clients.version(program.package, program.environment)
     except NotInstalledError as error:
         yield Tried(program.package, "", "installed", str(error))
         return
-    environ = os.environ | {
-        "HELEXA_URL": url,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
+    is_node = program.environment == "npm"
+    runner = "node" if is_node else clients.python_bin("python", program.environment)
     try:
-        ended = subprocess.run(
-            [program.runner(clients), clients.programs_dir / program.file],
-            env=environ,
-            cwd=clients.programs_dir,
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        problem = f"not done within {PROGRAM_TIMEOUT_S:g} s"
-        yield Tried(program.package, version, "the whole program", problem)
+        ended = _ended([runner, clients.programs_dir / program.file], clients.programs_dir, url)
+    except subprocess.TimeoutExpired as error:
+        yield Tried(program.package, version, "the whole program", str(error))
         return
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     for one in lines:
@@ -121,26 +98,29 @@ def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]
 
 def try_readme(sdk: str, clients: Clients, url: str) -> Iterator[Tried]:
     try:
-        version = clients.python_version(sdk, sdk)
+        version = clients.version(sdk, sdk)
     except NotInstalledError as error:
         yield Tried(sdk, "", "installed", str(error))
         return
-    (example,) = (
-        block
-        for block in all_blocks()
-        if block.page == "README.md" and f"from {sdk} import" in block.text
-    )
+    readme = (block for block in all_blocks() if block.page == "README.md")
+    (example,) = (block for block in readme if f"from {sdk} import" in block.text)
     code = filled_in(example.text, url=url, model="", key="")
-    ended = subprocess.run(
-        [clients.python_bin("python", sdk), "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
-    )
+    ended = _ended([clients.python_bin("python", sdk), "-c", code], clients.folder, url)
     output = ended.stdout + ended.stderr
     problem = None if "Paris" in ended.stdout else output[-OUTPUT_TAIL_CHARACTERS:]
     yield Tried(sdk, version, "README's example", problem)
+
+
+def _ended(command: list[str | Path], cwd: Path, url: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PYTHONDONTWRITEBYTECODE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    return subprocess.run(
+        command,
+        env=os.environ | environ | {"HELEXA_URL": url},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+    )
 
 
 PROGRAMS_DIR = Path(__file__).parent / "programs"
@@ -200,15 +180,8 @@ class Clients:
         uv = str(self.python_bin("uv", "uv"))
         for name, packages in PYTHON_PACKAGES.items():
             python = str(self.python_bin("python", name))
-            _run(
-                uv,
-                "venv",
-                "--quiet",
-                "--clear",
-                "--python",
-                sys.executable,
-                str(self.folder / name),
-            )
+            made = ("--clear", "--python", sys.executable, str(self.folder / name))
+            _run(uv, "venv", "--quiet", *made)
             _run(uv, "pip", "install", "--quiet", "--python", python, *packages)
 
     def take_programs(self) -> None:
@@ -223,21 +196,17 @@ class Clients:
     def python_bin(self, name: str, environment: str) -> Path:
         return self.folder / environment / "bin" / name
 
-    def npm_version(self, package: str) -> str:
+    def version(self, package: str, environment: str) -> str:
         """Raises ``NotInstalledError``."""
+        is_npm = environment == "npm"
         manifest = self.npm_dir / "node_modules" / package / "package.json"
-        if not manifest.is_file():
+        python = self.python_bin("python", environment)
+        if not (manifest if is_npm else python).is_file():
             raise NotInstalledError(f"{package} is not installed in {self.folder}")
-        version: str = json.loads(manifest.read_text())["version"]
-        return version
-
-    def python_version(self, package: str, environment: str) -> str:
-        """Raises ``NotInstalledError``."""
-        if not self.python_bin("python", environment).exists():
-            raise NotInstalledError(f"{package} is not installed in {self.folder}")
+        if is_npm:
+            return str(json.loads(manifest.read_text())["version"])
         code = f"import importlib.metadata as found; print(found.version({package!r}))"
-        output = subprocess.check_output([self.python_bin("python", environment), "-c", code])
-        return output.decode().strip()
+        return subprocess.check_output([python, "-c", code]).decode().strip()
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:

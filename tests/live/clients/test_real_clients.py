@@ -9,14 +9,12 @@ scripts/try-clients.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.live.clients.agents import call_of
 from tests.live.scripted.model import CLOCK_CALL, ScriptedModel, ScriptedServe
 from tests.live.serving import WAIT_TIMEOUT_S, Events, chat_text, events_of
@@ -91,7 +89,7 @@ def test_chats_are_read(client: RealClient, hermes: ScriptedModel, name: str) ->
         assert (params.top_k, params.seed, params.max_tokens) == (40, 42, 512)
 
 
-def test_titles_and_counts(client: RealClient, hermes: ScriptedModel) -> None:
+def test_titles_counts_and_the_other_dialect(client: RealClient, hermes: ScriptedModel) -> None:
     hermes.answers("A title for", '{"title": "Hello"}')
     events = client.events("claude_code_title")
     assert json.loads(block_deltas(events, "text_delta", "text")) == {"title": "Hello"}
@@ -99,6 +97,10 @@ def test_titles_and_counts(client: RealClient, hermes: ScriptedModel) -> None:
     body = client.send("open_webui_title").json()
     assert body["choices"][0]["message"]["content"] == '{"title": "Hello"}'
     assert client.send("claude_code_count_tokens").json()["input_tokens"] > 10
+    hermes.answers("litellm's other side", f"Let me see.\n{CLOCK_CALL}")
+    body = client.send("litellm_anthropic").json()
+    assert [block["type"] for block in body["content"]] == ["text", "tool_use"]
+    assert body["stop_reason"] == "tool_use"
 
 
 def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
@@ -107,12 +109,10 @@ def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> 
     thought = "<think>\nRead it.\n</think>\n\nLet me look.\n"
     hermes.answers("README of claude code", thought + call)
     events = client.events("claude_code_turn")
-    assert events[0]["type"] == "message_start"
     assert events[0]["message"]["usage"]["input_tokens"] > 0
-    starts = [event for event in events if event["type"] == "content_block_start"]
-    assert [e["content_block"]["type"] for e in starts] == ["thinking", "text", "tool_use"]
-    assert starts[2]["content_block"]["name"] == "Read"
-    assert starts[2]["content_block"]["input"] == {}
+    starts = [one["content_block"] for one in events if one["type"] == "content_block_start"]
+    assert [one["type"] for one in starts] == ["thinking", "text", "tool_use"]
+    assert (starts[2]["name"], starts[2]["input"]) == ("Read", {})
     given = block_deltas(events, "input_json_delta", "partial_json")
     assert json.loads(given) == {"file_path": "/project/README.md"}
     assert block_deltas(events, "signature_delta", "signature")
@@ -125,8 +125,12 @@ def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> 
     assert "cc_version" not in prompt, "it changes with the client and would spoil the cache"
 
 
-def test_opencode_continues_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
-    """It keeps the calls' ids and wants the usage in the last chunk."""
+def test_opencode_and_codex_continue_after_a_tool(
+    client: RealClient, hermes: ScriptedModel
+) -> None:
+    """opencode keeps the calls' ids and wants the usage in the last chunk. Codex keeps nothing
+    here: what the model thought comes back from it, encrypted. It offers each MCP server's tools as
+    a namespace, and looks a call up by both names."""
     call = call_of("bash", '{"command": "cat README.md", "description": "Show it"}')
     hermes.answers("List the files, opencode", f"Two.\n{call}")
     chunks = client.events("opencode_turn")
@@ -140,15 +144,9 @@ def test_opencode_continues_after_a_tool(client: RealClient, hermes: ScriptedMod
     usage = chunks[-1]["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     prompt = hermes.received("List the files, opencode")[-1].prompt
-    system = prompt.partition("<|im_end|>")[0]
-    assert "You work in a code base." in system
-    assert "Working directory: /project" in system
+    assert "Working directory: /project" in prompt.partition("<|im_end|>")[0]
     assert "README.md\nsrc/" in prompt
 
-
-def test_codex_continues_after_a_command(client: RealClient, hermes: ScriptedModel) -> None:
-    """It keeps nothing here: what the model thought comes back from it, encrypted. It offers each
-    MCP server's tools as a namespace, and looks a call up by both names."""
     hermes.answers("The note of codex", "It says so.")
     assert response_text(client.events("codex_turn")) == "It says so."
     prompt = hermes.received("The note of codex")[-1].prompt
@@ -160,75 +158,21 @@ def test_codex_continues_after_a_command(client: RealClient, hermes: ScriptedMod
     assert item | wanted == item
 
 
-def test_litellm_by_the_other_dialect(client: RealClient, hermes: ScriptedModel) -> None:
-    hermes.answers("litellm's other side", f"Let me see.\n{CLOCK_CALL}")
-    body = client.send("litellm_anthropic").json()
-    assert [block["type"] for block in body["content"]] == ["text", "tool_use"]
-    assert body["stop_reason"] == "tool_use"
-    assert {"input_tokens", "output_tokens"} <= set(body["usage"])
-
-
 def test_ai_sdk_refers_to_stored_items(client: RealClient, hermes: ScriptedModel) -> None:
     """Its next request names items of the earlier answer by id, calls aside."""
     thought = "<think>\nAsk the clock.\n</think>\n\nOne moment.\n"
     hermes.answers("in an ai sdk response", thought + CLOCK_CALL)
     hermes.answers("noon in the sdk", "Noon.")
-    events = client.events("ai_sdk_responses")
-    assert events[0]["type"] == "response.created"
-    assert {"id", "model", "created_at"} <= set(events[0]["response"])
-    items = events[-1]["response"]["output"]
+    items = client.events("ai_sdk_responses")[-1]["response"]["output"]
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
     call = items[2]
     given = json.loads((REQUESTS_DIR / "ai_sdk_responses.json").read_text())["body"]["input"]
     sent = {name: call[name] for name in ("type", "id", "call_id", "name", "arguments")}
-    result = {
-        "type": "function_call_output",
-        "call_id": call["call_id"],
-        "output": "noon in the sdk",
-    }
+    result = {"type": "function_call_output", "call_id": call["call_id"]}
+    result["output"] = "noon in the sdk"
     references = [{"type": "item_reference", "id": item["id"]} for item in items[:2]]
     asked = [*given, *references, sent, result]
     assert response_text(client.events("ai_sdk_responses", input=asked)) == "Noon."
     prompt = hermes.received("noon in the sdk")[-1].prompt
     assert "One moment." in prompt
     assert "Ask the clock." in prompt
-
-
-@pytest.fixture(params=["openai-chat", "openai-responses", "anthropic-messages"])
-async def bridge(
-    request: pytest.FixtureRequest, scripted_server: ScriptedServe, tmp_path: Path
-) -> AsyncIterator[Bridge]:
-    url = f"{scripted_server.url}/v1"
-    table = endpoint_table(url, request.param, default_model="hermes")
-    async with bridge_here(tmp_path, table) as made:
-        yield made
-
-
-async def test_a_task_of_the_editor_bridge(
-    bridge: Bridge, hermes: ScriptedModel, request: pytest.FixtureRequest
-) -> None:
-    """helexa-acp with the SDK's client on one side: it thinks, reads, edits after asking, answers;
-    the model sees each result."""
-    mark = f"task-{request.node.name}"
-    (bridge.project / "notes.txt").write_text(f"{mark}-read: buy milk\n")
-    read = call_of("read_file", '{"path": "notes.txt"}')
-    changed = {"path": "notes.txt", "old_text": "milk", "new_text": "bread"}
-    edit = call_of("edit_file", json.dumps(changed))
-    hermes.answers(f"{mark}-begin", f"<think>A file.</think>I look.\n{read}")
-    hermes.answers(f"{mark}-read", edit)
-    hermes.answers(f"edited {bridge.project}", "It says bread now.")
-    bridge.editor.permissions.append("allow_once")
-    await bridge.open()
-    answer = await bridge.ask(f"{mark}-begin")
-    assert answer.stop_reason == "end_turn"
-    assert (bridge.project / "notes.txt").read_text() == f"{mark}-read: buy bread\n"
-    shown_text = bridge.editor.texts().replace("\n", "")
-    assert shown_text == "I look.It says bread now."
-    assert bridge.editor.texts("agent_thought_chunk").strip() == "A file."
-    assert list(bridge.editor.statuses().values()) == ["completed", "completed"]
-    first, *_ = hermes.received(f"{mark}-begin")
-    assert '"name": "read_file"' in first.prompt
-    assert answer.usage is not None
-    assert answer.usage.input_tokens > first.num_prompt_tokens
-    (*_, context) = bridge.editor.updates_of("usage_update")
-    assert context.size == 131072, "the server reports it once the model is loaded"

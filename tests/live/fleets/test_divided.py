@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import pytest
 
 from fleet.services.catalogue import DEFAULT_MODEL_SAMPLING
 from tests.live.conftest import with_caches
-from tests.live.fleets.crowd import crowd
-from tests.live.fleets.fleet import GB, Fleet, fleet_on_sqlite
+from tests.live.fleets.crowd import Crowd
+from tests.live.fleets.fleet import GB, Fleet, running_fleet
 from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of
 from tests.processes import command_line
 
@@ -65,49 +64,37 @@ def stages_of(url: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, second
 
 
-@pytest.fixture
-def two_hosts(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> Iterator[Fleet]:
-    with fleet_on_sqlite(tmp_path) as fleet:
+def test_two_hosts_answer_as_one_does(
+    tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path, helexa: Serve, default_gguf: Path
+) -> None:
+    """No row to the other host is rounded. It comes back when either part has ended, and an unload
+    leaves nothing on either host."""
+    environment = {"HELEXA_MEMORY_LIMIT": LIMIT, "HELEXA_STAGE_LISTEN": "127.0.0.1"}
+    fields = {"spread": "fleet", "device": "cpu", "dtype": "float32", "kv_memory_bytes": KV_BYTES}
+    with running_fleet(tmp_path) as fleet:
         fleet.add_control()
         fleet.add_gateway()
         for name in HOSTS:
-            fleet.add_real_neuron(
-                name,
-                with_caches(tmp_path / name, model_cache_dir, native_cache_dir),
-                HELEXA_MEMORY_LIMIT=LIMIT,
-                HELEXA_STAGE_LISTEN="127.0.0.1",
-            )
+            data_dir = with_caches(tmp_path / name, model_cache_dir, native_cache_dir)
+            fleet.add_real_neuron(name, data_dir, **environment)
         fleet.wait(lambda: len(fleet.snapshot().neurons) == len(HOSTS), "both neurons are there")
-        yield fleet
-
-
-def test_two_hosts_answer_as_one_does(two_hosts: Fleet, helexa: Serve, default_gguf: Path) -> None:
-    """No row to the other host is rounded. It comes back when either part has ended, and an unload
-    leaves nothing on either host."""
-    settings = {
-        **DEFAULT_MODEL_SAMPLING,
-        "spread": "fleet",
-        "device": "cpu",
-        "dtype": "float32",
-        "kv_memory_bytes": KV_BYTES,
-    }
-    two_hosts.shell(
-        f"services.catalogue_model_create(actor=COMMAND, name='large', "
-        f"source='path:{default_gguf}', **{settings!r})"
-    )
-    (url,) = two_hosts.gateway_urls
-    two_hosts.wait(lambda: httpx.get(f"{url}/v1/models/large").is_success, "it is offered")
-    expected = helexa.answer(max_tokens=ASKED["max_tokens"])
-    assert answer_of(two_hosts) == expected, two_hosts.describe()
-    first, second = stages_of(url)
-    assert {first["node"], second["node"]} == set(HOSTS)
-    for host in (second["node"], first["node"]):  # a stage alone, then the engine
-        for process in engines(two_hosts, host):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
-                process.kill()
-        assert answer_of(two_hosts) == expected, two_hosts.describe()
-    two_hosts.manage("models", "unload", "large")
-    two_hosts.wait(lambda: nothing_is_left(two_hosts), "nothing is left on either host")
+        fleet.shell(
+            f"services.catalogue_model_create(actor=COMMAND, name='large', "
+            f"source='path:{default_gguf}', **{DEFAULT_MODEL_SAMPLING | fields!r})"
+        )
+        (url,) = fleet.gateway_urls
+        fleet.wait(lambda: httpx.get(f"{url}/v1/models/large").is_success, "it is offered")
+        expected = helexa.answer(max_tokens=ASKED["max_tokens"])
+        assert answer_of(fleet) == expected, fleet.describe()
+        first, second = stages_of(url)
+        assert {first["node"], second["node"]} == set(HOSTS)
+        for host in (second["node"], first["node"]):  # a stage alone, then the engine
+            for process in engines(fleet, host):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
+                    process.kill()
+            assert answer_of(fleet) == expected, fleet.describe()
+        fleet.manage("models", "unload", "large")
+        fleet.wait(lambda: nothing_is_left(fleet), "nothing is left on either host")
 
 
 def engines(fleet: Fleet, host: str) -> list[psutil.Process]:
@@ -133,7 +120,7 @@ NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
 
 
 def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path) -> None:
-    with fleet_on_sqlite(tmp_path) as fleet:
+    with running_fleet(tmp_path) as fleet:
         fleet.add_control()
         fleet.add_gateway()
         for name, card_bytes in NEURONS.items():
@@ -141,7 +128,7 @@ def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path
         (birch,) = fleet.add_models({"birch": 9 * GB}, pinned="birch")
         birch.answers(QUESTION, TEXT, token_s=0.01)
         fleet.wait(lambda: fleet.ready("birch"), "it is loaded")
-        with crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
+        with Crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
             for name in ("beech", "ash"):
                 fleet.manage("models", "change", "birch", "--set", f"pinned_on={name}")
                 fleet.wait(lambda name=name: fleet.ready("birch") == [name], f"it is on {name}")

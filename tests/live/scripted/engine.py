@@ -29,7 +29,7 @@ from inference.engine.errors import GrammarError
 from inference.engine.grammars import GrammarCompiler, GrammarState
 from inference.engine.logits_processors import ThinkingBudget
 from inference.protocol import engine as protocol
-from inference.protocol.engine import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
+from inference.protocol.engine import Grammar, SamplingParams, TokenLogprob
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport, LoadStage
 from tests.inference.reports import engine_stats, load_report
@@ -50,7 +50,6 @@ class Performance:
         submit: protocol.SubmitSequence,
         rule: scripts.Rule,
         tokenizer: tokenizers.Tokenizer,
-        *,
         end_token_id: int,
         grammars: GrammarCompiler,
     ) -> None:
@@ -92,7 +91,8 @@ class Performance:
             if self._check is not None:
                 self._check.take(token_id)
             token_ids.append(token_id)
-            reason = self._length_reason()
+            if self.num_output == self._submit.params.max_tokens:
+                reason = "length"
         return protocol.SequenceStep(
             sequence_id=self._submit.sequence_id,
             token_ids=token_ids,
@@ -101,9 +101,6 @@ class Performance:
             finish_reason=reason,
             num_output_tokens=self.num_output if reason else 0,
         )
-
-    def _length_reason(self) -> Literal["length"] | None:
-        return "length" if self.num_output == self._submit.params.max_tokens else None
 
     def _logprobs(self, token_ids: list[int]) -> list[TokenLogprob] | None:
         num_top = self._submit.params.top_logprobs
@@ -152,27 +149,17 @@ def _planned(
     token_ids: list[int], rule: scripts.Rule, end_token_id: int, params: SamplingParams
 ) -> Iterator[int]:
     """Yields tokens without end: where the model's end token does not count, the answer starts
-    over."""
+    over. Thoughts over the budget are lost: the model's own end of the block comes in their
+    place."""
     once = token_ids if rule.repeats else [*token_ids, end_token_id]
-    tokens: Iterator[int] = chain.from_iterable(repeat(once))
-    if params.thinking_limit is not None:
-        tokens = _limited_thinking(tokens, params.thinking_limit)
-    return _without_early_stops(tokens, params)
-
-
-def _limited_thinking(tokens: Iterator[int], limit: ThinkingLimit) -> Iterator[int]:
-    """Thoughts over the budget are lost: the model's own end of the block comes in their place."""
-    budget = ThinkingBudget(limit)
-    for token_id in tokens:
-        if budget.forced_token is not None and token_id != limit.end_token_id:
-            continue
-        budget.advance(token_id)
-        yield token_id
-
-
-def _without_early_stops(tokens: Iterator[int], params: SamplingParams) -> Iterator[int]:
+    limit = params.thinking_limit
+    budget = ThinkingBudget(limit) if limit is not None else None
     num_given = 0
-    for token_id in tokens:
+    for token_id in chain.from_iterable(repeat(once)):
+        if limit is not None and budget is not None:
+            if budget.forced_token is not None and token_id != limit.end_token_id:
+                continue
+            budget.advance(token_id)
         if token_id in params.stop_token_ids and num_given < params.min_tokens:
             continue
         num_given += 1
@@ -205,8 +192,8 @@ class ScriptedEngine:
         self._context_tokens = script.context_tokens
         self._vision = script.vision
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        end_token_id = self._tokenizer.token_to_id(script.end_token)
-        assert end_token_id is not None, "the script's end token is not in its tokenizer"
+        end_token_id = self._tokenizer.token_to_id(scripts.END_TOKEN)
+        assert end_token_id is not None
         self._end_token_id = end_token_id
         self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
@@ -223,9 +210,8 @@ class ScriptedEngine:
         try:
             taken = take_memory(self._spec, scripts.read_script(self._folder))
         except NoRoomError as error:
-            failure = LoadFailure(
-                code="does_not_fit", message=str(error), needed_bytes=error.needed_bytes
-            )
+            why = {"message": str(error), "needed_bytes": error.needed_bytes}
+            failure = LoadFailure(code="does_not_fit", **why)
             self._send(protocol.LoadFailedMessage(failure=failure))
             return
         self._send(protocol.Loaded(report=self._report(taken)))
@@ -265,7 +251,7 @@ class ScriptedEngine:
 
     def _start(self, submit: protocol.SubmitSequence) -> list[protocol.SequenceFailed]:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
-        scripts.append_received(
+        scripts.append(
             self._folder,
             scripts.Received(
                 sequence_id=submit.sequence_id,
@@ -279,13 +265,8 @@ class ScriptedEngine:
         if rule is None:
             return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
         try:
-            self._performances[submit.sequence_id] = Performance(
-                submit,
-                rule,
-                self._tokenizer,
-                end_token_id=self._end_token_id,
-                grammars=self._grammars,
-            )
+            made = Performance(submit, rule, self._tokenizer, self._end_token_id, self._grammars)
+            self._performances[submit.sequence_id] = made
         except GrammarError as error:
             return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
         return []
@@ -312,9 +293,8 @@ class ScriptedEngine:
 
     def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
         now_s = time.monotonic()
-        scripts.append_moment(
-            self._folder, scripts.Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s)
-        )
+        moment = scripts.Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s)
+        scripts.append(self._folder, moment)
 
     def _stats(self) -> protocol.EngineStats:
         num_queued = sum(one.is_queued for one in self._performances.values())
