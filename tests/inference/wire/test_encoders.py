@@ -7,7 +7,6 @@ together by the openai package, so they hold what a client of it gets to see.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -22,66 +21,24 @@ from inference.wire.dialect import RequestContext
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from tests.cases import each_case
-from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
+from tests.inference.wire import answers
+from tests.inference.wire.answers import MADE, USAGE, Part, R, randoms, said
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 PROMPT = {"model": "m", "prompt": "Hi", "stream": True}
 WITH_USAGE = {"stream_options": {"include_usage": True}}
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """One choice's content: a thinking block, text, calls by name and arguments."""
-
-    reasoning: str | None
-    text: str
-    calls: list[tuple[str, str]]
-
-    def finish_reason(self) -> Any:
-        return "tool_calls" if self.calls else "stop"
-
-
-texts = st.text(max_size=20)
-answers = st.lists(
-    st.builds(
-        Spoken,
-        reasoning=st.none() | texts,
-        text=texts,
-        calls=st.lists(
-            st.tuples(st.sampled_from(["f", "g"]), st.just("{}") | st.text(min_size=1, max_size=9)),
-            max_size=2,
-        ),
-    ),
-    min_size=1,
-    max_size=3,
+CHOICES = st.lists(
+    answers.spoken(st.just("{}") | st.text(min_size=1, max_size=9)), min_size=1, max_size=3
 )
 
 
-def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[protocol.Event]:
-    at: dict[str, Any] = {"request_id": R, "index": index}
-    events: list[protocol.Event] = []
-    if spoken.reasoning is not None:
-        pieces = cut(spoken.reasoning, random)
-        events.append(
-            protocol.ReasoningDelta(**at, text=pieces.pop(0) if pieces else "", opens="<t>")
-        )
-        events += [protocol.ReasoningDelta(**at, text=piece) for piece in pieces]
-        events.append(protocol.ReasoningDelta(**at, text="", closes="</t>"))
-    events += [protocol.Delta(**at, text=piece) for piece in cut(spoken.text, random)]
-    for call_index, (name, arguments) in enumerate(spoken.calls):
-        of_call = {**at, "call_index": call_index}
-        events.append(
-            protocol.ToolCallStarted(**of_call, call_id=f"call_{index}_{call_index}", name=name)
-        )
-        events += [
-            protocol.ToolCallDelta(**of_call, arguments=piece) for piece in cut(arguments, random)
-        ]
-    return [*events, protocol.ChoiceFinished(**at, reason=spoken.finish_reason())]
-
-
-def events_of_choices(answer: list[Spoken], random: Random) -> list[protocol.Event]:
-    """A choice's events in order, the choices interleaved."""
-    queues = [events_of_choice(index, spoken, random) for index, spoken in enumerate(answer)]
+def events_of_choices(answer: list[list[Part]], random: Random) -> list[protocol.Event]:
+    """The choices' events, interleaved at random."""
+    queues = [
+        answers.events_of_choice(choice, random, index) for index, choice in enumerate(answer)
+    ]
     events: list[protocol.Event] = [protocol.Accepted(request_id=R, prompt_tokens=1)]
     while any(queues):
         events.append(random.choice([queue for queue in queues if queue]).pop(0))
@@ -117,17 +74,18 @@ def essence(completion: Any) -> list[Any]:
     return found
 
 
-def expected(answer: list[Spoken], shown: str) -> list[Any]:
+def expected(answer: list[list[Part]], shown: str) -> list[Any]:
     expected = []
-    for index, spoken in enumerate(answer):
+    for index, choice in enumerate(answer):
         calls = [
-            (f"call_{index}_{number}", "function", name, arguments)
-            for number, (name, arguments) in enumerate(spoken.calls)
+            (f"call_{index}_{number}", "function", "f", arguments)
+            for number, arguments in enumerate(said(choice, "call"))
         ]
-        inline = shown == "inline" and spoken.reasoning is not None
-        text = f"<t>{spoken.reasoning}</t>{spoken.text}" if inline else spoken.text
-        reasoning = (spoken.reasoning or "") if shown == "field" else ""
-        expected.append((index, spoken.finish_reason(), "assistant", text, reasoning, calls))
+        thought, text = "".join(said(choice, "thought")), "".join(said(choice, "text"))
+        if shown == "inline" and said(choice, "thought"):
+            text = f"<think>{thought}</think>{text}"
+        reasoning = thought if shown == "field" else ""
+        expected.append((index, answers.ending(choice), "assistant", text, reasoning, calls))
     return expected
 
 
@@ -135,7 +93,11 @@ CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "1"})}
 
 
 def answered(
-    parse: Any, body: dict[str, Any], context: RequestContext, answer: list[Spoken], random: Random
+    parse: Any,
+    body: dict[str, Any],
+    context: RequestContext,
+    answer: list[list[Part]],
+    random: Random,
 ) -> tuple[list[Any], Any]:
     """The chunks and the body of one answer, which another interleaving does not change."""
     usage = random.random() < 0.5
@@ -143,29 +105,29 @@ def answered(
     request = parse(json.dumps({**body, "n": len(answer), **options}).encode(), context)
     events, other_events = events_of_choices(answer, random), events_of_choices(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
-    whole = body_of(request.body_encoder(**MADE), events)
-    assert whole == body_of(request.body_encoder(**MADE), other_events)
+    whole = answers.body_of(request.body_encoder(**MADE), events)
+    assert whole == answers.body_of(request.body_encoder(**MADE), other_events)
     assert len(frames) <= len(events) + len(answer)
     _check_frames([*frames], whole, num_choices=len(answer), usage=usage)
     return frames, whole
 
 
 @pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
-@given(answer=answers, random=randoms)
-def test_chat(shown: str, answer: list[Spoken], random: Random) -> None:
+@given(answer=CHOICES, random=randoms)
+def test_chat(shown: str, answer: list[list[Part]], random: Random) -> None:
     body = {**CHAT, "include_reasoning": shown == "field"}
     context = CONTEXTS.get(shown, RequestContext())
     frames, whole = answered(openai_chat.parse, body, context, answer, random)
     assert essence(whole) == expected(answer, shown)
     assert essence(as_the_sdk_sees_it(frames)) == expected(answer, shown)
-    for choice, spoken in zip(whole["choices"], answer, strict=True):
-        only_calls = spoken.calls and not expected([spoken], shown)[0][3]
+    for choice, made in zip(whole["choices"], answer, strict=True):
+        only_calls = said(made, "call") and not expected([made], shown)[0][3]
         assert (choice["message"]["content"] is None) == bool(only_calls)
 
 
-@given(answer=answers, random=randoms)
-def test_completions(answer: list[Spoken], random: Random) -> None:
-    answer = [Spoken(spoken.reasoning, spoken.text, []) for spoken in answer]
+@given(answer=CHOICES, random=randoms)
+def test_completions(answer: list[list[Part]], random: Random) -> None:
+    answer = [[part for part in choice if part[0] != "call"] for choice in answer]
     frames, whole = answered(openai_completions.parse, PROMPT, RequestContext(), answer, random)
     texts = [""] * len(answer)
     for choice in (choice for frame in frames for choice in frame["choices"]):
@@ -195,7 +157,7 @@ def test_usage_comes_when_the_client_or_the_operator_wants_it(
 ) -> None:
     context = RequestContext(always_include_usage=always)
     request = openai_chat.parse(json.dumps({**CHAT, **asked}).encode(), context)
-    events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
+    events = events_of_choices([[("text", "Paris")]], Random(1))
     usage = frames_of(request.stream_encoder(**MADE), events)[-1].get("usage")
     assert (usage is not None) == (always or asked == WITH_USAGE)
     assert usage is None or usage["prompt_tokens"] == 9

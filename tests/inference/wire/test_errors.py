@@ -74,9 +74,6 @@ def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() 
         assert 400 <= kind.status < 600, code
         invites = kind.status == 503 or code == "rate_limit_exceeded"
         assert (kind.retry_after_s is not None) == invites, code
-
-
-def test_headers_name_the_failures_own_retry_and_what_is_allowed() -> None:
     failure = Failure(code="queue_full", message="full", retry_after_s=7.2)
     assert error_headers(RequestFailedError(failure)) == [(b"retry-after", b"8")]
     assert error_headers(MethodNotAllowedError("GET", "POST")) == [(b"allow", b"POST")]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.live.clients import notes_server
+from tests.acp import mcp_server
 from tests.live.clients.sdk_programs import Clients, NotInstalledError, Tried
 from tests.live.scripted.model import ScriptedModel
 from tests.strangers.docs.blocks import exported, settings_of
@@ -191,7 +191,7 @@ CODEX_SETTINGS = """
 enabled = false
 [mcp_servers.{notes}]
 command = "{python}"
-args = ["{notes_server}", "{note}"]
+args = ["{server}", "{notes}", "{note}"]
 """
 SKIP_GIT = ("--skip-git-repo-check",)
 UNATTENDED = ("--dangerously-bypass-approvals-and-sandbox",)
@@ -202,10 +202,7 @@ def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -
     settings_dir = stage.home / "codex"
     settings_dir.mkdir(exist_ok=True)
     settings = stage.settings("codex", model) + CODEX_SETTINGS.format(
-        notes=notes_server.NAME,
-        python=sys.executable,
-        notes_server=notes_server.__file__,
-        note=stage.note,
+        notes=mcp_server.NOTES, python=sys.executable, server=mcp_server.__file__, note=stage.note
     )
     (settings_dir / "config.toml").write_text(settings)
     return stage.run(
@@ -318,7 +315,7 @@ AGENTS = (
         "@openai/codex",
         {
             "tool, reasoning, stream": reads(codex, "exec_command", cmd="cat note.txt"),
-            "MCP server": reads(codex, f"mcp__{notes_server.NAME}.{notes_server.TOOL}"),
+            "MCP server": reads(codex, f"mcp__{mcp_server.NOTES}.{mcp_server.READ}"),
             # Where that fails it falls back to HTTP, and reports it.
             "WebSocket": reads(
                 *(codex, "exec_command", "-c", "model_providers.helexa.supports_websockets=true"),

@@ -1,8 +1,6 @@
-"""Fleets on SQLite: a real model that no host holds, over two of them, each with a memory limit
-that is too small for it; and a model that moves between three neurons of unequal size under steady
-traffic, and a neuron that is upgraded. Which neuron a model moves to, and what waits or ends
-meanwhile, is in ``tests/fleet/placement``; what ``scripts/rolling-deploy`` does, in
-``tests/fleet/commands``."""
+"""A fleet on SQLite: a real model that no host holds, over two of them, each with a memory limit
+that is too small for it. Which neuron a model moves to, and what waits or ends meanwhile, is in
+``tests/fleet/placement``; what ``scripts/rolling-deploy`` does, in ``tests/fleet/commands``."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ import pytest
 
 from fleet.services.catalogue import DEFAULT_MODEL_SAMPLING
 from tests.live.conftest import with_caches
-from tests.live.fleets.crowd import Crowd
-from tests.live.fleets.fleet import GB, Fleet, running_fleet
+from tests.live.fleets.fleet import Fleet, running_fleet
 from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of
 from tests.processes import command_line
 
@@ -112,33 +109,3 @@ def nothing_is_left(fleet: Fleet) -> bool:
         and not engines(fleet, one.name)
         for one in neurons
     )
-
-
-QUESTION = "count for me"
-TEXT = "".join(f"{number} " for number in range(20))
-NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
-
-
-def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path) -> None:
-    with running_fleet(tmp_path) as fleet:
-        fleet.add_control()
-        fleet.add_gateway()
-        for name, card_bytes in NEURONS.items():
-            fleet.add_neuron(name, card_bytes)
-        (birch,) = fleet.add_models({"birch": 9 * GB}, pinned="birch")
-        birch.answers(QUESTION, TEXT, token_s=0.01)
-        fleet.wait(lambda: fleet.ready("birch"), "it is loaded")
-        with Crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
-            for name in ("beech", "ash"):
-                fleet.manage("models", "change", "birch", "--set", f"pinned_on={name}")
-                fleet.wait(lambda name=name: fleet.ready("birch") == [name], f"it is on {name}")
-            fleet.manage("models", "change", "birch", "--set", "pinned_on=")
-            fleet.manage("neurons", "drain", "ash")
-            fleet.wait(lambda: fleet.ready("birch") not in ([], ["ash"]), "a cramped one has it")
-            fleet.wait(lambda: "ash" not in fleet.ready("birch"), "it has left")
-            fleet.programs["ash"].end()
-            fleet.programs["ash"].start()
-            fleet.wait(lambda: len(fleet.snapshot().neurons) == len(NEURONS), "it is upgraded")
-            fleet.manage("neurons", "resume", "ash")
-            fleet.wait(lambda: fleet.ready("birch") == ["ash"], "it is back")
-        assert set(asked.counted()) == {"whole"}, asked.counted()

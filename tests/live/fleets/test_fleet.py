@@ -158,3 +158,20 @@ def test_a_killed_redis_ends_what_is_open_and_all_find_its_next_life(fleet: Flee
         fleet.redis.start()
         wait_for(fleet, clients, 10)
     ended_once(fleet, clients, "redis_unavailable", "neuron_lost", "no_neuron", "model_loading")
+
+
+def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(fleet: Fleet) -> None:
+    """Its neuron is upgraded meanwhile."""
+    with asking(fleet, PINNED) as clients:
+        for name in ("mouse", "guest"):
+            fleet.manage("models", "change", PINNED, "--set", f"pinned_on={name}")
+            fleet.wait(lambda name=name: fleet.ready(PINNED) == [name], f"it is on {name}")
+        fleet.manage("neurons", "drain", "guest")
+        fleet.manage("models", "change", PINNED, "--set", "pinned_on=")
+        fleet.wait(lambda: fleet.ready(PINNED) not in ([], ["guest"]), "another one has it")
+        fleet.wait(lambda: "guest" not in fleet.ready(PINNED), "it has left")
+        fleet.programs["guest"].end()
+        fleet.programs["guest"].start()
+        fleet.wait(lambda: len(fleet.snapshot().neurons) == len(CARDS), "it is upgraded")
+        fleet.manage("neurons", "resume", "guest")
+    assert set(clients.counted()) == {"whole"}, clients.counted()

@@ -29,8 +29,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_step: int = 1
     repeats: bool = False
     """The answer starts over instead of ending."""
-    holds: Literal["queue", "prefill"] | None = None
-    """The phase in which a sequence stays until it is cancelled."""
     token_s: float = 0.0
     """The time from one step of a sequence to its next."""
 

@@ -1,5 +1,5 @@
-"""Each dialect by its SDK, streamed and folded by it, from a neuron that renders, parses and
-enforces: a thought, a call that is required, and the tool's result. Whole answers are in
+"""Each dialect by its SDK, streamed and folded by it, from a neuron that renders and
+parses: a thought, a call that is required, and the tool's result. Whole answers are in
 ``test_one_serve``; the details of each in the tests of ``inference.text``, ``inference.wire`` and
 ``inference.gateway``; each field in ``tests/strangers/fields``."""
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pydantic
 import pytest
 from anthropic.types import Message
@@ -26,18 +24,12 @@ THOUGHT = f"<think>\nShould I {OSLO_CALL}?\n</think>\n\n"
 
 @pytest.fixture
 def hermes(hermes: ScriptedModel) -> ScriptedModel:
-    """The scripted engine fails where the grammar forbids what the script writes."""
     hermes.answers("weather in Oslo?", THOUGHT + OSLO_CALL)
     hermes.answers("rain until Sunday", "Take an umbrella.")
-    hermes.answers("you will not call", "No.")
     return hermes
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-QUESTION, REFUSED = user("what is the weather in Oslo?"), user("you will not call")
+QUESTION = {"role": "user", "content": "what is the weather in Oslo?"}
 
 
 def test_chat_completions(openai_client: Any, hermes: ScriptedModel) -> None:
@@ -59,11 +51,10 @@ def test_chat_completions(openai_client: Any, hermes: ScriptedModel) -> None:
     result = {"role": "tool", "tool_call_id": call.id, "content": "rain until Sunday"}
     answer = asked(QUESTION, choice.message, result, **shown)
     assert answer.choices[0].message.content == "Take an umbrella."
+    assert hermes.received("weather in Oslo?")[0].params.grammar is not None
     received = hermes.received("rain until Sunday")[-1]
     assert "Should I" in received.prompt
     assert answer.usage is not None and answer.usage.prompt_tokens == received.num_prompt_tokens
-    with pytest.raises(openai.APIError, match="grammar"):
-        asked(REFUSED, tool_choice="required")
 
 
 def test_responses(openai_client: Any, hermes: ScriptedModel) -> None:
@@ -116,42 +107,25 @@ def test_messages(anthropic_client: Any, hermes: ScriptedModel) -> None:
     (answer,) = asked(QUESTION, said, {"role": "user", "content": [result]}).content
     assert answer.type == "text" and answer.text.strip() == "Take an umbrella."
     assert thought.thinking in hermes.received("rain until Sunday")[-1].prompt
-    with pytest.raises(anthropic.APIError, match="grammar"):
-        asked(REFUSED, tool_choice={"type": "any"})
-
-
-class Step(pydantic.BaseModel):
-    explanation: str
-    result: float
 
 
 class Solution(pydantic.BaseModel):
-    steps: list[Step]
+    steps: list[str]
     answer: float
 
 
-GOOD = '{"steps": [{"explanation": "halve it", "result": 4}], "answer": 4}'
-
-
 def test_the_sdks_parse_their_own_classes(
-    openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, hermes: ScriptedModel
+    openai_client: Any, anthropic_client: Any, hermes: ScriptedModel
 ) -> None:
-    """The grammar is checked against each written token."""
-    hermes.answers("solve it", GOOD)
-    hermes.answers("solve it badly", GOOD.replace("4}", '"four"}'))
-    messages: Any = [{"role": "user", "content": "solve it"}]
-    completions: Any = openai_client.chat.completions
-    fields = {"model": "hermes", "messages": messages, "response_format": Solution}
-    with completions.stream(**fields) as stream:
+    hermes.answers("solve it", '{"steps": ["halve it"], "answer": 4}')
+    fields: Any = {"model": "hermes", "messages": [{"role": "user", "content": "solve it"}]}
+    completions = openai_client.chat.completions
+    with completions.stream(**fields, response_format=Solution) as stream:
         streamed = stream.get_final_completion()
+    chats = (completions.parse(**fields, response_format=Solution), streamed)
     response = openai_client.responses.parse(model="hermes", input="solve it", text_format=Solution)
-    message = anthropic_client.messages.parse(
-        model="hermes", max_tokens=500, messages=messages, output_format=Solution
-    )
-    chats = (completions.parse(**fields), streamed)
+    message = anthropic_client.messages.parse(**fields, max_tokens=500, output_format=Solution)
     parsed = [chat.choices[0].message.parsed for chat in chats]
-    wanted = Solution.model_validate_json(GOOD)
+    wanted = Solution(steps=["halve it"], answer=4)
     assert [*parsed, response.output_parsed, message.parsed_output] == [wanted] * 4
-    badly = [{"role": "user", "content": "solve it badly"}]
-    with pytest.raises(openai.APIError, match="grammar"):
-        completions.parse(**fields | {"messages": badly})
+    assert all(one.params.grammar is not None for one in hermes.received("solve it"))

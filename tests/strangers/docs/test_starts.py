@@ -3,6 +3,7 @@ of backup and restore, on a data directory with something in it."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from contextlib import ExitStack
@@ -63,7 +64,7 @@ def test_an_invited_host_joins(page: str, tmp_path: Path) -> None:
         },
         environment={"HELEXA_DATA_DIR": str(tmp_path / "first-data")},
     )
-    serve, invitation = map(first.text_of_command, commands_of(invite))
+    serve, invitation = map(first.text_of, commands_of(invite))
     with first.running(serve, "serve") as serving:
         serving.wait_for("ready: ")
         line = first.run(invitation).strip()
@@ -74,7 +75,7 @@ def test_an_invited_host_joins(page: str, tmp_path: Path) -> None:
             environment={"HELEXA_DATA_DIR": str(tmp_path / "second-data")},
         )
         (joined,) = commands_of(join)
-        assert second.text_of_command(joined) == line
+        assert second.text_of(joined) == line
         with second.running(line, "neuron"):
             wait_until(
                 lambda: "online" in first.run("python3 manage.py neurons list"), "beast is online"
@@ -94,7 +95,7 @@ def test_serve_on_a_postgres_and_a_redis_of_ones_own(tmp_path: Path, redis_url: 
             },
             environment={"HELEXA_DATA_DIR": str(tmp_path / "data")},
         )
-        export, serve = map(newcomer.text_of_command, commands_of(block))
+        export, serve = map(newcomer.text_of, commands_of(block))
         assert export.startswith("export ")
         variables = dict(word.split("=", 1) for word in export.split()[1:])
         with newcomer.running(serve, "serve", **variables) as running:
@@ -119,7 +120,7 @@ def test_the_processes_one_by_one(tmp_path: Path, redis_url: str, migrated_sqlit
             "HELEXA_METRICS_LISTEN": "off",
         },
     )
-    migrate, *processes = map(newcomer.text_of_command, commands_of(block))
+    migrate, *processes = map(newcomer.text_of, commands_of(block))
     newcomer.run(migrate)
     with ExitStack() as running:
         for number, command in enumerate(processes):
@@ -128,11 +129,9 @@ def test_the_processes_one_by_one(tmp_path: Path, redis_url: str, migrated_sqlit
             lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=30.0).json()["status"],
             "the gateway answers",
         )
+        listed = "python3 manage.py neurons list"
         wait_until(
-            lambda: (
-                "beast" in newcomer.run("python3 manage.py neurons list")
-                and "online" in newcomer.run("python3 manage.py neurons list")
-            ),
+            lambda: re.search("beast.*online", newcomer.run(listed)),
             "the control has seen the neuron",
         )
 

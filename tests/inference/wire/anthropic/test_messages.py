@@ -116,7 +116,7 @@ def answered(answer: list[Part], random: Random | None = None) -> Any:
 
 @given(random=randoms)
 def test_an_answer_can_be_sent_back_as_it_came(random: Random) -> None:
-    answer = [("thought", "hm"), ("text", "Let me see."), ("call", "x")]
+    answer = [("thought", "hm"), ("text", "Let me see."), ("call", '{"a": "x"}')]
     body = answered(answer, random)
     signed, other = (answered([("thought", text)])["content"][0] for text in ("hm", "so"))
     assert body["content"][0] == signed and signed["signature"] != other["signature"]
@@ -182,14 +182,12 @@ def test_marks_stand_where_the_client_set_them() -> None:
         assert [block.get("cache_control") for block in marked] == expected
 
 
-def test_turns_without_marks_are_sent_as_before() -> None:
+def test_only_what_is_marked_and_can_be_has_a_mark() -> None:
+    """Turns without marks are sent as before; white space and the start of an answer have none."""
     body = sent(system=[text("a"), text("b")], tools=[TOOL])
     assert body["system"] == "a\nb"
     assert "cache_control" not in json.dumps(body)
     assert sent(**MARK)["cache_control"] == MARK["cache_control"]
-
-
-def test_white_space_and_the_start_of_an_answer_have_no_mark() -> None:
     for last in ("", "  "):
         body = sent(messages=[{"role": "user", "content": [text("a", MARK), text(last, MARK)]}])
         for block in body["messages"][0]["content"]:

@@ -28,8 +28,8 @@ from inference.wire.upstream.chat import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
-from tests.inference.wire.answers import USAGE, R, content_of, events_read, folded, randoms
-from tests.inference.wire.test_encoders import Spoken, events_of_choice, texts
+from tests.inference.wire import answers
+from tests.inference.wire.answers import USAGE, Part, R, content_of, events_read, randoms
 from tests.servers.fake_upstream import block, chunk, message_end, message_start, usage
 
 REQUEST = GenerationRequest(model="m", input=ChatInput(messages=[ChatMessage(role="user")]))
@@ -98,12 +98,6 @@ def test_a_frame_without_an_end_is_bounded(make_reader: Any, sent: bytes) -> Non
                 reader.feed(sent[start : start + piece_bytes])
 
 
-CALLS = st.tuples(
-    st.sampled_from(["f", "g"]), st.dictionaries(texts, texts, max_size=2).map(json.dumps)
-)
-SPOKEN = st.builds(
-    Spoken, reasoning=st.none() | texts, text=texts, calls=st.lists(CALLS, max_size=2)
-)
 SHOWN = Style(thinking="shown")
 
 
@@ -121,24 +115,27 @@ def ollamas(*, is_chat: bool) -> Any:
     ],
     ids=["anthropic", "ollama_chat", "ollama_generate"],
 )
-@given(spoken=SPOKEN, random=randoms)
+@given(answer=answers.spoken(), random=randoms)
 def test_what_is_written_in_a_dialect_is_read_again(
-    reader_of: Any, frames: Any, stream: Any, body: Any, asked: Any, spoken: Spoken, random: Random
+    reader_of: Any,
+    frames: Any,
+    stream: Any,
+    body: Any,
+    asked: Any,
+    answer: list[Part],
+    random: Random,
 ) -> None:
     if reader_of is OllamaEvents and not asked[0].is_chat:
-        spoken = Spoken(spoken.reasoning, spoken.text, [])
-    events: list[Event] = [
-        Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens),
-        *events_of_choice(0, spoken, random),
-        Finished(request_id=R, usage=USAGE),
-    ]
-    streamed, whole = (folded(make(*asked), events) for make in (stream, body))
+        answer = [part for part in answer if part[0] != "call"]
+    events = answers.events_of(answer, random)
+    streamed, whole = (answers.folded(make(*asked), events) for make in (stream, body))
     for sent in (frames().feed(streamed), [whole]):
         found = content_of(events_read(reader_of, sent))
-        assert (found.reasoning, found.text) == (spoken.reasoning or "", spoken.text)
+        assert found.reasoning == "".join(answers.said(answer, "thought"))
+        assert found.text == "".join(answers.said(answer, "text"))
         calls = [(name, json.loads(arguments)) for _, name, arguments in found.calls]
-        assert calls == [(name, json.loads(arguments)) for name, arguments in spoken.calls]
-        assert found.reason == spoken.finish_reason()
+        assert calls == [("f", json.loads(arguments)) for arguments in answers.said(answer, "call")]
+        assert found.reason == answers.ending(answer)
         counted = Usage(prompt_tokens=9, completion_tokens=5)
         assert found.usage == (USAGE if reader_of is MessagesEvents else counted)
 
