@@ -29,7 +29,10 @@ def elided(body: dict[str, Any]) -> int:
     return json.dumps(body).count("were left out")
 
 
-async def test_by_the_rule_where_nobody_counts(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+async def test_by_the_rule_where_nobody_counts_else_by_the_endpoints_count(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    """A tokenizer that takes fewer tokens than the rule leaves more in."""
     table = endpoint_table(endpoint.url, context_window=16_000)
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
@@ -42,12 +45,7 @@ async def test_by_the_rule_where_nobody_counts(tmp_path: Path, endpoint: FakeEnd
         await bridge.ask("Read it.")
         assert "lines of words" not in json.dumps(endpoint.prompts[-1]), "of this prompt too"
     assert all(len(json.dumps(body)) < 16_000 * 5 for body in endpoint.prompts)
-
-
-async def test_the_endpoints_own_count_decides(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    """A tokenizer that takes fewer tokens than the rule leaves more in."""
     endpoint.counts = lambda body: len(json.dumps(body)) // 10
-    table = endpoint_table(endpoint.url, context_window=16_000)
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
         assert await fill(bridge, endpoint, 8) == 0

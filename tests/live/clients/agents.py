@@ -29,11 +29,15 @@ SECRET = "The word is heron."
 """The text of the note that agents are to read."""
 
 HERON = "It says heron."
-SOUP_SCHEMA = {
-    "type": "object",
-    "properties": {"dish": {"type": "string"}},
-    "required": ["dish"],
-}
+SOUP, COMPACT_SOUP = '{"dish": "soup"}', '{"dish":"soup"}'
+SOUP_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"dish": {"type": "string"}},
+        "required": ["dish"],
+        "additionalProperties": False,
+    }
+)
 DISH = '{"dish": "soup", "steps": ["boil", "serve"]}'
 
 
@@ -111,9 +115,9 @@ class Agent:
 
 def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
     try:
-        version = stage.clients.version(agent.package, agent.environment)
+        client = f"{agent.name} {stage.clients.version(agent.package, agent.environment)}"
     except NotInstalledError as error:
-        yield Tried(agent.name, "", "installed", str(error))
+        yield Tried(agent.name, "installed", str(error))
         return
     for name, attempt in agent.features.items():
         stage.note.write_text(f"{SECRET}\n")
@@ -122,7 +126,7 @@ def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
             attempt(stage)
         except (AgentProblemError, subprocess.TimeoutExpired) as error:
             problem = str(error)
-        yield Tried(agent.name, version, name, problem)
+        yield Tried(client, name, problem)
 
 
 def expect(wanted: str, answer: str) -> None:
@@ -175,15 +179,6 @@ def claude(stage: Stage, question: str, *flags: str, model: str = MODEL) -> str:
     )
 
 
-def claude_makes_an_object(stage: Stage) -> None:
-    """It asks by a tool of its own."""
-    soup = '{"dish": "soup"}'
-    stage.model.answers("Claude, a dish", call_of("StructuredOutput", soup))
-    schema = json.dumps(SOUP_SCHEMA)
-    answer = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
-    expect('"structured_output":{"dish":"soup"}', answer)
-
-
 # Codex.
 
 CODEX_SETTINGS = """
@@ -198,7 +193,7 @@ UNATTENDED = ("--dangerously-bypass-approvals-and-sandbox",)
 """Codex's own sandbox needs rights that a container lacks."""
 
 
-def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
+def codex(stage: Stage, question: str, *flags: str, model: str = MODEL) -> str:
     settings_dir = stage.home / "codex"
     settings_dir.mkdir(exist_ok=True)
     settings = stage.settings("codex", model) + CODEX_SETTINGS.format(
@@ -210,13 +205,6 @@ def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -
         CODEX_HOME=str(settings_dir),
         HELEXA_API_KEY=API_KEY,
     )
-
-
-def codex_makes_an_object(stage: Stage) -> None:
-    schema = stage.home / "schema.json"
-    schema.write_text(json.dumps(SOUP_SCHEMA | {"additionalProperties": False}))
-    stage.model.answers("Codex, a dish", '{"dish": "soup"}')
-    expect('{"dish": "soup"}', codex(stage, "Codex, a dish", "--output-schema", schema))
 
 
 # opencode.
@@ -262,27 +250,35 @@ def aider_edits(stage: Stage) -> None:
         raise AgentProblemError(answer[-600:])
 
 
-def llm(stage: Stage, *words: str) -> str:
+def llm(stage: Stage, question: str, *flags: str) -> str:
     settings_dir = stage.home / "llm"
     settings_dir.mkdir(exist_ok=True)
     file = settings_dir / "extra-openai-models.yaml"
     file.write_text(stage.settings("llm", MODEL))
     return stage.run(
-        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", *words],
+        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", *flags, question],
         LLM_USER_PATH=str(settings_dir),
     )
-
-
-def llm_makes_an_object(stage: Stage) -> None:
-    stage.model.answers("llm, a dish", '{"dish": "soup"}')
-    expect('{"dish": "soup"}', llm(stage, "--schema", "dish str", "llm, a dish"))
 
 
 def llm_calls_a_tool(stage: Stage) -> None:
     stage.model.answers("llm, the version", call_of("llm_version", "{}"))
     version = stage.clients.version("llm", "llm")
     stage.model.answers(f"<tool_response>\n{version}", HERON)
-    expect(HERON, llm(stage, "--tool", "llm_version", "llm, the version"))
+    expect(HERON, llm(stage, "llm, the version", "--tool", "llm_version"))
+
+
+def makes(client: Callable[..., str], answer: str, wanted: str, *flags: str) -> Feature:
+    """It makes an object by the schema that ``flags`` name; ``{home}`` in them is its home."""
+
+    def attempt(stage: Stage) -> None:
+        question = f"{client.__name__}, a dish"
+        stage.model.answers(question, answer)
+        (stage.home / "schema.json").write_text(SOUP_SCHEMA)
+        given = [flag.replace("{home}", str(stage.home)) for flag in flags]
+        expect(wanted, client(stage, question, *given))
+
+    return attempt
 
 
 AGENTS = (
@@ -295,7 +291,10 @@ AGENTS = (
                 wants='"type":"thinking"',
                 file_path="{note}",
             ),
-            "structured output": claude_makes_an_object,
+            "structured output": makes(  # it asks by a tool of its own
+                *(claude, call_of("StructuredOutput", SOUP), f'"structured_output":{COMPACT_SOUP}'),
+                *("--output-format", "json", "--json-schema", SOUP_SCHEMA),
+            ),
             "unknown model": greeted("It may not exist", claude, model=UNKNOWN),
             "full context": greeted("Prompt is too long", claude, model=SMALL_CONTEXT),
             "model without tools": greeted("no place for tools", claude, model=WITHOUT_TOOLS),
@@ -322,7 +321,7 @@ AGENTS = (
                 unwanted="WebSocket",
                 cmd="cat note.txt",
             ),
-            "structured output": codex_makes_an_object,
+            "structured output": makes(codex, SOUP, SOUP, "--output-schema", "{home}/schema.json"),
             "unknown model": greeted("does not exist here", codex, model=UNKNOWN),
             "model without tools": greeted("no place for tools", codex, model=WITHOUT_TOOLS),
         },
@@ -338,7 +337,7 @@ AGENTS = (
         "llm",
         {
             "stream": greeted("Hello there.", llm),
-            "schema": llm_makes_an_object,
+            "schema": makes(llm, SOUP, SOUP, "--schema", "dish str"),
             "tool": llm_calls_a_tool,
         },
         "llm",

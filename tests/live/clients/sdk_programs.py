@@ -15,41 +15,29 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from tests.strangers.docs.blocks import all_blocks, filled_in
 
-PROGRAM_TIMEOUT_S = 180.0
-OUTPUT_TAIL_CHARACTERS = 600
-SDKS = ("openai", "anthropic")
-"""The package of each SDK, and its environment."""
+PROGRAM_TIMEOUT_S, INSTALL_TIMEOUT_S = 180.0, 1200.0
+TAIL_CHARACTERS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     client: str
-    version: str
     feature: str
     problem: str | None
     """``None``: it works."""
 
 
-def print_table(rows: Iterable[Tried]) -> None:
-    table = Table("client", "version", "feature", "result")
-    for row in rows:
-        table.add_row(row.client, row.version, row.feature, row.problem or "works")
-    Console(width=None if Console().is_terminal else 160).print(table)
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``package`` is the one whose version is reported."""
+    """``package`` is the one whose version is reported. Without a file it is the README's example
+    with that SDK."""
 
     file: str
     package: str
@@ -71,61 +59,54 @@ PROGRAMS = (
     Program("openai_agents_client.py", "openai-agents", "openai_agents"),
     Program("real_model.mjs", "ai", server="real"),
     Program("real_model_client.py", "litellm", "litellm", "real"),
+    Program("", "openai", "openai", "real"),
+    Program("", "anthropic", "anthropic", "real"),
 )
 
 
 def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]:
     """One row for each line that it printed, and one more where it did not end well."""
     try:
-        version = clients.version(program.package, program.environment)
+        client = f"{program.package} {clients.version(program.package, program.environment)}"
     except NotInstalledError as error:
-        yield Tried(program.package, "", "installed", str(error))
+        yield Tried(program.package, "installed", str(error))
         return
     is_node = program.environment == "npm"
-    runner = "node" if is_node else clients.python_bin("python", program.environment)
+    command = ["node" if is_node else clients.python_bin("python", program.environment)]
+    if program.file:
+        command.append(clients.programs_dir / program.file)
+    else:
+        command += ["-c", _readme(program.package, url)]
+    environ = {"PYTHONDONTWRITEBYTECODE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     try:
-        ended = _ended([runner, clients.programs_dir / program.file], clients.programs_dir, url)
+        ended = subprocess.run(
+            command,
+            env=os.environ | environ | {"HELEXA_URL": url},
+            cwd=clients.programs_dir,
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired as error:
-        yield Tried(program.package, version, "the whole program", str(error))
+        yield Tried(client, "the whole program", str(error))
         return
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     for one in lines:
-        yield Tried(program.package, version, one["feature"], one["problem"])
-    if ended.returncode != 0 or not lines:
-        problem = f"exit {ended.returncode}: {ended.stderr[-OUTPUT_TAIL_CHARACTERS:]}"
-        yield Tried(program.package, version, "the whole program", problem)
+        yield Tried(client, one["feature"], one["problem"])
+    output = (ended.stdout + ended.stderr)[-TAIL_CHARACTERS:]
+    if not program.file:
+        yield Tried(client, "README's example", None if "Paris" in ended.stdout else output)
+    elif ended.returncode != 0 or not lines:
+        yield Tried(client, "the whole program", f"exit {ended.returncode}: {output}")
 
 
-def try_readme(sdk: str, clients: Clients, url: str) -> Iterator[Tried]:
-    try:
-        version = clients.version(sdk, sdk)
-    except NotInstalledError as error:
-        yield Tried(sdk, "", "installed", str(error))
-        return
+def _readme(sdk: str, url: str) -> str:
     readme = (block for block in all_blocks() if block.page == "README.md")
     (example,) = (block for block in readme if f"from {sdk} import" in block.text)
-    code = filled_in(example.text, url=url, model="", key="")
-    ended = _ended([clients.python_bin("python", sdk), "-c", code], clients.folder, url)
-    output = ended.stdout + ended.stderr
-    problem = None if "Paris" in ended.stdout else output[-OUTPUT_TAIL_CHARACTERS:]
-    yield Tried(sdk, version, "README's example", problem)
-
-
-def _ended(command: list[str | Path], cwd: Path, url: str) -> subprocess.CompletedProcess[str]:
-    environ = {"PYTHONDONTWRITEBYTECODE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return subprocess.run(
-        command,
-        env=os.environ | environ | {"HELEXA_URL": url},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-    )
+    return filled_in(example.text, url=url, model="", key="")
 
 
 PROGRAMS_DIR = Path(__file__).parent / "programs"
-INSTALL_TIMEOUT_S = 1200.0
-
 NPM_PACKAGES = (
     *("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
     *("openai", "@anthropic-ai/sdk", "ollama"),
@@ -161,34 +142,28 @@ class Clients:
         """Node looks for packages from where a program lies."""
 
     def install(self) -> None:
+        """Python's by uv: pip takes a quarter of an hour to choose the versions."""
         self.npm_dir.mkdir(parents=True, exist_ok=True)
         manifest = self.npm_dir / "package.json"
         manifest.write_text(json.dumps({"private": True, "type": "module"}))
         newest = [f"{name}@latest" for name in NPM_PACKAGES]
         quietly = ("--no-audit", "--no-fund", "--ignore-scripts")
-        _run("npm", "install", *quietly, "--prefix", str(self.npm_dir), *newest, cwd=self.npm_dir)
+        _run("npm", "install", *quietly, "--prefix", self.npm_dir, *newest, cwd=self.npm_dir)
         for finisher in FINISHERS:
             script = self.npm_dir / "node_modules" / finisher
-            _run("node", str(script), cwd=script.parent)
-        self._install_python()
-        self.take_programs()
-
-    def _install_python(self) -> None:
-        """Installs by uv: pip takes a quarter of an hour to choose the versions."""
-        _run(sys.executable, "-m", "venv", str(self.folder / "uv"))
-        _run(str(self.python_bin("pip", "uv")), "install", "--quiet", "uv")
-        uv = str(self.python_bin("uv", "uv"))
+            _run("node", script, cwd=script.parent)
+        _run(sys.executable, "-m", "venv", self.folder / "uv")
+        _run(self.python_bin("pip", "uv"), "install", "--quiet", "uv")
+        uv = self.python_bin("uv", "uv")
         for name, packages in PYTHON_PACKAGES.items():
-            python = str(self.python_bin("python", name))
-            made = ("--clear", "--python", sys.executable, str(self.folder / name))
-            _run(uv, "venv", "--quiet", *made)
+            _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, self.folder / name)
+            python = self.python_bin("python", name)
             _run(uv, "pip", "install", "--quiet", "--python", python, *packages)
 
     def take_programs(self) -> None:
         self.programs_dir.mkdir(exist_ok=True)
-        for program in PROGRAMS_DIR.iterdir():
-            if program.is_file():
-                (self.programs_dir / program.name).write_bytes(program.read_bytes())
+        for program in PROGRAMS_DIR.glob("*.*"):
+            (self.programs_dir / program.name).write_bytes(program.read_bytes())
 
     def npm_bin(self, name: str) -> Path:
         return self.npm_dir / "node_modules" / ".bin" / name
@@ -209,5 +184,5 @@ class Clients:
         return subprocess.check_output([python, "-c", code]).decode().strip()
 
 
-def _run(*command: str, cwd: Path | None = None) -> None:
+def _run(*command: str | Path, cwd: Path | None = None) -> None:
     subprocess.run(command, cwd=cwd, check=True, timeout=INSTALL_TIMEOUT_S, stdout=sys.stderr)
