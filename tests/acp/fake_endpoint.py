@@ -106,6 +106,7 @@ Answer = Reply | Refuse | Hang | BreakOff
 
 @dataclass(frozen=True, slots=True)
 class Received:
+    method: str
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
@@ -144,8 +145,8 @@ class FakeEndpoint:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while received := await _read_request(reader):
-                self.received.append(received)
+            while True:
+                self.received.append(received := await read_request(reader))
                 if not await self._answer(received, reader, writer):
                     break
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -160,16 +161,16 @@ class FakeEndpoint:
         path, body = received.path, received.body
         if path == "/v1/models":
             await self.may_list.wait()
-            _write(writer, 200, {"object": "list", "data": self.models})
+            write(writer, 200, {"object": "list", "data": self.models})
             return True
         if path.startswith("/v1/models/"):
             name = unquote(path.removeprefix("/v1/models/"))
             is_known = name in self.aliases or any(one["id"] == name for one in self.models)
-            _write(writer, 200 if is_known else 404, {"id": name})
+            write(writer, 200 if is_known else 404, {"id": name})
             return True
         if path == "/v1/messages/count_tokens":
             count = None if self.counts is None else self.counts(body)
-            _write(writer, 404 if count is None else 200, {"input_tokens": count})
+            write(writer, 404 if count is None else 200, {"input_tokens": count})
             return True
         limit = self.max_characters
         answer = self.answers[0]
@@ -181,7 +182,7 @@ class FakeEndpoint:
         if isinstance(answer, Refuse):
             error = {"message": answer.message, "code": answer.code, "type": "invalid"}
             refusal = None if answer.message is None else {"type": "error", "error": error}
-            _write(writer, answer.status, refusal, answer.headers)
+            write(writer, answer.status, refusal, answer.headers)
             return True
         is_whole = isinstance(answer, Reply)
         events = answer.events() if is_whole else Reply(answer.text).events()[:-2]
@@ -196,22 +197,20 @@ class FakeEndpoint:
         return False
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Received | None:
+async def read_request(reader: asyncio.StreamReader) -> Received:
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").strip().split("\r\n")
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     data = await reader.readexactly(int(headers.get("content-length", "0")))
-    path = urlsplit(first.split()[1]).path  # of a whole URL, where it is asked as a proxy
-    return Received(path, headers, json.loads(data) if data else {})
+    method, url, _ = first.split()
+    path = urlsplit(url).path  # of a whole URL, where it is asked as a proxy
+    return Received(method, path, headers, json.loads(data) if data else {})
 
 
-def _write(
-    writer: asyncio.StreamWriter,
-    status: int,
-    body: dict[str, Any] | None,
-    headers: str = "X-None: 1",
-) -> None:
-    data = b"<html>" if body is None else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    writer.write(f"{head}\r\n{headers}\r\n\r\n".encode() + data)
+def write(writer: asyncio.StreamWriter, status: int, body: Any, headers: str = "X-None: 1") -> None:
+    """``body`` is JSON, or bytes; ``None`` is sent as no JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b"<html>"
+    kind = "" if "Content-Type" in headers else "Content-Type: application/json\r\n"
+    head = f"HTTP/1.1 {status} X\r\n{kind}Content-Length: {len(data)}\r\n{headers}\r\n\r\n"
+    writer.write(head.encode() + data)

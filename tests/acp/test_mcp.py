@@ -16,7 +16,7 @@ from helexa_acp.errors import McpError
 from helexa_acp.history import Text
 from helexa_acp.mcp import HttpTransport, parts_of, reply_to, tool_name, tools_of
 from tests.acp.bridge import Bridge, until
-from tests.acp.fake_endpoint import FakeEndpoint, Reply
+from tests.acp.fake_endpoint import FakeEndpoint, Reply, read_request, write
 from tests.acp.mcp_server import answer
 
 TRANSPORT: Any = None
@@ -38,27 +38,22 @@ class HttpServer:
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        pairs = (line.partition(": ") for line in head[1:])
-        headers = {name.lower(): value for name, _, value in pairs}
-        self.headers.append(headers)
-        data = await reader.readexactly(int(headers.get("content-length", "0")))
-        message = json.loads(data) if data else {"method": head[0].split()[0]}
+        received = await read_request(reader)
+        message = received.body or {"method": received.method}
+        self.headers.append(received.headers)
         self.methods.append(message["method"])
         status, kind, body = 202, "text/plain", ""
         if "id" in message:
             result = answer(message["method"], message["params"])
-            reply = {"jsonrpc": "2.0", "id": message["id"], "result": result}
-            status, kind, body = 200, "application/json", json.dumps(reply)
+            status, kind = 200, "application/json"
+            body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
             if self.streams:
                 sent_text = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
                 kind, body = "text/event-stream", f": hi\ndata: {sent_text}\n\ndata: {body}\n\n"
         if self.wrong is not None:
             kind, (status, body) = "application/json", self.wrong
-        writer.write(
-            f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nMcp-Session-Id: s1\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
-        )
+        head = f"Content-Type: {kind}\r\nMcp-Session-Id: s1\r\nConnection: close"
+        write(writer, status, body.encode(), head)
         await writer.drain()
         writer.close()
 

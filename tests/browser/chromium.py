@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,19 +27,13 @@ from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
 WAIT_S = 90.0
 POLL_INTERVAL_S = 0.5
 NOT_YET = (exceptions.WebDriverException, LookupError, AttributeError, TypeError, ValueError)
 """Raised by a look at a page that is still being loaded or drawn: its element is missing, hidden or
 just replaced, its list is empty, its text is no number yet, or its document was left meanwhile."""
-NEVER = (
-    exceptions.InvalidSelectorException,
-    exceptions.InvalidSessionIdException,
-    exceptions.NoSuchWindowException,
-    exceptions.UnexpectedAlertPresentException,
-)
-"""The exceptions among ``NOT_YET`` that another look does not change."""
 UNTOUCHED = (
     exceptions.ElementClickInterceptedException,
     exceptions.ElementNotInteractableException,
@@ -171,23 +164,9 @@ class Browser:
         what: str,
         not_yet: tuple[type[Exception], ...] = NOT_YET,
     ) -> Found:
-        """Returns the first true value. A look that raises one of ``not_yet`` has seen nothing yet;
-        what the last look raised is the cause of the ``TimeoutException``."""
-        until_s = time.monotonic() + WAIT_S
-        is_last = False
-        while True:
-            error: Exception | None = None
-            try:
-                if found := is_there():
-                    return found
-            except NEVER:
-                raise
-            except not_yet as raised:
-                error = raised
-            if is_last:
-                raise exceptions.TimeoutException(f"{what}, at {self.path}") from error
-            time.sleep(POLL_INTERVAL_S)
-            is_last = time.monotonic() >= until_s
+        """Returns the first true value. A look that raises one of ``not_yet`` has seen nothing."""
+        waiting = WebDriverWait(self._driver, WAIT_S, POLL_INTERVAL_S, not_yet)
+        return waiting.until(lambda _: is_there(), what)
 
     def wait_for_text(self, words: str) -> None:
         self.wait(lambda: words in self.text, repr(words))

@@ -21,7 +21,6 @@ import redis
 
 from benchmarks.ports import free_port
 from inference.protocol import keys
-from inference.protocol.heartbeat import encode_heartbeat
 from inference.protocol.joining import decode_joining
 from tests.hostile import hostile_host
 from tests.hostile.conftest import MAX_GROWTH_BYTES
@@ -74,11 +73,8 @@ def _invite_once(serve: Serve) -> hostile_host.Evil:
         f"print(load_orders().order(neuron={hostile_host.EVIL!r}, model='lure'))",
     ).split()
     evil = hostile_host.Evil(redis.Redis.from_url(decode_joining(line).redis_url))
-    evil.client.set(
-        keys.heartbeat_key(hostile_host.EVIL),
-        encode_heartbeat(hostile_host.heartbeat(order)),
-        ex=600,
-    )
+    beat = hostile_host.attacked_with(order)
+    evil.client.set(keys.heartbeat_key(hostile_host.EVIL), beat, ex=600)
     return evil
 
 
