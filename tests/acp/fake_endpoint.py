@@ -44,6 +44,8 @@ class Reply:
     num_input: int = 100
     num_output: int = 10
     call_id: str = "call"
+    edited: tuple[bytes, bytes] = (b"\0", b"")
+    """What stands in place of which bytes of the stream."""
 
     def events(self) -> list[protocol.Event]:
         at: dict[str, Any] = {"request_id": "r"}
@@ -185,10 +187,11 @@ class FakeEndpoint:
             write(writer, answer.status, refusal, answer.headers)
             return True
         is_whole = isinstance(answer, Reply)
-        events = answer.events() if is_whole else Reply(answer.text).events()[:-2]
+        reply = answer if is_whole else Reply(answer.text)
+        events = reply.events() if is_whole else reply.events()[:-2]
         # The stream's end is the connection's.
         head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + written(path, events))
+        writer.write(head.encode() + written(path, events).replace(*reply.edited))
         await writer.drain()
         if isinstance(answer, Hang):
             answer.begun.set()

@@ -111,7 +111,7 @@ async def test_how_an_answer_ends_or_is_cancelled(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     await each_bridge.open()
-    endpoint.will(Reply("As far as it goes", reason="length"))
+    endpoint.will(Reply(calls=READ), Reply("As far as it goes", reason="length"))
     assert (await each_bridge.ask("Go on.")).stop_reason == "max_tokens"
     endpoint.will(hang := Hang("Thinking about"))
     asking = asyncio.create_task(each_bridge.ask("Hello?"))
@@ -164,6 +164,8 @@ async def test_a_busy_or_unreachable_endpoint_is_asked_again(
         with pytest.raises(RequestError, match="Never"):
             await bridge.ask("Hello!")
         assert [one for one in slept if one] == waits_s
+    endpoint.will(Reply("No.", edited=(b'"stop"', b'"content_filter"')))
+    assert (await bridge.ask("Hello!")).stop_reason == "refusal"
     slept.clear()
     async with bridge_here(tmp_path, endpoint_table("http://127.0.0.1:9/v1")) as nowhere:
         await nowhere.open()

@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,11 +16,11 @@ from django.db.models import Model
 
 from benchmarks.ports import free_port
 from tests.fleet.hub.conftest import running_hub
-from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, wait_until
+from tests.live.fleets.fleet import MANAGE, Program
+from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, wait_until
 from tests.servers.private_redis import running_redis
 
 BUSY_TIMEOUT_S = 30.0
-MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 
 
 @contextmanager
@@ -39,7 +38,7 @@ class PagesServer:
 
     def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
         self._database = directory / "pages.sqlite3"
-        self._log = directory / "gateway.log"
+        self._directory = directory
         self._environment = os.environ | {
             "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
             "DATABASE_URL": f"sqlite:///{self._database}",
@@ -59,23 +58,15 @@ class PagesServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(WAIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._gateway.end()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._process.send_signal(signal.SIGSTOP)
+        self._gateway.process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self._gateway.process.send_signal(signal.SIGCONT)
 
     def write(self, statement: str, *values: object) -> list[Any]:
         """Runs a statement of SQL, also one that reads."""
@@ -107,21 +98,14 @@ class PagesServer:
     def _start(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*MANAGE, "gateway", "--host", "127.0.0.1", "--port", str(port)],
-                cwd=REPOSITORY_DIR,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        command = [*MANAGE, "gateway", "--host", "127.0.0.1", "--port", str(port)]
+        self._gateway = Program("gateway", command, self._environment, self._directory)
         try:
             wait_until(self._answers, f"{self.url} answers", READY_TIMEOUT_S)
         except BaseException:
-            self.stop()
+            self._gateway.end()
             raise
 
     def _answers(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
+        assert self._gateway.process.poll() is None, self._gateway.log_tail()
         return httpx.get(f"{self.url}/login/", timeout=30.0).status_code == 200

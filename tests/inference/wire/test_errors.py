@@ -102,6 +102,10 @@ def test_a_neurons_refusal_names_the_clients_fields_and_a_parsers_its_own() -> N
     ):
         failed = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
         assert _params(failed) == expected
+        ollamas = orjson.loads(ollama_errors.error_body(failed, request_id="r"))["param"]
+        assert ollamas == {"max_tokens": "options.num_predict", "stop": "options.stop"}.get(
+            named, named
+        )
         assert _params(InvalidRequestError("No.", param=named)) == (named,) * 3
     assert _params(InvalidRequestError("No.")) == (None,) * 3
     assert _params(RequestFailedError(Failure(code="engine_error", message="No."))) == (None,) * 3

@@ -39,8 +39,13 @@ TOP_LOGPROB = -0.25
 
 class Performance:
     def __init__(
-        self, submit: protocol.SubmitSequence, rule: scripts.Rule, token_ids: Iterator[int]
+        self,
+        submit: protocol.SubmitSequence,
+        prompt: str,
+        rule: scripts.Rule,
+        token_ids: Iterator[int],
     ) -> None:
+        self.prompt = prompt
         self._submit = submit
         self._rule = rule
         self._tokens = token_ids
@@ -186,8 +191,8 @@ class ScriptedEngine:
                 case protocol.SubmitSequence():
                     outputs += self._start(command)
                 case protocol.CancelSequence(sequence_id=sequence_id):
-                    if self._performances.pop(sequence_id, None) is not None:
-                        self._note(sequence_id, "cancelled")
+                    if (cancelled := self._performances.pop(sequence_id, None)) is not None:
+                        self._note(cancelled, "cancelled")
                         outputs.append(protocol.SequenceCancelled(sequence_id=sequence_id))
                 case protocol.Shutdown():
                     os._exit(0)
@@ -198,7 +203,6 @@ class ScriptedEngine:
         scripts.append(
             self._folder,
             scripts.Received(
-                sequence_id=submit.sequence_id,
                 prompt=prompt,
                 num_prompt_tokens=len(submit.token_ids),
                 num_images=len(submit.images),
@@ -214,7 +218,7 @@ class ScriptedEngine:
         answer = rule.choices[index % len(rule.choices)]
         token_ids = self._tokenizer.encode(answer, add_special_tokens=False).ids
         planned = _planned(token_ids, rule, self._end_token_id, submit.params)
-        self._performances[submit.sequence_id] = Performance(submit, rule, planned)
+        self._performances[submit.sequence_id] = Performance(submit, prompt, rule, planned)
         return []
 
     def _steps(self) -> list[protocol.SequenceStep]:
@@ -224,7 +228,7 @@ class ScriptedEngine:
             if not performance.is_due(now_s):
                 continue
             if performance.num_output == 0:
-                self._note(sequence_id, "first token")
+                self._note(performance, "first token")
             step = performance.step()
             if step.finish_reason is not None:
                 del self._performances[sequence_id]
@@ -232,9 +236,9 @@ class ScriptedEngine:
         self._num_steps += bool(outputs)
         return outputs
 
-    def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
+    def _note(self, performance: Performance, what: Literal["first token", "cancelled"]) -> None:
         now_s = time.monotonic()
-        moment = scripts.Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s)
+        moment = scripts.Moment(prompt=performance.prompt, what=what, monotonic_s=now_s)
         scripts.append(self._folder, moment)
 
     def _stats(self) -> protocol.EngineStats:

@@ -97,12 +97,8 @@ class ScriptedModel:
     def moments_s(self, what: Literal["first token", "cancelled"], when: str) -> list[float]:
         """When each sequence with ``when`` in its prompt came to ``what``, on the monotonic clock;
         those that have not yet are missing."""
-        sequence_ids = {one.sequence_id for one in self.received(when)}
-        return [
-            moment.monotonic_s
-            for moment in scripts.recorded(self.folder, scripts.Moment)
-            if moment.what == what and moment.sequence_id in sequence_ids
-        ]
+        moments = scripts.recorded(self.folder, scripts.Moment)
+        return [one.monotonic_s for one in moments if one.what == what and when in one.prompt]
 
 
 def make_model(name: str, folder: Path, family: Family = HERMES) -> ScriptedModel:

@@ -53,7 +53,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    sequence_id: str
     prompt: str
     """The tokens as text, special ones included."""
     num_prompt_tokens: int
@@ -62,7 +61,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    sequence_id: str
+    prompt: str
     what: Literal["first token", "cancelled"]
     """A sequence that is cancelled holds nothing from then on."""
     monotonic_s: float

@@ -363,12 +363,3 @@ def test_one_that_has_ended_is_returned_again_or_its_end_alone() -> None:
             assert (event["type"], event["sequence_number"]) == (kind, number)
     *_, closing = _events(replay(ENDED, None, last_number=None))
     assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER, "one above any that was seen"
-
-
-@given(query=st.binary(max_size=60))
-def test_any_query_is_read_or_refused(query: bytes) -> None:
-    for read in (read_retrieval, read_item_page):
-        try:
-            read(query)
-        except errors.ApiError as error:
-            assert error.status == 400

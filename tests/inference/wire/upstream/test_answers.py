@@ -306,6 +306,9 @@ def test_tokens_that_are_not_counted_or_cannot_be_are_estimated() -> None:
     assert [event.num_tokens for event in found if isinstance(event, Delta)] == [1]
     found = read(OllamaEvents, line("Hello"), line(done=True, eval_count=2))
     assert content_of(found).usage == Usage(prompt_tokens=3, completion_tokens=2)
+    odd = {"choices": [], "usage": 7}
+    found = read(ChatEvents, chunk({"content": "a"}), chunk(finish="stop"), odd)
+    assert content_of(found).usage == Usage(prompt_tokens=3, completion_tokens=1)
 
 
 ENTRY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
