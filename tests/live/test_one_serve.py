@@ -13,7 +13,7 @@ import ollama
 import openai
 import pytest
 
-from tests.live.serving import LONG, MODEL, QUESTION, WAIT_TIMEOUT_S, Serve, wait_until
+from tests.live.serving import LONG, MODEL, QUESTION, WAIT_TIMEOUT_S, Serve, chat_body, wait_until
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 MAX_TOKENS = 40
@@ -56,6 +56,8 @@ def test_chat_and_completions(client: Any) -> None:
 
 
 def test_other_dialects_answer_the_same(serve: Serve, client: Any) -> None:
+    pasted = json.loads(serve.wait_printed(r" curl .*-d '(.*)'")[1])
+    assert pasted == chat_body(), "the line that serve prints for pasting"
     answer = serve.answer(max_tokens=MAX_TOKENS)
     asked: Any = {"model": MODEL, "input": QUESTION, "temperature": 0}
     asked["max_output_tokens"] = MAX_TOKENS

@@ -1,5 +1,6 @@
-"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start; and
-what is killed under it comes back. ``test_one_serve`` kills an engine."""
+"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start. What
+is killed under it comes back: an engine in ``test_one_serve``, a neuron and a Redis in
+``tests/live/fleets``, each program in ``tests/helexa_site/bootstrap``."""
 
 from __future__ import annotations
 
@@ -14,12 +15,11 @@ from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
 from tests.live import serving
 from tests.live.scripted.model import ENGINE, make_model
 from tests.live.serving import Serve, wait_until
-from tests.processes import command_line, has_ended
+from tests.processes import command_line
 
 
 def refusal(serve: Serve) -> str:
@@ -120,19 +120,3 @@ def test_a_model_that_cannot_be_had(tmp_path: Path) -> None:
         assert serve.stop() <= serving.STOP_TIMEOUT_S
     finally:
         serve.end()
-
-
-@pytest.mark.parametrize("name", ["neuron", "redis"])
-def test_what_is_killed_fails_the_request_once_and_comes_back(helexa: Serve, name: str) -> None:
-    assert helexa.answers(), "the model is loaded"
-    engines = [one for one in helexa.processes() if serving.is_named(one, "engine")]
-    with helexa.stream(**serving.LONG) as stream:
-        stream.next_text()
-        killed = helexa.kill(name)
-        events = list(stream)
-    assert len([event for event in events if '"error"' in event]) == 1
-    helexa.wait_printed(f"^{name}.*SIGKILL")
-    if name == "neuron":
-        wait_until(lambda: all(map(has_ended, engines)), "its engines ended with it")
-    wait_until(helexa.answers, f"answers after its {name} was killed")
-    assert helexa.find(name).pid != killed.pid

@@ -1,13 +1,9 @@
-"""Answers of real models that ``test_one_serve`` does not ask for: continued over a socket, asked
-from a shell, and with adapters. Each field is tried in ``tests/strangers/fields``, images in
-``tests/inference/models/vision`` and ``tests/inference/neuron/text``."""
+"""Answers of real models that ``test_one_serve`` does not ask for: continued over a socket, with
+adapters. Each field is tried in ``tests/strangers/fields``, the commands of the documentation in
+``tests/strangers/docs``, images in ``tests/inference/models/vision``."""
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +13,7 @@ import torch
 
 from tests.inference.adapter_files import write_adapter
 from tests.live.conftest import with_caches
-from tests.live.serving import (
-    MODEL,
-    QUESTION,
-    REPOSITORY_DIR,
-    WAIT_TIMEOUT_S,
-    Serve,
-    chat_body,
-    create_model,
-    serve_environment,
-    wait_until,
-)
+from tests.live.serving import MODEL, QUESTION, Serve, create_model, wait_until
 
 
 def test_what_was_prepared_over_a_socket_is_not_computed_again(helexa: Serve) -> None:
@@ -50,27 +36,6 @@ def test_what_was_prepared_over_a_socket_is_not_computed_again(helexa: Serve) ->
         answer = turn(input=QUESTION, previous_response_id=prepared.id)
         assert "Paris" in answer.output_text
         assert answer.usage.input_tokens_details.cached_tokens >= 96
-
-
-def test_the_curl_line_and_the_chat_command_of_a_newcomer_work(helexa: Serve) -> None:
-    """The line that serve prints for pasting; and a question through a pipe without URL or key."""
-    body = json.loads(helexa.wait_printed(r" curl .*-d '(.*)'")[1])
-    response = httpx.post(f"{helexa.url}/v1/chat/completions", json=body, timeout=WAIT_TIMEOUT_S)
-    assert "Paris" in response.text
-    assert body == chat_body()
-    environment = serve_environment() | {"HELEXA_DATA_DIR": str(helexa.data_dir)}
-    environment.pop("HELEXA_URL", None)
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "chat", MODEL, "--max-tokens", "8"],
-        input=QUESTION,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
-    assert re.search(r"\[\d tokens, [\d.]+ tok/s\]", done.stderr), done.stderr
 
 
 KV, HIDDEN, INNER = 192, 576, 1536
