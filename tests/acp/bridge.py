@@ -71,34 +71,30 @@ class Editor:
 
     async def request_permission(
         self, session_id: str, tool_call: Any, options: list[Any], **_: Any
-    ) -> schema.RequestPermissionResponse:
+    ) -> Any:
         self.asked.append((tool_call, options))
         self.is_asked.set()
         while not self.permissions:
             await asyncio.sleep(0.01)
         chosen = self.permissions.popleft()
-        if chosen is None:
-            return schema.RequestPermissionResponse(
-                outcome=schema.DeniedOutcome(outcome="cancelled")
-            )
-        outcome = schema.AllowedOutcome(outcome="selected", option_id=chosen)
+        outcome: Any = schema.DeniedOutcome(outcome="cancelled")
+        if chosen is not None:
+            outcome = schema.AllowedOutcome(outcome="selected", option_id=chosen)
         return schema.RequestPermissionResponse(outcome=outcome)
 
-    async def read_text_file(self, path: str, **_: Any) -> schema.ReadTextFileResponse:
+    async def read_text_file(self, path: str, **_: Any) -> Any:
         if path in self.unsaved:
             return schema.ReadTextFileResponse(content=self.unsaved[path])
         raise RequestError(-32002, "not open here")
 
-    async def write_text_file(
-        self, path: str, content: str, **_: Any
-    ) -> schema.WriteTextFileResponse:
+    async def write_text_file(self, path: str, content: str, **_: Any) -> Any:
         self.unsaved[path] = content
         await asyncio.to_thread(Path(path).write_text, content)
         return schema.WriteTextFileResponse()
 
     async def create_terminal(
         self, command: str, args: list[str] | None = None, cwd: str | None = None, **_: Any
-    ) -> schema.CreateTerminalResponse:
+    ) -> Any:
         process = await asyncio.create_subprocess_exec(
             command,
             *(args or ()),
@@ -111,26 +107,24 @@ class Editor:
         self.terminals[terminal_id] = process
         return schema.CreateTerminalResponse(terminal_id=terminal_id)
 
-    async def wait_for_terminal_exit(
-        self, terminal_id: str, **_: Any
-    ) -> schema.WaitForTerminalExitResponse:
+    async def wait_for_terminal_exit(self, terminal_id: str, **_: Any) -> Any:
         code = await self.terminals[terminal_id].wait()
         return schema.WaitForTerminalExitResponse(exit_code=max(code, 0))
 
-    async def terminal_output(self, terminal_id: str, **_: Any) -> schema.TerminalOutputResponse:
+    async def terminal_output(self, terminal_id: str, **_: Any) -> Any:
         process = self.terminals[terminal_id]
         assert process.stdout is not None
         output = (await process.stdout.read()).decode()
         status = schema.TerminalExitStatus(exit_code=process.returncode)
         return schema.TerminalOutputResponse(output=output, truncated=False, exit_status=status)
 
-    async def kill_terminal(self, terminal_id: str, **_: Any) -> schema.KillTerminalResponse:
+    async def kill_terminal(self, terminal_id: str, **_: Any) -> Any:
         self.killed.append(terminal_id)
         if self.terminals[terminal_id].returncode is None:
             self.terminals[terminal_id].kill()
         return schema.KillTerminalResponse()
 
-    async def release_terminal(self, terminal_id: str, **_: Any) -> schema.ReleaseTerminalResponse:
+    async def release_terminal(self, terminal_id: str, **_: Any) -> Any:
         self.released.append(terminal_id)
         # What still runs in a terminal that is released is ended, as the protocol has it.
         await end_group(self.terminals[terminal_id])

@@ -24,10 +24,8 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[FakeEndpoint]:
-    fake = FakeEndpoint()
-    await fake.start()
-    yield fake
-    await fake.stop()
+    async with FakeEndpoint().running() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -1,21 +1,37 @@
-"""An LLM server of three dialects that answers with the texts of tests, on loopback."""
+"""An LLM server that answers with the texts of tests, on loopback: in three dialects, as helexa's
+own encoders write them. Streams of other servers are in ``test_recorded_streams``."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-NUM_BEGINNING = 4
-"""The number of frames that begin an answer and end none, in every dialect."""
-REASONS = {
-    "/v1/chat/completions": {"stop": "stop", "length": "length", "refusal": "content_filter"},
-    "/v1/messages": {"stop": "end_turn", "length": "max_tokens", "refusal": "refusal"},
+from inference.protocol import events as protocol
+from inference.wire.anthropic import messages
+from inference.wire.dialect import RequestContext
+from inference.wire.openai import chat
+from inference.wire.responses import request as responses
+
+SHOWN = RequestContext(headers={"x-include-thinking": "1"})
+HELLO = [{"role": "user", "content": "Hello."}]
+DIALECTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "/v1/chat/completions": (
+        chat.parse,
+        {"messages": HELLO, "stream_options": {"include_usage": True}},
+    ),
+    "/v1/responses": (responses.parse, {"input": "Hello."}),
+    "/v1/messages": (
+        messages.parse,
+        {"messages": HELLO, "max_tokens": 9, "thinking": {"type": "adaptive"}},
+    ),
 }
+"""How a request of each is parsed, and one that streams with all that an answer may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,90 +40,43 @@ class Reply:
     calls: tuple[tuple[str, Any], ...] = ()
     """Names and arguments; arguments that are a string are sent as they are."""
     thought: str = ""
-    reason: str = "stop"
+    reason: Any = "stop"
     num_input: int = 100
     num_output: int = 10
     call_id: str = "call"
+    edited: tuple[bytes, bytes] = (b"\0", b"")
+    """What stands in place of which bytes of the stream."""
 
-    def written_calls(self) -> list[tuple[str, str, str]]:
-        return [
-            (f"{self.call_id}_{i}", name, args if isinstance(args, str) else json.dumps(args))
-            for i, (name, args) in enumerate(self.calls)
-        ]
-
-
-def _data(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"event: {body['type']}\ndata: {json.dumps(body)}\n\n"
+    def events(self) -> list[protocol.Event]:
+        at: dict[str, Any] = {"request_id": "r"}
+        made: list[protocol.Event] = [protocol.Accepted(**at, prompt_tokens=self.num_input)]
+        if self.thought:
+            made.append(protocol.ReasoningDelta(**at, text="", opens="<think>"))
+            made += [protocol.ReasoningDelta(**at, text=one) for one in _pieces(self.thought)]
+            made.append(protocol.ReasoningDelta(**at, text="", closes="</think>"))
+        made += [protocol.Delta(**at, text=piece) for piece in _pieces(self.text)]
+        for index, (name, arguments) in enumerate(self.calls):
+            of_call = {**at, "call_index": index}
+            call_id = f"{self.call_id}_{index}"
+            made.append(protocol.ToolCallStarted(**of_call, call_id=call_id, name=name))
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            pieces = _pieces(written)
+            made += [protocol.ToolCallDelta(**of_call, arguments=piece) for piece in pieces]
+        reason = "tool_calls" if self.calls and self.reason == "stop" else self.reason
+        usage = protocol.Usage(prompt_tokens=self.num_input, completion_tokens=self.num_output)
+        ended = protocol.ChoiceFinished(**at, reason=reason)
+        return [*made, ended, protocol.Finished(**at, usage=usage)]
 
 
 def _pieces(text: str) -> list[str]:
     return [text[i : i + 3] for i in range(0, len(text), 3)]
 
 
-def chat_frames(script: Reply) -> list[str]:
-    def chunk(reason: str | None = None, **delta: Any) -> str:
-        return _data({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
-
-    content = (f"<think>{script.thought}</think>" if script.thought else "") + script.text
-    frames = [chunk(role="assistant", content=""), *(chunk(content=p) for p in _pieces(content))]
-    for index, (call_id, name, written) in enumerate(script.written_calls()):
-        begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
-        frames.append(chunk(tool_calls=[begun]))
-        for piece in _pieces(written):
-            frames.append(chunk(tool_calls=[{"index": index, "function": {"arguments": piece}}]))
-    usage = {"prompt_tokens": script.num_input, "completion_tokens": script.num_output}
-    frames.append(chunk(REASONS["/v1/chat/completions"][script.reason]))
-    return [*frames, _data({"choices": [], "usage": usage}), "data: [DONE]\n\n"]
-
-
-def responses_frames(script: Reply) -> list[str]:
-    bodies: list[dict[str, Any]] = [{"type": "response.created", "response": {}}]
-    bodies.append({"type": "response.in_progress", "response": {}})
-    for kind, text in (("reasoning_text", script.thought), ("output_text", script.text)):
-        bodies += [{"type": f"response.{kind}.delta", "delta": piece} for piece in _pieces(text)]
-    for call_id, name, written in script.written_calls():
-        call = {"type": "function_call", "id": "f", "call_id": call_id, "name": name}
-        bodies.append({"type": "response.output_item.done", "item": call | {"arguments": written}})
-    usage = {"input_tokens": script.num_input, "output_tokens": script.num_output}
-    status = "completed" if script.reason == "stop" else "incomplete"
-    cause = {"length": "max_output_tokens", "refusal": "content_filter"}.get(script.reason)
-    ended = {"output": [], "usage": usage, "incomplete_details": {"reason": cause}}
-    return [*map(_event, bodies), _event({"type": f"response.{status}", "response": ended})]
-
-
-def messages_frames(script: Reply) -> list[str]:
-    blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
-    if script.thought:
-        thinking = [{"type": "thinking_delta", "thinking": p} for p in _pieces(script.thought)]
-        signed = {"type": "signature_delta", "signature": f"signed {len(script.thought)}"}
-        blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, [*thinking, signed]))
-    if script.text:
-        texts = [{"type": "text_delta", "text": piece} for piece in _pieces(script.text)]
-        blocks.append(({"type": "text", "text": ""}, texts))
-    for call_id, name, written in script.written_calls():
-        pieces = [{"type": "input_json_delta", "partial_json": p} for p in _pieces(written)]
-        blocks.append(({"type": "tool_use", "id": call_id, "name": name, "input": {}}, pieces))
-    usage = {"input_tokens": script.num_input, "output_tokens": 0}
-    bodies: list[dict[str, Any]] = [{"type": "message_start", "message": {"usage": usage}}]
-    for block, deltas in blocks:
-        bodies.append({"type": "content_block_start", "content_block": block})
-        bodies += [{"type": "content_block_delta", "delta": delta} for delta in deltas]
-        bodies.append({"type": "content_block_stop"})
-    reason = REASONS["/v1/messages"][script.reason]
-    usage = {"output_tokens": script.num_output}
-    bodies.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": usage})
-    return [_event(body) for body in [*bodies, {"type": "message_stop"}]]
-
-
-FRAMES: dict[str, Callable[[Reply], list[str]]] = {
-    "/v1/chat/completions": chat_frames,
-    "/v1/responses": responses_frames,
-    "/v1/messages": messages_frames,
-}
+def written(path: str, events: list[protocol.Event]) -> bytes:
+    parse, body = DIALECTS[path]
+    request = parse(json.dumps({"model": "m", "stream": True, **body}).encode(), SHOWN)
+    encoder = request.stream_encoder(request_id="r", clock=lambda: 1)
+    return b"".join(map(encoder.encode, events))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +108,7 @@ Answer = Reply | Refuse | Hang | BreakOff
 
 @dataclass(frozen=True, slots=True)
 class Received:
+    method: str
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
@@ -159,16 +129,13 @@ class FakeEndpoint:
         self.may_list = asyncio.Event()
         self.may_list.set()
         self.url = ""
-        self._server: asyncio.Server | None = None
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/v1"
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeEndpoint]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        yield self
+        server.close()
 
     def will(self, *answers: Answer) -> None:
         """From now on; earlier answers that are left are forgotten."""
@@ -176,13 +143,12 @@ class FakeEndpoint:
 
     @property
     def prompts(self) -> list[dict[str, Any]]:
-        paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-        return [one.body for one in self.received if one.path in paths]
+        return [one.body for one in self.received if one.path in DIALECTS]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while received := await _read_request(reader):
-                self.received.append(received)
+            while True:
+                self.received.append(received := await read_request(reader))
                 if not await self._answer(received, reader, writer):
                     break
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -194,36 +160,38 @@ class FakeEndpoint:
         self, received: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Whether the connection stays open."""
-        if received.path == "/v1/models":
+        path, body = received.path, received.body
+        if path == "/v1/models":
             await self.may_list.wait()
-            _write(writer, 200, {"object": "list", "data": self.models})
+            write(writer, 200, {"object": "list", "data": self.models})
             return True
-        if received.path.startswith("/v1/models/"):
-            name = unquote(received.path.removeprefix("/v1/models/"))
+        if path.startswith("/v1/models/"):
+            name = unquote(path.removeprefix("/v1/models/"))
             is_known = name in self.aliases or any(one["id"] == name for one in self.models)
-            _write(writer, 200 if is_known else 404, {"id": name})
+            write(writer, 200 if is_known else 404, {"id": name})
             return True
-        if received.path == "/v1/messages/count_tokens":
-            if self.counts is None:
-                _write(writer, 404, {"error": {"message": "not here"}})
-            else:
-                _write(writer, 200, {"input_tokens": self.counts(received.body)})
+        if path == "/v1/messages/count_tokens":
+            count = None if self.counts is None else self.counts(body)
+            write(writer, 404 if count is None else 200, {"input_tokens": count})
             return True
         limit = self.max_characters
-        if limit is not None and len(json.dumps(received.body)) > limit:
+        answer = self.answers[0]
+        if limit is not None and len(json.dumps(body)) > limit:
             message = f"The prompt is too long: the limit is {limit} characters."
-            _refuse(writer, Refuse(400, message, "context_length_exceeded"))
-            return True
-        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
-        frames = FRAMES[received.path]
+            answer = Refuse(400, message, "context_length_exceeded")
+        elif len(self.answers) > 1:
+            self.answers.popleft()
         if isinstance(answer, Refuse):
-            _refuse(writer, answer)
+            error = {"message": answer.message, "code": answer.code, "type": "invalid"}
+            refusal = None if answer.message is None else {"type": "error", "error": error}
+            write(writer, answer.status, refusal, answer.headers)
             return True
-        written = answer if isinstance(answer, Reply) else Reply(answer.text)
-        num_frames = None if isinstance(answer, Reply) else NUM_BEGINNING
+        is_whole = isinstance(answer, Reply)
+        reply = answer if is_whole else Reply(answer.text)
+        events = reply.events() if is_whole else reply.events()[:-2]
         # The stream's end is the connection's.
         head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-        writer.write((head + "".join(frames(written)[:num_frames])).encode())
+        writer.write(head.encode() + written(path, events).replace(*reply.edited))
         await writer.drain()
         if isinstance(answer, Hang):
             answer.begun.set()
@@ -232,28 +200,20 @@ class FakeEndpoint:
         return False
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Received | None:
+async def read_request(reader: asyncio.StreamReader) -> Received:
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").strip().split("\r\n")
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     data = await reader.readexactly(int(headers.get("content-length", "0")))
-    path = urlsplit(first.split()[1]).path  # of a whole URL, where it is asked as a proxy
-    return Received(path, headers, json.loads(data) if data else {})
+    method, url, _ = first.split()
+    path = urlsplit(url).path  # of a whole URL, where it is asked as a proxy
+    return Received(method, path, headers, json.loads(data) if data else {})
 
 
-def _write(
-    writer: asyncio.StreamWriter,
-    status: int,
-    body: dict[str, Any] | None,
-    headers: str = "X-None: 1",
-) -> None:
-    data = b"<html>" if body is None else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    writer.write(f"{head}\r\n{headers}\r\n\r\n".encode() + data)
-
-
-def _refuse(writer: asyncio.StreamWriter, refusal: Refuse) -> None:
-    error = {"message": refusal.message, "code": refusal.code, "type": "invalid_request_error"}
-    body = None if refusal.message is None else {"type": "error", "error": error}
-    _write(writer, refusal.status, body, refusal.headers)
+def write(writer: asyncio.StreamWriter, status: int, body: Any, headers: str = "X-None: 1") -> None:
+    """``body`` is JSON, or bytes; ``None`` is sent as no JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b"<html>"
+    kind = "" if "Content-Type" in headers else "Content-Type: application/json\r\n"
+    head = f"HTTP/1.1 {status} X\r\n{kind}Content-Length: {len(data)}\r\n{headers}\r\n\r\n"
+    writer.write(head.encode() + data)

@@ -1,9 +1,11 @@
-"""An MCP server for tests, over stdio: python mcp_server.py [what it does wrong]."""
+"""An MCP server over stdio: python mcp_server.py [what it does wrong]. ``NAME NOTE``: it has one
+tool, which reads that file. Run by agents too; standard library only."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 TOOLS: list[dict[str, Any]] = [
@@ -21,11 +23,19 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "wait", "inputSchema": {"type": "object"}},
     {"name": 5},
 ]
+NOTES, READ = "notes", "read"
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "initialize":
-        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
+        info = {"serverInfo": {"name": NOTES, "version": "1"}, "capabilities": {"tools": {}}}
+        return {"protocolVersion": params["protocolVersion"], **info}
+    if sys.argv[1:2] == [NOTES]:
+        schema = {"type": "object", "properties": {}}
+        tool = {"name": READ, "description": "Read the note.", "inputSchema": schema}
+        if method == "tools/list":
+            return {"tools": [tool]}
+        return {"content": [{"type": "text", "text": Path(sys.argv[2]).read_text()}]}
     if method == "tools/list":
         first = "cursor" not in params
         return {"tools": TOOLS[:2], "nextCursor": "2"} if first else {"tools": TOOLS[2:]}
@@ -51,13 +61,13 @@ def main() -> None:
             continue
         if fault == "noise":
             print("not json\n[]\n" + json.dumps({"jsonrpc": "2.0", "id": 9, "method": "ping"}))
-        if message["params"].get("name") == "wait":
+        if message.get("params", {}).get("name") == "wait":
             continue
         reply = {"jsonrpc": "2.0", "id": message["id"]}
         if fault == "refuses":
             reply["error"] = {"code": -1, "message": "not today"}
         else:
-            reply["result"] = answer(message["method"], message["params"])
+            reply["result"] = answer(message["method"], message.get("params", {}))
         print(json.dumps(reply), flush=True)
 
 

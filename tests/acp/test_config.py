@@ -81,6 +81,11 @@ def test_the_environment_alone(tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.md"
     prompt.write_text("Be terse.")
     home = {"HOME": str(tmp_path)}
+    assert config_path(home) == tmp_path / ".config/helexa-acp/config.toml"
+    assert data_dir(home) == tmp_path / ".local/share/helexa-acp"
+    assert data_dir(home | {"XDG_DATA_HOME": "/data"}) == Path("/data/helexa-acp")
+    assert data_dir(home | {"XDG_DATA_HOME": "not/absolute"}) == data_dir(home)
+    assert config_path(home | {"HELEXA_ACP_CONFIG_PATH": "/etc/acp.toml"}) == Path("/etc/acp.toml")
     (endpoint,) = load_config(home).endpoints
     assert (endpoint.name, endpoint.wire_api) == ("default", "openai-chat")
     assert endpoint.base_url == "http://127.0.0.1:31313/v1"
@@ -98,15 +103,6 @@ def test_the_environment_alone(tmp_path: Path) -> None:
     assert (endpoint.base_url, endpoint.default_model) == ("http://box:31313/v1", "small")
     assert (endpoint.api_key, endpoint.max_tokens, endpoint.context_window) == ("hx-1", 100, 8192)
     assert config.system_prompt == "Be terse."
-
-
-def test_where_things_are() -> None:
-    home = {"HOME": "/home/u"}
-    assert config_path(home) == Path("/home/u/.config/helexa-acp/config.toml")
-    assert data_dir(home) == Path("/home/u/.local/share/helexa-acp")
-    assert data_dir(home | {"XDG_DATA_HOME": "/data"}) == Path("/data/helexa-acp")
-    assert data_dir(home | {"XDG_DATA_HOME": "not/absolute"}) == data_dir(home)
-    assert config_path(home | {"HELEXA_ACP_CONFIG_PATH": "/etc/acp.toml"}) == Path("/etc/acp.toml")
 
 
 @each_case(
@@ -243,33 +239,25 @@ def test_it_prints_what_it_is_where_no_editor_starts_it(
 
 
 @pytest.mark.slow
-def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
+def test_only_the_protocol_is_on_standard_output_until_a_signal(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    done = started(tmp_path, given=f"nonsense\n{GREETING}", HELEXA_ACP_LOG_FILE=str(log))
-    assert done.returncode == 0
-    first, second = done.stdout.splitlines()
-    assert '"code":-32700' in first
-    assert '"name":"helexa-acp"' in second
-    assert done.stderr == ""
+    command = [sys.executable, "-m", "helexa_acp"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    given = environment(tmp_path, HELEXA_ACP_LOG_FILE=str(log))
+    with subprocess.Popen(command, env=given, text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"nonsense\n{GREETING}")
+        process.stdin.flush()
+        assert '"code":-32700' in process.stdout.readline()
+        assert '"name":"helexa-acp"' in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert (*process.communicate(), process.returncode) == ("", "", 0)
     assert "a malformed message" in log.read_text()
     done = started(tmp_path, given="", HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log"))
     assert (done.returncode, done.stdout) == (0, "")
     assert "WARNING" in done.stderr and "cannot be written" in done.stderr
     done = started(tmp_path, given="nonsense\n", HELEXA_LOG_LEVEL="DEBUG,helexa_acp=error")
     assert "helexa_acp.transports" not in done.stderr, "the log obeys the level"
-
-
-@pytest.mark.slow
-def test_a_signal_ends_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "helexa_acp"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment(tmp_path), text=True, **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(GREETING)
-        process.stdin.flush()
-        assert '"name":"helexa-acp"' in process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from helexa_acp.tools import Mode
 from helexa_acp.tools.fetch import checked_address, is_allowed_address, page_text
 from helexa_acp.transports import proxy_for
 from tests.acp.bridge import Workshop, bridge_here, endpoint_table
-from tests.acp.fake_endpoint import FakeEndpoint, Reply
+from tests.acp.fake_endpoint import FakeEndpoint, Reply, read_request, write
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 
@@ -40,14 +40,11 @@ async def site() -> AsyncIterator[str]:
     """Answers by path, with the host that it was asked for."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        path = head.split()[1]
-        assert f"\r\nHost: localhost:{port}\r\n" in head
-        header, body = PAGES.get(path, ("X-None: 1", b"none"))
-        status = 302 if header.startswith("Location") else 200 if path in PAGES else 404
-        writer.write(
-            f"HTTP/1.1 {status} X\r\n{header}\r\nConnection: close\r\n\r\n".encode() + body
-        )
+        received = await read_request(reader)
+        assert received.headers["host"] == f"localhost:{port}"
+        header, body = PAGES.get(received.path, ("X-None: 1", b"none"))
+        status = 302 if "Location" in header else 200 if received.path in PAGES else 404
+        write(writer, status, body, f"{header}\r\nConnection: close")
         await writer.drain()
         writer.close()
 

@@ -123,15 +123,12 @@ def test_a_save_that_fails(
 
 
 def test_calls_without_results_get_one() -> None:
-    calls = (history.ToolCall("a", "bash", {}), history.ToolCall("b", "bash", {}))
-    turn = history.AssistantTurn(calls=calls)
-    done = history.ToolResult(call_id="a", name="bash", parts=(history.Text("done"),))
-    missing = history.ToolResult(
-        call_id="b",
-        name="bash",
-        parts=(history.Text(f"ERROR: {history.INTERRUPTED}"),),
-        is_error=True,
+    turn = history.AssistantTurn(
+        calls=(history.ToolCall("a", "bash", {}), history.ToolCall("b", "bash", {}))
     )
+    done = history.ToolResult(call_id="a", name="bash", parts=(history.Text("done"),))
+    why = (history.Text(f"ERROR: {history.INTERRUPTED}"),)
+    missing = history.ToolResult(call_id="b", name="bash", parts=why, is_error=True)
     after = history.UserTurn((history.Text("Hello?"),))
     whole = history.answered([turn, done, after])
     assert whole == [turn, done, missing, after]
@@ -179,7 +176,9 @@ def test_the_rule_for_tokens_and_the_budget() -> None:
         assert history.budget_tokens(history.window_for(budget, 1000), 1000) == budget
 
 
-def test_the_oldest_results_go_first() -> None:
+def test_what_goes_first_where_it_does_not_fit() -> None:
+    """The oldest results, then the assistant's texts, then earlier prompts with all that followed
+    them. Short results and the present prompt stay, and calls keep their results."""
     turns = conversation(4)
     whole = history.project(turns, budget=history.UNBOUNDED, fixed_tokens=10).estimated_tokens
     assert whole == 10 + sum(map(history.turn_tokens, turns))
@@ -193,11 +192,8 @@ def test_the_oldest_results_go_first() -> None:
     kept = history.project(turns, budget=history.UNBOUNDED, fixed_tokens=0, elided_before=3)
     assert changed(kept, turns) == [1, 2]
 
-
-def test_then_the_assistants_texts() -> None:
-    """Prompts, short results and the present prompt stay, and calls keep their results."""
-    short = result("c", "y" * 255)
-    turns = [*conversation(4), called("c"), short, user_turn(LONG), called("d"), result("d")]
+    latest = [user_turn(LONG), called("d"), result("d")]
+    turns = [*turns, called("c"), result("c", "y" * 255), *latest]
     least = history.project(turns[:-3], budget=0, fixed_tokens=0).estimated_tokens
     kept = history.project(turns, budget=least + 2200, fixed_tokens=0)
     assert set(changed(kept, turns)) <= set(range(1, 9))
@@ -206,9 +202,6 @@ def test_then_the_assistants_texts() -> None:
     assert elided.calls == turns[1].calls  # type: ignore[union-attr]
     assert "3500 characters were left out" in elided.text
 
-
-def test_then_earlier_prompts_with_all_that_followed_them() -> None:
-    latest = [user_turn(LONG), called("d"), result("d")]
     turns = [*conversation(1), user_turn("b"), called("c"), result("c", "short"), *latest]
     kept = history.project(turns, budget=2300, fixed_tokens=0)
     mark = history.Text("[3 earlier turns were left out]")
@@ -228,12 +221,8 @@ def test_then_earlier_prompts_with_all_that_followed_them() -> None:
     st.floats(0.2, 3.0),
 )
 def test_the_latest_prompt_and_its_rest_stay(kinds: list[str], budget: int, scale: float) -> None:
-    makers = {
-        "user": lambda: user_turn(LONG),
-        "call": lambda: called("c", LONG),
-        "result": lambda: result("c"),
-    }
-    turns: list[history.Turn] = [makers[kind]() for kind in kinds]
+    made = {"user": user_turn(LONG), "call": called("c", LONG), "result": result("c")}
+    turns: list[history.Turn] = [made[kind] for kind in kinds]
     kept = history.project(turns, budget=budget, fixed_tokens=100, scale=scale)
     num_kept = len(kept.turns)
     assert [type(turn) for turn in kept.turns] == [type(turn) for turn in turns][-num_kept:]

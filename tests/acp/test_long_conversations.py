@@ -29,7 +29,10 @@ def elided(body: dict[str, Any]) -> int:
     return json.dumps(body).count("were left out")
 
 
-async def test_by_the_rule_where_nobody_counts(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+async def test_by_the_rule_where_nobody_counts_else_by_the_endpoints_count(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    """A tokenizer that takes fewer tokens than the rule leaves more in."""
     table = endpoint_table(endpoint.url, context_window=16_000)
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
@@ -42,12 +45,7 @@ async def test_by_the_rule_where_nobody_counts(tmp_path: Path, endpoint: FakeEnd
         await bridge.ask("Read it.")
         assert "lines of words" not in json.dumps(endpoint.prompts[-1]), "of this prompt too"
     assert all(len(json.dumps(body)) < 16_000 * 5 for body in endpoint.prompts)
-
-
-async def test_the_endpoints_own_count_decides(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    """A tokenizer that takes fewer tokens than the rule leaves more in."""
     endpoint.counts = lambda body: len(json.dumps(body)) // 10
-    table = endpoint_table(endpoint.url, context_window=16_000)
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
         assert await fill(bridge, endpoint, 8) == 0
@@ -148,23 +146,36 @@ async def test_fields_that_are_refused_are_left_out(tmp_path: Path, endpoint: Fa
         assert [key in body for body in endpoint.prompts] == [True, False, False][:num_asked]
 
 
-async def test_calls_repaired_or_not_understood(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_calls_in_the_text_repaired_or_not_understood(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    """Also of a server that hands the model's markup through as text, although it takes tools; what
+    cannot be read fails, and the model reads why."""
     (bridge.project / "a.txt").write_text("found me")
+    call = '{"arguments": {"name": "read_file", "path": "a.txt"}}'
+    broken = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
     repaired = '{"name": "read_file", "arguments": {"path": "a.txt"}}}}'
     endpoint.will(
+        Reply(f"I look.\n<tool_call>\n{call}\n</tool_call><tool_call>{broken}</tool_call>"),
         Reply(calls=(("", repaired), ("", '{"path": "a"}'), ("rm_rf", {}), ("bash", '{"comm'))),
         Reply("Sorry."),
     )
     await bridge.open()
     assert (await bridge.ask("Do it.")).stop_reason == "end_turn"
-    assert list(bridge.editor.statuses().values()) == ["completed", *["failed"] * 3]
+    statuses = ["completed", "failed", "completed", *["failed"] * 3]
+    assert list(bridge.editor.statuses().values()) == statuses
+    assert "<tool_call>" not in bridge.editor.texts()
     titles = [one.title for one in bridge.editor.updates_of("tool_call")]
-    assert titles[1:] == ["<invalid>"] * 3
+    assert titles[-3:] == ["<invalid>"] * 3
     results = [one for one in endpoint.prompts[-1]["messages"] if one["role"] == "tool"]
-    assert results[0]["content"] == "found me"
-    assert all(one["content"].startswith("ERROR: this call was not") for one in results[1:])
-    (_, call, *_) = endpoint.prompts[-1]["messages"][2]["tool_calls"]
-    assert call["function"]["name"] == "_invalid_", "a name that APIs take"
+    assert [one["content"] == "found me" for one in results] == [
+        one == "completed" for one in statuses
+    ]
+    for failed in (results[1], *results[3:]):
+        assert failed["content"].startswith("ERROR: this call was not understood")
+    *_, calling = (one for one in endpoint.prompts[-1]["messages"] if "tool_calls" in one)
+    name = calling["tool_calls"][1]["function"]["name"]
+    assert name == "_invalid_", "a name that APIs take"
 
 
 async def test_calls_that_fail_or_are_not_run(

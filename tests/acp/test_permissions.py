@@ -81,21 +81,6 @@ def run(command: str) -> tuple[str, dict[str, object]]:
     return "bash", {"command": command}
 
 
-async def test_a_question_shows_the_change(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(
-        Reply(calls=(write("a.txt"),)), Reply(calls=(write("a.txt"),), call_id="again"), Reply("Ok")
-    )
-    bridge.editor.permissions.extend(["allow_once", "reject_once"])
-    await bridge.open()
-    await bridge.ask("Write.")
-    (call, options), _ = bridge.editor.asked
-    assert [option.kind for option in options] == ["allow_once", "allow_always", "reject_once"]
-    assert call.content[0].new_text == "new"
-    assert call.locations[0].path == str(bridge.project / "a.txt")
-    assert bridge.editor.statuses() == {"call_0": "completed", "again_0": "failed"}
-    assert "did not allow" in json.dumps(endpoint.prompts[-1])
-
-
 @each_case(
     ("calls", "answers", "done"),
     [
@@ -126,6 +111,11 @@ async def test_which_answers_are_remembered(
     statuses = ["completed" if one == "y" else "failed" for one in done]
     assert list(bridge.editor.statuses().values()) == statuses
     assert not bridge.editor.permissions
+    assert ("did not allow" in json.dumps(endpoint.prompts[-1])) == ("n" in done)
+    call, options = bridge.editor.asked[0]
+    assert [option.kind for option in options] == ["allow_once", "allow_always", "reject_once"]
+    assert call.content[0].new_text == "new"
+    assert call.locations[0].path == str(bridge.project / "a")
 
 
 async def test_cancelled_or_in_plan_mode_while_it_asks(

@@ -4,7 +4,6 @@ what every wire API must do."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
 from pathlib import Path
@@ -16,7 +15,8 @@ from acp.helpers import embedded_text_resource, resource_block
 
 import helexa_acp
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
-from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse, Reply
+from tests.acp.fake_endpoint import DIALECTS, BreakOff, FakeEndpoint, Hang, Refuse, Reply
+from tests.inference.image_files import base64_of, png
 
 READ = (("read_file", {"path": "notes.txt"}),)
 
@@ -25,29 +25,6 @@ READ = (("read_file", {"path": "notes.txt"}),)
 def _notes(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "notes.txt").write_text("buy milk\n")
-
-
-async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Reply("Hello, editor.", thought="They greet me.", num_input=120, num_output=7))
-    await each_bridge.open()
-    answer = await each_bridge.ask("Hello!")
-    editor = each_bridge.editor
-    assert answer.stop_reason == "end_turn"
-    assert editor.texts() == "Hello, editor."
-    assert editor.texts("agent_thought_chunk") == "They greet me."
-    assert len(editor.updates_of("agent_message_chunk")) > 1
-    assert answer.usage is not None
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (120, 7)
-    (context,) = editor.updates_of("usage_update")
-    assert (context.used, context.size) == (127, 100_000)
-    asked = next(one for one in endpoint.received if one.body.get("stream"))
-    assert asked.headers["x-include-thinking"] == "true"
-    assert asked.headers["user-agent"] == f"helexa-acp/{helexa_acp.__version__}"
-    if asked.path == "/v1/messages":
-        assert asked.headers["anthropic-version"] == "2023-06-01"
-        assert asked.body["max_tokens"] == 8192
-    else:
-        assert not {"max_tokens", "max_output_tokens"} & asked.body.keys()
 
 
 async def test_settings_of_an_endpoint_are_sent(tmp_path: Path, endpoint: FakeEndpoint) -> None:
@@ -74,22 +51,46 @@ async def test_a_call_is_run_and_answered(
     each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    endpoint.will(Reply("Let me look.", calls=READ, thought="A file."), Reply("It says: buy milk."))
+    read = ("read_file", {"path": "cat.png"})
+    (each_bridge.project / "cat.png").write_bytes(png(2, 1))
+    sent, seen = base64_of(png(3, 1)), base64_of(png(2, 1))
+    endpoint.will(
+        Reply("Let me look.", calls=(*READ, read), thought="Two files."),
+        Reply("It says: buy milk.", num_input=120, num_output=7),
+    )
     await each_bridge.open()
-    answer = await each_bridge.ask("What is in my notes?")
+    answer = await each_bridge.ask("What is in my notes?", image_block(sent, "image/png"))
+    editor = each_bridge.editor
     assert answer.stop_reason == "end_turn"
-    assert each_bridge.editor.statuses() == {"call_0": "completed"}
+    assert editor.texts() == "Let me look.It says: buy milk."
+    assert editor.texts("agent_thought_chunk") == "Two files."
+    assert len(editor.updates_of("agent_message_chunk")) > 2
+    assert list(editor.statuses().values()) == ["completed"] * 2
+    shown = editor.updates_of("tool_call_update")[-1].content
+    assert [one.content.type for one in shown] == ["text", "image"]
+    assert shown[1].content.data == seen
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (220, 17), "both requests"
+    context = editor.updates_of("usage_update")[-1]
+    assert (context.used, context.size) == (127, 100_000)
     first, second = endpoint.prompts
+    for body in (first, second):  # the server takes what it is asked
+        DIALECTS[endpoint.received[-1].path][0](json.dumps(body).encode())
     tools = {tool.get("name") or tool["function"]["name"] for tool in first["tools"]}
     assert tools >= {"read_file", "write_file", "edit_file", "list_dir", "bash"}
-    assert "# Tools" not in json.dumps(first)
-    assert "buy milk" in json.dumps(second)
-    assert _result_ids(second) == ["call_0"]
-    assert answer.usage is not None
-    assert answer.usage.input_tokens == 200, "both requests"
-    if "thinking" in first:
-        signed = {"type": "thinking", "thinking": "A file.", "signature": "signed 7"}
-        assert signed in second["messages"][1]["content"]
+    assert "# Tools" not in json.dumps(first) and sent in json.dumps(first)
+    assert "buy milk" in json.dumps(second) and seen in json.dumps(second)
+    assert _result_ids(second) == list(editor.statuses())
+    asked = next(one for one in endpoint.received if one.body.get("stream"))
+    assert asked.headers["x-include-thinking"] == "true"
+    assert asked.headers["user-agent"] == f"helexa-acp/{helexa_acp.__version__}"
+    if asked.path == "/v1/messages":
+        assert asked.headers["anthropic-version"] == "2023-06-01"
+        assert first["max_tokens"] == 8192
+        thought = second["messages"][1]["content"][0]
+        assert thought["thinking"] == "Two files." and thought["signature"]
+    else:
+        assert not {"max_tokens", "max_output_tokens"} & first.keys()
     lines = [record.getMessage() for record in caplog.records if "session" in record.getMessage()]
     for part in ("round 1: asking", "http://127.0.0.1", "read_file completed", "round 2: stop"):
         assert any(part in line for line in lines)
@@ -110,9 +111,8 @@ async def test_how_an_answer_ends_or_is_cancelled(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     await each_bridge.open()
-    for reason, stop_reason in (("length", "max_tokens"), ("refusal", "refusal")):
-        endpoint.will(Reply("As far as it goes", reason=reason))
-        assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
+    endpoint.will(Reply(calls=READ), Reply("As far as it goes", reason="length"))
+    assert (await each_bridge.ask("Go on.")).stop_reason == "max_tokens"
     endpoint.will(hang := Hang("Thinking about"))
     asking = asyncio.create_task(each_bridge.ask("Hello?"))
     await hang.begun.wait()
@@ -164,25 +164,14 @@ async def test_a_busy_or_unreachable_endpoint_is_asked_again(
         with pytest.raises(RequestError, match="Never"):
             await bridge.ask("Hello!")
         assert [one for one in slept if one] == waits_s
+    endpoint.will(Reply("No.", edited=(b'"stop"', b'"content_filter"')))
+    assert (await bridge.ask("Hello!")).stop_reason == "refusal"
     slept.clear()
     async with bridge_here(tmp_path, endpoint_table("http://127.0.0.1:9/v1")) as nowhere:
         await nowhere.open()
         with pytest.raises(RequestError, match="it cannot be reached"):
             await nowhere.ask("Hello!")
     assert [one for one in slept if one] == [0.5, 1.0]
-
-
-async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    (each_bridge.project / "cat.png").write_bytes(b"\x89PNG a cat")
-    sent, read = (base64.b64encode(one).decode() for one in (b"\x89PNG no cat", b"\x89PNG a cat"))
-    endpoint.will(Reply(calls=(("read_file", {"path": "cat.png"}),)), Reply("A cat."))
-    await each_bridge.open()
-    await each_bridge.ask("Is this the one in cat.png?", image_block(sent, "image/png"))
-    assert sent in json.dumps(endpoint.prompts[0])
-    assert read in json.dumps(endpoint.prompts[1])
-    shown = each_bridge.editor.updates_of("tool_call_update")[-1].content
-    assert [one.content.type for one in shown] == ["text", "image"]
-    assert shown[1].content.data == read
 
 
 async def test_files_of_a_prompt(bridge: Bridge, endpoint: FakeEndpoint) -> None:
@@ -219,20 +208,3 @@ async def test_tools_ride_in_prompts_without_them(
     assert "# Tools" in json.dumps(asked)
     assert "<tool_response>" in json.dumps(answered)
     assert "buy milk" in json.dumps(answered)
-
-
-async def test_a_call_in_the_text_is_run(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """A server that hands the model's markup through as text, although it takes tools; what cannot
-    be read fails, and the model reads why."""
-    call = '{"arguments": {"name": "read_file", "path": "notes.txt"}}'
-    broken = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
-    endpoint.will(
-        Reply(f"Let me look.\n<tool_call>\n{call}\n</tool_call><tool_call>{broken}</tool_call>"),
-        Reply("Milk."),
-    )
-    await bridge.open()
-    assert (await bridge.ask("What is in my notes?")).stop_reason == "end_turn"
-    assert list(bridge.editor.statuses().values()) == ["completed", "failed"]
-    assert "<tool_call>" not in bridge.editor.texts()
-    assert "buy milk" in json.dumps(endpoint.prompts[1])
-    assert "was not understood" in json.dumps(endpoint.prompts[1])

@@ -17,7 +17,7 @@ from tests.acp.fake_endpoint import FakeEndpoint, Hang, Reply
 LOOK = (("list_dir", {"path": "."}),)
 
 
-async def test_what_is_announced(bridge: Bridge) -> None:
+async def test_what_is_announced_and_what_cannot_be_refused(bridge: Bridge) -> None:
     answer = await bridge.send("initialize", protocolVersion=1)
     assert answer["agentCapabilities"] == {
         "loadSession": True,
@@ -30,6 +30,19 @@ async def test_what_is_announced(bridge: Bridge) -> None:
     assert modes == ["default", "bypassPermissions", "plan"]
     assert made["modes"]["currentModeId"] == "default"
     assert await bridge.send("authenticate", methodId="none") == {}
+    bridge.session_id = made["sessionId"]
+    new = bridge.connection.new_session
+    sse = SseMcpServer(type="sse", name="old", url="http://h", headers=[])
+    for asked, why in (
+        (new(cwd="relative", mcp_servers=[]), "absolute"),
+        (new(cwd="/", mcp_servers=[sse]), "sse is not supported"),
+        (bridge.set_mode("yolo"), "no mode"),
+        (bridge.ask("   "), "the prompt is empty"),
+        (bridge.load("hxa-none"), "There is no session"),
+        (bridge.load("../../x"), "not a session's id"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            await asked
 
 
 async def test_a_loaded_session_is_shown_and_continued(
@@ -89,37 +102,20 @@ async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndp
             await first.ask("Hello?")
 
 
-async def test_the_file_is_written_every_round(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_the_file_is_written_every_round_and_a_prompt_cancels_the_one_before(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    """Those of other sessions do not wait for it."""
     hang = Hang("So")
-    endpoint.will(Reply("I look.", calls=LOOK), hang)
-    await bridge.open()
+    endpoint.will(Reply("I look.", calls=LOOK), hang, Reply("Yes."))
+    first_id = await bridge.open()
     await bridge.set_mode("plan")
     assert not (bridge.data_dir / "sessions").exists(), "there is no prompt yet"
-    asking = asyncio.create_task(bridge.ask("What is here?"))
+    first = asyncio.create_task(bridge.ask("What is here?"))
     await hang.begun.wait()
     roles = [turn["role"] for turn in bridge.record()["history"]]
     assert roles == ["user", "assistant", "tool"]
     await until(lambda: bridge.editor.texts().endswith("So"))
-    await bridge.cancel()
-    await asking
-    assert bridge.record()["history"][-1]["text"] == "So"
-    await bridge.set_mode("default")
-    assert bridge.record()["mode_id"] == "default"
-    bridge.editor.updates.clear()
-    endpoint.received.clear()
-    endpoint.will(Reply(calls=LOOK))
-    assert (await bridge.ask("Go on for ever.")).stop_reason == "max_turn_requests"
-    assert len(endpoint.prompts) == 25
-    assert len(bridge.editor.statuses()) == 25, "each call has an id of its own"
-
-
-async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """Those of other sessions do not wait for it."""
-    hang = Hang("Let me")
-    endpoint.will(hang, Reply("Yes."))
-    first_id = await bridge.open()
-    first = asyncio.create_task(bridge.ask("A long story, please."))
-    await hang.begun.wait()
     await bridge.new()
     assert (await bridge.ask("Short, please.")).stop_reason == "end_turn"
     bridge.session_id = first_id
@@ -129,6 +125,15 @@ async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEnd
     assert reasons == ["cancelled", "cancelled", "end_turn"]
     async with asyncio.timeout(60):
         await hang.left.wait()
+    assert "So" in [turn.get("text") for turn in bridge.record()["history"]]
+    await bridge.set_mode("default")
+    assert bridge.record()["mode_id"] == "default"
+    bridge.editor.updates.clear()
+    endpoint.received.clear()
+    endpoint.will(Reply(calls=LOOK))
+    assert (await bridge.ask("Go on for ever.")).stop_reason == "max_turn_requests"
+    assert len(endpoint.prompts) == 25
+    assert len(bridge.editor.statuses()) == 25, "each call has an id of its own"
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -217,19 +222,3 @@ async def test_models_that_are_listed_late_come_as_an_update(
     await until(lambda: bridge.editor.updates_of("config_option_update"))
     (update,) = bridge.editor.updates_of("config_option_update")
     assert update.config_options[0].current_value == "fake-model"
-
-
-async def test_what_cannot_be_is_refused(bridge: Bridge) -> None:
-    await bridge.open()
-    new = bridge.connection.new_session
-    sse = SseMcpServer(type="sse", name="old", url="http://h", headers=[])
-    for asked, why in (
-        (new(cwd="relative", mcp_servers=[]), "absolute"),
-        (new(cwd="/", mcp_servers=[sse]), "sse is not supported"),
-        (bridge.set_mode("yolo"), "no mode"),
-        (bridge.ask("   "), "the prompt is empty"),
-        (bridge.load("hxa-none"), "There is no session"),
-        (bridge.load("../../x"), "not a session's id"),
-    ):
-        with pytest.raises(RequestError, match=why):
-            await asked

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,19 +27,13 @@ from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
 WAIT_S = 90.0
 POLL_INTERVAL_S = 0.5
 NOT_YET = (exceptions.WebDriverException, LookupError, AttributeError, TypeError, ValueError)
 """Raised by a look at a page that is still being loaded or drawn: its element is missing, hidden or
 just replaced, its list is empty, its text is no number yet, or its document was left meanwhile."""
-NEVER = (
-    exceptions.InvalidSelectorException,
-    exceptions.InvalidSessionIdException,
-    exceptions.NoSuchWindowException,
-    exceptions.UnexpectedAlertPresentException,
-)
-"""The exceptions among ``NOT_YET`` that another look does not change."""
 UNTOUCHED = (
     exceptions.ElementClickInterceptedException,
     exceptions.ElementNotInteractableException,
@@ -81,11 +74,6 @@ FLAGS = (
     "--no-proxy-server",
 )
 Found = TypeVar("Found")
-KEEP_NOTICES = """
-    window.notices = "";
-    const keep = () => { window.notices += document.getElementById("notices").innerText + "\\n"; };
-    new MutationObserver(keep).observe(document.body, {childList: true, subtree: true});
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +131,9 @@ class Browser:
         """Sets the screen from now on. Scrollbars, which take room on the desktop's Chromium alone,
         would be cut off an image with what stands under them."""
         self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-        self._driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {
-                "width": view.width,
-                "height": view.height,
-                "deviceScaleFactor": 1,
-                "mobile": False,
-            },
-        )
+        size = {"width": view.width, "height": view.height}
+        screen = size | {"deviceScaleFactor": 1, "mobile": False}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if view.is_dark else "light"}
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.run(ASK_FOR_SCHEME)
@@ -182,34 +164,12 @@ class Browser:
         what: str,
         not_yet: tuple[type[Exception], ...] = NOT_YET,
     ) -> Found:
-        """Returns the first true value. A look that raises one of ``not_yet`` has seen nothing yet;
-        what the last look raised is the cause of the ``TimeoutException``."""
-        until_s = time.monotonic() + WAIT_S
-        is_last = False
-        while True:
-            error: Exception | None = None
-            try:
-                if found := is_there():
-                    return found
-            except NEVER:
-                raise
-            except not_yet as raised:
-                error = raised
-            if is_last:
-                raise exceptions.TimeoutException(f"{what}, at {self.path}") from error
-            time.sleep(POLL_INTERVAL_S)
-            is_last = time.monotonic() >= until_s
+        """Returns the first true value. A look that raises one of ``not_yet`` has seen nothing."""
+        waiting = WebDriverWait(self._driver, WAIT_S, POLL_INTERVAL_S, not_yet)
+        return waiting.until(lambda _: is_there(), what)
 
     def wait_for_text(self, words: str) -> None:
         self.wait(lambda: words in self.text, repr(words))
-
-    def keep_notices(self) -> None:
-        """Begins to keep all notices of this page, for ``wait_for_notice``: a refresh soon puts
-        another in a notice's place."""
-        self.run(KEEP_NOTICES)
-
-    def wait_for_notice(self, words: str) -> None:
-        self.wait(lambda: words in self.run("return window.notices ?? ''"), f"the notice {words!r}")
 
     def wait_for_path(self, path: str) -> None:
         self.wait(lambda: self.path == path, path)
@@ -220,12 +180,7 @@ class Browser:
 
     def type(self, css: str, *words: str) -> None:
         """Into a field, in place of what stands there."""
-
-        def replace(field: WebElement) -> None:
-            field.clear()
-            field.send_keys(*words)
-
-        self._act(By.CSS_SELECTOR, css, replace)
+        self._act(By.CSS_SELECTOR, css, lambda field: field.clear() or field.send_keys(*words))
 
     def add(self, css: str, *words: str) -> None:
         """Into a field, after what stands there."""
@@ -234,12 +189,7 @@ class Browser:
     def _act(self, by: str, what: str, act: Callable[[WebElement], None]) -> None:
         """Does it to the element, and again to its successor only where nothing has been done: htmx
         has replaced it meanwhile, or it was hidden or covered."""
-
-        def is_done() -> bool:
-            act(self._find(by, what))
-            return True
-
-        self.wait(is_done, what, UNTOUCHED)
+        self.wait(lambda: act(self._find(by, what)) or True, what, UNTOUCHED)
 
     def choose(self, css: str, words: str) -> None:
         self.wait(lambda: self.run(CHOOSE, css, words), f"{css} offers {words}")
@@ -324,16 +274,13 @@ class Browser:
 
 AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text("utf-8")
 
-BRIGHTNESS = """
-    const rgb = getComputedStyle(document.querySelector(arguments[0])).backgroundColor;
+IS_DARK = """
     const canvas = document.createElement("canvas").getContext("2d");
-    canvas.fillStyle = rgb;
+    canvas.fillStyle = getComputedStyle(document.body).backgroundColor;
     canvas.fillRect(0, 0, 1, 1);
     const [red, green, blue] = canvas.getImageData(0, 0, 1, 1).data;
-    return (red + green + blue) / 3;
+    return (red + green + blue) / 3 < 128;
 """
-
-
 LEFT = "[hx-trigger=load], canvas:not([data-drawn]), #swagger-ui:not(:has(.opblock))"
 """What stands in a page's place until that part is requested or drawn."""
 IS_DRAWN = """
@@ -354,7 +301,7 @@ def look_at(browser: Browser, view: View) -> None:
 
 
 def is_dark(browser: Browser) -> bool:
-    return bool(browser.run(BRIGHTNESS, "body") < 128)
+    return bool(browser.run(IS_DARK))
 
 
 def drawn(browser: Browser) -> bool:

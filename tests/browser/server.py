@@ -6,9 +6,8 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,8 @@ from django.db.models import Model
 
 from benchmarks.ports import free_port
 from tests.fleet.hub.conftest import running_hub
-from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, wait_until
+from tests.live.fleets.fleet import MANAGE, Program
+from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, wait_until
 from tests.servers.private_redis import running_redis
 
 BUSY_TIMEOUT_S = 30.0
@@ -38,7 +38,7 @@ class PagesServer:
 
     def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
         self._database = directory / "pages.sqlite3"
-        self._log = directory / "gateway.log"
+        self._directory = directory
         self._environment = os.environ | {
             "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
             "DATABASE_URL": f"sqlite:///{self._database}",
@@ -51,66 +51,40 @@ class PagesServer:
             "HF_HUB_OFFLINE": "0",
             "PYTHONPATH": str(REPOSITORY_DIR),
         }
-        self._seed()
+        self.command("shell", "--no-imports", "-c", "from tests.browser import seed; seed.main()")
         self._start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(WAIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._gateway.end()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._process.send_signal(signal.SIGSTOP)
+        self._gateway.process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self._gateway.process.send_signal(signal.SIGCONT)
 
-    def write(self, statement: str, *values: object) -> None:
-        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
-        try:
+    def write(self, statement: str, *values: object) -> list[Any]:
+        """Runs a statement of SQL, also one that reads."""
+        with closing(sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)) as connection:
             with connection:
-                connection.execute(statement, values)
-        finally:
-            connection.close()
-
-    def columns(self, table: str) -> list[str]:
-        return [row[1] for row in self._read(f"PRAGMA table_info({table})")]
+                return connection.execute(statement, values).fetchall()
 
     def first_key(self, model: type[Model]) -> str:
         """Returns the key in the addresses of the row that the table has had longest: pages that
         were visited may have made others, with keys in no particular order."""
         key, table = model._meta.pk, model._meta.db_table
-        rows = self._read(f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1")
+        rows = self.write(f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1")
         assert rows, f"tests/browser/seed.py makes no {model.__name__}"
         return str(rows[0][0])
 
     def command(self, *arguments: str) -> str:
-        return self._run(str(REPOSITORY_DIR / "manage.py"), *arguments)
-
-    def _read(self, query: str) -> list[Any]:
-        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
-        try:
-            return connection.execute(query).fetchall()
-        finally:
-            connection.close()
-
-    def _seed(self) -> None:
-        self.command("shell", "--no-imports", "-c", "from tests.browser import seed; seed.main()")
-
-    def _run(self, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            [*MANAGE, *arguments],
             cwd=REPOSITORY_DIR,
             env=self._environment,
             capture_output=True,
@@ -124,22 +98,14 @@ class PagesServer:
     def _start(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        manage = str(REPOSITORY_DIR / "manage.py")
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, manage, "gateway", "--host", "127.0.0.1", "--port", str(port)],
-                cwd=REPOSITORY_DIR,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        command = [*MANAGE, "gateway", "--host", "127.0.0.1", "--port", str(port)]
+        self._gateway = Program("gateway", command, self._environment, self._directory)
         try:
             wait_until(self._answers, f"{self.url} answers", READY_TIMEOUT_S)
         except BaseException:
-            self.stop()
+            self._gateway.end()
             raise
 
     def _answers(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
+        assert self._gateway.process.poll() is None, self._gateway.log_tail()
         return httpx.get(f"{self.url}/login/", timeout=30.0).status_code == 200

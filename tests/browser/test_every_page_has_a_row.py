@@ -10,15 +10,9 @@ ALIKE = ("_delete", "_history", "_add")
 """The admin's own pages, looked at for one kind of row, or for those that are made by hand."""
 
 
-def test_every_route_is_a_page_with_a_row_or_none() -> None:
-    known = rows().keys() | NO_PAGES
-    assert {one for one in routes() if one not in known and not one.endswith(ALIKE)} == set()
-
-
-def test_no_row_is_of_a_page_that_is_gone() -> None:
-    assert (rows().keys() | NO_PAGES) - set(routes()) == set()
+def test_every_route_is_a_page_with_a_row_or_none_and_every_row_has_its_route() -> None:
+    known, found = rows().keys() | NO_PAGES, set(routes())
+    assert {one for one in found - known if not one.endswith(ALIKE)} == set()
+    assert known - found == set()
     assert rows().keys() & NO_PAGES == set()
-
-
-def test_each_picture_of_the_documentation_is_taken_by_the_command() -> None:
     assert {file.stem for file in IMAGES_DIR.glob("*.webp")} == set(PICTURES)

@@ -13,11 +13,12 @@ from typing import Any
 import redis
 
 from inference.protocol import events, keys
-from inference.protocol import heartbeat as heartbeats
 from inference.protocol.delivery import MAX_HELD, HeldRequests, encode_held_requests
 from inference.protocol.events import encode_event_batch as encode
 from inference.protocol.generation import Submit, decode_inbox_frame
+from inference.protocol.heartbeat import encode_heartbeat
 from inference.redis_link import MAX_VALUE_BYTES
+from tests.fleet.conftest import heartbeat, replica
 
 EVIL = "evil"
 LURE = "lure"
@@ -47,28 +48,12 @@ class Evil:
 Attack = Callable[[Evil], object]
 
 
-def heartbeat(order: str) -> heartbeats.NeuronHeartbeat:
+def attacked_with(order: str) -> bytes:
+    """A heartbeat with a ready replica that the control has ordered."""
     now_s = time.time()
-    sizes: dict[str, Any] = {"total_memory_bytes": 8 << 30, "free_memory_bytes": 1 << 30}
-    replica = heartbeats.ReplicaState(
-        model=LURE,
-        job_id="",
-        order=order,
-        status=heartbeats.ReplicaStatus.READY,
-        since_unix_s=now_s,
-        capabilities=["chat", "completions"],
-    )
-    return heartbeats.NeuronHeartbeat(
-        name=EVIL,
-        epoch="e",
-        version="0",
-        protocol=heartbeats.PROTOCOL,
-        started_unix_s=now_s,
-        time_unix_s=now_s,
-        host=heartbeats.HostInfo(hostname="\x1b[2Jevil", os="linux", num_cores=1, **sizes),
-        devices=[heartbeats.DeviceInfo(index=0, kind="cpu", name="CPU", **sizes)],
-        replicas=[replica],
-    )
+    ready = replica(model=LURE, order=order, since_unix_s=now_s, capabilities=["chat"])
+    times = {"started_unix_s": now_s, "time_unix_s": now_s}
+    return encode_heartbeat(heartbeat(EVIL, replicas=[ready], **times))
 
 
 def is_lured(evil: Evil) -> bool:
@@ -80,16 +65,17 @@ def is_lured(evil: Evil) -> bool:
     return bool(evil.request_id)
 
 
+def batch_of(number: int, *sent: Any, epoch: str = "e") -> bytes:
+    return encode(events.EventBatch(epoch=epoch, sequence_number=number, events=[*sent]))
+
+
 def events_of_others(evil: Evil) -> None:
     usage = events.Usage(prompt_tokens=2**62, completion_tokens=2**62)
     for number in range(200):
         ended = events.Finished(request_id=f"{number}", usage=usage)
-        batch = events.EventBatch(epoch="e", sequence_number=number, events=[ended])
-        evil.xadd(evil.events, encode(batch))
+        evil.xadd(evil.events, batch_of(number, ended))
     own = events.Finished(request_id=evil.request_id, usage=usage)
-    evil.xadd(
-        evil.events, encode(events.EventBatch(epoch="e", sequence_number=10**9, events=[own]))
-    )
+    evil.xadd(evil.events, batch_of(10**9, own))
 
 
 def many_ids(number: int) -> bytes:
@@ -103,9 +89,7 @@ def repeated(times: int, step: Callable[[Evil, int], object]) -> Attack:
 
 
 def empty_batch(evil: Evil, number: int) -> None:
-    evil.xadd(
-        evil.events, encode(events.EventBatch(epoch=f"{number}", sequence_number=number, events=[]))
-    )
+    evil.xadd(evil.events, batch_of(number, epoch=f"{number}"))
 
 
 def largest_id(evil: Evil) -> None:
@@ -116,15 +100,14 @@ def largest_id(evil: Evil) -> None:
 def end_lure(evil: Evil) -> None:
     failure = events.Failure(code="evil", message="over")
     ended = events.Failed(request_id=evil.request_id, failure=failure)
-    batch = events.EventBatch(epoch=f"end {time.monotonic_ns()}", sequence_number=0, events=[ended])
-    evil.xadd(evil.events, encode(batch))
+    evil.xadd(evil.events, batch_of(0, ended, epoch=f"end {time.monotonic_ns()}"))
 
 
 def valid_batches(evil: Evil, key: str) -> None:
     """Sends batches as large as an honest neuron's, so that no reader refuses them: 200 MB."""
     part = events.Delta(request_id="none", text="x" * (events.MAX_BATCH_BYTES - 4096))
     for number in range(200 * MB // events.MAX_BATCH_BYTES):
-        evil.xadd(key, encode(events.EventBatch(epoch="e", sequence_number=number, events=[part])))
+        evil.xadd(key, batch_of(number, part))
 
 
 def held_ids_of_others(evil: Evil) -> None:

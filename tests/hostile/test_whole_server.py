@@ -21,7 +21,6 @@ import redis
 
 from benchmarks.ports import free_port
 from inference.protocol import keys
-from inference.protocol.heartbeat import encode_heartbeat
 from inference.protocol.joining import decode_joining
 from tests.hostile import hostile_host
 from tests.hostile.conftest import MAX_GROWTH_BYTES
@@ -58,11 +57,9 @@ def invite(serve: Serve) -> hostile_host.Evil:
     invited: list[hostile_host.Evil] = []
 
     def is_in() -> bool:
-        try:
+        with suppress(redis.AuthenticationError):
             invited.append(_invite_once(serve))
-        except redis.AuthenticationError:
-            return False
-        return True
+        return bool(invited)
 
     wait_until(is_in, "the invitation holds")
     return invited[0]
@@ -76,11 +73,8 @@ def _invite_once(serve: Serve) -> hostile_host.Evil:
         f"print(load_orders().order(neuron={hostile_host.EVIL!r}, model='lure'))",
     ).split()
     evil = hostile_host.Evil(redis.Redis.from_url(decode_joining(line).redis_url))
-    evil.client.set(
-        keys.heartbeat_key(hostile_host.EVIL),
-        encode_heartbeat(hostile_host.heartbeat(order)),
-        ex=600,
-    )
+    beat = hostile_host.attacked_with(order)
+    evil.client.set(keys.heartbeat_key(hostile_host.EVIL), beat, ex=600)
     return evil
 
 
@@ -91,18 +85,9 @@ class Honest:
     completion_tokens: int = 0
     slowest_s: float = 0.0
 
-    def ask(self, url: str) -> None:
+    def ask(self, serve: Serve) -> None:
         began_s = time.monotonic()
-        answer = httpx.post(
-            f"{url}/v1/chat/completions",
-            json={
-                "model": MODEL,
-                "max_tokens": 16,
-                "temperature": 0,
-                "messages": [{"role": "user", "content": "Say hello."}],
-            },
-            timeout=TIMEOUT_S,
-        )
+        answer = serve.chat(max_tokens=16)
         self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
         self.statuses.append(answer.status_code)
         if answer.status_code == 200:
@@ -126,16 +111,16 @@ class MemoryGrowth:
     """What gateway, serve (with its control) and Redis have grown by since."""
 
     def __init__(self, serve: Serve) -> None:
-        children = psutil.Process(serve.process.pid).children(recursive=True)
-        self._processes = {
-            "gateway": serve.find("gateway"),
-            "serve": psutil.Process(serve.process.pid),
-        }
-        self._processes["redis"] = next(one for one in children if "redis" in one.name())
-        self._before = self._resident()
+        self._processes = {name: serve.find(name) for name in ("gateway", "redis")}
+        self._processes["serve"] = psutil.Process(serve.process.pid)
+        self._before = dict.fromkeys(self._processes, 0)
+        self._before = self.now()
 
     def now(self) -> dict[str, int]:
-        return {name: held - self._before[name] for name, held in self._resident().items()}
+        return {
+            name: one.memory_info().rss - self._before[name]
+            for name, one in self._processes.items()
+        }
 
     @contextmanager
     def peaks(self) -> Iterator[dict[str, int]]:
@@ -144,8 +129,7 @@ class MemoryGrowth:
 
         def sample() -> None:
             while not ended.wait(SAMPLE_INTERVAL_S):
-                for name, grown in self.now().items():
-                    most[name] = max(most[name], grown)
+                most.update({name: max(most[name], num) for name, num in self.now().items()})
 
         sampler = threading.Thread(target=sample)
         sampler.start()
@@ -154,9 +138,6 @@ class MemoryGrowth:
         finally:
             ended.set()
             sampler.join()
-
-    def _resident(self) -> dict[str, int]:
-        return {name: one.memory_info().rss for name, one in self._processes.items()}
 
 
 def redis_of(serve: Serve) -> redis.Redis:
@@ -175,7 +156,7 @@ def redis_settled(server: redis.Redis, memory: MemoryGrowth) -> bool:
 def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
     honest, before = Honest(), spent(serve)
     for _ in range(NUM_ASKED):
-        honest.ask(serve.url)
+        honest.ask(serve)
     memory, server = MemoryGrowth(serve), redis_of(serve)
     grown: dict[str, dict[str, int]] = {}
     with ThreadPoolExecutor(4) as pool:
@@ -189,7 +170,8 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
     for name, growth in grown.items():
         assert growth["redis"] <= MAX_REDIS_GROWTH_BYTES, (name, growth)
         assert max(growth["gateway"], growth["serve"]) <= MAX_GROWTH_BYTES, (name, growth)
-    wait_until(lambda: settled(serve, honest, before), "the ledger has what was answered")
+    wanted = [before[0] + honest.prompt_tokens, before[1] + honest.completion_tokens]
+    wait_until(lambda: spent(serve) == wanted, "the ledger has what was answered")
 
 
 def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) -> None:
@@ -197,7 +179,7 @@ def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) 
     lured = lure(serve.url, evil, pool)
     evil.client.delete(evil.events)
     wait_until(lambda: evil.client.exists(evil.events), "its stream is made anew")
-    asked = [pool.submit(honest.ask, serve.url) for _ in range(NUM_ASKED)]
+    asked = [pool.submit(honest.ask, serve) for _ in range(NUM_ASKED)]
     with suppress(redis.ConnectionError, redis.AuthenticationError):  # cut off meanwhile
         hostile_host.ATTACKS[name](evil)
     for one in asked:
@@ -228,11 +210,3 @@ def ask_the_lure(url: str) -> None:
             json={"model": "lure", "messages": [{"role": "user", "content": "Hi"}]},
             timeout=20.0,
         )
-
-
-def settled(serve: Serve, honest: Honest, before: list[int]) -> bool:
-    prompt_tokens, completion_tokens = spent(serve)
-    return (prompt_tokens - before[0], completion_tokens - before[1]) == (
-        honest.prompt_tokens,
-        honest.completion_tokens,
-    )

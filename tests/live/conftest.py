@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.live.scripted.model import ScriptedModel, ScriptedServe
-from tests.live.serving import Serve, wait_until
+from tests.live.serving import Serve
 from tests.spreading import SERVERS, ends_with
 
 LIVE_DIR = Path(__file__).resolve().parent
@@ -78,10 +78,7 @@ def shared_server(server_dir: Path) -> Iterator[Serve]:
 @pytest.fixture
 def helexa(shared_server: Serve) -> Serve:
     """The shared server, healthy: what an earlier test broke has come back."""
-    try:
-        wait_until(shared_server.is_healthy, "the shared server is healthy")
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{shared_server.describe()}") from None
+    shared_server.wait(shared_server.is_healthy, "the shared server is healthy")
     return shared_server
 
 

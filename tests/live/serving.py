@@ -118,10 +118,7 @@ class Serve:
             matches = [match for line in self.lines if (match := READY.match(line))]
             return matches[0][1] if matches else None
 
-        try:
-            return wait_until(ready, "ready", READY_TIMEOUT_S)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.describe()}") from None
+        return self.wait(ready, "ready", READY_TIMEOUT_S)
 
     def wait_printed(self, pattern: str) -> re.Match[str]:
         """The first line that ``pattern`` matches. Several lines come after the ready line."""
@@ -130,14 +127,20 @@ class Serve:
             found = (re.search(pattern, line) for line in list(self.lines))
             return next(filter(None, found), None)
 
-        try:
-            return wait_until(printed, f"a line like {pattern}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.output}") from None
+        return self.wait(printed, f"a line like {pattern}")
 
-    def wait_ended(self, timeout_s: float = WAIT_TIMEOUT_S) -> int:
-        code = self.process.wait(timeout_s)
-        self._reader.join(timeout_s)
+    def wait(
+        self, is_done: Callable[[], Found], what: str, timeout_s: float = WAIT_TIMEOUT_S
+    ) -> Found:
+        """``wait_until``, which describes the server where it fails."""
+        try:
+            return wait_until(is_done, what, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+
+    def wait_ended(self) -> int:
+        code = self.process.wait(WAIT_TIMEOUT_S)
+        self._reader.join(WAIT_TIMEOUT_S)
         return code
 
     def describe(self) -> str:
@@ -205,25 +208,12 @@ class Serve:
 
     def health(self) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {SERVE_KEY}"}
-        found = _CLIENT.get(f"{self.url}/health", headers=headers)
-        status_body: dict[str, Any] = found.json()
-        return status_body
+        found: dict[str, Any] = _CLIENT.get(f"{self.url}/health", headers=headers).json()
+        return found
 
     def replica(self, model: str = MODEL) -> dict[str, Any] | None:
-        for neuron in self.health()["neurons"]:
-            for replica in neuron["replicas"]:
-                if replica["model"] == model:
-                    found: dict[str, Any] = replica
-                    return found
-        return None
-
-    def reported_neurons(self) -> list[dict[str, Any]]:
-        """The neurons that /health lists. Waits while there are none: one whose heartbeat is late
-        is left out."""
-        found: list[dict[str, Any]] = wait_until(
-            lambda: self.health()["neurons"], "a neuron is reported"
-        )
-        return found
+        replicas = [one for neuron in self.health()["neurons"] for one in neuron["replicas"]]
+        return next((one for one in replicas if one["model"] == model), None)
 
     def is_healthy(self) -> bool:
         return bool(self.health()["status"] == "ok")
@@ -306,10 +296,6 @@ def serve_environment() -> dict[str, str]:
     unwanted = ("DATABASE_URL", "REDIS_URL", "HELEXA_API_KEY", "HELEXA_ALLOW_ANONYMOUS")
     ours = {name: value for name, value in os.environ.items() if name not in unwanted}
     return ours | {"HELEXA_SERVE_KEY": SERVE_KEY}
-
-
-def operators_password(serve: Serve) -> str:
-    return serve.wait_printed(r"^login +admin, password (\S+)")[1]
 
 
 IMPORTS = "from fleet import services; from metering.audit import COMMAND\n"

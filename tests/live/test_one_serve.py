@@ -13,22 +13,12 @@ import ollama
 import openai
 import pytest
 
-from tests.live.serving import LONG, MODEL, QUESTION, WAIT_TIMEOUT_S, Serve, wait_until
+from tests.live.serving import LONG, MODEL, QUESTION, WAIT_TIMEOUT_S, Serve, chat_body, wait_until
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 MAX_TOKENS = 40
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_time",
-        "parameters": {
-            "type": "object",
-            "properties": {"zone": {"enum": ["UTC", "CET"]}},
-            "required": ["zone"],
-            "additionalProperties": False,
-        },
-    },
-}
+ZONE = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]}
+TOOL: Any = {"type": "function", "function": {"name": "get_time", "parameters": ZONE}}
 
 
 @pytest.fixture(scope="module")
@@ -44,57 +34,50 @@ def client(serve: Serve) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def answer(client: openai.OpenAI) -> str:
-    """What the model answers, greedily."""
-    completion = client.chat.completions.create(
-        model=MODEL, messages=ASKED, temperature=0, max_tokens=MAX_TOKENS
-    )
-    return completion.choices[0].message.content or ""
+def test_chat_and_completions(client: Any) -> None:
+    for create, given, text_of in (
+        (
+            client.chat.completions.create,
+            {"messages": ASKED},
+            lambda one: (getattr(one, "message", None) or one.delta).content,
+        ),
+        (
+            client.completions.create,
+            {"prompt": "The capital of France is"},
+            lambda one: one.text,
+        ),
+    ):
+        asked = {"model": MODEL, "temperature": 0, "max_tokens": MAX_TOKENS} | given
+        whole = text_of(create(**asked).choices[0])
+        chunks = create(**asked, stream=True)
+        texts = [text_of(one.choices[0]) or "" for one in chunks if one.choices]
+        assert "Paris" in whole
+        assert "".join(texts) == whole and len(texts) > 1
 
 
-def test_chat_completions(client: openai.OpenAI, answer: str) -> None:
-    chunks = client.chat.completions.create(
-        model=MODEL, messages=ASKED, temperature=0, max_tokens=MAX_TOKENS, stream=True
-    )
-    text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
-    assert "Paris" in answer
-    assert text == answer
-
-
-def test_completions(client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0}
-    whole = client.completions.create(**asked, max_tokens=8).choices[0].text
-    chunks = client.completions.create(**asked, max_tokens=8, stream=True)
-    assert "Paris" in whole
-    assert "".join(each.choices[0].text for each in chunks if each.choices) == whole
-
-
-def test_responses(client: openai.OpenAI, answer: str) -> None:
+def test_other_dialects_answer_the_same(serve: Serve, client: Any) -> None:
+    pasted = json.loads(serve.wait_printed(r" curl .*-d '(.*)'")[1])
+    assert pasted == chat_body(), "the line that serve prints for pasting"
+    answer = serve.answer(max_tokens=MAX_TOKENS)
     asked: Any = {"model": MODEL, "input": QUESTION, "temperature": 0}
     asked["max_output_tokens"] = MAX_TOKENS
     assert client.responses.create(**asked).output_text == answer
     events = client.responses.create(**asked, stream=True)
-    text = "".join(each.delta for each in events if each.type == "response.output_text.delta")
-    assert text == answer
-
-
-def test_messages(serve: Serve, answer: str) -> None:
-    asked: Any = {"model": MODEL, "messages": ASKED, "max_tokens": MAX_TOKENS}
+    deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+    assert "".join(deltas) == answer
+    asked = {"model": MODEL, "messages": ASKED, "max_tokens": MAX_TOKENS}
     asked["extra_body"] = {"temperature": 0}
-    with anthropic.Anthropic(base_url=serve.url, api_key="none", max_retries=0) as client:
-        (block,) = client.messages.create(**asked).content
+    with anthropic.Anthropic(base_url=serve.url, api_key="none", max_retries=0) as anthropics:
+        (block,) = anthropics.messages.create(**asked).content
         assert block.type == "text" and block.text == answer
-        events = client.messages.create(**asked, stream=True)
+        events = anthropics.messages.create(**asked, stream=True)
         deltas = [each.delta for each in events if each.type == "content_block_delta"]
     assert "".join(each.text for each in deltas if each.type == "text_delta") == answer
-
-
-def test_ollamas_chat(serve: Serve, answer: str) -> None:
-    options: Any = {"temperature": 0, "num_predict": MAX_TOKENS}
-    with ollama.Client(host=serve.url, timeout=WAIT_TIMEOUT_S) as client:
-        assert client.chat(MODEL, ASKED, options=options).message.content == answer
-        parts = client.chat(MODEL, ASKED, options=options, stream=True)
+    asked = {"model": MODEL, "messages": ASKED}
+    asked["options"] = {"temperature": 0, "num_predict": MAX_TOKENS}
+    with ollama.Client(host=serve.url, timeout=WAIT_TIMEOUT_S) as ollamas:
+        assert ollamas.chat(**asked).message.content == answer
+        parts = ollamas.chat(**asked, stream=True)
         assert "".join(part.message.content or "" for part in parts) == answer
 
 

@@ -40,15 +40,13 @@ def serve(
         yield serve
 
 
-@pytest.fixture(scope="session")
-def usernames(serve: ScriptedServe) -> Iterator[str]:
-    return (f"visitor-{number}" for number in itertools.count())
+USERNAMES = (f"visitor-{number}" for number in itertools.count())
 
 
 @pytest.fixture
-def username(usernames: Iterator[str]) -> str:
+def username() -> str:
     """An operator of this test alone: a save of the test before may come as late as it likes."""
-    return next(usernames)
+    return next(USERNAMES)
 
 
 @pytest.fixture
@@ -109,11 +107,6 @@ def press(browser: Browser, words: str) -> None:
     browser.wait(lambda: browser.run(script, words), words)
 
 
-def start_another(browser: Browser) -> None:
-    press(browser, "New")
-    browser.wait(lambda: talk(browser) == "", "an empty conversation")
-
-
 def wait_until_kept(browser: Browser) -> None:
     """Until the page has saved its conversation and has nothing left to save."""
     browser.wait(lambda: browser.run(KEPT), "the server keeps the conversation")
@@ -132,11 +125,6 @@ def talk(browser: Browser) -> str:
 def titles(browser: Browser) -> list[str]:
     script = "[...document.querySelectorAll('.pg-kept li > button')].map((one) => one.textContent)"
     return list(browser.run(f"return {script}"))
-
-
-def choose(browser: Browser, model: str) -> None:
-    """The conversation has no turns."""
-    browser.choose('[name="model"]', model)
 
 
 def has_ended(browser: Browser, num_answers: int) -> bool:

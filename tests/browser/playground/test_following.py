@@ -1,5 +1,5 @@
-"""The page follows an answer that grows, however its pieces come, until the reader scrolls up, and
-draws only its new part. The tests write the answers' streams themselves, in the page."""
+"""The page follows an answer that grows, however its pieces come, until the reader scrolls up.
+The tests write the answers' streams themselves, in the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import Browser
-from tests.browser.playground.conftest import press
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -59,7 +58,6 @@ IMAGE = """
 """
 MANY_ROWS = "".join(f"\n\none of many rows {number}" for number in range(60))
 """Longer than the window."""
-ROWS = [f"\n\n{name} row {number:02}" for number in range(12) for name in ("first", "second")]
 
 
 def write(browser: Browser, *deltas: str | dict[str, str], is_end: bool = False) -> list[list[int]]:
@@ -75,101 +73,49 @@ def place(browser: Browser) -> tuple[float, float]:
     return below, y
 
 
-def wait_for_stream(browser: Browser) -> None:
+def asked(browser: Browser, words: str) -> None:
+    browser.run("window.stream = null")
+    browser.type('[name="draft"]', words, Keys.ENTER)
     browser.wait(lambda: browser.run("return Boolean(window.stream)"), "the request")
 
 
-@pytest.fixture
-def reader(browser: Browser) -> Browser:
+def test_an_answer_is_followed_until_the_reader_scrolls_up(browser: Browser) -> None:
+    """To the buttons below it, also where many rows come at once and the end of the stream comes by
+    itself. Who turns the wheel back to the end is followed again."""
     browser.run(HOLD_STREAMS)
-    browser.type('[name="draft"]', "a long story, please", Keys.ENTER)
-    wait_for_stream(browser)
-    return browser
-
-
-def test_an_answer_is_followed_to_the_buttons_below_it(reader: Browser) -> None:
-    """Also where many rows come at once, where the end of the stream comes by itself, and in place
-    of a longer answer: the page moves up by itself then."""
-    long = write(reader, MANY_ROWS, "\n\nthe last row", is_end=True)
-    assert long[-1][1] > 1000, "the answer is longer than the window"
-    reader.run("window.stream = null")
-    press(reader, "Regenerate")
-    wait_for_stream(reader)
-    short = write(reader, *ROWS, is_end=True)
-    assert 0 < short[-1][1] < long[-1][1]
-    assert max(below for below, _ in [*long, *short]) < 1
+    asked(browser, "a long story, please")
+    places = write(browser, MANY_ROWS, "\n\nthe last row", is_end=True)
+    assert places[-1][1] > 1000, "the answer is longer than the window"
+    assert max(below for below, _ in places) < 1
     # A composer that grows covers no answer.
     height = "return document.querySelector('.pg-ask').clientHeight"
-    before = reader.run(height)
-    reader.run(IMAGE)
-    reader.wait(lambda: reader.run(height) > before + 50, "the image is shown")
-    reader.wait(lambda: place(reader)[0] < 1, "the end of the answer is in sight")
+    before = browser.run(height)
+    browser.run(IMAGE)
+    browser.wait(lambda: browser.run(height) > before + 50, "the image is shown")
+    browser.wait(lambda: place(browser)[0] < 1, "the end of the answer is in sight")
 
-
-def test_the_reader_alone_stops_it(reader: Browser) -> None:
-    """Who turns the wheel back to the end is followed again."""
-    write(reader, MANY_ROWS)
-    reader.turn_wheel(-400)
-    reader.wait(lambda: place(reader)[0] > 300, "the rows above")
-    ((below, _),) = write(reader, "\n\na row below")
+    asked(browser, "and another one")
+    write(browser, MANY_ROWS.replace("many", "more"))
+    browser.turn_wheel(-400)
+    browser.wait(lambda: place(browser)[0] > 300, "the rows above")
+    ((below, _),) = write(browser, "\n\na row below")
     assert below > 300
-    reader.wait(lambda: reader.run("return window.hasScrolled"), "the wheel has come to rest")
-    reader.run("window.hasScrolled = false")
-    reader.turn_wheel(5000)
-    reader.wait(lambda: reader.run("return window.hasScrolled"), "the wheel has come to rest")
-    assert place(reader)[0] < 1
-    places = write(reader, "\n\na row in sight", "\n\nthe last row", is_end=True)
+    browser.wait(lambda: browser.run("return window.hasScrolled"), "the wheel has come to rest")
+    browser.run("window.hasScrolled = false")
+    browser.turn_wheel(5000)
+    browser.wait(lambda: browser.run("return window.hasScrolled"), "the wheel has come to rest")
+    assert place(browser)[0] < 1
+    places = write(browser, "\n\na row in sight", "\n\nits last row", is_end=True)
     assert max(below for below, _ in places) < 1
 
 
-def test_what_the_reader_unfolds_stays_where_it_is(reader: Browser) -> None:
+def test_what_the_reader_unfolds_stays_where_it_is(browser: Browser) -> None:
+    browser.run(HOLD_STREAMS)
+    asked(browser, "a long story, please")
     thoughts = "".join(f"I think of {number}.\n" for number in range(60))
-    write(reader, {"reasoning_content": thoughts, "content": "Once"})
-    _, before = place(reader)
-    reader.click(".pg-answer .pg-thinking summary")
-    reader.wait(lambda: place(reader)[0] > 500, "the thoughts")
-    ((_, after),) = write(reader, " upon a time", is_end=False)
+    write(browser, {"reasoning_content": thoughts, "content": "Once"})
+    _, before = place(browser)
+    browser.click(".pg-answer .pg-thinking summary")
+    browser.wait(lambda: place(browser)[0] > 500, "the thoughts")
+    ((_, after),) = write(browser, " upon a time")
     assert after == before
-
-
-GROWN = """
-    const [text, ...pieces] = arguments;
-    const page = Alpine.$data(document.querySelector(".pg-page"));
-    page.turns = [{role: "assistant", model: "", text, calls: [], isRunning: true}];
-    const [turn] = page.turns;
-    const parts = () => [...document.querySelectorAll(".pg-answer .pg-part")];
-    const nodes = () => [parts()[0].firstChild, parts().at(-1).firstChild];
-    const settled = async () => {
-        await Alpine.nextTick();
-        do await new Promise((resolve) => setTimeout(resolve, 10));
-        while (parts().slice(0, -1).some((one) => one.matches(".pg-text")));
-    };
-    return (async () => {
-        await settled();
-        const before = nodes();
-        for (const piece of pieces) {
-            turn.text += piece;
-            await settled();
-        }
-        const areKept = nodes().map((node, place) => node === before[place]);
-        return [parts().map((one) => one.innerText), ...areKept];
-    })();
-"""
-"""Appends the pieces to an answer. Returns its parts' texts, and whether the first part and the
-last, which still grows, have the nodes they had: what is selected in them stays selected."""
-
-
-def test_a_piece_changes_what_grows_alone(
-    browser: Browser,
-) -> None:
-    """Empty lines within code end nothing."""
-    earlier = "## Heading\n\n- one\n\n"
-    texts, *are_kept = browser.run(GROWN, earlier + "The", " sun", " **is", "** out")
-    assert texts[0].startswith("Heading") and texts[1:] == ["The sun **is** out"]
-    assert are_kept == [True, True]
-    line = "def f(x): return x + 1\n"
-    texts, is_kept, _ = browser.run(
-        GROWN, "One.\n\n```python\n" + line, "\n", line, "```\n", "\nSo"
-    )
-    assert texts[0] == "One." and texts[1].count("return") == 2 and texts[2] == "So"
-    assert is_kept

@@ -19,26 +19,9 @@ SYSTEM = "You know the weather of every town."
 RESULT = "rain until Sunday"
 RESULT_ANSWER = "Take an umbrella."
 LONG = "tell me everything"
-COLD = "mistral"
+COLD = "cold"
 """A model that no other test asks."""
 QUESTION = "what is the weather in Oslo?"
-
-
-OPENED = """
-    const cards = [{id: "a-cold-one", status: "unloaded", aliases: []},
-        {id: "warm", status: "ready", aliases: []}];
-    const asked = window.fetch;
-    window.fetch = async (url, ...options) => String(url).includes("/v1/models")
-        ? new Response(JSON.stringify({data: cards})) : asked(url, ...options);
-    const page = Alpine.$data(document.querySelector(".pg-page"));
-    Object.assign(page, {model: "", turns: [], hasAsked: false, isModelAsked: false});
-    return page.refreshModels().then(() => page.model);
-"""
-"""As if the page had just been opened, with these models on the server. Returns the chosen one."""
-
-
-def test_the_page_opens_on_a_model_that_is_ready(browser: Browser) -> None:
-    assert browser.run(OPENED) == "warm", "the ready one, not the first"
 
 
 def test_the_first_message_loads_the_model(browser: Browser, serve: ScriptedServe) -> None:
@@ -52,7 +35,6 @@ def test_the_first_message_loads_the_model(browser: Browser, serve: ScriptedServ
     browser.type('[name="draft"]', "hello", Keys.ENTER)
     progress = "return document.querySelector('.pg-answer .hx-quiet')?.innerText ?? ''"
     browser.wait(lambda: "loading: weights 25 %" in browser.run(progress), "its progress")
-    browser.photograph("playground-while-loading")
     model.hold_load(False)
     browser.wait(lambda: steps.has_ended(browser, 1), "the answer of the model that was loaded")
     assert "Greetings" in browser.text and "Hello yourself." in browser.text
@@ -89,7 +71,6 @@ def test_calls_results_and_the_request_as_code(browser: Browser, model: Scripted
     assert "Oslo" in prompt and SYSTEM in prompt
     the_request_as_code(browser)
     assert browser.check() == []
-    browser.photograph("playground-with-calls")
 
 
 def the_request_as_code(browser: Browser) -> None:
@@ -111,7 +92,9 @@ def shown_code(browser: Browser) -> str:
     return str(browser.run("return document.querySelector('.pg-side pre').textContent"))
 
 
-def test_regenerate_and_edit(browser: Browser, model: ScriptedModel) -> None:
+def test_regenerate_edit_and_stop(browser: Browser, model: ScriptedModel, username: str) -> None:
+    """An answer leads to its record, which names the person as the end user; the page asked by the
+    login's cookie."""
     model.answers("and in Bergen?", "Rain as well.", "Rain, always.")
     steps.ask(browser, "and in Bergen?", 1)
     before = len(model.received("and in Bergen?"))
@@ -126,16 +109,18 @@ def test_regenerate_and_edit(browser: Browser, model: ScriptedModel) -> None:
     steps.ask(browser, "and in Narvik?", 1)
     assert "Snow." in browser.text
     assert "Bergen" not in model.received("and in Narvik?")[-1].prompt
-
-
-def test_stop(browser: Browser, model: ScriptedModel) -> None:
     model.answers(LONG, "and so on " * 400, token_s=0.2)
     browser.type('[name="draft"]', LONG, Keys.ENTER)
     browser.wait_for_text("and so")
     steps.press(browser, "Stop")
     browser.wait_for_text("Stopped.")
-    browser.wait(lambda: " out" in browser.run(steps.LAST_STATS), "its counts, by its record")
     browser.wait(lambda: model.moments_s("cancelled", LONG), "the engine cancels it")
+    browser.wait(lambda: "$" in browser.run(steps.LAST_STATS), "its counts, by its record")
+    browser.follow("Request")
+    browser.wait_for_text("Model asked for")
+    browser.find(f'a[href*="end_user={username}"]')
+    browser.open(f"/usage/audit?action=key.create&actor=user:{username}")
+    browser.wait_for_text("No entry is like that.")
 
 
 LATER, LATER_ANSWER = "and hotter?", "The sun, too."
@@ -155,33 +140,20 @@ ELSEWHERE = """
 """
 
 
-def two_conversations(browser: Browser, model: ScriptedModel) -> None:
+def test_conversations_by_keyboard_on_a_phone(browser: Browser, model: ScriptedModel) -> None:
+    """They outlive a reload, and are searched and deleted."""
     model.answers(QUESTION, RESULT_ANSWER)
     model.answers(LATER, LATER_ANSWER)
     for words in (QUESTION, LATER):
-        steps.start_another(browser)
-        steps.choose(browser, steps.MODEL)
+        steps.press(browser, "New")
+        browser.wait(lambda: steps.talk(browser) == "", "an empty conversation")
+        browser.choose('[name="model"]', steps.MODEL)
         steps.ask(browser, words, 1)
         steps.wait_until_kept(browser)
-
-
-def test_a_reload_and_an_earlier_conversation(browser: Browser, model: ScriptedModel) -> None:
-    two_conversations(browser, model)
-    browser.open("/playground/")
-    browser.wait_for_text(LATER_ANSWER)
-    assert LATER in steps.talk(browser) and QUESTION not in steps.talk(browser)
-    steps.open_all(browser)
-    steps.press(browser, QUESTION)
-    browser.wait_for_text(RESULT_ANSWER)
-    assert LATER not in steps.talk(browser)
-    steps.start_another(browser)
-
-
-def test_conversations_by_keyboard_on_a_phone(browser: Browser, model: ScriptedModel) -> None:
-    two_conversations(browser, model)
     browser.look_as(PHONE)
     browser.open("/playground/")
     browser.wait_for_text(LATER_ANSWER)
+    assert LATER in steps.talk(browser) and QUESTION not in steps.talk(browser)
     steps.open_all(browser)
     browser.type('[name="search"]', "TAKE AN umbrella")
     browser.wait(lambda: steps.titles(browser) == [QUESTION], "the one with these words")
@@ -201,7 +173,6 @@ def test_conversations_by_keyboard_on_a_phone(browser: Browser, model: ScriptedM
     browser.type('[name="search"]', "x", Keys.BACKSPACE)
     browser.wait(lambda: QUESTION in steps.titles(browser), "all of them")
     assert browser.check() == []
-    browser.photograph("playground-conversations-on-a-phone")
 
 
 def test_a_conversation_changed_elsewhere(browser: Browser, model: ScriptedModel) -> None:
@@ -216,17 +187,3 @@ def test_a_conversation_changed_elsewhere(browser: Browser, model: ScriptedModel
     wanted = ["first here", "saved elsewhere"]
     browser.wait(lambda: set(wanted) <= set(steps.titles(browser)), "both are kept")
     browser.wait(lambda: any("409" in problem for problem in browser.check()), "the refusal")
-
-
-def test_an_answer_leads_to_its_request(
-    browser: Browser, model: ScriptedModel, username: str
-) -> None:
-    """Its record names the person as the end user; the page asked by the login's cookie."""
-    model.answers(QUESTION, RESULT_ANSWER)
-    steps.ask(browser, QUESTION, 1)
-    browser.wait(lambda: "$" in browser.run(steps.LAST_STATS), "its record")
-    browser.follow("Request")
-    browser.wait_for_text("Model asked for")
-    browser.find(f'a[href*="end_user={username}"]')
-    browser.open(f"/usage/audit?action=key.create&actor=user:{username}")
-    browser.wait_for_text("No entry is like that.")

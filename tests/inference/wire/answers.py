@@ -19,13 +19,36 @@ R = "r"
 MADE: dict[str, Any] = {"request_id": R, "clock": lambda: 1}
 USAGE = protocol.Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 Part = tuple[str, str]
-"""A kind, ``text``, ``thought`` or ``call``, and its text."""
+"""A kind, ``text``, ``thought`` or ``call`` of ``f``, and its text or arguments."""
 randoms = st.randoms(use_true_random=False)
+texts = st.text(max_size=20)
+objects = texts.map(lambda text: json.dumps({"a": text}))
 
 
-def parts(texts: st.SearchStrategy[str], *, min_size: int = 0) -> st.SearchStrategy[list[Part]]:
-    kinds = st.sampled_from(["text", "thought", "call"])
-    return st.lists(st.tuples(kinds, texts), min_size=min_size, max_size=5)
+def parts(arguments: st.SearchStrategy[str] = objects) -> st.SearchStrategy[list[Part]]:
+    kinds = {"text": texts, "thought": texts, "call": arguments}
+    each = [st.tuples(st.just(kind), text) for kind, text in kinds.items()]
+    return st.lists(st.one_of(each), max_size=5)
+
+
+def spoken(arguments: st.SearchStrategy[str] = objects) -> st.SearchStrategy[list[Part]]:
+    """One choice as models write it: a thought or none, a text, and up to two calls."""
+    thought, calls = st.lists(texts, max_size=1), st.lists(arguments, max_size=2)
+    return st.tuples(thought, texts, calls).map(
+        lambda made: [
+            *(("thought", one) for one in made[0]),
+            ("text", made[1]),
+            *(("call", one) for one in made[2]),
+        ]
+    )
+
+
+def said(answer: list[Part], kind: str) -> list[str]:
+    return [text for one, text in answer if one == kind]
+
+
+def ending(answer: list[Part]) -> Any:
+    return "tool_calls" if said(answer, "call") else "stop"
 
 
 def cut(text: str, random: Random) -> list[str]:
@@ -37,31 +60,36 @@ def cut(text: str, random: Random) -> list[str]:
     return pieces
 
 
-def events_of(answer: list[Part], random: Random | None = None) -> list[protocol.Event]:
+def events_of_choice(
+    answer: list[Part], random: Random | None = None, index: int = 0
+) -> list[protocol.Event]:
     """``random`` cuts each part into pieces."""
-    events: list[protocol.Event] = [
-        protocol.Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens)
-    ]
-    for index, (kind, text) in enumerate(answer):
-        if kind == "call":
-            text = json.dumps({"a": text})
-            of_call: dict[str, Any] = {"request_id": R, "call_index": index}
-            events.append(protocol.ToolCallStarted(**of_call, call_id=f"call_{index}", name="f"))
+    at: dict[str, Any] = {"request_id": R, "index": index}
+    events: list[protocol.Event] = []
+    num_calls = 0
+    for kind, text in answer:
         pieces = [text] if random is None else cut(text, random)
         match kind:
             case "call":
+                of_call = {**at, "call_index": num_calls}
+                call_id = f"call_{index}_{num_calls}"
+                num_calls += 1
+                events.append(protocol.ToolCallStarted(**of_call, call_id=call_id, name="f"))
                 events += [protocol.ToolCallDelta(**of_call, arguments=piece) for piece in pieces]
             case "text":
-                events += [protocol.Delta(request_id=R, text=piece) for piece in pieces]
+                events += [protocol.Delta(**at, text=piece) for piece in pieces]
             case _:
-                events.append(protocol.ReasoningDelta(request_id=R, text="", opens="<think>"))
-                events += [protocol.ReasoningDelta(request_id=R, text=piece) for piece in pieces]
-                events.append(protocol.ReasoningDelta(request_id=R, text="", closes="</think>"))
-    return [
-        *events,
-        protocol.ChoiceFinished(request_id=R, reason="stop"),
-        protocol.Finished(request_id=R, usage=USAGE),
-    ]
+                first = pieces.pop(0) if pieces else ""
+                events.append(protocol.ReasoningDelta(**at, text=first, opens="<think>"))
+                events += [protocol.ReasoningDelta(**at, text=piece) for piece in pieces]
+                events.append(protocol.ReasoningDelta(**at, text="", closes="</think>"))
+    return [*events, protocol.ChoiceFinished(**at, reason=ending(answer))]
+
+
+def events_of(answer: list[Part], random: Random | None = None) -> list[protocol.Event]:
+    begun = protocol.Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens)
+    ended = protocol.Finished(request_id=R, usage=USAGE)
+    return [begun, *events_of_choice(answer, random), ended]
 
 
 def folded(encoder: Any, events: Iterable[protocol.Event]) -> bytes:

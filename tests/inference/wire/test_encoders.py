@@ -7,7 +7,6 @@ together by the openai package, so they hold what a client of it gets to see.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -21,85 +20,44 @@ from inference.protocol import events as protocol
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
-from tests.cases import each_case
-from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
+from tests.inference.wire import answers
+from tests.inference.wire.answers import MADE, USAGE, Part, R, randoms, said
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 PROMPT = {"model": "m", "prompt": "Hi", "stream": True}
-WITH_USAGE = {"stream_options": {"include_usage": True}}
+ARGUMENTS = st.just("{}") | st.text(min_size=1, max_size=9)
+CHOICES = st.lists(answers.spoken(ARGUMENTS), min_size=1, max_size=3)
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """One choice's content: a thinking block, text, calls by name and arguments."""
-
-    reasoning: str | None
-    text: str
-    calls: list[tuple[str, str]]
-
-    def finish_reason(self) -> Any:
-        return "tool_calls" if self.calls else "stop"
-
-
-texts = st.text(max_size=20)
-answers = st.lists(
-    st.builds(
-        Spoken,
-        reasoning=st.none() | texts,
-        text=texts,
-        calls=st.lists(
-            st.tuples(st.sampled_from(["f", "g"]), st.just("{}") | st.text(min_size=1, max_size=9)),
-            max_size=2,
-        ),
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[protocol.Event]:
-    at: dict[str, Any] = {"request_id": R, "index": index}
-    events: list[protocol.Event] = []
-    if spoken.reasoning is not None:
-        pieces = cut(spoken.reasoning, random)
-        events.append(
-            protocol.ReasoningDelta(**at, text=pieces.pop(0) if pieces else "", opens="<t>")
-        )
-        events += [protocol.ReasoningDelta(**at, text=piece) for piece in pieces]
-        events.append(protocol.ReasoningDelta(**at, text="", closes="</t>"))
-    events += [protocol.Delta(**at, text=piece) for piece in cut(spoken.text, random)]
-    for call_index, (name, arguments) in enumerate(spoken.calls):
-        of_call = {**at, "call_index": call_index}
-        events.append(
-            protocol.ToolCallStarted(**of_call, call_id=f"call_{index}_{call_index}", name=name)
-        )
-        events += [
-            protocol.ToolCallDelta(**of_call, arguments=piece) for piece in cut(arguments, random)
-        ]
-    return [*events, protocol.ChoiceFinished(**at, reason=spoken.finish_reason())]
-
-
-def events_of_choices(answer: list[Spoken], random: Random) -> list[protocol.Event]:
-    """A choice's events in order, the choices interleaved."""
-    queues = [events_of_choice(index, spoken, random) for index, spoken in enumerate(answer)]
-    events: list[protocol.Event] = [protocol.Accepted(request_id=R, prompt_tokens=1)]
+def answered(
+    parse: Any, body: dict[str, Any], context: RequestContext, answer: list[list[Part]], random: Any
+) -> tuple[list[Any], Any]:
+    """The chunks and the body of one answer, its choices interleaved. Each choice ends once, with
+    its last chunk; usage comes last, where the client or the operator wants it."""
+    asked = random.choice([None, False, True])
+    options = {} if asked is None else {"stream_options": {"include_usage": asked}}
+    request = parse(json.dumps({**body, "n": len(answer), **options}).encode(), context)
+    queues = [answers.events_of_choice(one, random, index) for index, one in enumerate(answer)]
+    events: list[protocol.Event] = [protocol.Accepted(request_id=R, prompt_tokens=9)]
     while any(queues):
         events.append(random.choice([queue for queue in queues if queue]).pop(0))
-    return [*events, protocol.Finished(request_id=R, usage=USAGE)]
-
-
-def frames_of(encoder: Any, events: list[protocol.Event]) -> list[Any]:
-    stream = b"".join(encoder.encode(event) for event in events).decode()
-    assert stream.endswith("data: [DONE]\n\n")
-    data = [frame.removeprefix("data: ") for frame in stream.split("\n\n")[:-2]]
-    return [json.loads(frame) for frame in data]
-
-
-def as_the_sdk_sees_it(frames: list[Any]) -> Any:
-    state = ChatCompletionStreamState()
-    for frame in frames:
-        state.handle_chunk(ChatCompletionChunk.model_validate(frame))
-    return state.current_completion_snapshot.model_dump()
+    events.append(protocol.Finished(request_id=R, usage=USAGE))
+    *stream, done, rest = answers.folded(request.stream_encoder(**MADE), events).split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    frames = [json.loads(frame.removeprefix(b"data: ")) for frame in stream]
+    assert len(frames) <= len(events) + len(answer)
+    whole = answers.body_of(request.body_encoder(**MADE), events)
+    has_usage = bool(asked) or context.always_include_usage
+    if has_usage:
+        last = frames.pop()
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+        assert last["usage"]["prompt_tokens"] == 9
+    assert all(("usage" in frame) == has_usage and not frame.get("usage") for frame in frames)
+    for choice in whole["choices"]:
+        parts = [one for frame in frames for one in frame["choices"]]
+        ends = [one["finish_reason"] for one in parts if one["index"] == choice["index"]]
+        assert ends == [None] * (len(ends) - 1) + [choice["finish_reason"]]
+    return frames, whole
 
 
 def essence(completion: Any) -> list[Any]:
@@ -108,94 +66,48 @@ def essence(completion: Any) -> list[Any]:
     for choice in sorted(completion["choices"], key=lambda choice: choice["index"]):
         message = choice["message"]
         calls = [
-            (call["id"], call["type"], call["function"]) for call in message.get("tool_calls") or []
+            (call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls") or []
         ]
-        calls = [(*head, function["name"], function["arguments"]) for *head, function in calls]
         texts = [message.get(name) or "" for name in ("content", "reasoning_content")]
-        head = choice["index"], choice["finish_reason"], message["role"]
-        found.append((*head, *texts, calls))
+        found.append((choice["finish_reason"], message["role"], *texts, calls))
     return found
 
 
-def expected(answer: list[Spoken], shown: str) -> list[Any]:
-    expected = []
-    for index, spoken in enumerate(answer):
-        calls = [
-            (f"call_{index}_{number}", "function", name, arguments)
-            for number, (name, arguments) in enumerate(spoken.calls)
-        ]
-        inline = shown == "inline" and spoken.reasoning is not None
-        text = f"<t>{spoken.reasoning}</t>{spoken.text}" if inline else spoken.text
-        reasoning = (spoken.reasoning or "") if shown == "field" else ""
-        expected.append((index, spoken.finish_reason(), "assistant", text, reasoning, calls))
-    return expected
-
-
-CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "1"})}
-
-
-def answered(
-    parse: Any, body: dict[str, Any], context: RequestContext, answer: list[Spoken], random: Random
-) -> tuple[list[Any], Any]:
-    """The chunks and the body of one answer, which another interleaving does not change."""
-    usage = random.random() < 0.5
-    options = WITH_USAGE if usage else {}
-    request = parse(json.dumps({**body, "n": len(answer), **options}).encode(), context)
-    events, other_events = events_of_choices(answer, random), events_of_choices(answer, random)
-    frames = frames_of(request.stream_encoder(**MADE), events)
-    whole = body_of(request.body_encoder(**MADE), events)
-    assert whole == body_of(request.body_encoder(**MADE), other_events)
-    assert len(frames) <= len(events) + len(answer)
-    _check_frames([*frames], whole, num_choices=len(answer), usage=usage)
-    return frames, whole
-
-
 @pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
-@given(answer=answers, random=randoms)
-def test_chat(shown: str, answer: list[Spoken], random: Random) -> None:
+@given(answer=CHOICES, random=randoms)
+def test_chat(shown: str, answer: list[list[Part]], random: Random) -> None:
+    expected = []
+    for index, choice in enumerate(answer):
+        calls = [
+            (f"call_{index}_{number}", "f", arguments)
+            for number, arguments in enumerate(said(choice, "call"))
+        ]
+        thought, text = "".join(said(choice, "thought")), "".join(said(choice, "text"))
+        if shown == "inline" and said(choice, "thought"):
+            text = f"<think>{thought}</think>{text}"
+        reasoning = thought if shown == "field" else ""
+        expected.append((answers.ending(choice), "assistant", text, reasoning, calls))
     body = {**CHAT, "include_reasoning": shown == "field"}
-    context = CONTEXTS.get(shown, RequestContext())
+    headers = {"x-include-thinking": "1"} if shown == "inline" else {}
+    context = RequestContext(headers=headers, always_include_usage=shown == "hidden")
     frames, whole = answered(openai_chat.parse, body, context, answer, random)
-    assert essence(whole) == expected(answer, shown)
-    assert essence(as_the_sdk_sees_it(frames)) == expected(answer, shown)
-    for choice, spoken in zip(whole["choices"], answer, strict=True):
-        only_calls = spoken.calls and not expected([spoken], shown)[0][3]
-        assert (choice["message"]["content"] is None) == bool(only_calls)
+    state = ChatCompletionStreamState()
+    for frame in frames:
+        state.handle_chunk(ChatCompletionChunk.model_validate(frame))
+    assert essence(whole) == essence(state.current_completion_snapshot.model_dump()) == expected
+    for choice, (_, _, text, _, calls) in zip(whole["choices"], expected, strict=True):
+        assert (choice["message"]["content"] is None) == bool(calls and not text)
 
 
-@given(answer=answers, random=randoms)
-def test_completions(answer: list[Spoken], random: Random) -> None:
-    answer = [Spoken(spoken.reasoning, spoken.text, []) for spoken in answer]
+@given(answer=CHOICES, random=randoms)
+def test_completions(answer: list[list[Part]], random: Random) -> None:
+    answer = [[part for part in choice if part[0] != "call"] for choice in answer]
     frames, whole = answered(openai_completions.parse, PROMPT, RequestContext(), answer, random)
     texts = [""] * len(answer)
     for choice in (choice for frame in frames for choice in frame["choices"]):
         texts[choice["index"]] += choice["text"]
-    inline = [text for _, _, _, text, _, _ in expected(answer, "inline")]
-    assert texts == [choice["text"] for choice in whole["choices"]] == inline
-
-
-def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: bool) -> None:
-    """Each choice ends once, with its last chunk; usage comes last, where it was asked for."""
-    if usage:
-        last = frames.pop()
-        assert (last["choices"], last["usage"]) == ([], whole["usage"])
-    assert all(("usage" in frame) == usage and not frame.get("usage") for frame in frames)
-    reasons: dict[int, list[Any]] = {index: [] for index in range(num_choices)}
-    for frame in frames:
-        (choice,) = frame["choices"]
-        reasons[choice["index"]].append(choice["finish_reason"])
-    for index, reported in reasons.items():
-        assert reported == [None] * (len(reported) - 1) + [whole["choices"][index]["finish_reason"]]
-
-
-@each_case("asked", [{}, {"stream_options": {"include_usage": False}}, WITH_USAGE])
-@each_case("always", [True, False])
-def test_usage_comes_when_the_client_or_the_operator_wants_it(
-    asked: dict[str, Any], always: bool
-) -> None:
-    context = RequestContext(always_include_usage=always)
-    request = openai_chat.parse(json.dumps({**CHAT, **asked}).encode(), context)
-    events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
-    usage = frames_of(request.stream_encoder(**MADE), events)[-1].get("usage")
-    assert (usage is not None) == (always or asked == WITH_USAGE)
-    assert usage is None or usage["prompt_tokens"] == 9
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    for text, choice in zip(texts, answer, strict=True):
+        thoughts = "".join(f"<think>{one}</think>" for one in said(choice, "thought"))
+        assert text == thoughts + "".join(said(choice, "text"))

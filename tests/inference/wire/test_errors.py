@@ -74,9 +74,6 @@ def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() 
         assert 400 <= kind.status < 600, code
         invites = kind.status == 503 or code == "rate_limit_exceeded"
         assert (kind.retry_after_s is not None) == invites, code
-
-
-def test_headers_name_the_failures_own_retry_and_what_is_allowed() -> None:
     failure = Failure(code="queue_full", message="full", retry_after_s=7.2)
     assert error_headers(RequestFailedError(failure)) == [(b"retry-after", b"8")]
     assert error_headers(MethodNotAllowedError("GET", "POST")) == [(b"allow", b"POST")]
@@ -105,6 +102,10 @@ def test_a_neurons_refusal_names_the_clients_fields_and_a_parsers_its_own() -> N
     ):
         failed = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
         assert _params(failed) == expected
+        ollamas = orjson.loads(ollama_errors.error_body(failed, request_id="r"))["param"]
+        assert ollamas == {"max_tokens": "options.num_predict", "stop": "options.stop"}.get(
+            named, named
+        )
         assert _params(InvalidRequestError("No.", param=named)) == (named,) * 3
     assert _params(InvalidRequestError("No.")) == (None,) * 3
     assert _params(RequestFailedError(Failure(code="engine_error", message="No."))) == (None,) * 3

@@ -24,16 +24,13 @@ from tests.cases import each_case
 from tests.inference.wire import golden
 
 
-@each_case("case", golden.cases(), ids=str)
-def test_case(case: golden.Case) -> None:
+@each_case("case", [*golden.cases(), *golden.batch_cases()], ids=str)
+def test_case(case: golden.Case | golden.BatchCase) -> None:
     given = case.parts.keys() - case.check().keys() - {"headers"}
-    assert given == ({"request", "events"} if case.is_answered else {"request"}), sorted(given)
-
-
-@each_case("case", golden.batch_cases(), ids=str)
-def test_case_of_files_and_batches(case: golden.BatchCase) -> None:
-    given = case.parts.keys() - case.check().keys()
-    assert given and given <= golden.OUTPUTS.keys(), f"{case} has {sorted(given)}"
+    if isinstance(case, golden.BatchCase):
+        assert given and given <= golden.OUTPUTS.keys(), f"{case} has {sorted(given)}"
+    else:
+        assert given == ({"request", "events"} if case.is_answered else {"request"}), sorted(given)
 
 
 def test_every_dialect_has_cases_and_every_file_a_dialect() -> None:
@@ -100,31 +97,24 @@ def test_every_field_and_every_end_of_batches_is_in_a_case() -> None:
     assert set(ENDED) <= statuses
 
 
-PASSED = {endpoint.path for endpoint in ENDPOINTS}
-
-
-def test_types_are_those_that_the_checks_take() -> None:
+def test_the_document_has_the_types_that_the_checks_take() -> None:
+    """And what is read of requests that are passed on; its references lead somewhere."""
     chat = openai_chat.FIELDS
-    assert types_of(chat["stream"]) == ["boolean"]
-    assert types_of(chat["n"]) == ["integer"]
-    assert types_of(chat["temperature"]) == ["number"]
-    assert types_of(chat["messages"]) == ["array"]
-    assert types_of(chat["stop"]) == ["string", "array"]
-    assert types_of(embeddings.OPENAI_FIELDS["input"]) == ["string", "array"]
-
-
-def test_passed_requests_are_listed_with_what_is_read_of_them() -> None:
-    made = document()["paths"]
-    for endpoint in ENDPOINTS:
-        content = made[endpoint.path]["post"]["requestBody"]["content"]
-        kind = "multipart/form-data" if endpoint.is_form else "application/json"
-        assert content[kind]["schema"]["properties"].keys() >= {"model"}
-
-
-def test_every_reference_leads_somewhere() -> None:
-    made = document()
+    for field, types in (
+        *((chat["stream"], ["boolean"]), (chat["n"], ["integer"]), (chat["messages"], ["array"])),
+        *((chat["temperature"], ["number"]), (chat["stop"], ["string", "array"])),
+        (embeddings.OPENAI_FIELDS["input"], ["string", "array"]),
+    ):
+        assert types_of(field) == types
+    made, passed = document(), {endpoint.path: endpoint for endpoint in ENDPOINTS}
     for path, operations in made["paths"].items():
-        if "post" in operations and path not in PASSED:
-            schema = operations["post"]["requestBody"]["content"]["application/json"]["schema"]
-            assert schema["$ref"].rpartition("/")[2] in made["components"]["schemas"], path
-    assert "/v2/rerank" in made["paths"] and "/v1/batches" in made["paths"]
+        if "post" not in operations:
+            continue
+        content = operations["post"]["requestBody"]["content"]
+        if path in passed:
+            kind = "multipart/form-data" if passed[path].is_form else "application/json"
+            assert content[kind]["schema"]["properties"].keys() >= {"model"}
+        else:
+            reference = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            assert reference in made["components"]["schemas"], path
+    assert {"/v2/rerank", "/v1/batches", *passed} <= made["paths"].keys()

@@ -9,10 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from inference.wire import fields
+from inference.wire import embeddings, fields
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.errors import ApiError, TooManyValuesError
+from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai import chat as openai_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.responses import request as openai_responses
@@ -63,24 +64,49 @@ def test_what_is_no_object_or_nested_deeply_is_refused(parse: Any, body: bytes) 
 
 
 SOME_TOOLS = {"mode": "none", "tools": []}
-OUT_OF_RANGE: dict[str, list[Any]] = {
-    "temperature": [1e308, -0.1, True],
-    "top_p": [1.01],
-    "min_p": [-1],
-    "repetition_penalty": [0],
-    "top_k": [-2, 2**63],
-    "max_tokens": [0, 10**30, 1.5],
-    "seed": [2**63, -(2**63) - 1],
-    "stop_token_ids": [[-1], [True]],
-    "logit_bias": [{"-1": 0}, {"\u0661": 0}, {"99999999999": 0}],
-    "metadata": [{"k": 1}, {str(n): "v" for n in range(17)}],
-    "stop": [["a", ""]],
+MANY_STOPS = [f"s{number}" for number in range(65)]
+PENALTY = [-2.01, 2.01, "0.5", True]
+SAMPLING: dict[str, list[Any]] = {
+    "temperature": [1e308, -0.01, 2.01, True],
+    "top_p": [-0.01, 1.01],
+    "min_p": [-0.01, 1.01],
+    "top_k": [-2, 1.5, 2**63],
+    "seed": [2**64, 2**63, -(2**63) - 1, 1.5, "7"],
+    "frequency_penalty": PENALTY,
+    "presence_penalty": PENALTY,
+    "stop": [["a", ""], MANY_STOPS, [1]],
+}
+OPENAI = SAMPLING | {
+    "repetition_penalty": [0, -1, 10.01],
+    "max_tokens": [-1, 10**30, 1.5],
+    "min_tokens": [-1],
+    "ignore_eos": ["yes"],
+    "stop_token_ids": [[-1], [True], ["a"]],
+    "logit_bias": [{"-1": 0}, {"\u0661": 0}, {"99999999999": 0}, {"260": 101}, {"x": 1}, [1]],
     "model": ["", "x" * 257],
     "stream": [1, "true"],
     "stream_options": [[]],
-    "chat_template_kwargs": [[]],
-    "user": [7],
+    "user": [7, ["a"]],
     "n": [0, 129, 1.5],
+    "guided_choice": [[], [1], "yes"],
+    "guided_regex": [3],
+    "guided_json": [3],
+    "guided_grammar": [3],
+    "structured_outputs": [{}, {"choice": ["a"], "regex": "b"}, {"unknown": 1}],
+    "response_format": [
+        *("json_object", {}, {"type": "yaml"}, {"type": "json_schema"}),
+        {"type": "json_schema", "json_schema": {"name": "a b"}},
+    ],
+    "return_token_ids": ["yes"],
+    "prompt_logprobs": [-2, 21],
+}
+CHAT = {
+    "max_tokens": [0],
+    "max_completion_tokens": [0, -1],
+    "metadata": [{"k": 1}, {str(n): "v" for n in range(17)}],
+    "logprobs": ["yes"],
+    "top_logprobs": [-1, 21],
+    "chat_template_kwargs": [[]],
     "tools": [
         *({}, [7], [{}], [{"type": 7, "function": {"name": "f"}}]),
         [{"type": "function", "function": {"name": "f" * 129}}],
@@ -90,22 +116,64 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
         *(7, {}, {"type": "allowed_tools"}),
         {"type": "allowed_tools", "allowed_tools": SOME_TOOLS},
     ],
-    "response_format": [
-        *("json_object", {}),
-        {"type": "json_schema", "json_schema": {"name": "a b"}},
-    ],
     "reasoning_effort": [1],
     "include_reasoning": [1],
     "parallel_tool_calls": ["no"],
+    "safety_identifier": [3],
 }
+MESSAGE = {
+    "max_tokens": [0, -1, 1.5],
+    "temperature": [-0.01, 1.01],
+    "top_p": [-0.01, 1.01],
+    "top_k": [-2],
+    "stop_sequences": [MANY_STOPS, [1]],
+    "system": [3],
+    "metadata": [{"user_id": 3}, "reader"],
+}
+RESPONSE = {name: SAMPLING[name] for name in SAMPLING if name not in ("min_p", "stop")} | {
+    "max_output_tokens": [0, -1, 1.5],
+    "instructions": [3],
+    "user": [3],
+}
+OLLAMA = {"options.num_predict": [0, -3, 1.5, 2**31], "options.repeat_penalty": [0, 10.01]}
+OLLAMA |= {f"options.{name}": values for name, values in SAMPLING.items() if name != "seed"}
+OLLAMA |= {"format": ["yaml", 3], "logprobs": ["yes"], "top_logprobs": [-1, 21]}
+VECTORS = {
+    "input": ["", [], [""], ["a", ""], ["a"] * 2049, 3, [[]], [-1], [[101], "Hello"], [1.5]],
+    "dimensions": [0, "384"],
+    "encoding_format": ["hex", 3],
+    "truncate_prompt_tokens": [-2, 0, "3"],
+    "user": [3],
+}
+PROMPT = {"model": "tiny", "prompt": "Hi"}
+OUTSIDE: list[tuple[Any, dict[str, Any], dict[str, list[Any]]]] = [
+    (openai_chat.parse, GOOD, OPENAI | CHAT),
+    (openai_completions.parse, PROMPT, OPENAI | {"logprobs": [-1, 21], "echo": ["yes"]}),
+    (anthropic_messages.parse, GOOD | {"max_tokens": 9}, MESSAGE),
+    (openai_responses.parse, {"model": "tiny", "input": "Hi"}, RESPONSE),
+    (ollama_chat.parse, GOOD, OLLAMA),
+    (ollama_chat.parse_generate, PROMPT, OLLAMA | {"system": [3], "raw": ["yes"]}),
+    (embeddings.parse_openai, {"model": "tiny", "input": "Hi"}, VECTORS),
+    (embeddings.parse_ollama, {"model": "tiny", "input": "Hi"}, {"truncate": ["yes"]}),
+]
 
 
 @each_case(
-    ("field", "value"), [(field, one) for field, values in OUT_OF_RANGE.items() for one in values]
+    ("parse", "good", "field", "value"),
+    [
+        (parse, good, field, value)
+        for parse, good, table in OUTSIDE
+        for field, values in table.items()
+        for value in values
+    ],
 )
-def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
-    refused = refusal(openai_chat.parse, json.dumps({**GOOD, field: value}).encode())
-    assert (refused.param or "").startswith(field)
+def test_what_is_outside_is_refused_by_name(
+    parse: Any, good: dict[str, Any], field: str, value: Any
+) -> None:
+    group, _, name = field.rpartition(".")
+    given = {group: {name: value}} if group else {field: value}
+    refused = refusal(parse, json.dumps(good | given).encode())
+    assert (refused.param or "").startswith(field), refused
 
 
 def test_null_is_the_same_as_absent() -> None:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.live.clients import notes_server
+from tests.acp import mcp_server
 from tests.live.clients.sdk_programs import Clients, NotInstalledError, Tried
 from tests.live.scripted.model import ScriptedModel
 from tests.strangers.docs.blocks import exported, settings_of
 
 AGENT_TIMEOUT_S = 120.0
-MODEL, SMALL_CONTEXT, UNKNOWN = "hermes", "llama3", "nosuch"
+MODEL, SMALL_CONTEXT, UNKNOWN = "hermes", "small", "nosuch"
 WITHOUT_TOOLS = "opened-thinking"
 """Its template has no place for tools, as the default model's has none."""
 API_KEY = "none"
@@ -29,11 +29,15 @@ SECRET = "The word is heron."
 """The text of the note that agents are to read."""
 
 HERON = "It says heron."
-SOUP_SCHEMA = {
-    "type": "object",
-    "properties": {"dish": {"type": "string"}},
-    "required": ["dish"],
-}
+SOUP, COMPACT_SOUP = '{"dish": "soup"}', '{"dish":"soup"}'
+SOUP_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"dish": {"type": "string"}},
+        "required": ["dish"],
+        "additionalProperties": False,
+    }
+)
 DISH = '{"dish": "soup", "steps": ["boil", "serve"]}'
 
 
@@ -58,13 +62,6 @@ SCENES = {
 def rehearse(model: ScriptedModel) -> None:
     for when, answer in SCENES.items():
         model.answers(when, answer)
-
-
-def rehearse_agent(model: ScriptedModel, question: str, tool: str, arguments: str) -> None:
-    """The agent's question is answered by a call of ``tool``; what it then reads, by the word."""
-    thought = "<think>\nRead it.\n</think>\n\nLet me look.\n"
-    model.answers(question, thought + call_of(tool, arguments))
-    model.answers(SECRET.removesuffix("."), HERON)
 
 
 class AgentProblemError(Exception):
@@ -111,15 +108,16 @@ Feature = Callable[[Stage], None]
 @dataclass(frozen=True, slots=True)
 class Agent:
     name: str
-    version: Callable[[Clients], str]
+    package: str
     features: dict[str, Feature]
+    environment: str = "npm"
 
 
 def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
     try:
-        version = agent.version(stage.clients)
+        client = f"{agent.name} {stage.clients.version(agent.package, agent.environment)}"
     except NotInstalledError as error:
-        yield Tried(agent.name, "", "installed", str(error))
+        yield Tried(agent.name, "installed", str(error))
         return
     for name, attempt in agent.features.items():
         stage.note.write_text(f"{SECRET}\n")
@@ -128,7 +126,7 @@ def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
             attempt(stage)
         except (AgentProblemError, subprocess.TimeoutExpired) as error:
             problem = str(error)
-        yield Tried(agent.name, version, name, problem)
+        yield Tried(client, name, problem)
 
 
 def expect(wanted: str, answer: str) -> None:
@@ -136,59 +134,49 @@ def expect(wanted: str, answer: str) -> None:
         raise AgentProblemError(f"no {wanted!r} in: {answer[-600:]}")
 
 
-def greeted(expected: str, client: Callable[..., str], **changes: str) -> Callable[[Stage], None]:
+def greeted(expected: str, client: Callable[..., str], **changes: str) -> Feature:
     return lambda stage: expect(expected, client(stage, "Say hello", **changes))
+
+
+def reads(
+    client: Callable[..., str],
+    tool: str,
+    *flags: str,
+    wants: str = HERON,
+    unwanted: str = "Traceback",
+    **arguments: str,
+) -> Feature:
+    """It reads the note by ``tool``; ``{note}`` in the arguments is where that lies."""
+
+    def attempt(stage: Stage) -> None:
+        question = f"{client.__name__}, read the note"
+        given = {name: value.format(note=stage.note) for name, value in arguments.items()}
+        thought = "<think>\nRead it.\n</think>\n\nLet me look.\n"
+        stage.model.answers("title generator", "A note")
+        stage.model.answers(question, thought + call_of(tool, json.dumps(given)))
+        stage.model.answers(SECRET.removesuffix("."), HERON)
+        answer = client(stage, question, *flags)
+        expect(HERON, answer)
+        expect(wants, answer)
+        if unwanted in answer:
+            raise AgentProblemError(answer[-600:])
+
+    return attempt
 
 
 # Claude Code.
 
 
-def claude(
-    stage: Stage, question: str, *flags: str, model: str = MODEL, context: int | None = None
-) -> str:
+def claude(stage: Stage, question: str, *flags: str, model: str = MODEL) -> str:
     """Runs claude without what it would send to its vendor beside the model's requests."""
     return stage.run(
         [stage.clients.npm_bin("claude"), "-p", question, *flags],
         **exported(stage.settings("claude-code", model)),
-        **({} if context is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)}),
         DISABLE_TELEMETRY="1",
         DISABLE_ERROR_REPORTING="1",
         DISABLE_AUTOUPDATER="1",
         CLAUDE_CODE_MAX_RETRIES="0",
     )
-
-
-def claude_reads(stage: Stage) -> None:
-    question = "Claude, read the note"
-    rehearse_agent(stage.model, question, "Read", json.dumps({"file_path": str(stage.note)}))
-    expect(HERON, claude(stage, question))
-
-
-def claude_runs_a_command(stage: Stage) -> None:
-    question = "Claude, print the note"
-    command = {"command": "cat note.txt", "description": "Show the note"}
-    rehearse_agent(stage.model, question, "Bash", json.dumps(command))
-    events = claude(stage, question, "--output-format", "stream-json", "--verbose")
-    expect('"type":"thinking"', events)
-    expect(HERON, events)
-
-
-def claude_makes_an_object(stage: Stage) -> None:
-    """It asks by a tool of its own."""
-    soup = '{"dish": "soup"}'
-    stage.model.answers("Claude, a dish", call_of("StructuredOutput", soup))
-    schema = json.dumps(SOUP_SCHEMA)
-    answer = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
-    expect('"structured_output":{"dish":"soup"}', answer)
-
-
-def claude_context(stage: Stage) -> None:
-    """The context that docs/clients.md documents for a model that the client does not know."""
-    stage.model.answers("Claude, how long", "Long.")
-    answer = claude(stage, "Claude, how long", "--output-format", "json")
-    expect('"contextWindow":1000000', answer)
-    bounded = claude(stage, "Claude, how long", "--output-format", "json", context=131072)
-    expect('"contextWindow":131072', bounded)
 
 
 # Codex.
@@ -198,21 +186,18 @@ CODEX_SETTINGS = """
 enabled = false
 [mcp_servers.{notes}]
 command = "{python}"
-args = ["{notes_server}", "{note}"]
+args = ["{server}", "{notes}", "{note}"]
 """
 SKIP_GIT = ("--skip-git-repo-check",)
 UNATTENDED = ("--dangerously-bypass-approvals-and-sandbox",)
 """Codex's own sandbox needs rights that a container lacks."""
 
 
-def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
+def codex(stage: Stage, question: str, *flags: str, model: str = MODEL) -> str:
     settings_dir = stage.home / "codex"
     settings_dir.mkdir(exist_ok=True)
     settings = stage.settings("codex", model) + CODEX_SETTINGS.format(
-        notes=notes_server.NAME,
-        python=sys.executable,
-        notes_server=notes_server.__file__,
-        note=stage.note,
+        notes=mcp_server.NOTES, python=sys.executable, server=mcp_server.__file__, note=stage.note
     )
     (settings_dir / "config.toml").write_text(settings)
     return stage.run(
@@ -220,36 +205,6 @@ def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -
         CODEX_HOME=str(settings_dir),
         HELEXA_API_KEY=API_KEY,
     )
-
-
-def codex_reads(stage: Stage) -> None:
-    question = "Codex, read the note"
-    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
-    expect(HERON, codex(stage, question))
-
-
-def codex_asks_an_mcp_server(stage: Stage) -> None:
-    question = "Codex, ask for the note"
-    tool = f"mcp__{notes_server.NAME}.{notes_server.TOOL}"
-    rehearse_agent(stage.model, question, tool, "{}")
-    expect(HERON, codex(stage, question))
-
-
-def codex_over_a_websocket(stage: Stage) -> None:
-    """Where that fails it falls back to HTTP, and reports it."""
-    question = "Codex, read the note over a socket"
-    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
-    answer = codex(stage, question, "-c", "model_providers.helexa.supports_websockets=true")
-    expect(HERON, answer)
-    if "WebSocket" in answer:
-        raise AgentProblemError(answer[-600:])
-
-
-def codex_makes_an_object(stage: Stage) -> None:
-    schema = stage.home / "schema.json"
-    schema.write_text(json.dumps(SOUP_SCHEMA | {"additionalProperties": False}))
-    stage.model.answers("Codex, a dish", '{"dish": "soup"}')
-    expect('{"dish": "soup"}', codex(stage, "Codex, a dish", "--output-schema", schema))
 
 
 # opencode.
@@ -268,25 +223,15 @@ def opencode(stage: Stage, question: str, model: str = MODEL) -> str:
     )
 
 
-def opencode_reads(stage: Stage) -> None:
-    question = "opencode, read the note"
-    stage.model.answers("title generator", "A note")
-    rehearse_agent(stage.model, question, "read", json.dumps({"filePath": str(stage.note)}))
-    expect(HERON, opencode(stage, question))
-
-
 # Qwen Code, aider and llm.
 
 
-def qwen_reads(stage: Stage) -> None:
-    question = "Qwen, read the note"
-    rehearse_agent(stage.model, question, "read_file", json.dumps({"file_path": str(stage.note)}))
-    answer = stage.run(
+def qwen(stage: Stage, question: str) -> str:
+    return stage.run(
         [stage.clients.npm_bin("qwen"), "--auth-type", "openai", "-y", "-p", question],
         **exported(stage.settings("qwen-code", MODEL)),
         QWEN_TELEMETRY_ENABLED="false",
     )
-    expect(HERON, answer)
 
 
 def aider_edits(stage: Stage) -> None:
@@ -305,81 +250,96 @@ def aider_edits(stage: Stage) -> None:
         raise AgentProblemError(answer[-600:])
 
 
-def llm(stage: Stage, *words: str) -> str:
+def llm(stage: Stage, question: str, *flags: str) -> str:
     settings_dir = stage.home / "llm"
     settings_dir.mkdir(exist_ok=True)
     file = settings_dir / "extra-openai-models.yaml"
     file.write_text(stage.settings("llm", MODEL))
     return stage.run(
-        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", *words],
+        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", *flags, question],
         LLM_USER_PATH=str(settings_dir),
     )
 
 
-def llm_makes_an_object(stage: Stage) -> None:
-    stage.model.answers("llm, a dish", '{"dish": "soup"}')
-    expect('{"dish": "soup"}', llm(stage, "--schema", "dish str", "llm, a dish"))
-
-
 def llm_calls_a_tool(stage: Stage) -> None:
     stage.model.answers("llm, the version", call_of("llm_version", "{}"))
-    version = stage.clients.python_version("llm", "llm")
+    version = stage.clients.version("llm", "llm")
     stage.model.answers(f"<tool_response>\n{version}", HERON)
-    expect(HERON, llm(stage, "--tool", "llm_version", "llm, the version"))
+    expect(HERON, llm(stage, "llm, the version", "--tool", "llm_version"))
+
+
+def makes(client: Callable[..., str], answer: str, wanted: str, *flags: str) -> Feature:
+    """It makes an object by the schema that ``flags`` name; ``{home}`` in them is its home."""
+
+    def attempt(stage: Stage) -> None:
+        question = f"{client.__name__}, a dish"
+        stage.model.answers(question, answer)
+        (stage.home / "schema.json").write_text(SOUP_SCHEMA)
+        given = [flag.replace("{home}", str(stage.home)) for flag in flags]
+        expect(wanted, client(stage, question, *given))
+
+    return attempt
 
 
 AGENTS = (
     Agent(
         "Claude Code",
-        lambda clients: clients.npm_version("@anthropic-ai/claude-code"),
+        "@anthropic-ai/claude-code",
         {
-            "tool, thinking, stream": claude_reads,
-            "another tool, as events": claude_runs_a_command,
-            "structured output": claude_makes_an_object,
+            "tool, thinking, as events": reads(
+                *(claude, "Read", "--output-format", "stream-json", "--verbose"),
+                wants='"type":"thinking"',
+                file_path="{note}",
+            ),
+            "structured output": makes(  # it asks by a tool of its own
+                *(claude, call_of("StructuredOutput", SOUP), f'"structured_output":{COMPACT_SOUP}'),
+                *("--output-format", "json", "--json-schema", SOUP_SCHEMA),
+            ),
             "unknown model": greeted("It may not exist", claude, model=UNKNOWN),
             "full context": greeted("Prompt is too long", claude, model=SMALL_CONTEXT),
-            "context of a model that it does not know": claude_context,
             "model without tools": greeted("no place for tools", claude, model=WITHOUT_TOOLS),
         },
     ),
     Agent(
         "opencode",
-        lambda clients: clients.npm_version("opencode-ai"),
+        "opencode-ai",
         {
-            "tool, stream": opencode_reads,
+            "tool, stream": reads(opencode, "read", filePath="{note}"),
             "unknown model": greeted("does not exist here", opencode, model=UNKNOWN),
             "model without tools": greeted("no place for tools", opencode, model=WITHOUT_TOOLS),
         },
     ),
     Agent(
         "Codex",
-        lambda clients: clients.npm_version("@openai/codex"),
+        "@openai/codex",
         {
-            "tool, reasoning, stream": codex_reads,
-            "MCP server": codex_asks_an_mcp_server,
-            "WebSocket": codex_over_a_websocket,
-            "structured output": codex_makes_an_object,
+            "tool, reasoning, stream": reads(codex, "exec_command", cmd="cat note.txt"),
+            "MCP server": reads(codex, f"mcp__{mcp_server.NOTES}.{mcp_server.READ}"),
+            # Where that fails it falls back to HTTP, and reports it.
+            "WebSocket": reads(
+                *(codex, "exec_command", "-c", "model_providers.helexa.supports_websockets=true"),
+                unwanted="WebSocket",
+                cmd="cat note.txt",
+            ),
+            "structured output": makes(codex, SOUP, SOUP, "--output-schema", "{home}/schema.json"),
             "unknown model": greeted("does not exist here", codex, model=UNKNOWN),
             "model without tools": greeted("no place for tools", codex, model=WITHOUT_TOOLS),
         },
     ),
     Agent(
         "Qwen Code",
-        lambda clients: clients.npm_version("@qwen-code/qwen-code"),
-        {"tool, stream": qwen_reads},
+        "@qwen-code/qwen-code",
+        {"tool, stream": reads(qwen, "read_file", file_path="{note}")},
     ),
-    Agent(
-        "aider",
-        lambda clients: clients.python_version("aider-chat", "aider"),
-        {"edit": aider_edits},
-    ),
+    Agent("aider", "aider-chat", {"edit": aider_edits}, "aider"),
     Agent(
         "llm",
-        lambda clients: clients.python_version("llm", "llm"),
+        "llm",
         {
             "stream": greeted("Hello there.", llm),
-            "schema": llm_makes_an_object,
+            "schema": makes(llm, SOUP, SOUP, "--schema", "dish str"),
             "tool": llm_calls_a_tool,
         },
+        "llm",
     ),
 )

@@ -15,57 +15,35 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from tests.strangers.docs.blocks import all_blocks, filled_in
 
-PROGRAM_TIMEOUT_S = 180.0
-OUTPUT_TAIL_CHARACTERS = 600
-SDKS = ("openai", "anthropic")
-"""The package of each SDK, and its environment."""
+PROGRAM_TIMEOUT_S, INSTALL_TIMEOUT_S = 180.0, 1200.0
+TAIL_CHARACTERS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     client: str
-    version: str
     feature: str
     problem: str | None
     """``None``: it works."""
 
 
-def print_table(rows: Iterable[Tried]) -> None:
-    table = Table("client", "version", "feature", "result")
-    for row in rows:
-        table.add_row(row.client, row.version, row.feature, row.problem or "works")
-    Console(width=None if Console().is_terminal else 160).print(table)
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``package`` is the one whose version is reported."""
+    """``package`` is the one whose version is reported. Without a file it is the README's example
+    with that SDK."""
 
     file: str
     package: str
     environment: str = "npm"
-    server: Literal["scripted", "real", "locked"] = "scripted"
-    """Whose engine follows a script; which has real models; which wants a key."""
-
-    def version(self, clients: Clients) -> str:
-        if self.environment == "npm":
-            return clients.npm_version(self.package)
-        return clients.python_version(self.package, self.environment)
-
-    def runner(self, clients: Clients) -> str | Path:
-        if self.environment == "npm":
-            return "node"
-        return clients.python_bin("python", self.environment)
+    server: Literal["scripted", "real"] = "scripted"
+    """Whose engine follows a script; or which has real models."""
 
 
 PROGRAMS = (
@@ -81,71 +59,54 @@ PROGRAMS = (
     Program("openai_agents_client.py", "openai-agents", "openai_agents"),
     Program("real_model.mjs", "ai", server="real"),
     Program("real_model_client.py", "litellm", "litellm", "real"),
-    Program("wrong_key.mjs", "ai", server="locked"),
-    Program("wrong_key_client.py", "litellm", "litellm", "locked"),
+    Program("", "openai", "openai", "real"),
+    Program("", "anthropic", "anthropic", "real"),
 )
 
 
 def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]:
     """One row for each line that it printed, and one more where it did not end well."""
     try:
-        version = program.version(clients)
+        client = f"{program.package} {clients.version(program.package, program.environment)}"
     except NotInstalledError as error:
-        yield Tried(program.package, "", "installed", str(error))
+        yield Tried(program.package, "installed", str(error))
         return
-    environ = os.environ | {
-        "HELEXA_URL": url,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
+    is_node = program.environment == "npm"
+    command = ["node" if is_node else clients.python_bin("python", program.environment)]
+    if program.file:
+        command.append(clients.programs_dir / program.file)
+    else:
+        command += ["-c", _readme(program.package, url)]
+    environ = {"PYTHONDONTWRITEBYTECODE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     try:
         ended = subprocess.run(
-            [program.runner(clients), clients.programs_dir / program.file],
-            env=environ,
+            command,
+            env=os.environ | environ | {"HELEXA_URL": url},
             cwd=clients.programs_dir,
             capture_output=True,
             text=True,
             timeout=PROGRAM_TIMEOUT_S,
         )
-    except subprocess.TimeoutExpired:
-        problem = f"not done within {PROGRAM_TIMEOUT_S:g} s"
-        yield Tried(program.package, version, "the whole program", problem)
+    except subprocess.TimeoutExpired as error:
+        yield Tried(client, "the whole program", str(error))
         return
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     for one in lines:
-        yield Tried(program.package, version, one["feature"], one["problem"])
-    if ended.returncode != 0 or not lines:
-        problem = f"exit {ended.returncode}: {ended.stderr[-OUTPUT_TAIL_CHARACTERS:]}"
-        yield Tried(program.package, version, "the whole program", problem)
+        yield Tried(client, one["feature"], one["problem"])
+    output = (ended.stdout + ended.stderr)[-TAIL_CHARACTERS:]
+    if not program.file:
+        yield Tried(client, "README's example", None if "Paris" in ended.stdout else output)
+    elif ended.returncode != 0 or not lines:
+        yield Tried(client, "the whole program", f"exit {ended.returncode}: {output}")
 
 
-def try_readme(sdk: str, clients: Clients, url: str) -> Iterator[Tried]:
-    try:
-        version = clients.python_version(sdk, sdk)
-    except NotInstalledError as error:
-        yield Tried(sdk, "", "installed", str(error))
-        return
-    (example,) = (
-        block
-        for block in all_blocks()
-        if block.page == "README.md" and f"from {sdk} import" in block.text
-    )
-    code = filled_in(example.text, url=url, model="", key="")
-    ended = subprocess.run(
-        [clients.python_bin("python", sdk), "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
-    )
-    output = ended.stdout + ended.stderr
-    problem = None if "Paris" in ended.stdout else output[-OUTPUT_TAIL_CHARACTERS:]
-    yield Tried(sdk, version, "README's example", problem)
+def _readme(sdk: str, url: str) -> str:
+    readme = (block for block in all_blocks() if block.page == "README.md")
+    (example,) = (block for block in readme if f"from {sdk} import" in block.text)
+    return filled_in(example.text, url=url, model="", key="")
 
 
 PROGRAMS_DIR = Path(__file__).parent / "programs"
-INSTALL_TIMEOUT_S = 1200.0
-
 NPM_PACKAGES = (
     *("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
     *("openai", "@anthropic-ai/sdk", "ollama"),
@@ -181,41 +142,28 @@ class Clients:
         """Node looks for packages from where a program lies."""
 
     def install(self) -> None:
+        """Python's by uv: pip takes a quarter of an hour to choose the versions."""
         self.npm_dir.mkdir(parents=True, exist_ok=True)
         manifest = self.npm_dir / "package.json"
         manifest.write_text(json.dumps({"private": True, "type": "module"}))
         newest = [f"{name}@latest" for name in NPM_PACKAGES]
         quietly = ("--no-audit", "--no-fund", "--ignore-scripts")
-        _run("npm", "install", *quietly, "--prefix", str(self.npm_dir), *newest, cwd=self.npm_dir)
+        _run("npm", "install", *quietly, "--prefix", self.npm_dir, *newest, cwd=self.npm_dir)
         for finisher in FINISHERS:
             script = self.npm_dir / "node_modules" / finisher
-            _run("node", str(script), cwd=script.parent)
-        self._install_python()
-        self.take_programs()
-
-    def _install_python(self) -> None:
-        """Installs by uv: pip takes a quarter of an hour to choose the versions."""
-        _run(sys.executable, "-m", "venv", str(self.folder / "uv"))
-        _run(str(self.python_bin("pip", "uv")), "install", "--quiet", "uv")
-        uv = str(self.python_bin("uv", "uv"))
+            _run("node", script, cwd=script.parent)
+        _run(sys.executable, "-m", "venv", self.folder / "uv")
+        _run(self.python_bin("pip", "uv"), "install", "--quiet", "uv")
+        uv = self.python_bin("uv", "uv")
         for name, packages in PYTHON_PACKAGES.items():
-            python = str(self.python_bin("python", name))
-            _run(
-                uv,
-                "venv",
-                "--quiet",
-                "--clear",
-                "--python",
-                sys.executable,
-                str(self.folder / name),
-            )
+            _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, self.folder / name)
+            python = self.python_bin("python", name)
             _run(uv, "pip", "install", "--quiet", "--python", python, *packages)
 
     def take_programs(self) -> None:
         self.programs_dir.mkdir(exist_ok=True)
-        for program in PROGRAMS_DIR.iterdir():
-            if program.is_file():
-                (self.programs_dir / program.name).write_bytes(program.read_bytes())
+        for program in PROGRAMS_DIR.glob("*.*"):
+            (self.programs_dir / program.name).write_bytes(program.read_bytes())
 
     def npm_bin(self, name: str) -> Path:
         return self.npm_dir / "node_modules" / ".bin" / name
@@ -223,22 +171,18 @@ class Clients:
     def python_bin(self, name: str, environment: str) -> Path:
         return self.folder / environment / "bin" / name
 
-    def npm_version(self, package: str) -> str:
+    def version(self, package: str, environment: str) -> str:
         """Raises ``NotInstalledError``."""
+        is_npm = environment == "npm"
         manifest = self.npm_dir / "node_modules" / package / "package.json"
-        if not manifest.is_file():
+        python = self.python_bin("python", environment)
+        if not (manifest if is_npm else python).is_file():
             raise NotInstalledError(f"{package} is not installed in {self.folder}")
-        version: str = json.loads(manifest.read_text())["version"]
-        return version
-
-    def python_version(self, package: str, environment: str) -> str:
-        """Raises ``NotInstalledError``."""
-        if not self.python_bin("python", environment).exists():
-            raise NotInstalledError(f"{package} is not installed in {self.folder}")
+        if is_npm:
+            return str(json.loads(manifest.read_text())["version"])
         code = f"import importlib.metadata as found; print(found.version({package!r}))"
-        output = subprocess.check_output([self.python_bin("python", environment), "-c", code])
-        return output.decode().strip()
+        return subprocess.check_output([python, "-c", code]).decode().strip()
 
 
-def _run(*command: str, cwd: Path | None = None) -> None:
+def _run(*command: str | Path, cwd: Path | None = None) -> None:
     subprocess.run(command, cwd=cwd, check=True, timeout=INSTALL_TIMEOUT_S, stdout=sys.stderr)

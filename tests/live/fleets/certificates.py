@@ -12,6 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 VALID = timedelta(days=2)
+USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 class Authority:
@@ -20,7 +24,7 @@ class Authority:
         self._name = _named(name)
         made = _builder(self._name, self._name, self._key.public_key())
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        made = made.add_extension(_usage(signs_certificates=True), critical=True)
+        made = made.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
         self._certificate = self._signed(made)
         self.pem = _pem(self._certificate)
 
@@ -30,18 +34,13 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         made = _builder(_named(address), self._name, key.public_key())
         made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        made = made.add_extension(_usage(signs_certificates=False), critical=True)
+        made = made.add_extension(_usage(), critical=True)
         alternatives = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
         made = made.add_extension(alternatives, critical=False)
         chain_path, key_path = folder / "chain.pem", folder / "key.pem"
         chain_path.write_text(_pem(self._signed(made)) + self.pem)
-        key_path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
+        how = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, *how))
         return chain_path, key_path
 
     def _signed(self, made: x509.CertificateBuilder) -> x509.Certificate:
@@ -65,18 +64,8 @@ def _builder(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses or use == "digital_signature" for use in USES})
 
 
 def _named(name: str) -> x509.Name:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import redis
 from django.conf import settings as django_settings
 
@@ -27,13 +26,8 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live.reading import read_snapshot_sync
 from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
-from tests.live.scripted.model import ENGINE, FAMILIES, ScriptedModel, make_model
-from tests.live.scripted.simulated_devices import (
-    SimulatedDevice,
-    SimulatedDevices,
-    Simulation,
-    device_environment,
-)
+from tests.live.scripted.model import ENGINE, ScriptedModel, make_model
+from tests.live.scripted.simulated_devices import SimulatedDevices, device_environment
 from tests.live.serving import (
     LOG_TAIL_CHARACTERS,
     REPOSITORY_DIR,
@@ -42,10 +36,11 @@ from tests.live.serving import (
     serve_environment,
     wait_until,
 )
-from tests.servers.private_redis import mortal_redis
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
 GB = 10**9
 CONTROL = ("-m", "helexa_site.control")
+MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 
 
 class Program:
@@ -69,25 +64,17 @@ class Program:
                 env=dict(self._environment),
             )
 
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(WAIT_TIMEOUT_S)
 
-    def terminate(self) -> None:
-        self.process.terminate()
-
     def end(self) -> None:
         """However it stands, it is gone after this."""
-        if self.is_running:
-            self.process.terminate()
-            try:
-                self.process.wait(WAIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        self.process.terminate()
+        try:
+            self.process.wait(WAIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def log_tail(self) -> str:
         text = self._log_path.read_text(errors="replace")
@@ -95,23 +82,21 @@ class Program:
 
 
 class Fleet:
-    """Everything that was added ends with ``end``."""
-
-    def __init__(self, run_dir: Path, *, database_url: str, redis_url: str) -> None:
+    def __init__(self, run_dir: Path, server: MortalRedis, port: int, database_url: str) -> None:
         self.run_dir = run_dir
+        self.redis, self.redis_port = server, port
         self.programs: dict[str, Program] = {}
         self.cards: dict[str, SimulatedDevices] = {}
         self.gateway_urls: list[str] = []
-        self._redis = redis.Redis.from_url(redis_url)
+        self._client = redis.Redis.from_url(server.url_at(port))
         self._log_dir = run_dir / "logs"
         self._log_dir.mkdir(parents=True)
         self.environment = serve_environment() | {
             "DATABASE_URL": database_url,
-            "REDIS_URL": redis_url,
+            "REDIS_URL": server.url_at(port),
             "HELEXA_DATA_DIR": str(run_dir / "var"),
-            "HELEXA_SECRET_KEY": str(
-                django_settings.SECRET_KEY
-            ),  # this process reads what they sign
+            # This process reads what they sign.
+            "HELEXA_SECRET_KEY": str(django_settings.SECRET_KEY),
             "PYTHONPATH": str(REPOSITORY_DIR),
         }
         self.manage("migrate", "--verbosity", "0")
@@ -119,7 +104,7 @@ class Fleet:
     def manage(self, *arguments: str) -> str:
         """What a command prints, run as an operator beside a gateway would."""
         finished = subprocess.run(
-            [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments],
+            [*MANAGE, *arguments],
             env=self.environment,
             cwd=REPOSITORY_DIR,
             capture_output=True,
@@ -130,59 +115,44 @@ class Fleet:
         assert finished.returncode == 0, finished.stdout + finished.stderr
         return finished.stdout
 
-    def add_gateway(self, **environment: str) -> str:
+    def add_gateway(self) -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        manage = str(REPOSITORY_DIR / "manage.py")
-        command = [sys.executable, manage, "gateway", "--port", str(port)]
-        self._add(f"gateway-{len(self.gateway_urls)}", command, **environment)
+        self._add(f"gateway-{len(self.gateway_urls)}", [*MANAGE, "gateway", "--port", str(port)])
         self.gateway_urls.append(url)
         wait_until(lambda: httpx.get(f"{url}/health", timeout=30.0).content, f"{url} answers")
-        return url
 
-    def add_control(self) -> Program:
-        number = sum(name.startswith("control-") for name in self.programs)
-        name = f"control-{number}"
-        return self._add(name, [sys.executable, *CONTROL, "--hostname", f"{name}@%h"])
+    def add_control(self) -> None:
+        name = f"control-{sum(name.startswith('control-') for name in self.programs)}"
+        self._add(name, [sys.executable, *CONTROL, "--hostname", f"{name}@%h"])
 
-    def add_neuron(
-        self,
-        name: str,
-        *cards_bytes: int,
-        arguments: Sequence[str] | None = None,
-        **environment: str,
-    ) -> Program:
-        """``arguments`` of ``manage.py neuron``; without them it gets its name and this Redis."""
-        devices = [SimulatedDevice(kind="cuda", memory_bytes=size) for size in cards_bytes]
+    def add_neuron(self, name: str, *cards_bytes: int, join: str = "") -> None:
+        """With scripted engines. Without a line to join by it gets its name and this Redis."""
         described = self.run_dir / f"{name}.json"
-        described.write_bytes(msgspec.json.encode(Simulation(devices=devices)))
+        described.write_text(json.dumps(cards_bytes))
         self.cards[name] = SimulatedDevices(described)
-        manage = str(REPOSITORY_DIR / "manage.py")
-        settings = {
-            **device_environment(described),
+        settings = device_environment(described) | {
             "HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)]),
             "HELEXA_DATA_DIR": str(self.run_dir / name),
         }
-        command = [sys.executable, manage, "neuron", *(arguments or ("--name", name))]
-        return self._add(name, command, **(settings | environment))
+        who = ("--join", join) if join else ("--name", name)
+        self._add(name, [*MANAGE, "neuron", *who], **settings)
 
-    def add_real_neuron(self, name: str, data_dir: Path, **environment: str) -> Program:
-        command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "neuron", "--name", name]
-        settings = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_DEVICE": "cpu"}
-        return self._add(name, command, **(settings | environment))
+    def add_real_neuron(self, name: str, data_dir: Path, **environment: str) -> None:
+        settings = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_DEVICE": "cpu"} | environment
+        self._add(name, [*MANAGE, "neuron", "--name", name], **settings)
 
     def add_models(self, sizes_bytes: Mapping[str, int], *, pinned: str) -> list[ScriptedModel]:
         """Adds models to the catalogue, each with a script of its own and so many bytes on its
         card."""
         models, lines = [], []
         for name, size_bytes in sizes_bytes.items():
-            folder = self.run_dir / name
-            model = make_model(name, FAMILIES["hermes"], folder)
+            model = make_model(name, self.run_dir / name)
             model.takes(size_bytes)
             models.append(model)
             lines.append(
                 f"services.catalogue_model_create(actor=COMMAND, name={name!r}, "
-                f"source='path:{folder}', pinned={name == pinned})"
+                f"source='path:{model.folder}', pinned={name == pinned})"
             )
         self.shell(*lines)
         return models
@@ -192,27 +162,14 @@ class Fleet:
         line: str = json.loads(found_json)["join"]
         return line
 
-    def shell(self, *lines: str) -> str:
-        imports = (
-            "from fleet import services",
-            "from fleet.models import *",
-            "from metering.audit import COMMAND",
-        )
-        return self.manage("shell", "-v", "0", "-c", "\n".join([*imports, *lines]))
-
-    def health(self, gateway: int = 0) -> dict[str, Any]:
-        found = httpx.get(
-            f"{self.gateway_urls[gateway]}/health",
-            headers={"Authorization": f"Bearer {SERVE_KEY}"},
-            timeout=30.0,
-        )
-        found_json: dict[str, Any] = found.json()
-        return found_json
+    def shell(self, *lines: str) -> None:
+        imports = "from fleet import services", "from metering.audit import COMMAND"
+        self.manage("shell", "-v", "0", "-c", "\n".join([*imports, *lines]))
 
     def snapshot(self) -> FleetSnapshot:
         """Returns the snapshot of the neurons' heartbeats; empty while Redis does not answer."""
         try:
-            return read_snapshot_sync(self._redis)
+            return read_snapshot_sync(self._client)
         except SnapshotUnavailableError:
             return FleetSnapshot(neurons=())
 
@@ -228,38 +185,34 @@ class Fleet:
             raise AssertionError(f"{error}\n{self.describe()}") from None
 
     def describe(self) -> str:
+        headers = {"Authorization": f"Bearer {SERVE_KEY}"}
         try:
-            health = json.dumps(self.health(), indent=1)
-        except (httpx.HTTPError, ValueError) as error:
+            health = httpx.get(f"{self.gateway_urls[0]}/health", headers=headers, timeout=30.0).text
+        except httpx.HTTPError as error:
             health = f"no answer: {error}"
         return "\n".join([health, *(program.log_tail() for program in self.programs.values())])
 
     def end(self) -> None:
         """Gateways first, so that neurons have no request to answer."""
-        programs = sorted(self.programs.values(), key=lambda one: not one.name.startswith("gate"))
-        for program in programs:
-            program.terminate()
-        for program in programs:
+        for program in sorted(self.programs.values(), key=lambda one: "gateway" not in one.name):
+            program.process.terminate()
+        for program in self.programs.values():
             program.end()
-        self._redis.close()
+        self._client.close()
 
-    def _add(self, name: str, command: Sequence[str], **settings: str) -> Program:
-        environment: Mapping[str, str] = self.environment | settings
-        program = Program(name, command, environment, self._log_dir)
-        self.programs[name] = program
-        return program
+    def _add(self, name: str, command: Sequence[str], **settings: str) -> None:
+        environment = self.environment | settings
+        self.programs[name] = Program(name, command, environment, self._log_dir)
 
 
 @contextmanager
-def fleet_on_sqlite(run_dir: Path) -> Iterator[Fleet]:
-    """One without programs yet, on a Redis of its own."""
+def running_fleet(run_dir: Path, database_url: str = "") -> Iterator[Fleet]:
+    """One without programs yet, on a Redis of its own; without a URL on SQLite. Everything that is
+    added ends with it."""
     port = free_port()
+    database_url = database_url or f"sqlite:///{run_dir / 'helexa.sqlite3'}"
     with mortal_redis(run_dir / "redis", port=port) as server:
-        fleet = Fleet(
-            run_dir,
-            database_url=f"sqlite:///{run_dir / 'helexa.sqlite3'}",
-            redis_url=server.url_at(port),
-        )
+        fleet = Fleet(run_dir, server, port, database_url)
         try:
             yield fleet
         finally:

@@ -1,14 +1,11 @@
-"""Fleets on SQLite: a real model that no host holds, over two of them, each with a memory limit
-that is too small for it; and a model that moves between three neurons of unequal size under steady
-traffic, and a neuron that is upgraded. Which neuron a model moves to, and what waits or ends
-meanwhile, is in ``tests/fleet/placement``; what ``scripts/rolling-deploy`` does, in
-``tests/fleet/commands``."""
+"""A fleet on SQLite: a real model that no host holds, over two of them, each with a memory limit
+that is too small for it. Which neuron a model moves to, and what waits or ends meanwhile, is in
+``tests/fleet/placement``; what ``scripts/rolling-deploy`` does, in ``tests/fleet/commands``."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,7 @@ import pytest
 
 from fleet.services.catalogue import DEFAULT_MODEL_SAMPLING
 from tests.live.conftest import with_caches
-from tests.live.fleets.crowd import crowd
-from tests.live.fleets.fleet import GB, Fleet, fleet_on_sqlite
+from tests.live.fleets.fleet import Fleet, running_fleet
 from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of
 from tests.processes import command_line
 
@@ -65,49 +61,37 @@ def stages_of(url: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, second
 
 
-@pytest.fixture
-def two_hosts(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> Iterator[Fleet]:
-    with fleet_on_sqlite(tmp_path) as fleet:
+def test_two_hosts_answer_as_one_does(
+    tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path, helexa: Serve, default_gguf: Path
+) -> None:
+    """No row to the other host is rounded. It comes back when either part has ended, and an unload
+    leaves nothing on either host."""
+    environment = {"HELEXA_MEMORY_LIMIT": LIMIT, "HELEXA_STAGE_LISTEN": "127.0.0.1"}
+    fields = {"spread": "fleet", "device": "cpu", "dtype": "float32", "kv_memory_bytes": KV_BYTES}
+    with running_fleet(tmp_path) as fleet:
         fleet.add_control()
         fleet.add_gateway()
         for name in HOSTS:
-            fleet.add_real_neuron(
-                name,
-                with_caches(tmp_path / name, model_cache_dir, native_cache_dir),
-                HELEXA_MEMORY_LIMIT=LIMIT,
-                HELEXA_STAGE_LISTEN="127.0.0.1",
-            )
+            data_dir = with_caches(tmp_path / name, model_cache_dir, native_cache_dir)
+            fleet.add_real_neuron(name, data_dir, **environment)
         fleet.wait(lambda: len(fleet.snapshot().neurons) == len(HOSTS), "both neurons are there")
-        yield fleet
-
-
-def test_two_hosts_answer_as_one_does(two_hosts: Fleet, helexa: Serve, default_gguf: Path) -> None:
-    """No row to the other host is rounded. It comes back when either part has ended, and an unload
-    leaves nothing on either host."""
-    settings = {
-        **DEFAULT_MODEL_SAMPLING,
-        "spread": "fleet",
-        "device": "cpu",
-        "dtype": "float32",
-        "kv_memory_bytes": KV_BYTES,
-    }
-    two_hosts.shell(
-        f"services.catalogue_model_create(actor=COMMAND, name='large', "
-        f"source='path:{default_gguf}', **{settings!r})"
-    )
-    (url,) = two_hosts.gateway_urls
-    two_hosts.wait(lambda: httpx.get(f"{url}/v1/models/large").is_success, "it is offered")
-    expected = helexa.answer(max_tokens=ASKED["max_tokens"])
-    assert answer_of(two_hosts) == expected, two_hosts.describe()
-    first, second = stages_of(url)
-    assert {first["node"], second["node"]} == set(HOSTS)
-    for host in (second["node"], first["node"]):  # a stage alone, then the engine
-        for process in engines(two_hosts, host):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
-                process.kill()
-        assert answer_of(two_hosts) == expected, two_hosts.describe()
-    two_hosts.manage("models", "unload", "large")
-    two_hosts.wait(lambda: nothing_is_left(two_hosts), "nothing is left on either host")
+        fleet.shell(
+            f"services.catalogue_model_create(actor=COMMAND, name='large', "
+            f"source='path:{default_gguf}', **{DEFAULT_MODEL_SAMPLING | fields!r})"
+        )
+        (url,) = fleet.gateway_urls
+        fleet.wait(lambda: httpx.get(f"{url}/v1/models/large").is_success, "it is offered")
+        expected = helexa.answer(max_tokens=ASKED["max_tokens"])
+        assert answer_of(fleet) == expected, fleet.describe()
+        first, second = stages_of(url)
+        assert {first["node"], second["node"]} == set(HOSTS)
+        for host in (second["node"], first["node"]):  # a stage alone, then the engine
+            for process in engines(fleet, host):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
+                    process.kill()
+            assert answer_of(fleet) == expected, fleet.describe()
+        fleet.manage("models", "unload", "large")
+        fleet.wait(lambda: nothing_is_left(fleet), "nothing is left on either host")
 
 
 def engines(fleet: Fleet, host: str) -> list[psutil.Process]:
@@ -125,33 +109,3 @@ def nothing_is_left(fleet: Fleet) -> bool:
         and not engines(fleet, one.name)
         for one in neurons
     )
-
-
-QUESTION = "count for me"
-TEXT = "".join(f"{number} " for number in range(20))
-NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
-
-
-def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(tmp_path: Path) -> None:
-    with fleet_on_sqlite(tmp_path) as fleet:
-        fleet.add_control()
-        fleet.add_gateway()
-        for name, card_bytes in NEURONS.items():
-            fleet.add_neuron(name, card_bytes)
-        (birch,) = fleet.add_models({"birch": 9 * GB}, pinned="birch")
-        birch.answers(QUESTION, TEXT, token_s=0.01)
-        fleet.wait(lambda: fleet.ready("birch"), "it is loaded")
-        with crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
-            for name in ("beech", "ash"):
-                fleet.manage("models", "change", "birch", "--set", f"pinned_on={name}")
-                fleet.wait(lambda name=name: fleet.ready("birch") == [name], f"it is on {name}")
-            fleet.manage("models", "change", "birch", "--set", "pinned_on=")
-            fleet.manage("neurons", "drain", "ash")
-            fleet.wait(lambda: fleet.ready("birch") not in ([], ["ash"]), "a cramped one has it")
-            fleet.wait(lambda: "ash" not in fleet.ready("birch"), "it has left")
-            fleet.programs["ash"].end()
-            fleet.programs["ash"].start()
-            fleet.wait(lambda: len(fleet.snapshot().neurons) == len(NEURONS), "it is upgraded")
-            fleet.manage("neurons", "resume", "ash")
-            fleet.wait(lambda: fleet.ready("birch") == ["ash"], "it is back")
-        assert set(asked.counted()) == {"whole"}, asked.counted()

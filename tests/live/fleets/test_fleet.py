@@ -7,20 +7,16 @@ The tests share a fleet and leave it whole: each harms it and sees it recover.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from benchmarks.ports import free_port
-from fleet.live.snapshot import ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
-from tests.live.fleets.crowd import Crowd, crowd, ending_of
-from tests.live.fleets.fleet import GB, Fleet
+from tests.live.fleets.crowd import Crowd, ending_of
+from tests.live.fleets.fleet import GB, Fleet, running_fleet
 from tests.live.scripted.simulated_devices import CardWatch
 from tests.servers.private_postgres import running_postgres
-from tests.servers.private_redis import MortalRedis, mortal_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.limit_s(900)]
 
@@ -51,47 +47,29 @@ ENDINGS_OF_A_KILLED_NEURON = (
 may find that one of them was preparing a request."""
 
 
-class Harmed:
-    def __init__(self, fleet: Fleet, redis: MortalRedis) -> None:
-        self.fleet = fleet
-        self.redis = redis
-
-
 @pytest.fixture(scope="module")
-def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     run_dir = tmp_path_factory.mktemp("fleet")
-    port = free_port()
-    with mortal_redis(run_dir / "redis", port=port) as redis, running_postgres() as url:
-        fleet = Fleet(run_dir, database_url=url, redis_url=redis.url_at(port))
-        try:
-            start(fleet, port)
-            with CardWatch(fleet.cards) as watch:
-                yield Harmed(fleet, redis)
-            assert watch.num_looks > 0
-            assert watch.overcommitted == [], fleet.describe()
-        finally:
-            fleet.end()
-
-
-def start(fleet: Fleet, redis_port: int) -> None:
-    line = fleet.invite("guest", f"127.0.0.1:{redis_port}")
-    for _ in range(2):
-        fleet.add_control()
-        fleet.add_gateway()
-    for name, cards in CARDS.items():
-        joins = ("--join", line) if name == "guest" else None
-        fleet.add_neuron(name, *cards, arguments=joins)
-    for model in fleet.add_models(SIZES, pinned=PINNED):
-        model.answers(QUESTION, TEXT, token_s=TOKEN_S)
-    fleet.wait(lambda: len(fleet.snapshot().neurons) == len(CARDS), "all neurons are there")
-    fleet.wait(lambda: fleet.ready(PINNED), "the pinned model is loaded")
+    with running_postgres() as url, running_fleet(run_dir, url) as fleet:
+        line = fleet.invite("guest", f"127.0.0.1:{fleet.redis_port}")
+        for _ in range(2):
+            fleet.add_control()
+            fleet.add_gateway()
+        for name, cards in CARDS.items():
+            fleet.add_neuron(name, *cards, join=line if name == "guest" else "")
+        for model in fleet.add_models(SIZES, pinned=PINNED):
+            model.answers(QUESTION, TEXT, token_s=TOKEN_S)
+        with CardWatch(fleet.cards) as watch:
+            yield fleet
+        assert watch.num_looks > 0
+        assert watch.overcommitted == [], fleet.describe()
 
 
 @pytest.fixture
-def fleet(harmed: Harmed) -> Iterator[Fleet]:
-    settled(harmed.fleet)
-    yield harmed.fleet
-    settled(harmed.fleet)
+def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
+    settled(shared_fleet)
+    yield shared_fleet
+    settled(shared_fleet)
 
 
 def settled(fleet: Fleet) -> None:
@@ -110,51 +88,46 @@ def settled(fleet: Fleet) -> None:
     fleet.wait(is_settled, "the fleet has settled")
 
 
-def reported(fleet: Fleet, model: str) -> ReplicaView:
-    """The one replica of a loaded model. Waits while its neuron's heartbeat is late."""
-    replica: ReplicaView
-    (replica,) = fleet.wait(lambda: fleet.snapshot().replicas_of(model), f"{model} is reported")
-    return replica
+def asking(fleet: Fleet, *models: str) -> Crowd:
+    return Crowd(fleet.gateway_urls, models, QUESTION, TEXT)
 
 
-def asking(fleet: Fleet, *models: str):
-    return crowd(fleet.gateway_urls, models, QUESTION, TEXT)
+def wait_for(fleet: Fleet, clients: Crowd, num_more: int) -> None:
+    before = clients.num_whole()
+    fleet.wait(lambda: clients.num_whole() >= before + num_more, "answers come")
 
 
-def ended_once(fleet: Fleet, clients: Crowd, *allowed: str) -> Counter[str]:
+def ended_once(fleet: Fleet, clients: Crowd, *allowed: str) -> None:
     assert all(one.num_endings == (one.how != "connection") for one in clients.endings)
     counted = clients.counted()
     assert set(counted) <= {"whole", *allowed}, f"{counted}\n{fleet.describe()}"
-    return counted
 
 
-def test_a_cold_model_is_loaded_for_the_request_on_a_card_that_holds_it(fleet: Fleet) -> None:
+def test_a_cold_model_is_loaded_on_a_card_that_holds_it_and_others_have_time_slices(
+    fleet: Fleet,
+) -> None:
     ending = ending_of(fleet.gateway_urls[0], "birch", QUESTION, TEXT, stream=True)
     assert ending.how == "whole", fleet.describe()
-    replica, pinned = reported(fleet, "birch"), reported(fleet, PINNED)
-    assert replica.neuron == "beast"
-    assert (replica.neuron, replica.devices) != (pinned.neuron, pinned.devices)
-
-
-def test_models_that_do_not_fit_together_have_time_slices(fleet: Fleet) -> None:
+    places = []
+    for model in ("birch", PINNED):  # while its neuron's heartbeat is late, none is reported
+        (replica,) = fleet.wait(lambda m=model: fleet.snapshot().replicas_of(m), "it is reported")
+        places.append((replica.neuron, replica.devices))
+    assert places[0][0] == "beast" and places[0] != places[1]
     with asking(fleet, *SIZES) as clients:
         fleet.wait(
             lambda: len({one.model for one in clients.endings}) == len(SIZES), "each is answered"
         )
-        fleet.wait(lambda: clients.num_whole() >= 40, "many answers")
+        wait_for(fleet, clients, 40)
     ended_once(fleet, clients)
 
 
 def test_a_killed_gateway_takes_only_its_own_requests_along(fleet: Fleet) -> None:
-    gateway = fleet.programs["gateway-0"]
     with asking(fleet, PINNED) as clients:
-        fleet.wait(lambda: clients.num_whole() >= 3, "answers come")
-        gateway.kill()
-        before = clients.num_whole()
-        fleet.wait(lambda: clients.num_whole() >= before + 5, "the other one answers")
-        gateway.start()
-        before = clients.num_whole()
-        fleet.wait(lambda: clients.num_whole() >= before + 5, "answers come")
+        wait_for(fleet, clients, 3)
+        fleet.programs["gateway-0"].kill()
+        wait_for(fleet, clients, 5)
+        fleet.programs["gateway-0"].start()
+        wait_for(fleet, clients, 5)
     ended_once(fleet, clients, "connection")
     lost = {one.gateway_url for one in clients.endings if one.how == "connection"}
     assert lost <= {fleet.gateway_urls[0]}
@@ -166,27 +139,39 @@ def test_a_killed_control_is_followed_by_another_and_a_killed_neurons_model_come
     """What shows that one leads: the pinned model, which went with its neuron, is loaded."""
     (home,) = fleet.wait(lambda: fleet.ready(PINNED), "the pinned model is reported")
     with asking(fleet, PINNED) as clients:
-        fleet.wait(lambda: clients.num_whole() >= 3, "answers come")
+        wait_for(fleet, clients, 3)
         fleet.programs["control-0"].kill()
         fleet.programs[home].kill()
         fleet.wait(lambda: home not in fleet.ready(PINNED), "its neuron is gone")
         fleet.wait(lambda: fleet.ready(PINNED), "it is loaded elsewhere")
-        before = clients.num_whole()
-        fleet.wait(lambda: clients.num_whole() >= before + 10, "answers come again")
+        wait_for(fleet, clients, 10)
         fleet.programs["control-0"].start()
         fleet.programs[home].start()
         fleet.wait(lambda: len(fleet.snapshot().neurons) == len(CARDS), "it is back")
     ended_once(fleet, clients, *ENDINGS_OF_A_KILLED_NEURON)
 
 
-def test_a_killed_redis_ends_what_is_open_and_all_find_its_next_life(harmed: Harmed) -> None:
-    fleet = harmed.fleet
-    settled(fleet)
+def test_a_killed_redis_ends_what_is_open_and_all_find_its_next_life(fleet: Fleet) -> None:
     with asking(fleet, PINNED) as clients:
-        fleet.wait(lambda: clients.num_whole() >= 3, "answers come")
-        harmed.redis.kill()
-        harmed.redis.start()
-        before = clients.num_whole()
-        fleet.wait(lambda: clients.num_whole() >= before + 10, "answers come again")
+        wait_for(fleet, clients, 3)
+        fleet.redis.kill()
+        fleet.redis.start()
+        wait_for(fleet, clients, 10)
     ended_once(fleet, clients, "redis_unavailable", "neuron_lost", "no_neuron", "model_loading")
-    settled(fleet)
+
+
+def test_a_model_moves_without_a_gap_and_comes_back_after_a_drain(fleet: Fleet) -> None:
+    """Its neuron is upgraded meanwhile."""
+    with asking(fleet, PINNED) as clients:
+        for name in ("mouse", "guest"):
+            fleet.manage("models", "change", PINNED, "--set", f"pinned_on={name}")
+            fleet.wait(lambda name=name: fleet.ready(PINNED) == [name], f"it is on {name}")
+        fleet.manage("neurons", "drain", "guest")
+        fleet.manage("models", "change", PINNED, "--set", "pinned_on=")
+        fleet.wait(lambda: fleet.ready(PINNED) not in ([], ["guest"]), "another one has it")
+        fleet.wait(lambda: "guest" not in fleet.ready(PINNED), "it has left")
+        fleet.programs["guest"].end()
+        fleet.programs["guest"].start()
+        fleet.wait(lambda: len(fleet.snapshot().neurons) == len(CARDS), "it is upgraded")
+        fleet.manage("neurons", "resume", "guest")
+    assert set(clients.counted()) == {"whole"}, clients.counted()

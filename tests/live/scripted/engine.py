@@ -2,9 +2,8 @@
 
 It stands in where the default model cannot call tools or think. The load spec's source,
 ``path:FOLDER``, names a folder with tokenizer files and a script (``script.py`` here), which holds
-a model's text: sampling, penalties and biases have no part in it. The ends of a sequence (stop ids,
-max_tokens, min_tokens), the thinking budget, the grammar and logprobs are as in the engine. A
-sequence whose tokens break the grammar it came with fails, and reports how. Where the neuron's
+a model's text: sampling and grammars have no part in it. The ends of a sequence (stop ids,
+max_tokens, min_tokens), the thinking budget and logprobs are as in the engine. Where the neuron's
 devices are simulated it takes the memory that its script names (``simulated_devices.py``).
 """
 
@@ -25,11 +24,9 @@ import msgspec
 import tokenizers
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine.errors import GrammarError
-from inference.engine.grammars import GrammarCompiler, GrammarState
 from inference.engine.logits_processors import ThinkingBudget
 from inference.protocol import engine as protocol
-from inference.protocol.engine import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
+from inference.protocol.engine import SamplingParams, TokenLogprob
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport, LoadStage
 from tests.inference.reports import engine_stats, load_report
@@ -40,39 +37,24 @@ TOP_LOGPROB = -0.25
 """The log probability of the scripted token; each candidate after it is one less likely."""
 
 
-class GrammarBrokenError(Exception):
-    """The script writes what the request's grammar forbids: one of the two is wrong."""
-
-
 class Performance:
     def __init__(
         self,
         submit: protocol.SubmitSequence,
+        prompt: str,
         rule: scripts.Rule,
-        tokenizer: tokenizers.Tokenizer,
-        *,
-        end_token_id: int,
-        grammars: GrammarCompiler,
+        token_ids: Iterator[int],
     ) -> None:
-        """Raises ``GrammarError`` for a grammar that does not compile."""
-        index = int(submit.sequence_id.rpartition("/")[2])
-        answer = rule.choices[index % len(rule.choices)]
-        token_ids = tokenizer.encode(answer, add_special_tokens=False).ids
+        self.prompt = prompt
         self._submit = submit
         self._rule = rule
-        self._tokens = _planned(token_ids, rule, end_token_id, submit.params)
+        self._tokens = token_ids
         self.num_output = 0
         """Tokens so far."""
         self._due_s = 0.0
-        grammar = submit.params.grammar
-        self._check = GrammarCheck(grammar, grammars, tokenizer) if grammar else None
-
-    @property
-    def is_queued(self) -> bool:
-        return self._rule.holds == "queue"
 
     def is_due(self, now_s: float) -> bool:
-        if self._rule.holds is not None or now_s < self._due_s:
+        if now_s < self._due_s:
             return False
         self._due_s = now_s + self._rule.token_s
         return True
@@ -86,13 +68,10 @@ class Performance:
             self.num_output += 1
             if token_id in self._submit.params.stop_token_ids:
                 reason = "stop"
-                if self._check is not None:
-                    self._check.expect_complete()
                 break
-            if self._check is not None:
-                self._check.take(token_id)
             token_ids.append(token_id)
-            reason = self._length_reason()
+            if self.num_output == self._submit.params.max_tokens:
+                reason = "length"
         return protocol.SequenceStep(
             sequence_id=self._submit.sequence_id,
             token_ids=token_ids,
@@ -101,9 +80,6 @@ class Performance:
             finish_reason=reason,
             num_output_tokens=self.num_output if reason else 0,
         )
-
-    def _length_reason(self) -> Literal["length"] | None:
-        return "length" if self.num_output == self._submit.params.max_tokens else None
 
     def _logprobs(self, token_ids: list[int]) -> list[TokenLogprob] | None:
         num_top = self._submit.params.top_logprobs
@@ -119,60 +95,21 @@ class Performance:
         ]
 
 
-class GrammarCheck:
-    """What the engine's masks would have let through."""
-
-    def __init__(
-        self, grammar: Grammar, grammars: GrammarCompiler, tokenizer: tokenizers.Tokenizer
-    ) -> None:
-        """Raises ``GrammarError``."""
-        self._state: GrammarState = grammars.compile(grammar.text).result().start(grammar)
-        self._tokenizer = tokenizer
-        self._taken: list[int] = []
-
-    def take(self, token_id: int) -> None:
-        self._state.advance(token_id)
-        if self._state.problem is not None:
-            raise GrammarBrokenError(
-                f"after {self._written()!r} the grammar forbids "
-                f"{self._tokenizer.id_to_token(token_id)!r}"
-            )
-        self._taken.append(token_id)
-
-    def expect_complete(self) -> None:
-        if self._state.is_active and not self._state.matcher.is_accepting():
-            raise GrammarBrokenError(f"the grammar wants more after {self._written()!r}")
-
-    def _written(self) -> str:
-        written: str = self._tokenizer.decode(self._taken, skip_special_tokens=False)
-        return written
-
-
 def _planned(
     token_ids: list[int], rule: scripts.Rule, end_token_id: int, params: SamplingParams
 ) -> Iterator[int]:
     """Yields tokens without end: where the model's end token does not count, the answer starts
-    over."""
+    over. Thoughts over the budget are lost: the model's own end of the block comes in their
+    place."""
     once = token_ids if rule.repeats else [*token_ids, end_token_id]
-    tokens: Iterator[int] = chain.from_iterable(repeat(once))
-    if params.thinking_limit is not None:
-        tokens = _limited_thinking(tokens, params.thinking_limit)
-    return _without_early_stops(tokens, params)
-
-
-def _limited_thinking(tokens: Iterator[int], limit: ThinkingLimit) -> Iterator[int]:
-    """Thoughts over the budget are lost: the model's own end of the block comes in their place."""
-    budget = ThinkingBudget(limit)
-    for token_id in tokens:
-        if budget.forced_token is not None and token_id != limit.end_token_id:
-            continue
-        budget.advance(token_id)
-        yield token_id
-
-
-def _without_early_stops(tokens: Iterator[int], params: SamplingParams) -> Iterator[int]:
+    limit = params.thinking_limit
+    budget = ThinkingBudget(limit) if limit is not None else None
     num_given = 0
-    for token_id in tokens:
+    for token_id in chain.from_iterable(repeat(once)):
+        if limit is not None and budget is not None:
+            if budget.forced_token is not None and token_id != limit.end_token_id:
+                continue
+            budget.advance(token_id)
         if token_id in params.stop_token_ids and num_given < params.min_tokens:
             continue
         num_given += 1
@@ -205,11 +142,10 @@ class ScriptedEngine:
         self._context_tokens = script.context_tokens
         self._vision = script.vision
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        end_token_id = self._tokenizer.token_to_id(script.end_token)
-        assert end_token_id is not None, "the script's end token is not in its tokenizer"
+        end_token_id = self._tokenizer.token_to_id(scripts.END_TOKEN)
+        assert end_token_id is not None
         self._end_token_id = end_token_id
         self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
         self._commands: queue.SimpleQueue[protocol.EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
         self._num_steps = 0
@@ -223,9 +159,8 @@ class ScriptedEngine:
         try:
             taken = take_memory(self._spec, scripts.read_script(self._folder))
         except NoRoomError as error:
-            failure = LoadFailure(
-                code="does_not_fit", message=str(error), needed_bytes=error.needed_bytes
-            )
+            why = {"message": str(error), "needed_bytes": error.needed_bytes}
+            failure = LoadFailure(code="does_not_fit", **why)
             self._send(protocol.LoadFailedMessage(failure=failure))
             return
         self._send(protocol.Loaded(report=self._report(taken)))
@@ -256,8 +191,8 @@ class ScriptedEngine:
                 case protocol.SubmitSequence():
                     outputs += self._start(command)
                 case protocol.CancelSequence(sequence_id=sequence_id):
-                    if self._performances.pop(sequence_id, None) is not None:
-                        self._note(sequence_id, "cancelled")
+                    if (cancelled := self._performances.pop(sequence_id, None)) is not None:
+                        self._note(cancelled, "cancelled")
                         outputs.append(protocol.SequenceCancelled(sequence_id=sequence_id))
                 case protocol.Shutdown():
                     os._exit(0)
@@ -265,10 +200,9 @@ class ScriptedEngine:
 
     def _start(self, submit: protocol.SubmitSequence) -> list[protocol.SequenceFailed]:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
-        scripts.append_received(
+        scripts.append(
             self._folder,
             scripts.Received(
-                sequence_id=submit.sequence_id,
                 prompt=prompt,
                 num_prompt_tokens=len(submit.token_ids),
                 num_images=len(submit.images),
@@ -277,52 +211,40 @@ class ScriptedEngine:
         )
         rule = scripts.read_script(self._folder).rule_for(prompt)
         if rule is None:
-            return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
-        try:
-            self._performances[submit.sequence_id] = Performance(
-                submit,
-                rule,
-                self._tokenizer,
-                end_token_id=self._end_token_id,
-                grammars=self._grammars,
-            )
-        except GrammarError as error:
-            return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
+            message = f"no rule for the prompt {prompt!r}"
+            failed = {"code": "engine_error", "message": message}
+            return [protocol.SequenceFailed(sequence_id=submit.sequence_id, **failed)]
+        index = int(submit.sequence_id.rpartition("/")[2])
+        answer = rule.choices[index % len(rule.choices)]
+        token_ids = self._tokenizer.encode(answer, add_special_tokens=False).ids
+        planned = _planned(token_ids, rule, self._end_token_id, submit.params)
+        self._performances[submit.sequence_id] = Performance(submit, prompt, rule, planned)
         return []
 
-    def _steps(self) -> list[protocol.SequenceStep | protocol.SequenceFailed]:
-        outputs: list[protocol.SequenceStep | protocol.SequenceFailed] = []
+    def _steps(self) -> list[protocol.SequenceStep]:
+        outputs: list[protocol.SequenceStep] = []
         now_s = time.monotonic()
         for sequence_id, performance in list(self._performances.items()):
             if not performance.is_due(now_s):
                 continue
             if performance.num_output == 0:
-                self._note(sequence_id, "first token")
-            try:
-                step = performance.step()
-            except GrammarBrokenError as error:
-                del self._performances[sequence_id]
-                outputs.append(_failed(sequence_id, str(error)))
-                continue
+                self._note(performance, "first token")
+            step = performance.step()
             if step.finish_reason is not None:
                 del self._performances[sequence_id]
             outputs.append(step)
         self._num_steps += bool(outputs)
         return outputs
 
-    def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
+    def _note(self, performance: Performance, what: Literal["first token", "cancelled"]) -> None:
         now_s = time.monotonic()
-        scripts.append_moment(
-            self._folder, scripts.Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s)
-        )
+        moment = scripts.Moment(prompt=performance.prompt, what=what, monotonic_s=now_s)
+        scripts.append(self._folder, moment)
 
     def _stats(self) -> protocol.EngineStats:
-        num_queued = sum(one.is_queued for one in self._performances.values())
-        num_running = len(self._performances) - num_queued
         return engine_stats(
-            in_flight=num_running,
-            queue_depth=num_queued,
-            kv_blocks_used=num_running,
+            in_flight=len(self._performances),
+            kv_blocks_used=len(self._performances),
             kv_blocks_total=NUM_BLOCKS,
             last_forward_unix_s=time.time() if self._num_steps else None,
         )
@@ -345,10 +267,6 @@ class ScriptedEngine:
 
     def _send(self, message: msgspec.Struct) -> None:
         self._channel.send(protocol.encode_engine_frame(message))
-
-
-def _failed(sequence_id: str, message: str, code: str = "engine_error") -> protocol.SequenceFailed:
-    return protocol.SequenceFailed(sequence_id=sequence_id, code=code, message=message)
 
 
 def main() -> None:

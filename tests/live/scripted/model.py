@@ -1,5 +1,5 @@
 """Models for the scripted engine: a folder with a small real tokenizer, a chat template and a
-script, one for each family of tool calls; and a whole server whose engines follow scripts.
+script; and a whole server whose engines follow scripts.
 """
 
 from __future__ import annotations
@@ -41,66 +41,28 @@ OSLO_CALL = (
 CLOCK_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """``special`` tokens have no text of their own; ``visible`` ones are single tokens that do."""
+CHATML = ("<|endoftext|>", "<|im_start|>", scripts.END_TOKEN)
+WORDS = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+)
+"""Single tokens that have a text of their own."""
 
+
+@dataclass(frozen=True, slots=True)
+class Family:
     template: str
-    special: tuple[str, ...]
-    visible: tuple[str, ...] = ()
-    bos: str
-    eos: str
+    context_tokens: int = 131072
     image: str = ""
     """What stands for an image in a prompt; empty: it reads text alone."""
-    context_tokens: int = 131072
 
 
-CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-THINKING = ("<think>", "</think>")
-CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-
+HERMES = Family("hermes")
 FAMILIES = {
-    "hermes": Family(
-        template="hermes.jinja",
-        special=CHATML,
-        visible=(*THINKING, *CALLS),
-        bos="<|endoftext|>",
-        eos="<|im_end|>",
-    ),
-    "llama3": Family(
-        template="llama3.jinja",
-        special=(
-            *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-            *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
-        ),
-        bos="<|begin_of_text|>",
-        eos="<|eot_id|>",
-        context_tokens=8192,
-    ),
-    "mistral": Family(
-        template="mistral.jinja",
-        special=(
-            *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-            *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-            *("[TOOL_CALLS]", "[ARGS]"),
-        ),
-        bos="<s>",
-        eos="</s>",
-    ),
-    "opened-thinking": Family(
-        template="opened_thinking.jinja",
-        special=CHATML,
-        visible=THINKING,
-        bos="<|endoftext|>",
-        eos="<|im_end|>",
-    ),
-    "seeing": Family(
-        template="seeing.jinja",
-        special=(*CHATML, "<|image_pad|>"),
-        bos="<|endoftext|>",
-        eos="<|im_end|>",
-        image="<|image_pad|>",
-    ),
+    "hermes": HERMES,
+    "cold": HERMES,
+    "small": Family("hermes", context_tokens=8192),
+    "opened-thinking": Family("opened_thinking"),
+    "seeing": Family("seeing", image="<|image_pad|>"),
 }
 
 
@@ -109,57 +71,37 @@ class ScriptedModel:
     name: str
     folder: Path
 
-    def answers(
-        self,
-        when: str,
-        *choices: str,
-        tokens_per_step: int = 1,
-        repeats: bool = False,
-        holds: Literal["queue", "prefill"] | None = None,
-        token_s: float = 0.0,
-    ) -> None:
-        """Sets the answer from now on to prompts that hold ``when``. Special tokens are written out
-        in it."""
-        script = scripts.read_script(self.folder)
-        rule = scripts.Rule(
-            when=when,
-            choices=list(choices),
-            tokens_per_step=tokens_per_step,
-            repeats=repeats,
-            holds=holds,
-            token_s=token_s,
-        )
-        changed = msgspec.structs.replace(script, rules=[*script.rules, rule])
-        scripts.write_script(self.folder, changed)
+    def answers(self, when: str, *choices: str, **how: Any) -> None:
+        """Sets the answer from now on to prompts that hold ``when``: see ``Rule``."""
+        rule = scripts.Rule(when=when, choices=list(choices), **how)
+        self._change(rules=[*scripts.read_script(self.folder).rules, rule])
 
     def hold_load(self, holds: bool) -> None:
-        changed = msgspec.structs.replace(scripts.read_script(self.folder), holds_load=holds)
-        scripts.write_script(self.folder, changed)
+        self._change(holds_load=holds)
 
     def takes(self, num_bytes: int) -> None:
         """Sets the memory of its simulated device from its next load on: nine tenths weights, the
         rest KV."""
         kv_bytes = num_bytes // 10
-        changed = msgspec.structs.replace(
-            scripts.read_script(self.folder), weight_bytes=num_bytes - kv_bytes, kv_bytes=kv_bytes
-        )
-        scripts.write_script(self.folder, changed)
+        self._change(weight_bytes=num_bytes - kv_bytes, kv_bytes=kv_bytes)
+
+    def _change(self, **fields: Any) -> None:
+        script = scripts.read_script(self.folder)
+        scripts.write_script(self.folder, msgspec.structs.replace(script, **fields))
 
     def received(self, when: str) -> list[scripts.Received]:
-        return [one for one in scripts.read_received(self.folder) if when in one.prompt]
+        return [
+            one for one in scripts.recorded(self.folder, scripts.Received) if when in one.prompt
+        ]
 
     def moments_s(self, what: Literal["first token", "cancelled"], when: str) -> list[float]:
         """When each sequence with ``when`` in its prompt came to ``what``, on the monotonic clock;
         those that have not yet are missing."""
-        sequence_ids = {one.sequence_id for one in self.received(when)}
-        return [
-            moment.monotonic_s
-            for moment in scripts.read_moments(self.folder)
-            if moment.what == what and moment.sequence_id in sequence_ids
-        ]
+        moments = scripts.recorded(self.folder, scripts.Moment)
+        return [one.monotonic_s for one in moments if one.what == what and when in one.prompt]
 
 
-def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
+def make_model(name: str, folder: Path, family: Family = HERMES) -> ScriptedModel:
     folder.mkdir()
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -170,26 +112,22 @@ def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in family.special])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in family.visible])
+    special = [*CHATML, family.image] if family.image else CHATML
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in WORDS])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": family.bos, "eos_token": family.eos}
+    config = {"bos_token": CHATML[0], "eos_token": scripts.END_TOKEN}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text((TEMPLATES_DIR / family.template).read_text())
-    script = scripts.Script(
-        end_token=family.eos,
-        context_tokens=family.context_tokens,
-        vision=_vision(tokenizer.token_to_id(family.image)) if family.image else None,
-    )
+    template = (TEMPLATES_DIR / f"{family.template}.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(template)
+    vision = None
+    if family.image:  # images of at most four tokens
+        token_id = tokenizer.token_to_id(family.image)
+        sizes = {"patch_px": 14, "merge": 2, "min_pixels": 28**2, "max_pixels": 56**2}
+        vision = VisionInput(pad_token_id=token_id, **sizes)
+    script = scripts.Script(context_tokens=family.context_tokens, vision=vision)
     scripts.write_script(folder, script)
     return ScriptedModel(name, folder)
-
-
-def _vision(pad_token_id: int) -> VisionInput:
-    """Images of at most four tokens."""
-    return VisionInput(
-        pad_token_id=pad_token_id, patch_px=14, merge=2, min_pixels=28**2, max_pixels=56**2
-    )
 
 
 ALIAS, ALIASED = "claude-local", "hermes"
@@ -212,7 +150,7 @@ class ScriptedServe(Serve):
         scripts_dir.mkdir()
         self.scripts_dir = scripts_dir
         self.models: Mapping[str, ScriptedModel] = {
-            name: make_model(name, family, scripts_dir / name) for name, family in FAMILIES.items()
+            name: make_model(name, scripts_dir / name, family) for name, family in FAMILIES.items()
         }
         self._prices = prices or {}
         command = shlex.join([sys.executable, str(ENGINE)])

@@ -2,7 +2,7 @@
 
     folder/script.json      the rules, read again for every sequence
     folder/received.jsonl   what the engine was asked to run, one ``Received`` a line
-    folder/moments.jsonl    what became of it and when, one ``Moment`` a line
+    folder/moment.jsonl     what became of it and when, one ``Moment`` a line
 
 The contract between ``engine`` (one process) and ``model`` (the tests).
 """
@@ -10,12 +10,14 @@ The contract between ``engine`` (one process) and ``model`` (the tests).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from inference.protocol.engine import SamplingParams
 from inference.protocol.images import VisionInput
+
+END_TOKEN = "<|im_end|>"
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,8 +29,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_step: int = 1
     repeats: bool = False
     """The answer starts over instead of ending."""
-    holds: Literal["queue", "prefill"] | None = None
-    """The phase in which a sequence stays until it is cancelled."""
     token_s: float = 0.0
     """The time from one step of a sequence to its next."""
 
@@ -36,7 +36,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """The last rule that fits a prompt counts."""
 
-    end_token: str
     context_tokens: int
     rules: list[Rule] = []
     holds_load: bool = False
@@ -54,7 +53,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    sequence_id: str
     prompt: str
     """The tokens as text, special ones included."""
     num_prompt_tokens: int
@@ -63,11 +61,14 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    sequence_id: str
+    prompt: str
     what: Literal["first token", "cancelled"]
     """A sequence that is cancelled holds nothing from then on."""
     monotonic_s: float
     """The time on the clock that all processes of a machine share."""
+
+
+Record = TypeVar("Record", Received, Moment)
 
 
 def read_script(folder: Path) -> Script:
@@ -81,27 +82,17 @@ def write_script(folder: Path, script: Script) -> None:
     partial.replace(folder / "script.json")
 
 
-def append_received(folder: Path, received: Received) -> None:
-    _append(folder / "received.jsonl", received)
-
-
-def read_received(folder: Path) -> list[Received]:
-    return [msgspec.json.decode(line, type=Received) for line in _lines(folder / "received.jsonl")]
-
-
-def append_moment(folder: Path, moment: Moment) -> None:
-    _append(folder / "moments.jsonl", moment)
-
-
-def read_moments(folder: Path) -> list[Moment]:
-    return [msgspec.json.decode(line, type=Moment) for line in _lines(folder / "moments.jsonl")]
-
-
-def _append(path: Path, record: msgspec.Struct) -> None:
-    with path.open("ab") as file:
+def append(folder: Path, record: Received | Moment) -> None:
+    with _file(folder, type(record)).open("ab") as file:
         file.write(msgspec.json.encode(record) + b"\n")
 
 
-def _lines(path: Path) -> list[bytes]:
-    """Whole ones: the engine may be writing the next."""
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+def recorded(folder: Path, kind: type[Record]) -> list[Record]:
+    """Whole lines alone: the engine may be writing the next."""
+    file = _file(folder, kind)
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    return [msgspec.json.decode(line, type=kind) for line in lines]
+
+
+def _file(folder: Path, kind: type[Received | Moment]) -> Path:
+    return folder / f"{kind.__name__.lower()}.jsonl"

@@ -1,6 +1,6 @@
-"""Simulated cards, for tests of whole fleets: HELEXA_TEST_DEVICES names a JSON file.
+"""Simulated cards, for tests of whole fleets: HELEXA_TEST_DEVICES names a JSON file of their sizes.
 
-    {"devices": [{"kind": "cuda", "memory_bytes": 24000000000}, {"kind": "cpu", …}]}
+    [24000000000, 24000000000]
     <file>.taken/<device>/<pid>     how many bytes that process holds of it, as text
 
 Engines that know of it (scripted ones) write down what they take: weights and KV on the one device
@@ -14,18 +14,18 @@ where HELEXA_DEVICE_SOURCE names it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-import msgspec
 import psutil
 
 from inference.neuron.discovery import Discovery
-from inference.protocol.heartbeat import DeviceInfo, HostInfo, device_name
+from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import LoadSpec
 from inference.settings.neuron import DEVICE_SOURCE
 from tests.live.scripted.script import Script
@@ -35,57 +35,36 @@ REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 LOOK_EVERY_S = 0.02
 
 
-class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    kind: Literal["cpu", "cuda"]
-    memory_bytes: int
-
-
-class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    devices: list[SimulatedDevice]
-
-
 @dataclass(frozen=True, slots=True)
 class SimulatedDevices:
     """``inference.neuron.device_sampler.Devices`` over a file."""
 
     path: Path
 
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> SimulatedDevices | None:
-        """Raises ``ValueError`` for a file that does not describe devices."""
-        path = environment.get(VARIABLE)
-        if not path:
-            return None
-        made = cls(Path(path))
-        try:
-            made.devices()
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ValueError(f"{VARIABLE}={path}: {error}") from None
-        return made
-
     def host(self) -> HostInfo:
         return Discovery().host()
 
     def devices(self) -> list[DeviceInfo]:
-        counts: dict[str, int] = {}
-        devices = []
-        for one in self._simulation().devices:
-            index = counts.get(one.kind, 0)
-            counts[one.kind] = index + 1
-            device = DeviceInfo(
+        return [
+            DeviceInfo(
                 index=index,
-                kind=one.kind,
+                kind="cuda",
                 name="simulated",
-                total_memory_bytes=one.memory_bytes,
-                free_memory_bytes=0,
+                total_memory_bytes=size_bytes,
+                free_memory_bytes=max(0, size_bytes - sum(self.taken_bytes(name).values())),
             )
-            taken = sum(self.taken_bytes(device_name(device)).values())
-            free_bytes = max(0, one.memory_bytes - taken)
-            devices.append(msgspec.structs.replace(device, free_memory_bytes=free_bytes))
-        return devices
+            for index, (name, size_bytes) in enumerate(self.sizes().items())
+        ]
 
     def measure(self) -> list[DeviceInfo]:
         return self.devices()
+
+    def held_bytes(self, pid: int) -> int:
+        return self.taken_bytes("cpu").get(pid, 0)
+
+    def sizes(self) -> dict[str, int]:
+        sizes = json.loads(self.path.read_bytes())
+        return {f"cuda:{index}": size for index, size in enumerate(sizes)}
 
     def take(self, device: str, num_bytes: int) -> None:
         directory = self._directory(device)
@@ -105,22 +84,15 @@ class SimulatedDevices:
                 taken[int(path.name)] = int(path.read_text())
         return taken
 
-    def held_bytes(self, pid: int) -> int:
-        return self.taken_bytes("cpu").get(pid, 0)
-
-    def _simulation(self) -> Simulation:
-        return msgspec.json.decode(self.path.read_bytes(), type=Simulation)
-
     def _directory(self, device: str) -> Path:
         return self.path.with_name(f"{self.path.name}.taken") / device
 
 
 def simulated_devices() -> SimulatedDevices:
     """The devices of the neuron that runs in this process. Raises ``ValueError``."""
-    made = SimulatedDevices.from_environment(os.environ)
-    if made is None:
+    if VARIABLE not in os.environ:
         raise ValueError(f"{VARIABLE} names no file")
-    return made
+    return SimulatedDevices(Path(os.environ[VARIABLE]))
 
 
 def device_environment(path: Path) -> dict[str, str]:
@@ -156,10 +128,11 @@ class Taken:
 
 def take_memory(spec: LoadSpec, script: Script) -> Taken:
     device = spec.devices[0] if spec.devices else "cpu"
-    simulated = SimulatedDevices.from_environment(os.environ)
-    if simulated is None:
+    if VARIABLE not in os.environ:
         return Taken(device=device)
-    free_bytes = max(0, _free_bytes(simulated, device) - spec.promised_bytes)
+    simulated = simulated_devices()
+    taken_bytes = sum(simulated.taken_bytes(device).values())
+    free_bytes = max(0, simulated.sizes()[device] - taken_bytes - spec.promised_bytes)
     if spec.memory_limit_bytes is not None:
         free_bytes = min(free_bytes, spec.memory_limit_bytes)
     needed_bytes = script.weight_bytes + (spec.kv_memory_bytes or 0)
@@ -169,23 +142,6 @@ def take_memory(spec: LoadSpec, script: Script) -> Taken:
     kv_bytes = spec.kv_memory_bytes or min(script.kv_bytes, free_bytes - script.weight_bytes)
     simulated.take(device, script.weight_bytes + kv_bytes)
     return Taken(device, script.weight_bytes, kv_bytes)
-
-
-def overcommitted(simulated: SimulatedDevices) -> dict[str, int]:
-    """Device -> by how many bytes its living processes hold more than it has. Empty where all is
-    well: look often while loads come and go."""
-    excess = {}
-    for device in simulated.devices():
-        name = device_name(device)
-        taken_bytes = sum(simulated.taken_bytes(name).values())
-        if taken_bytes > device.total_memory_bytes:
-            excess[name] = taken_bytes - device.total_memory_bytes
-    return excess
-
-
-def _free_bytes(simulated: SimulatedDevices, device: str) -> int:
-    free = {device_name(one): one.free_memory_bytes for one in simulated.devices()}
-    return free[device]
 
 
 class CardWatch:
@@ -202,8 +158,10 @@ class CardWatch:
     def _look(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
             for neuron, simulated in list(self._cards.items()):
-                excess = overcommitted(simulated)
-                self.overcommitted += [f"{neuron} {card}: {num}" for card, num in excess.items()]
+                for card, size_bytes in simulated.sizes().items():
+                    over_bytes = sum(simulated.taken_bytes(card).values()) - size_bytes
+                    if over_bytes > 0:
+                        self.overcommitted.append(f"{neuron} {card}: {over_bytes}")
             self.num_looks += 1
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.live.serving import WAIT_TIMEOUT_S, serve_environment, wait_until
@@ -45,10 +46,9 @@ class Newcomer:
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = serve_environment() | {"PATH": programs} | dict(environment)
 
-    def text_of(self, block: Block) -> str:
-        return self.text_of_command(block.text)
-
-    def text_of_command(self, text: str) -> str:
+    def text_of(self, block: Block | str) -> str:
+        """A block or a command as this reader types it."""
+        text = block if isinstance(block, str) else block.text
         for documented, actual in self._rewrites.items():
             text = text.replace(documented, actual)
         return text
@@ -75,63 +75,52 @@ class Newcomer:
 
     @contextmanager
     def running(self, text: str, name: str, **environment: str) -> Iterator[Running]:
-        """A command that runs until SIGTERM, upon which it has to end with code 0."""
-        running = Running(self, text, name, environment)
-        try:
-            yield running
-            running.stop()
-        finally:
-            running.end()
-
-    def start(
-        self, text: str, log: Path, environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        """The last of the commands that ``&&`` joins is the process."""
+        """A command that runs until SIGTERM, upon which it has to end with code 0. The last of the
+        commands that ``&&`` joins is the process."""
         before, joint, last = text.rpartition(" && ")
+        log = self.folder / f"{name}.log"
         with log.open("wb") as file:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 _command(f"{before}{joint}exec {last}", "sh"),
                 cwd=self.folder,
-                env=self._environment | dict(environment),
+                env=self._environment | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
             )
+        running = Running(text, log, process)
+        try:
+            yield running
+            process.terminate()
+            code = process.wait(WAIT_TIMEOUT_S)
+            assert code == 0, f"{text} ended with {code}:\n{running.output}"
+            assert "Traceback" not in running.output, running.output
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(WAIT_TIMEOUT_S)
 
 
+@dataclass(frozen=True, slots=True)
 class Running:
-    def __init__(
-        self, newcomer: Newcomer, text: str, name: str, environment: Mapping[str, str]
-    ) -> None:
-        self._log = newcomer.folder / f"{name}.log"
-        self._text = text
-        self._process = newcomer.start(text, self._log, environment)
+    text: str
+    log: Path
+    process: subprocess.Popen[bytes]
 
     @property
     def output(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self.log.read_text(errors="replace")
 
-    def wait_for(self, words: str) -> str:
+    def wait_for(self, words: str) -> None:
 
-        def line() -> str | None:
-            assert self._process.poll() is None, f"{self._text} ended:\n{self.output}"
-            return next((line for line in self.output.splitlines() if words in line), None)
+        def is_printed() -> bool:
+            assert self.process.poll() is None, f"{self.text} ended:\n{self.output}"
+            return words in self.output
 
         try:
-            return wait_until(line, f"{self._text} prints {words!r}")
+            wait_until(is_printed, f"{self.text} prints {words!r}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.output}") from None
-
-    def stop(self) -> None:
-        self._process.terminate()
-        code = self._process.wait(WAIT_TIMEOUT_S)
-        assert code == 0, f"{self._text} ended with {code}:\n{self.output}"
-        assert "Traceback" not in self.output, self.output
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(WAIT_TIMEOUT_S)
 
 
 def _command(text: str, language: str) -> list[str]:

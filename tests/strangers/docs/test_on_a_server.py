@@ -31,7 +31,8 @@ def key(server: Serve) -> str:
 
 @pytest.fixture(scope="module")
 def neuron(server: Serve) -> str:
-    return str(server.reported_neurons()[0]["name"])
+    (found, *_) = server.wait(lambda: server.health()["neurons"], "a neuron is reported")
+    return str(found["name"])
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ that dialect is sent them."""
 from __future__ import annotations
 
 import json
-from random import Random
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import anthropic.types as sdk
 import anthropic.types.beta as beta
@@ -14,9 +13,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_params
 from anthropic.types.beta import message_create_params as beta_create_params
-from hypothesis import given
 
-from inference.protocol.generation import ChatInput
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import page_of
 from inference.wire.errors import ApiError
@@ -24,7 +21,6 @@ from inference.wire.upstream import Sending
 from inference.wire.upstream.messages_request import body_of as upstream_body
 from tests.cases import each_case
 from tests.inference.gateway.upstreams.forwarding import RED_PIXELS
-from tests.inference.wire.answers import MADE, Part, body_of, events_of, randoms
 
 NESTED = anthropic_messages.NESTED_FIELDS
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -73,19 +69,6 @@ def test_every_field_of_the_sdk_is_in_a_table(params: Any, fields: dict[str, Any
     assert get_type_hints(params).keys() <= fields.keys()
 
 
-SERVER_TOOLS = [params for params in get_args(sdk.ToolUnionParam) if params is not sdk.ToolParam]
-
-
-@each_case("params", SERVER_TOOLS)
-def test_every_tool_of_a_server_is_refused_by_its_type(params: Any) -> None:
-    kinds = get_args(get_type_hints(params)["type"])
-    assert kinds
-    for kind in kinds:
-        with pytest.raises(ApiError, match=kind) as refused:
-            parse(tools=[{"type": kind, "name": "t"}])
-        assert refused.value.param == "tools[0].type"
-
-
 def test_a_count_renders_what_the_message_would_and_generates_nothing() -> None:
     options: dict[str, Any] = {
         "system": "Be brief.",
@@ -107,31 +90,6 @@ def test_a_page_says_whether_more_follow() -> None:
         page = page_of([{"id": str(number)} for number in range(num_objects)], 2)
         assert [one["id"] for one in page["data"]] == ["0", "1"][:num_objects]
         assert page["has_more"] is (num_objects > 2)
-
-
-def answered(answer: list[Part], random: Random | None = None) -> Any:
-    request = parse(thinking={"type": "adaptive"})
-    return body_of(request.body_encoder(**MADE), events_of(answer, random))
-
-
-@given(random=randoms)
-def test_an_answer_can_be_sent_back_as_it_came(random: Random) -> None:
-    answer = [("thought", "hm"), ("text", "Let me see."), ("call", "x")]
-    body = answered(answer, random)
-    signed, other = (answered([("thought", text)])["content"][0] for text in ("hm", "so"))
-    assert body["content"][0] == signed and signed["signature"] != other["signature"]
-    result = {"type": "tool_result", "tool_use_id": body["content"][-1]["id"], "content": "ok"}
-    history = [
-        *MESSAGES,
-        {"role": "assistant", "content": body["content"]},
-        {"role": "user", "content": [result]},
-    ]
-    chat = parse(messages=history).generation.input
-    assert isinstance(chat, ChatInput)
-    _, said, tool_result = chat.messages
-    assert (said.reasoning, said.content) == ("hm", "Let me see.")
-    assert said.tool_calls[0].arguments == '{"a":"x"}'
-    assert tool_result.tool_call_id == said.tool_calls[0].id
 
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -182,14 +140,12 @@ def test_marks_stand_where_the_client_set_them() -> None:
         assert [block.get("cache_control") for block in marked] == expected
 
 
-def test_turns_without_marks_are_sent_as_before() -> None:
+def test_only_what_is_marked_and_can_be_has_a_mark() -> None:
+    """Turns without marks are sent as before; white space and the start of an answer have none."""
     body = sent(system=[text("a"), text("b")], tools=[TOOL])
     assert body["system"] == "a\nb"
     assert "cache_control" not in json.dumps(body)
     assert sent(**MARK)["cache_control"] == MARK["cache_control"]
-
-
-def test_white_space_and_the_start_of_an_answer_have_no_mark() -> None:
     for last in ("", "  "):
         body = sent(messages=[{"role": "user", "content": [text("a", MARK), text(last, MARK)]}])
         for block in body["messages"][0]["content"]:

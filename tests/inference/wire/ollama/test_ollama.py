@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ollama import ChatResponse, GenerateResponse, Options, ResponseError
+from ollama import ChatResponse, GenerateResponse, Options
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
-from inference.protocol import events as protocol
 from inference.wire import embeddings
-from inference.wire.error_envelopes import ollama_errors
-from inference.wire.errors import ApiError, RequestFailedError, UnsupportedParameterError
+from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.fields import Field
-from inference.wire.models import ModelCard, ModelLocation
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.chat import MESSAGE_FIELDS, OPTION_FIELDS
@@ -23,6 +20,7 @@ from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, body_of, events_of
 from tests.inference.wire.golden import cases
+from tests.inference.wire.test_models import CARD as TINY
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -76,18 +74,14 @@ def test_how_long_each_part_took() -> None:
 
 def test_thinking_and_a_seed_below_zero_is_any() -> None:
     for think, expected in (
-        (None, (None, None, True)),
-        (True, (True, None, True)),
-        (False, (False, None, False)),
+        *((None, (None, None, True)), (True, (True, None, True)), (False, (False, None, False))),
         ("high", (True, "high", True)),
     ):
         chat: Any = ollama_chat.parse(json.dumps({**ASK, "think": think}).encode()).generation.input
         assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == expected
     for seed, taken in ((-1, None), (-(2**63), None), (0, 0), (7, 7)):
-        for parse, asked in (
-            (ollama_chat.parse, ASK),
-            (ollama_chat.parse_generate, {"model": "m", "prompt": "Hi"}),
-        ):
+        for parse in (ollama_chat.parse, ollama_chat.parse_generate):
+            asked = ASK if parse is ollama_chat.parse else {"model": "m", "prompt": "Hi"}
             body = json.dumps({**asked, "options": {"seed": seed}}).encode()
             assert parse(body).generation.sampling.seed == taken
 
@@ -114,27 +108,7 @@ def test_penalties_look_at_the_whole_text() -> None:
         assert refused.value.param == "options.repeat_last_n"
 
 
-def test_the_sdk_reads_a_refusal() -> None:
-    failure = protocol.Failure(
-        code="context_length_exceeded", message="Too long.", param="max_tokens"
-    )
-    body = ollama_errors.error_body(RequestFailedError(failure), request_id="r")
-    assert json.loads(body)["param"] == "options.num_predict"
-    error = ResponseError(body.decode(), 400)
-    assert error.error == "Too long."
-
-
-CARD = ModelCard(
-    id="tiny",
-    created_unix_s=1_700_000_000,
-    description="",
-    aliases=("gpt-4o",),
-    status="ready",
-    locations=(ModelLocation(node="beast", status="loaded", vram_estimate_mb=None),),
-    feasible_on=("beast",),
-    context_tokens=8192,
-    capabilities=("chat", "tool_call", "reasoning"),
-)
+CARD = replace(TINY, capabilities=("chat", "tool_call", "reasoning"))
 LOADED = OfferedModel(
     card=CARD,
     spec_digest="abc",
@@ -216,15 +190,7 @@ def test_every_field_has_ollamas_type_whatever_is_known(offered: OfferedModel) -
 
 
 def test_arguments_that_are_no_object_are_text() -> None:
+    request = ollama_chat.parse(json.dumps(ASK).encode())
     for arguments in ("[1]", "null", '"a"', '{"a": '):
-        events: list[protocol.Event] = [
-            protocol.ToolCallStarted(request_id="r", call_id="c", name="f", call_index=0),
-            protocol.ToolCallDelta(request_id="r", arguments=arguments, call_index=0),
-            protocol.ChoiceFinished(request_id="r", reason="length"),
-            protocol.Finished(
-                request_id="r", usage=protocol.Usage(prompt_tokens=1, completion_tokens=1)
-            ),
-        ]
-        request = ollama_chat.parse(json.dumps(ASK).encode())
-        message = body_of(request.body_encoder(**MADE), events)["message"]
-        assert message == {"role": "assistant", "content": f"f{arguments}"}
+        body = body_of(request.body_encoder(**MADE), events_of([("call", arguments)]))
+        assert body["message"] == {"role": "assistant", "content": f"f{arguments}"}

@@ -63,7 +63,7 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("summary", [None, "detailed"])
-@given(answer=answers.parts(st.text(max_size=20)), random=answers.randoms)
+@given(answer=answers.parts(), random=answers.randoms)
 def test_any_cut_folds_to_the_same_response_which_can_be_sent_back(
     answer: list[answers.Part], random: Random, summary: str | None
 ) -> None:
@@ -288,31 +288,41 @@ def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> N
     assert seen == (everything if order == "asc" else everything[::-1])
 
 
-def test_queries() -> None:
-    for query in (b"", b"stream=false", b"beta=true", b"include=file_search_call.results"):
-        assert read_retrieval(query) == Retrieval()
-    seen = Retrieval(stream=True, starting_after=7)
-    assert read_retrieval(b"stream=TRUE&starting_after=7&include_obfuscation=False") == seen
-    included = b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
-    for query, asked in (
-        (b"", ItemPage(limit=20, order="desc", after=None)),
-        (b"beta=true&limit=100&limit=3", ItemPage(limit=3)),
-        (included, ItemPage(limit=5, order="asc", after="msg_1")),
-    ):
-        assert read_item_page(query) == asked
+INCLUDED = b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
 
 
-REFUSED: dict[Any, tuple[bytes, ...]] = {
-    read_retrieval: (
-        *(b"beta=yes", b"starting_after=7", b"stream=yes", b"include=x&include=y"),
-        *(b"include_obfuscation=true", b"starting_after=-1&stream=true", b"limit=3"),
-    ),
-    read_item_page: (b"limit=0", b"limit=101", b"limit=x", b"order=up", b"stream=true"),
-}
-
-
-@each_case("read, query", [(read, query) for read in REFUSED for query in REFUSED[read]])
-def test_queries_that_are_refused(read: Any, query: bytes) -> None:
+@each_case(
+    ("read", "query", "asked"),
+    [
+        *(
+            (read_retrieval, query, Retrieval())
+            for query in (b"", b"stream=false", b"beta=true", b"include=file_search_call.results")
+        ),
+        (
+            read_retrieval,
+            b"stream=TRUE&starting_after=7&include_obfuscation=False",
+            Retrieval(stream=True, starting_after=7),
+        ),
+        (read_item_page, b"", ItemPage(limit=20, order="desc", after=None)),
+        (read_item_page, b"beta=true&limit=100&limit=3", ItemPage(limit=3)),
+        (read_item_page, INCLUDED, ItemPage(limit=5, order="asc", after="msg_1")),
+        *(
+            (read_retrieval, query, None)
+            for query in (
+                *(b"beta=yes", b"starting_after=7", b"stream=yes", b"include=x&include=y"),
+                *(b"include_obfuscation=true", b"starting_after=-1&stream=true", b"limit=3"),
+            )
+        ),
+        *(
+            (read_item_page, query, None)
+            for query in (b"limit=0", b"limit=101", b"limit=x", b"order=up", b"stream=true")
+        ),
+    ],
+)
+def test_queries_are_read_or_refused(read: Any, query: bytes, asked: Any) -> None:
+    if asked is not None:
+        assert read(query) == asked
+        return
     with pytest.raises(errors.ApiError) as refused:
         read(query)
     param = query.decode().partition("=")[0]
@@ -353,12 +363,3 @@ def test_one_that_has_ended_is_returned_again_or_its_end_alone() -> None:
             assert (event["type"], event["sequence_number"]) == (kind, number)
     *_, closing = _events(replay(ENDED, None, last_number=None))
     assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER, "one above any that was seen"
-
-
-@given(query=st.binary(max_size=60))
-def test_any_query_is_read_or_refused(query: bytes) -> None:
-    for read in (read_retrieval, read_item_page):
-        try:
-            read(query)
-        except errors.ApiError as error:
-            assert error.status == 400

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from functools import partial
 from random import Random
 from typing import Any
@@ -28,8 +27,8 @@ from inference.wire.upstream.chat import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
-from tests.inference.wire.answers import USAGE, R, content_of, events_read, folded, randoms
-from tests.inference.wire.test_encoders import Spoken, events_of_choice, texts
+from tests.inference.wire import answers
+from tests.inference.wire.answers import USAGE, Part, R, content_of, events_read, randoms
 from tests.servers.fake_upstream import block, chunk, message_end, message_start, usage
 
 REQUEST = GenerationRequest(model="m", input=ChatInput(messages=[ChatMessage(role="user")]))
@@ -98,12 +97,6 @@ def test_a_frame_without_an_end_is_bounded(make_reader: Any, sent: bytes) -> Non
                 reader.feed(sent[start : start + piece_bytes])
 
 
-CALLS = st.tuples(
-    st.sampled_from(["f", "g"]), st.dictionaries(texts, texts, max_size=2).map(json.dumps)
-)
-SPOKEN = st.builds(
-    Spoken, reasoning=st.none() | texts, text=texts, calls=st.lists(CALLS, max_size=2)
-)
 SHOWN = Style(thinking="shown")
 
 
@@ -121,24 +114,27 @@ def ollamas(*, is_chat: bool) -> Any:
     ],
     ids=["anthropic", "ollama_chat", "ollama_generate"],
 )
-@given(spoken=SPOKEN, random=randoms)
+@given(answer=answers.spoken(), random=randoms)
 def test_what_is_written_in_a_dialect_is_read_again(
-    reader_of: Any, frames: Any, stream: Any, body: Any, asked: Any, spoken: Spoken, random: Random
+    reader_of: Any,
+    frames: Any,
+    stream: Any,
+    body: Any,
+    asked: Any,
+    answer: list[Part],
+    random: Random,
 ) -> None:
     if reader_of is OllamaEvents and not asked[0].is_chat:
-        spoken = Spoken(spoken.reasoning, spoken.text, [])
-    events: list[Event] = [
-        Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens),
-        *events_of_choice(0, spoken, random),
-        Finished(request_id=R, usage=USAGE),
-    ]
-    streamed, whole = (folded(make(*asked), events) for make in (stream, body))
+        answer = [part for part in answer if part[0] != "call"]
+    events = answers.events_of(answer, random)
+    streamed, whole = (answers.folded(make(*asked), events) for make in (stream, body))
     for sent in (frames().feed(streamed), [whole]):
         found = content_of(events_read(reader_of, sent))
-        assert (found.reasoning, found.text) == (spoken.reasoning or "", spoken.text)
+        assert found.reasoning == "".join(answers.said(answer, "thought"))
+        assert found.text == "".join(answers.said(answer, "text"))
         calls = [(name, json.loads(arguments)) for _, name, arguments in found.calls]
-        assert calls == [(name, json.loads(arguments)) for name, arguments in spoken.calls]
-        assert found.reason == spoken.finish_reason()
+        assert calls == [("f", json.loads(arguments)) for arguments in answers.said(answer, "call")]
+        assert found.reason == answers.ending(answer)
         counted = Usage(prompt_tokens=9, completion_tokens=5)
         assert found.usage == (USAGE if reader_of is MessagesEvents else counted)
 
@@ -247,53 +243,42 @@ NO_ANSWERS: dict[Any, list[list[Any]]] = {
 def test_what_is_no_answer_is_a_fault(reader_of: Any, frames: list[Any]) -> None:
     with pytest.raises(UpstreamFaultError):
         read(reader_of, *frames)
-
-
-def test_an_error_object_is_not_an_answer() -> None:
-    for reader_of, *frames in (
-        (ChatEvents, {"error": {"message": "no"}}),
-        (MessagesEvents, message_start(), {"type": "error", "error": {"type": "x"}}),
-        (MessagesEvents, message_start(), {"error": "no"}),
-        (OllamaEvents, line("a"), {"error": "boom"}),
-    ):
+    begin = [message_start()] if reader_of is MessagesEvents else []
+    for error in ({"error": {"message": "no"}}, {"error": "boom"}):
         with pytest.raises(UpstreamErrorObject):
-            read(reader_of, *frames)
+            read(reader_of, *begin, {"type": "error"} | error)
 
 
-CHAT_WORDS = ["choices", "delta", "index", "usage", "content", "tool_calls"]
-WORDS = ["type", "message", "usage", "index", "delta", "content_block", "text", "content", "error"]
-KINDS = ["message", "message_start", "content_block_start", "content_block_delta", "text_delta"]
-LINE_WORDS = ["message", "content", "thinking", "tool_calls", "function", "name", "arguments"]
+NAMES = (
+    *("choices", "delta", "index", "usage", "content", "tool_calls", "type", "message", "text"),
+    *("content_block", "error", "thinking", "function", "name", "arguments", "done"),
+)
+KINDS = (
+    *("message", "message_start", "content_block_start", "content_block_delta", "text_delta"),
+    *("tool_use", "x"),
+)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from(KINDS),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES), inner),
+    max_leaves=20,
+)
 
 
-def any_json(names: Iterable[str], words: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
-    return st.recursive(
-        st.none() | st.booleans() | st.integers() | words,
-        lambda inner: (
-            st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*names]), inner)
-        ),
-        max_leaves=20,
-    )
-
-
-ANY_JSON: dict[Any, Any] = {
-    ChatEvents: (any_json(CHAT_WORDS, st.text(max_size=4)), [], [chunk(finish="stop")]),
-    MessagesEvents: (
-        any_json(WORDS, st.sampled_from([*KINDS, "tool_use", "x"])),
-        [message_start()],
-        [message_end("end_turn"), STOP],
-    ),
-    OllamaEvents: (any_json([*LINE_WORDS, "done"], st.text(max_size=4)), [], [DONE]),
-}
-
-
-@pytest.mark.parametrize("reader_of", ANY_JSON)
-@given(data=st.data())
-def test_any_json_is_events_that_may_be_or_a_fault(reader_of: Any, data: st.DataObject) -> None:
-    frames, begin, end = ANY_JSON[reader_of]
+@pytest.mark.parametrize(
+    ("reader_of", "begin", "end"),
+    [
+        (ChatEvents, [], [chunk(finish="stop")]),
+        (MessagesEvents, [message_start()], [message_end("end_turn"), STOP]),
+        (OllamaEvents, [], [DONE]),
+    ],
+)
+@given(frames=st.lists(ANY_JSON, max_size=4))
+def test_any_json_is_events_that_may_be_or_a_fault(
+    reader_of: Any, begin: list[Any], end: list[Any], frames: list[Any]
+) -> None:
     check = AnswerCheck(REQUEST, Usage(prompt_tokens=1_000, completion_tokens=10**9))
     try:
-        for event in read(reader_of, *begin, *data.draw(st.lists(frames, max_size=4)), *end):
+        for event in read(reader_of, *begin, *frames, *end):
             check.check(event)
     except (UpstreamFaultError, UpstreamErrorObject):
         return
@@ -321,6 +306,9 @@ def test_tokens_that_are_not_counted_or_cannot_be_are_estimated() -> None:
     assert [event.num_tokens for event in found if isinstance(event, Delta)] == [1]
     found = read(OllamaEvents, line("Hello"), line(done=True, eval_count=2))
     assert content_of(found).usage == Usage(prompt_tokens=3, completion_tokens=2)
+    odd = {"choices": [], "usage": 7}
+    found = read(ChatEvents, chunk({"content": "a"}), chunk(finish="stop"), odd)
+    assert content_of(found).usage == Usage(prompt_tokens=3, completion_tokens=1)
 
 
 ENTRY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
@@ -347,13 +335,8 @@ def test_log_probabilities_that_are_asked_for(reader_of: Any, frames: list[Any])
     assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
 
 
-@each_case(
-    "frame",
-    [
-        *(with_logprob(**wrong) for wrong in ({"logprob": 2.0}, {"bytes": [256]}, {"token": 7})),
-        chunk({"content": "a"}, logprobs=[1]),
-    ],
-)
-def test_other_log_probabilities_are_a_fault(frame: Any) -> None:
-    with pytest.raises(UpstreamFaultError):
-        read(partial(ChatEvents, wants_logprobs=True), frame)
+@each_case("wrong", [{"logprob": 2.0}, {"bytes": [256]}, {"token": 7}])
+def test_other_log_probabilities_are_a_fault(wrong: Any) -> None:
+    for frame in (with_logprob(**wrong), chunk({"content": "a"}, logprobs=[1])):
+        with pytest.raises(UpstreamFaultError):
+            read(partial(ChatEvents, wants_logprobs=True), frame)

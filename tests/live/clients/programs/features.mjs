@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 
 export const url = process.env.HELEXA_URL;
 export const model = "hermes";
-export const smallContext = "llama3";
+export const smallContext = "small";
 export const apiKey = "none";
 export { assert };
 

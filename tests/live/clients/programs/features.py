@@ -10,7 +10,7 @@ from pydantic import BaseModel
 URL = os.environ["HELEXA_URL"]
 BASE_URL = f"{URL}/v1"
 MODEL = "hermes"
-SMALL_CONTEXT = "llama3"
+SMALL_CONTEXT = "small"
 API_KEY = "none"
 SOUP = {"dish": "soup", "steps": ["boil", "serve"]}
 LONG = "word " * 8000

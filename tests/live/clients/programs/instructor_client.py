@@ -10,33 +10,28 @@ def openai_sdk():
     return OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0)
 
 
-MODES = {
-    "TOOLS": "A dish by Dish",
-    "JSON": "A dish as JSON",
-    "JSON_SCHEMA": "A dish as JSON",
-}
-for mode, prompt in MODES.items():
+def asked(prompt):
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": MODEL, "messages": messages, "response_model": Dish}
+
+
+for mode in ("TOOLS", "JSON", "JSON_SCHEMA"):
 
     @feature(f"openai, {mode}")
-    def _(mode=mode, prompt=prompt):
+    def _(mode=mode):
         client = instructor.from_openai(openai_sdk(), mode=instructor.Mode[mode])
-        messages = [{"role": "user", "content": prompt}]
-        made = client.create(model=MODEL, messages=messages, response_model=Dish, max_retries=0)
-        same(made.model_dump(), SOUP)
+        prompt = "A dish by Dish" if mode == "TOOLS" else "A dish as JSON"
+        same(client.create(**asked(prompt), max_retries=0).model_dump(), SOUP)
 
 
 @feature("openai, streamed")
 def _():
     client = instructor.from_openai(openai_sdk())
-    messages = [{"role": "user", "content": "A dish by PartialDish"}]
-    *_, made = client.create_partial(model=MODEL, messages=messages, response_model=Dish)
+    *_, made = client.create_partial(**asked("A dish by PartialDish"))
     same(made.model_dump(), SOUP)
 
 
 @feature("anthropic, TOOLS")
 def _():
-    sdk = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0)
-    client = instructor.from_anthropic(sdk)
-    messages = [{"role": "user", "content": "A dish by Dish"}]
-    made = client.create(model=MODEL, messages=messages, response_model=Dish, max_tokens=500)
-    same(made.model_dump(), SOUP)
+    client = instructor.from_anthropic(Anthropic(base_url=URL, api_key=API_KEY, max_retries=0))
+    same(client.create(**asked("A dish by Dish"), max_tokens=500).model_dump(), SOUP)

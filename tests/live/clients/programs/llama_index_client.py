@@ -19,13 +19,6 @@ def made(model=MODEL):
     )
 
 
-@feature("answer")
-def _():
-    same(
-        made().chat([ChatMessage(role="user", content="Say hello")]).message.content, "Hello there."
-    )
-
-
 @feature("stream")
 def _():
     pieces = made().stream_chat([ChatMessage(role="user", content="Say hello")])

@@ -25,10 +25,6 @@ KINDS = {
 
 for kind, make in KINDS.items():
 
-    @feature(f"{kind}: answer")
-    def _(make=make):
-        same(Agent(make(MODEL)).run_sync("Say hello").output, "Hello there.")
-
     @feature(f"{kind}: stream")
     async def _(make=make):
         async with Agent(make(MODEL)).run_stream("Say hello") as stream:
