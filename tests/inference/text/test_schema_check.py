@@ -111,6 +111,28 @@ def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
             "S.properties.p170.pattern",
         ),
         (False, "S"),
+        # Numbers that no grammar compares exactly.
+        ({"type": "integer", "minimum": 1e20, "maximum": 1e21}, "S.minimum"),
+        ({"type": "number", "minimum": 10**20}, "S.minimum"),
+        ({"type": "integer", "maximum": 1e20}, "S.maximum"),
+        ({"type": "integer", "minimum": -(2**63)}, "S.minimum"),
+        ({"type": "number", "maximum": 2**63 - 1}, "S.maximum"),
+        ({"properties": {"x": {"type": "integer", "const": 1e20}}}, "S.properties.x.const"),
+        ({"const": -(2**63)}, "S.const"),
+        ({"const": {"a": [-(2**63) + 1]}}, "S.const.a[0]"),
+        ({"enum": [1, 100000000000000001]}, "S.enum[1]"),
+        ({"enum": [13.644796474277825]}, "S.enum[0]"),
+        ({"minimum": float("inf")}, "S.minimum"),
+        ({"multipleOf": 1000003}, "S.multipleOf"),
+        ({"multipleOf": 9990, "minimum": 1}, "S.multipleOf"),
+        ({"type": "number", "multipleOf": 1.2e-8}, "S.multipleOf"),
+        ({"items": {"allOf": [{"multipleOf": 101}, {"multipleOf": 97}]}}, "S.items"),
+        ({"multipleOf": 7, "enum": [3, 14]}, "S"),
+        ({"nullable": True, "allOf": [{"minimum": 1e30}]}, "S.allOf[0].minimum"),
+        (
+            {"items": {"nullable": True, "allOf": [{"minimum": 1e30}]}},
+            "S.items.allOf[0].minimum",
+        ),
     ],
 )
 def test_what_cannot_names_the_keyword(schema: dict[str, Any] | bool, path: str) -> None:

@@ -1,5 +1,4 @@
-"""Numbers that a grammar allows are those that its schema allows, compared as decimals; a number
-that cannot be enforced exactly is refused at its place."""
+"""Numbers that a grammar allows are those that its schema allows, compared as decimals."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -18,7 +16,6 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from inference.text.errors import SchemaError
 from inference.text.grammars import grammar_text, json_part
 from inference.text.schema_check import checked_schema
-from tests.cases import each_case
 
 EXACTLY = Context(prec=700)
 PREFERRED = ("", ".eE-0", "0123456789", "eE+0123456789")
@@ -64,59 +61,27 @@ def _check(schema: dict[str, Any], *, seed: int = 1, num_walks: int = 15) -> Non
                 assert _matches(schema, Decimal(answer)), answer
 
 
-@each_case(
-    "schema",
-    [
-        {"type": "number", "minimum": 0, "maximum": 1},
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
-        {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.062},
-        {"type": "number", "minimum": -0.99, "exclusiveMaximum": 0.0},
-        {"type": "number", "allOf": [{"exclusiveMinimum": -0.0}, {"maximum": 0.1}]},
-        {"type": "number", "minimum": -5.5, "exclusiveMaximum": -5},
-        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-        {"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1},
-        {"type": ["integer", "number"], "maximum": -11},
-        {"type": ["integer", "number"], "enum": [-57000000000000.0, 0.5, 10, 0]},
-        {"type": "number", "multipleOf": 0.01, "minimum": -3.14, "maximum": 1e6},
-        {"type": "number", "multipleOf": 1000, "minimum": -8765432109876543},
-        {"type": "integer", "multipleOf": 7, "exclusiveMaximum": 0},
-        {"const": -0.0},
-    ],
-)
-def test_answers_are_within_the_bounds(schema: dict[str, Any]) -> None:
-    _check(schema, num_walks=40)
+BOUNDED: list[dict[str, Any]] = [
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+    {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.062},
+    {"type": "number", "minimum": -0.99, "exclusiveMaximum": 0.0},
+    {"type": "number", "allOf": [{"exclusiveMinimum": -0.0}, {"maximum": 0.1}]},
+    {"type": "number", "minimum": -5.5, "exclusiveMaximum": -5},
+    {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+    {"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1},
+    {"type": ["integer", "number"], "maximum": -11},
+    {"type": ["integer", "number"], "enum": [-57000000000000.0, 0.5, 10, 0]},
+    {"type": "number", "multipleOf": 0.01, "minimum": -3.14, "maximum": 1e6},
+    {"type": "number", "multipleOf": 1000, "minimum": -8765432109876543},
+    {"type": "integer", "multipleOf": 7, "exclusiveMaximum": 0},
+    {"const": -0.0},
+]
 
 
-@each_case(
-    ("schema", "path"),
-    [
-        ({"type": "integer", "minimum": 1e20, "maximum": 1e21}, "S.minimum"),
-        ({"type": "number", "minimum": 10**20}, "S.minimum"),
-        ({"type": "integer", "maximum": 1e20}, "S.maximum"),
-        ({"type": "integer", "minimum": -(2**63)}, "S.minimum"),
-        ({"type": "number", "maximum": 2**63 - 1}, "S.maximum"),
-        ({"properties": {"x": {"type": "integer", "const": 1e20}}}, "S.properties.x.const"),
-        ({"const": -(2**63)}, "S.const"),
-        ({"const": {"a": [-(2**63) + 1]}}, "S.const.a[0]"),
-        ({"enum": [1, 100000000000000001]}, "S.enum[1]"),
-        ({"enum": [13.644796474277825]}, "S.enum[0]"),
-        ({"minimum": float("inf")}, "S.minimum"),
-        ({"multipleOf": 1000003}, "S.multipleOf"),
-        ({"multipleOf": 9990, "minimum": 1}, "S.multipleOf"),
-        ({"type": "number", "multipleOf": 1.2e-8}, "S.multipleOf"),
-        ({"items": {"allOf": [{"multipleOf": 101}, {"multipleOf": 97}]}}, "S.items"),
-        ({"multipleOf": 7, "enum": [3, 14]}, "S"),
-        ({"nullable": True, "allOf": [{"minimum": 1e30}]}, "S.allOf[0].minimum"),
-        (
-            {"items": {"nullable": True, "allOf": [{"minimum": 1e30}]}},
-            "S.items.allOf[0].minimum",
-        ),
-    ],
-)
-def test_numbers_that_cannot_be_enforced(schema: dict[str, Any], path: str) -> None:
-    with pytest.raises(SchemaError) as refused:
-        checked_schema(schema)
-    assert refused.value.path("S") == path
+def test_answers_are_within_the_bounds() -> None:
+    for schema in BOUNDED:
+        _check(schema, num_walks=40)
 
 
 NUMBERS = (
@@ -152,6 +117,7 @@ def test_any_numbers_that_are_accepted_are_enforced(schema: dict[str, Any], seed
 
 
 END = 256
+MAX_BYTES = 60
 
 
 class _Bytes:
@@ -167,26 +133,22 @@ class _Bytes:
 TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
 
 
-def answers(
-    schema: Any, *, seed: int, num_walks: int, max_bytes: int = 60, preferred: str = ""
-) -> Iterator[str]:
-    """Returns those of ``num_walks`` answers that end within ``max_bytes``. ``preferred``
+def answers(schema: Any, *, seed: int, num_walks: int, preferred: str) -> Iterator[str]:
+    """Returns those of ``num_walks`` answers that end within ``MAX_BYTES``. ``preferred``
     characters are chosen more often."""
     matcher = LLMatcher(TOKENIZER, grammar_text([json_part(schema)]))
     assert not matcher.is_error(), matcher.get_error()
     chosen = random.Random(seed)
     for _ in range(num_walks):
-        answer = _walk(matcher.deep_copy(), chosen, max_bytes, preferred.encode())
+        answer = _walk(matcher.deep_copy(), chosen, preferred.encode())
         if answer is not None:
             yield answer.decode()
 
 
-def _walk(
-    matcher: LLMatcher, chosen: random.Random, max_bytes: int, preferred: bytes
-) -> bytes | None:
+def _walk(matcher: LLMatcher, chosen: random.Random, preferred: bytes) -> bytes | None:
     answer = bytearray()
     mask = allocate_token_bitmask(1, END + 1)
-    while len(answer) < max_bytes and not matcher.is_stopped():
+    while len(answer) < MAX_BYTES and not matcher.is_stopped():
         fill_next_token_bitmask(matcher, mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         tokens = [int(token) for token in allowed if token < 128]

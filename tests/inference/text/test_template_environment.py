@@ -79,17 +79,8 @@ def _theirs(source: str, **kwargs: Any) -> str:
     return str(rendered[0][0])
 
 
-@each_case(
-    "source",
-    [
-        *(pytest.param(source, id=name) for name, source in FEATURES.items()),
-        pytest.param(QWEN, id="Qwen's"),
-        pytest.param(LLAMA, id="Llama's"),
-        pytest.param(MISTRAL, id="Mistral's"),
-        pytest.param(CHATML, id="ChatML"),
-    ],
-)
-@each_case("tools", [TOOLS, None], ids=["tools", "no tools"])
+@each_case("source", [*FEATURES.values(), QWEN, LLAMA, MISTRAL, CHATML])
+@each_case("tools", [TOOLS, None])
 def test_it_renders_as_transformers_does(source: str, tools: list[dict[str, Any]] | None) -> None:
     values = {"tools": tools, "add_generation_prompt": True, "bos_token": "<s>"}
     assert _ours(source, **values) == _theirs(source, **values)
@@ -113,11 +104,11 @@ def test_it_has_the_names_that_transformers_has() -> None:
     for option in ("trim_blocks", "lstrip_blocks", "autoescape", "keep_trailing_newline"):
         assert getattr(ours, option) == getattr(theirs, option)
     assert ours.undefined is theirs.undefined
-    assert _tags(ours) == _tags(theirs)
-
-
-def _tags(environment: Environment) -> set[str]:
-    return {tag for extension in environment.extensions.values() for tag in extension.tags}
+    ours_tags, theirs_tags = (
+        {tag for one in environment.extensions.values() for tag in one.tags}
+        for environment in (ours, theirs)
+    )
+    assert ours_tags == theirs_tags
 
 
 CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hello.")])

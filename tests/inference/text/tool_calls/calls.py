@@ -104,14 +104,6 @@ def read(tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = T
     return merged(parts_of(tool_format, [text], tools))
 
 
-def read_by_grammar(
-    tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
-) -> Merged:
-    parser = tool_format.parser(tools)
-    parser.streams_arguments = True
-    return merged([*parser.feed(text), *parser.flush()])
-
-
 Arguments = dict[str, Any]
 Call = tuple[str, Arguments]
 Write = Callable[[str, Arguments, int], str]

@@ -6,14 +6,13 @@ import itertools
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from inference.protocol.generation import ToolDefinition
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.tag_formats import DSML, TagFormat
 from tests.cases import each_case
-from tests.inference.text.tool_calls import json_examples, tag_examples
 from tests.inference.text.tool_calls.calls import (
     FORMATS,
     TOOLS,
@@ -24,21 +23,10 @@ from tests.inference.text.tool_calls.calls import (
     read,
     written,
 )
+from tests.inference.text.tool_calls.examples import EXAMPLES
 
 LS, PARIS = ("bash", {"command": "ls"}), ("get_weather", {"city": "Paris", "days": 3})
 ONE_CALL, BARE_CALL = ("harmony",), ("llama3", "plain")
-EXAMPLES: dict[tuple[str, str], tuple[str, Merged]] = {
-    (name, case): example
-    for module in (json_examples, tag_examples)
-    for name, cases in module.READ.items()
-    for case, example in cases.items()
-}
-EXAMPLES |= {
-    (name, case): (text, [text])
-    for module in (json_examples, tag_examples)
-    for name, cases in module.KEPT.items()
-    for case, text in cases.items()
-}
 
 
 @each_case("name", FORMATS)
@@ -73,6 +61,7 @@ NESTED = {"a": [{"b": "x, }y", "c": None}, 1.5, True, ["x", 'y|"z']], "d": {}}
         ("write_file", {"mode": 420, "tags": ["a", "b"], "options": {"a": True}}),
         ("write_file", {"path": "007", "mode": None}),
         ("f", NESTED),
+        ("f", {"b": '\\"\u2028\ud7ff🙂', "c": [[], {}, -1e-7, 10**30, False]}),
     ],
 )
 def test_arguments_are_kept_to_the_character(name: str, call: Call) -> None:
@@ -82,9 +71,8 @@ def test_arguments_are_kept_to_the_character(name: str, call: Call) -> None:
     assert (called, json.loads(arguments)) == call
 
 
-@each_case(("name", "case"), EXAMPLES)
-def test_an_example_is_read_whole_and_in_pieces(name: str, case: str) -> None:
-    text, expected = EXAMPLES[name, case]
+@each_case(("name", "text", "expected"), EXAMPLES)
+def test_an_example_is_read_whole_and_in_pieces(name: str, text: str, expected: Merged) -> None:
     for size in (len(text), 1, 2, 3, 7):
         chunks = [text[start : start + size] for start in range(0, len(text), size)]
         assert merged(parts_of(FORMATS[name], chunks)) == expected, size
@@ -110,9 +98,23 @@ JSON_FRAGMENTS = [
 ]
 
 
+SCHEMA_WORDS = st.sampled_from(
+    [
+        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
+        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
+        *("command", "city", "bash"),
+    ]
+)
+INNER = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3),
+    max_leaves=10,
+)
+SCHEMAS = st.dictionaries(SCHEMA_WORDS, INNER, max_size=4)
+
+
 def _answers(name: str) -> st.SearchStrategy[str]:
-    texts = [text for (owner, _), (text, _) in EXAMPLES.items() if owner == name]
-    texts.append(written(name, LS))
+    texts = [text for owner, text, _ in EXAMPLES if owner == name] + [written(name, LS)]
     cut = st.tuples(st.sampled_from(texts), st.integers(0, 80), st.integers(1, 40))
     piece = cut.map(lambda one: one[0][one[1] : one[1] + one[2]])
     fragments = piece | st.sampled_from([*texts, *JSON_FRAGMENTS]) | st.text(max_size=4)
@@ -120,28 +122,24 @@ def _answers(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(data=st.data())
-def test_any_answer_is_the_same_however_it_is_cut(name: str, data: st.DataObject) -> None:
+@given(data=st.data(), schema=st.none() | SCHEMAS)
+def test_any_answer_is_the_same_however_it_is_cut(
+    name: str, data: st.DataObject, schema: dict[str, object] | None
+) -> None:
+    """With the tools of the examples, and with one of any schema."""
+    tools = TOOLS if schema is None else [replace(TOOLS[1], parameters=schema)]
     text = data.draw(_answers(name))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     borders = sorted({0, len(text), *cuts})
     chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
-    whole = read(FORMATS[name], text)
-    assert merged(parts_of(FORMATS[name], chunks)) == whole
-    assert merged(parts_of(FORMATS[name], text)) == whole
+    whole = read(FORMATS[name], text, tools)
+    assert merged(parts_of(FORMATS[name], chunks, tools)) == whole
     if all(isinstance(part, str) for part in whole):
         assert "".join(map(str, whole)) == text
+    named = read(FORMATS[name], written(name, ("bash", {"command": "1", "city": "a"})), tools)
+    assert [called for called, _ in named] == ["bash"]
 
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 WRITTEN = {
     "hermes": '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>',
     "llama3": '{{"name": "f", "parameters": {}}}',
@@ -149,28 +147,6 @@ WRITTEN = {
     "mistral_named": "[TOOL_CALLS]f[ARGS]{}",
     "kimi": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
 }
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-@given(
-    arguments=st.dictionaries(st.text(), VALUES, max_size=4),
-    indent=st.none() | st.integers(0, 2),
-    is_ascii=st.booleans(),
-    data=st.data(),
-)
-def test_json_arguments_come_through_or_are_text_where_they_are_cut_off(
-    name: str,
-    arguments: dict[str, object],
-    indent: int | None,
-    is_ascii: bool,
-    data: st.DataObject,
-) -> None:
-    text = WRITTEN[name].format(json.dumps(arguments, indent=indent, ensure_ascii=is_ascii))
-    ((called, streamed),) = read(FORMATS[name], text)
-    assert (called, json.loads(streamed)) == ("f", arguments)
-    cut = text[: data.draw(st.integers(0, len(text)))]
-    parts = read(FORMATS[name], cut)
-    assert parts == [cut] or not any(isinstance(part, str) for part in parts)
 
 
 @each_case("name", WRITTEN)
@@ -193,31 +169,3 @@ def test_arguments_are_reported_as_they_come_under_a_grammar_else_whole(name: st
         parser, text = FORMATS["llama3"].parser(TOOLS), begun + '": ["'
         parts = [part for character in text for part in parser.feed(character)]
         assert merged(parts) == [text], "an answer in JSON is not held back"
-
-
-SCHEMA_WORDS = st.sampled_from(
-    [
-        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
-        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
-        *("command", "city", "bash"),
-    ]
-)
-SCHEMAS = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=200)
-@given(
-    data=st.data(),
-    name=st.sampled_from(list(FORMATS)),
-    schema=st.dictionaries(SCHEMA_WORDS, SCHEMAS, max_size=4),
-)
-def test_any_schema_is_read(data: st.DataObject, name: str, schema: dict[str, object]) -> None:
-    tools = [ToolDefinition(name="bash", path="", parameters=schema)]
-    read(FORMATS[name], data.draw(_answers(name)), tools)
-    read(FORMATS["hermes"], '<tool_call>{"arguments": {"command": 1}}</tool_call>', tools)
-    text = written(name, ("bash", {"command": "1", "city": "a"}))
-    assert [called for called, _ in read(FORMATS[name], text, tools)] == ["bash"]

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, grammar_from
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import FORMATS, Call, read, read_by_grammar, tool
+from tests.inference.text.tool_calls.calls import FORMATS, Call, merged, read, tool
 from tests.inference.text.tool_calls.calls import written as plainly_written
 from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, MARKERS, Vocabulary
 
@@ -119,6 +119,7 @@ def test_a_forced_call_follows_its_schema(name: str, vocabulary: Vocabulary) -> 
     for choice in (AUTO, ToolChoice(mode="none")):  # nothing to enforce
         form = FORMATS[name]
         assert form.grammar([LOOSE], choice, parallel=True, marker_ids={}) is None
+    several = written(name, GOOD, NOW_CALL, GOOD)
     for first in (STRICT, LOOSE):
         enforced = Enforced(name, vocabulary, [first, NOW], REQUIRED)
         for allowed in (GOOD, NOW_CALL):
@@ -127,23 +128,16 @@ def test_a_forced_call_follows_its_schema(name: str, vocabulary: Vocabulary) -> 
             assert not enforced.accepts(written(name, call)), call
         for text in ("", "I do not want to.", f"{written(name, NOW_CALL)} And then."):
             assert not enforced.accepts(text), text
-
-
-@each_case("name", FORMATS)
-def test_how_many_calls_and_of_which_function(name: str, vocabulary: Vocabulary) -> None:
+        assert enforced.accepts(several) is (name in MANY)
     one = Enforced(name, vocabulary, [STRICT, NOW], REQUIRED, parallel=False)
     assert one.accepts(written(name, NOW_CALL))
-    assert not one.accepts("")
+    for text in ("", several, written(name, NOW_CALL, NOW_CALL)):
+        assert not one.accepts(text)
     named = ToolChoice(mode="required", name="now")
     for parallel in (True, False):
         enforced = Enforced(name, vocabulary, [STRICT, NOW], named, parallel=parallel)
         assert enforced.accepts(written(name, NOW_CALL))
         assert not enforced.accepts(written(name, GOOD))
-    if name in MANY:
-        several = written(name, GOOD, NOW_CALL, GOOD)
-        assert Enforced(name, vocabulary, [STRICT, NOW], REQUIRED).accepts(several)
-        assert not one.accepts(several)
-        assert not one.accepts(written(name, NOW_CALL, NOW_CALL))
 
 
 @each_case("name", [*BESIDE_TEXT, "llama3"])
@@ -306,7 +300,9 @@ def test_what_a_grammar_lets_through_can_be_read(
         num_ended += 1
         if re.search(r"[0-9][eE]\+?[0-9]{3}", answer):
             continue  # a call with a number that no float can hold is text
-        parts = (read if choice is AUTO else read_by_grammar)(FORMATS[name], answer, tools)
+        parser = FORMATS[name].parser(tools)
+        parser.streams_arguments = choice is not AUTO
+        parts = merged([*parser.feed(answer), *parser.flush()])
         calls = [part for part in parts if not isinstance(part, str)]
         assert all(_follows_schema(one[0], json.loads(one[1])) for one in calls), answer
         assert parallel or len(calls) <= 1, answer

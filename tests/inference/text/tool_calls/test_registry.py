@@ -9,37 +9,35 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.tool_calls import find_tool_format
+from inference.text.tool_calls import FORMATS, find_tool_format
 from inference.text.tool_calls.argument_values import as_json, is_text
-from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
 
 TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
 TEMPLATES = {
-    "hermes": TOOLS + '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>',
-    "qwen_coder": TOOLS + "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>",
-    "llama3": TOOLS
-    + 'Respond in the format {"name": …, "parameters": dictionary of argument name}',
-    "mistral": TOOLS + "[TOOL_CALLS][{{ call | tojson }}]",
-    "mistral_named": TOOLS + "'[TOOL_CALLS]' + name + '[ARGS]' + arguments",
-    "glm": TOOLS + "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>",
-    "glm_47": TOOLS + "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>",
-    "deepseek": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>```json",  # noqa: RUF001
-    "deepseek_v31": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
-    "dsml": TOOLS + "<｜DSML｜function_calls>\n<｜DSML｜invoke",  # noqa: RUF001
-    "dsml_v4": TOOLS + "<｜DSML｜tool_calls>\n<｜DSML｜invoke",  # noqa: RUF001
-    "kimi": TOOLS + "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
-    "granite": TOOLS + "respond with <|tool_call|> followed by a JSON list of tools used",
-    "hunyuan": TOOLS + "<tool_calls>{{ calls }}</tool_calls>",
-    "nemotron": TOOLS + "<TOOLCALL>[{{ call }}]</TOOLCALL>",
-    "command_r": TOOLS + '<|START_ACTION|>[{"tool_call_id": "0", "tool_name":',
-    "functools": TOOLS + "functools[{{ call }}]",
-    "lfm2": TOOLS + "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
-    "minimax": TOOLS + '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">',
-    "seed": TOOLS + "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>",
-    "function_gemma": TOOLS + "<start_function_call>call:{{ name }}",
-    "gemma_4": TOOLS + "<|tool_call>call:{{ name }}",
-    "harmony": TOOLS + "<|start|>assistant<|channel|>commentary json<|message|>",
+    "hermes": '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>',
+    "qwen_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>",
+    "llama3": 'Respond in the format {"name": …, "parameters": dictionary of argument name}',
+    "mistral": "[TOOL_CALLS][{{ call | tojson }}]",
+    "mistral_named": "'[TOOL_CALLS]' + name + '[ARGS]' + arguments",
+    "glm": "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>",
+    "glm_47": "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>```json",  # noqa: RUF001
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
+    "dsml": "<｜DSML｜function_calls>\n<｜DSML｜invoke",  # noqa: RUF001
+    "dsml_v4": "<｜DSML｜tool_calls>\n<｜DSML｜invoke",  # noqa: RUF001
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
+    "granite": "respond with <|tool_call|> followed by a JSON list of tools used",
+    "hunyuan": "<tool_calls>{{ calls }}</tool_calls>",
+    "nemotron": "<TOOLCALL>[{{ call }}]</TOOLCALL>",
+    "command_r": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name":',
+    "functools": "functools[{{ call }}]",
+    "lfm2": "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
+    "minimax": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">',
+    "seed": "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>",
+    "function_gemma": "<start_function_call>call:{{ name }}",
+    "gemma_4": "<|tool_call>call:{{ name }}",
+    "harmony": "<|start|>assistant<|channel|>commentary json<|message|>",
 }
 GEMMA_3 = (
     "You MUST put it in the format of [func_name1(params_name1=params_value1)]",
@@ -47,31 +45,25 @@ GEMMA_3 = (
     "argument name and its value}",
 )
 """The prompt of Gemma 3's documentation."""
-ALL = [*TEMPLATES.items(), *(("llama3", TOOLS + prompt) for prompt in GEMMA_3)]
 
 
-@each_case(("name", "template"), ALL)
-def test_templates_show_it(name: str, template: str, vocabularies: dict[str, Vocabulary]) -> None:
-    found = find_tool_format(template, vocabularies["spelled"].text)
-    assert found is not None and found.name == name
-
-
-def test_a_tokenizer_shows_the_rest(
+def test_templates_show_it_and_a_tokenizer_shows_the_rest(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
-    special = vocabularies["special"]
+    special, spelled = vocabularies["special"], vocabularies["spelled"]
+    for name, template in (*TEMPLATES.items(), *(("llama3", prompt) for prompt in GEMMA_3)):
+        found = find_tool_format(TOOLS + template, spelled.text)
+        assert found is not None and found.name == name
     for vocabulary in vocabularies.values():
         for template in (None, "{{ messages[0].content }}"):
             assert find_tool_format(template, vocabulary.text) is None
-    assert find_tool_format(TOOLS, vocabularies["spelled"].text) is None
+    assert find_tool_format(TOOLS, spelled.text) is None
     found = find_tool_format(TOOLS, special.text)
     assert found is not None and found.name == "mistral"
-    found = find_tool_format(TEMPLATES["hermes"], special.text)
-    assert found is not None
     markers = special.encode("<tool_call></tool_call>")
-    assert found.shown_token_ids(special.text) == frozenset(markers), "only special ones"
-    assert found.shown_token_ids(vocabularies["added"].text) == frozenset()
-    assert found.shown_token_ids(vocabularies["spelled"].text) == frozenset()
+    shown = FORMATS["hermes"].shown_token_ids
+    assert shown(special.text) == frozenset(markers), "only special ones"
+    assert shown(vocabularies["added"].text) == shown(spelled.text) == frozenset()
 
 
 INTEGER = {"type": "integer"}
@@ -129,14 +121,10 @@ CASES: list[tuple[Any, str, Any]] = [
 ]
 
 
-@each_case(("schema", "text", "value"), CASES)
-def test_a_value_follows_its_schema(schema: Any, text: str, value: Any) -> None:
-    found = json.loads(as_json(text, schema, ROOT))
-    assert found == value
-    assert type(found) is type(value)
-
-
-def test_what_stays_text_whatever_it_holds() -> None:
+def test_a_value_follows_its_schema_and_is_text_where_only_texts_are_allowed() -> None:
+    for schema, text, value in CASES:
+        found = json.loads(as_json(text, schema, ROOT))
+        assert (found, type(found)) == (value, type(value)), (schema, text)
     any_of = {"anyOf": [{"type": "string"}, {"const": "x"}]}
     for schema in ({"type": "string"}, {"enum": ["a"]}, any_of, None):
         assert is_text(schema, ROOT)
