@@ -6,10 +6,9 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gguf import dequantize
+from gguf import GGUFReader
 from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -24,13 +23,13 @@ from benchmarks.measured_once import (
     prompts,
 )
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
-from inference.loading.gguf.header import read_header
 from inference.loading.loader import OpenedModel
 from inference.models.decoder import DecoderModel
 from inference.models.families.registry import family_of
 from inference.models.native.library import find_compiler
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput
+from tests.inference.loading.conftest import values_of
 
 PROMPTS = ("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n", "The capital of")
 LLAMA = LlamaConfig(
@@ -55,15 +54,8 @@ def theirs_of(opened: OpenedModel, path: Path) -> PreTrainedModel:
     with torch.device("meta"):  # weights at random would take longer than all else here
         theirs = LlamaForCausalLM(LLAMA)
     theirs.model.rotary_emb = LlamaRotaryEmbedding(LLAMA)
-    family, weights = family_of(opened.config), {}
-    for info in read_header(path).tensors.values():
-        raw = np.fromfile(info.path, np.uint8, info.num_bytes, offset=info.offset)
-        values = dequantize(raw.reshape(info.shape[0], -1), info.type).reshape(info.shape)
-        heads = 9 if "attn_q" in info.name else 3 if "attn_k" in info.name else None
-        if heads is not None:
-            pairs = values.reshape(heads, -1, 2, info.shape[1])
-            values = pairs.swapaxes(1, 2).reshape(info.shape)
-        weights[str(family.gguf_name(info.name))] = torch.tensor(values, dtype=torch.float32)
+    named = family_of(opened.config).gguf_name
+    weights = {str(named(one.name)): values_of(one, 9, 3) for one in GGUFReader(path).tensors}
     unknown = theirs.load_state_dict(weights, strict=False, assign=True)
     assert unknown.missing_keys == ["lm_head.weight"] and not unknown.unexpected_keys
     theirs.tie_weights()

