@@ -1,3 +1,6 @@
+"""Configs of directories and of GGUF files: what they mean, and what makes no sense or would be
+computed wrongly, which is refused with the value and the rule."""
+
 from __future__ import annotations
 
 import json
@@ -35,12 +38,13 @@ from tests.inference.loading.conftest import SIZES, save_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
 SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}
-WINDOW, ON = {"sliding_window": 32}, {"use_sliding_window": True}
+WINDOW, FACTOR = {"sliding_window": 32}, {"factor": 2.0}
+SOME_WINDOWS = {"model_type": "qwen2", "max_window_layers": 1, "use_sliding_window": True} | WINDOW
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
 
 
-def test_old_and_new_spellings_of_rope_agree(tmp_path: Path) -> None:
+def test_what_a_config_means(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = parse_config(LLAMA | {"rope_scaling": scaling}, {})
@@ -53,66 +57,6 @@ def test_old_and_new_spellings_of_rope_agree(tmp_path: Path) -> None:
     ours = read_directory_config(tmp_path)
     assert (ours.architecture, ours.qk_norm, ours.qkv_bias) == ("qwen3", True, False)
     assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
-
-
-@each_case(
-    ("written", "read"),
-    [
-        *(({"temperature": 0.6, "repetition_penalty": 1.1},) * 2,),
-        ({"top_k": 50.0}, {"top_k": 50}),
-        ({"top_k": -1}, {"top_k": 0}),
-        ({"temperature": 0, "top_p": 1}, {"temperature": 0, "top_p": 1}),
-        ({"min_p": None}, {}),
-    ],
-)
-def test_defaults_as_files_write_them(written: dict[str, object], read: dict[str, object]) -> None:
-    config = parse_config(LLAMA, {"eos_token_id": [2, 7], "max_new_tokens": 5} | written)
-    assert (config.eos_token_ids, config.generation_defaults) == ((2, 7), read)
-    spelt = {SPELT_IN_GGUF[name]: value for name, value in written.items()}
-    assert text_facts(spelt)["generation_defaults"] == read
-
-
-@each_case(
-    ("name", "value"),
-    [
-        *(("temperature", value) for value in (-0.1, math.nan, math.inf, "0.7")),
-        *(("top_p", value) for value in (1.1, True)),
-        *(("top_k", value) for value in (2.5, 2**31)),
-        ("min_p", -1),
-        *(("repetition_penalty", value) for value in (0, 1e-39, [1.1])),
-    ],
-)
-def test_defaults_that_no_sampler_computes_with_are_refused(name: str, value: object) -> None:
-    with pytest.raises(BadFileError, match=rf"the model's default {name} is"):
-        parse_config(LLAMA, {name: value})
-    with pytest.raises(BadFileError, match=rf"default {SPELT_IN_GGUF[name]} is|top_k is"):
-        text_facts({SPELT_IN_GGUF[name]: value})
-
-
-GENERAL = "general.sampling."
-
-
-@each_case(
-    ("written", "unused"),
-    [
-        ({f"{GENERAL}sequence": "penalties;xtc"}, (f"{GENERAL}sequence 'penalties;xtc'",)),
-        ({f"{GENERAL}mirostat": 2, f"{GENERAL}mirostat_tau": 5.0}, (f"{GENERAL}mirostat 2",)),
-        ({f"{GENERAL}xtc_probability": 0.0, f"{GENERAL}xtc_threshold": 0.1}, ()),
-        ({f"{GENERAL}temp": 0.6}, ()),
-        ({"typical_p": 0.95, "num_beams": 4}, ("typical_p 0.95", "num_beams 4")),
-        ({"typical_p": 1.0, "num_beams": 1, "epsilon_cutoff": 0.0}, ()),
-    ],
-)
-def test_defaults_that_no_sampler_computes_are_reported(
-    written: dict[str, object], unused: tuple[str, ...]
-) -> None:
-    assert text_facts(written)["unused_defaults"] == unused
-    assert parse_config(LLAMA, written).unused_defaults == unused
-    warnings = sampling_warnings(unused)
-    assert all(default in one for default, one in zip(unused, warnings, strict=True))
-
-
-def test_what_a_config_means() -> None:
     # Qwen 2 declares a window that is off.
     qwen2 = LLAMA | {"model_type": "qwen2", "use_sliding_window": False} | WINDOW
     assert parse_config(qwen2, {}).sliding_window is None
@@ -120,8 +64,7 @@ def test_what_a_config_means() -> None:
     assert parse_config(LLAMA | {"rope_scaling": YARN}, {}).max_positions == 400
     for architectures, model_type in (
         (["LlamaForCausalLM"], "llama"),
-        (["Qwen3MoeForCausalLM"], "qwen3_moe"),
-        (["Unheard", "Qwen3ForCausalLM"], "qwen3"),
+        (["Unheard", "Qwen3MoeForCausalLM"], "qwen3_moe"),
         (["GPT2LMHeadModel"], "gpt2"),
     ):
         given = {"architectures": architectures}
@@ -129,21 +72,72 @@ def test_what_a_config_means() -> None:
         assert found["model_type"] == model_type, "a missing model type is inferred"
 
 
+GENERAL = "general.sampling."
+
+
+def test_the_models_defaults_of_sampling() -> None:
+    for written, read in (
+        ({"temperature": 0.6, "repetition_penalty": 1.1},) * 2,
+        ({"top_k": 50.0}, {"top_k": 50}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": 0, "top_p": 1},) * 2,
+        ({"min_p": None}, {}),
+    ):
+        config = parse_config(LLAMA, {"eos_token_id": [2, 7], "max_new_tokens": 5} | written)
+        assert (config.eos_token_ids, config.generation_defaults) == ((2, 7), read)
+        spelt = {SPELT_IN_GGUF[name]: value for name, value in written.items()}
+        assert text_facts(spelt)["generation_defaults"] == read
+    for name, value in (
+        *(("temperature", value) for value in (-0.1, math.nan, math.inf, "0.7")),
+        *(("top_p", value) for value in (1.1, True)),
+        *(("top_k", value) for value in (2.5, 2**31)),
+        ("min_p", -1),
+        *(("repetition_penalty", value) for value in (0, 1e-39, [1.1])),
+    ):
+        with pytest.raises(BadFileError, match=rf"the model's default {name} is"):
+            parse_config(LLAMA, {name: value})
+        with pytest.raises(BadFileError, match=rf"default {SPELT_IN_GGUF[name]} is|top_k is"):
+            text_facts({SPELT_IN_GGUF[name]: value})
+    for given, unused in (
+        ({f"{GENERAL}sequence": "penalties;xtc"}, (f"{GENERAL}sequence 'penalties;xtc'",)),
+        ({f"{GENERAL}mirostat": 2, f"{GENERAL}mirostat_tau": 5.0}, (f"{GENERAL}mirostat 2",)),
+        ({f"{GENERAL}xtc_probability": 0.0, f"{GENERAL}xtc_threshold": 0.1}, ()),
+        ({f"{GENERAL}temp": 0.6}, ()),
+        ({"typical_p": 0.95, "num_beams": 4}, ("typical_p 0.95", "num_beams 4")),
+        ({"typical_p": 1.0, "num_beams": 1, "epsilon_cutoff": 0.0}, ()),
+    ):
+        assert text_facts(given)["unused_defaults"] == unused
+        assert parse_config(LLAMA, given).unused_defaults == unused
+        warnings = sampling_warnings(unused)
+        assert all(default in one for default, one in zip(unused, warnings, strict=True))
+
+
+NESTED = {"model_type": "mistral3", "text_config": {"num_local_experts": 10**9}}
+
+
 @each_case(
-    ("change", "named"),
+    ("config", "error", "named"),
     [
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"hidden_size": "big"}, "hidden_size"),
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-        ({"model_type": "qwen2", "max_window_layers": 1} | ON | WINDOW, "some of the layers"),
+        (LLAMA | {"hidden_act": "gelu"}, BadFileError, "gelu"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, BadFileError, "gptq"),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope"} | FACTOR}, BadFileError, "longrope"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, BadFileError, "partial_rotary_factor"),
+        (LLAMA | {"hidden_size": "big"}, BadFileError, "hidden_size"),
+        (LLAMA | {"num_hidden_layers": None}, BadFileError, "num_hidden_layers"),
+        (LLAMA | SOME_WINDOWS, BadFileError, "some of the layers"),
+        (NESTED, BadFileError, r"num_local_experts is 1000000000; .* up to 65536"),
+        ({}, BadFileError, "config.json has neither model_type nor architectures"),
+        ({"architectures": "Llama"}, BadFileError, "neither model_type nor architectures"),
+        ({"architectures": ["MadeUpForCausalLM"]}, BadFileError, "no model_type, and MadeUpForC"),
+        ({"architectures": ["QwenThreeForCausalLM"]}, BadFileError, r"docs/models\.md"),
+        (LLAMA | {"model_type": "bert"}, UnknownArchitectureError, r"'bert'.*docs/models\.md"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadFileError, match=named):
-        parse_config(LLAMA | change, {})
+def test_what_would_be_computed_wrongly_is_refused(
+    config: dict[str, Any], error: type[LoadError], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        parse_config(config, {})
 
 
 def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
@@ -196,7 +190,7 @@ def test_gguf_ends_turns_where_its_chat_template_does(
 
 
 SCALING = "llama.rope.scaling."
-FACTOR = {f"{SCALING}factor": 8.0}
+SCALED = {f"{SCALING}factor": 8.0}
 
 
 @each_case(
@@ -207,8 +201,8 @@ FACTOR = {f"{SCALING}factor": 8.0}
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8"),
         ({"llama.rope.scale_linear": math.nan}, "nan"),
         ({f"{SCALING}type": "longrope"}, "longrope"),
-        (FACTOR | {f"{SCALING}type": "llama3"}, r"rope_freqs\.weight, which the file lacks"),
-        (FACTOR | {f"{SCALING}type": "dynamic"}, "'dynamic' is not supported; known: linear"),
+        (SCALED | {f"{SCALING}type": "llama3"}, r"rope_freqs\.weight, which the file lacks"),
+        (SCALED | {f"{SCALING}type": "dynamic"}, "'dynamic' is not supported; known: linear"),
     ],
 )
 def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
@@ -218,19 +212,6 @@ def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
     header = replace(header, metadata=dict(header.metadata) | metadata)
     with pytest.raises((BadFileError, UnknownArchitectureError), match=named):
         read_gguf_config(header)
-
-
-def test_an_architecture_that_is_not_known_or_not_named_is_refused() -> None:
-    for config, message in (
-        ({}, "config.json has neither model_type nor architectures"),
-        ({"architectures": "Llama"}, "neither model_type nor architectures"),
-        ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
-        ({"architectures": ["QwenThreeForCausalLM"]}, r"docs/models\.md"),
-        (LLAMA | {"model_type": "bert"}, r"'bert'.*docs/models\.md"),
-    ):
-        error = UnknownArchitectureError if "model_type" in config else BadFileError
-        with pytest.raises(error, match=message):
-            parse_config(config, {})
 
 
 FEW = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
