@@ -133,14 +133,14 @@ def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
 def test_a_tensor_of_another_size_is_named(
     tmp_path: Path, subject: str, name: str, shape: tuple[int, ...], words: str
 ) -> None:
-    source = SUBJECTS[subject].save(tmp_path)
+    source = SUBJECTS[subject](tmp_path)
     edit_tensors(source, {name: torch.zeros(shape)})
     with pytest.raises(WrongShapeError, match=words):
         opened(source, tmp_path)
 
 
 def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
-    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"].save(tmp_path))
+    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"](tmp_path))
     info = next(info for info in file.infos if "ffn_down_exps" in info.name)
     info.sizes = [info.sizes[0], info.sizes[1] * info.sizes[2]]
     with pytest.raises(BadFileError, match=r"cannot be read|no stack of experts"):
@@ -158,7 +158,7 @@ def test_an_embedding_models_config(tmp_path: Path) -> None:
             ({"hidden_size": 48}, "is 32 and should be 48"),
         )
     ):
-        source = SUBJECTS["bert"].save(tmp_path / str(number))
+        source = SUBJECTS["bert"](tmp_path / str(number))
         edit_json(source / "config.json", **changes)
         with pytest.raises(BadFileError, match=words):
             opened(source, tmp_path)

@@ -1,5 +1,5 @@
-"""What a load takes of memory, told from configs and headers; its devices and KV formats; and what a
-host has: as much as its control group leaves, and what Triton needs."""
+"""What a load takes of memory, told from configs and headers; its devices and KV formats; and what
+a host has: as much as its control group leaves, and what Triton needs."""
 
 from __future__ import annotations
 
