@@ -11,7 +11,6 @@ from typing import Any, get_args
 import psutil
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from inference.loading import loader
 from inference.loading.devices import (
@@ -36,12 +35,11 @@ from inference.loading.preflight import (
 from inference.loading.read_costs import config_tensors, model_costs
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.kernels import has_fast_bfloat16
 from inference.models.native import library
 from inference.protocol.load import EarlierLoads, KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError, DoesNotFitError, MissingFileError
 from tests.cases import each_case
-from tests.inference.loading.conftest import opened, save_directory, saved_gguf
+from tests.inference.loading.conftest import opened, save_directory
 from tests.inference.models.dense_weights import TINY
 
 CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
@@ -132,24 +130,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
         monkeypatch.setattr(loader, "free_memory_bytes", lambda device, free=free_bytes: free)
         with pytest.raises(DoesNotFitError, match=words):
             opened(tiny_directory, tmp_path, **asked)
-
-
-def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "model.layers.0.mlp.down_proj"
-    file = saved_gguf(tmp_path, types={f"{name}.weight": GGMLQuantizationType.Q4_1})
-
-    model = opened(file, tmp_path)
-    copied = model.weights.linear(name)
-    needed = model.need.required_bytes
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
-    lean = opened(file, tmp_path).weights.linear(name)
-
-    is_copied = has_fast_bfloat16(torch.device("cpu"))
-    assert (copied.prefill_weight is not None) == is_copied
-    assert model.factory.copied_bytes == (model.need.copy_bytes if is_copied else 0)
-    assert lean.prefill_weight is None
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from inference.engine.logits_processors import ThinkingBudget
@@ -114,42 +112,6 @@ def test_a_label_behind_the_marker_is_no_thought(byte_level_dir: Path) -> None:
     ):
         expected = [ThoughtPart(thought, *markers), TextPart("yes")]
         assert pieces_of(_choice(tokenizer), f"<|channel>{written}<channel|>yes") == expected
-
-
-WORDS = [
-    *("<think>", "</think>", "\n", " ", "so", "yes", "END", "E", "<call>", "</call>", "f {}", "🙂"),
-]
-TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
-
-
-@given(text=TEXTS, starts_thinking=st.booleans(), calls=st.booleans())
-def test_nothing_is_lost(
-    tokenizer: Tokenizer, text: str, starts_thinking: bool, calls: bool
-) -> None:
-    """Thought, text and calls hold every character that is no white space and no marker of theirs,
-    in order."""
-    choice = _choice(tokenizer, starts_thinking=starts_thinking, calls=calls)
-    streamed = ""
-    for piece in pieces_of(choice, text):
-        match piece:
-            case ThoughtPart(text=thought, opens=opens, closes=closes):
-                streamed += (opens or "") + thought + (closes or "")
-            case TextPart(text=visible):
-                streamed += visible
-            case CallStarted(name=name):
-                streamed += f"<call>{name}"
-            case CallArguments(fragment=fragment):
-                streamed += f"{fragment}</call>"
-    expected = ("<think>" if starts_thinking else "") + text
-    assert _squeezed(streamed) == _squeezed(expected)
-
-
-def _squeezed(text: str) -> str:
-    """Returns the text without what may come and go: white space, hidden special tokens, empty
-    arguments, and an opening marker that stands inside an open block."""
-    for word in ("<call>", "</call>", "{}", "<think>", " ", "\n"):
-        text = text.replace(word, "")
-    return text
 
 
 def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokenizer:

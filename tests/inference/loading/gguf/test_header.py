@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -11,15 +10,12 @@ import gguf
 import pytest
 import torch
 
-from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_header, read_headers
-from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.protocol.load_errors import BadFileError, MissingFileError
 from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF, Pair
 
-SMAPS = Path("/proc/self/smaps")
 TABLE = "model.embed_tokens.weight"
 WEIGHTS = {TABLE: torch.randn(64, 64), "model.layers.0.mlp.up_proj.weight": torch.randn(96, 64)}
 WHOLE = 64 * 64 * 4 + 96 * 64 * 4
@@ -143,22 +139,3 @@ def test_parts_are_one_model(path: Path, tmp_path: Path) -> None:
         read_headers(in_parts(tmp_path, 0, 1, tensors=3))
     with pytest.raises(BadFileError, match=r"00001.* and x\.gguf both hold the tensor"):
         read_headers([in_parts(tmp_path)[0], path])
-
-
-@pytest.mark.skipif(not SMAPS.exists(), reason="there is no /proc to look into")
-def test_pages_leave_when_their_tensor_was_read_and_come_again(default_gguf: Path) -> None:
-    def resident_bytes() -> int:
-        found = re.findall(rf" {re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", SMAPS.read_text())
-        return sum(map(int, found)) * 1024
-
-    path = default_gguf.resolve()
-    header = read_headers([path])
-    files = GGUFTensorFiles(header, read_gguf_config(header))
-    for name in files.names:
-        files.stored(name)
-    assert resident_bytes() < 2**20
-    assert files.dense(TABLE).equal(files.dense(TABLE))
-    assert resident_bytes() < 2**20
-    assert str(path) in SMAPS.read_text()
-    files.close()
-    assert str(path) not in SMAPS.read_text()

@@ -16,6 +16,7 @@ from gguf import quantize as quantize_as_gguf
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
+from inference.loading import loader
 from inference.loading.hub_config import read_directory_config
 from inference.loading.weights.quantized_files import (
     CHUNK_WEIGHTS,
@@ -163,15 +164,19 @@ def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> N
     files.close()
 
 
-def test_an_output_head_has_no_copy_for_prompts(
+def test_copies_for_prompts_are_kept_where_memory_is_plenty_and_not_of_an_output_head(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "has_fast_bfloat16", lambda device: True)
-    weights = opened(tiny_directory, tmp_path, quantization="q8").weights
-    up, head = weights.linear("model.layers.0.mlp.up_proj"), weights.linear("lm_head")
-    if not (isinstance(up, QuantizedLinear) and isinstance(head, QuantizedLinear)):
-        pytest.skip(weights.report())
-    assert up.prefill_weight is not None and head.prefill_weight is None
+    model = opened(tiny_directory, tmp_path, quantization="q8")
+    up, head = model.weights.linear(UP), model.weights.linear("lm_head")
+    needed = model.need.required_bytes
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
+    lean = opened(tiny_directory, tmp_path, quantization="q8").weights.linear(UP)
+    if not all(isinstance(one, QuantizedLinear) for one in (up, head, lean)):
+        pytest.skip(model.weights.report())
+    assert up.prefill_weight is not None
+    assert head.prefill_weight is None and lean.prefill_weight is None
 
 
 def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Path) -> None:

@@ -6,9 +6,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from inference.text.tool_calls import FORMATS, find_tool_format
 from inference.text.tool_calls.argument_values import as_json, is_text
 from tests.inference.text.tool_calls.conftest import Vocabulary
@@ -131,13 +128,3 @@ def test_a_value_follows_its_schema_and_is_text_where_only_texts_are_allowed() -
     nullable = {"type": "string", "nullable": True}
     for schema in ({"type": ["string", "null"]}, nullable, INTEGER, {}):
         assert not is_text(schema, ROOT)
-
-
-TYPES = ["null", "integer", "number", "boolean", "object", "array", "string"]
-
-
-@given(text=st.text() | st.text("[]{}'\"0123.e-nul:, "), types=st.lists(st.sampled_from(TYPES)))
-def test_every_text_becomes_some_value(text: str, types: list[str]) -> None:
-    value = json.loads(as_json(text, {"type": types}, {}))
-    if types == ["string"]:
-        assert value == text
