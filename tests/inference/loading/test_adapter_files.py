@@ -13,14 +13,8 @@ import torch
 from inference.loading.adapter_files import OpenedAdapter, open_adapter, read_adapter_config
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
+from inference.protocol import load_errors as errors
 from inference.protocol.load import AdapterSpec
-from inference.protocol.load_errors import (
-    BadAdapterError,
-    BadSourceError,
-    HashMismatchError,
-    LoadError,
-    MissingFileError,
-)
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.loading.conftest import edit_json, edit_tensors
@@ -92,7 +86,7 @@ def test_targets_as_one_word_or_an_expression_and_a_fingerprint(tmp_path: Path) 
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(field: str, value: Any, words: str) -> None:
-    with pytest.raises(BadAdapterError, match=words):
+    with pytest.raises(errors.BadAdapterError, match=words):
         read_adapter_config(MINIMAL | {field: value})
 
 
@@ -123,28 +117,28 @@ def test_tensors_that_do_not_fit_are_named(
 ) -> None:
     write_adapter(tmp_path, BASE, seed=1)
     edit_tensors(tmp_path, {f"base_model.model.{name}": t for name, t in tensors.items()})
-    with pytest.raises(BadAdapterError, match=words):
+    with pytest.raises(errors.BadAdapterError, match=words):
         opened(tmp_path)
 
 
 def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path, BASE, seed=1)
-    refused: tuple[tuple[dict[str, str], type[LoadError], str], ...] = (
-        ({"sha256": "0" * 64}, HashMismatchError, "0000"),
-        ({"revision": "main"}, BadSourceError, "revision"),
-        ({"source": "pypi:some-adapter"}, BadSourceError, "a hub or path:"),
-        ({"source": "path:/nowhere"}, MissingFileError, "nowhere"),
+    refused: tuple[tuple[dict[str, str], type[errors.LoadError], str], ...] = (
+        ({"sha256": "0" * 64}, errors.HashMismatchError, "0000"),
+        ({"revision": "main"}, errors.BadSourceError, "revision"),
+        ({"source": "pypi:some-adapter"}, errors.BadSourceError, "a hub or path:"),
+        ({"source": "path:/nowhere"}, errors.MissingFileError, "nowhere"),
     )
     for changes, error, words in refused:
         with pytest.raises(error, match=words):
             opened(tmp_path, **changes)
     experts = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48)
     sparse = replace(CONFIG, architecture="qwen3_moe", mlps=("sparse", "sparse"), experts=experts)
-    with pytest.raises(BadAdapterError, match="belongs to experts"):
+    with pytest.raises(errors.BadAdapterError, match="belongs to experts"):
         opened(tmp_path, sparse)
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(BadAdapterError, match="not JSON"):
+    with pytest.raises(errors.BadAdapterError, match="not JSON"):
         opened(tmp_path)
     (tmp_path / "adapter_config.json").unlink()
-    with pytest.raises(LoadError, match="has no adapter_config"):
+    with pytest.raises(errors.LoadError, match="has no adapter_config"):
         opened(tmp_path)

@@ -21,13 +21,8 @@ from inference.loading.weights.tensor_files import MadeTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig, MambaConfig
+from inference.protocol import load_errors as errors
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import (
-    BadFileError,
-    LoadError,
-    MissingTensorError,
-    WrongShapeError,
-)
 from inference.protocol.load_report import LoadFailure
 from tests.cases import each_case
 from tests.inference.loading.conftest import edit_json, edit_tensors, opened, save_gguf
@@ -99,11 +94,13 @@ STATE = f"{LAYER}mamba."
 def test_each_tensor_is_checked_by_itself(
     config: ModelConfig, changes: Shapes, words: str | None
 ) -> None:
-    with nullcontext() if words is None else pytest.raises(WrongShapeError, match=words):
+    with nullcontext() if words is None else pytest.raises(errors.WrongShapeError, match=words):
         check_tensors(config, declared_files(shapes_of(config) | changes))
     if not changes:
         fewer = {name: one for name, one in shapes_of(config).items() if ".experts.1." not in name}
-        with pytest.raises(MissingTensorError, match=r"lack .*experts\.1\.gate_proj.* and 2 more"):
+        with pytest.raises(
+            errors.MissingTensorError, match=r"lack .*experts\.1\.gate_proj.* and 2 more"
+        ):
             check_tensors(config, declared_files(fewer))
 
 
@@ -112,7 +109,7 @@ def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
     declared = {"wte.weight": (8, 64), "h.0.attn.weight": (64, 192)}
     files = {"transformer.wte.weight": (8, 64), "h.0.attn.weight": (192, 64), "h.0.mask": (9,)}
     check_module_tensors(declared, declared_files(files), "transformer")
-    with pytest.raises(WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
+    with pytest.raises(errors.WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
         check_module_tensors(
             declared, declared_files(files | {"transformer.wte.weight": (7, 64)}), "transformer"
         )
@@ -135,7 +132,7 @@ def test_a_tensor_of_another_size_is_named(
 ) -> None:
     source = SUBJECTS[subject](tmp_path)
     edit_tensors(source, {name: torch.zeros(shape)})
-    with pytest.raises(WrongShapeError, match=words):
+    with pytest.raises(errors.WrongShapeError, match=words):
         opened(source, tmp_path)
 
 
@@ -143,7 +140,7 @@ def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
     file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"](tmp_path))
     info = next(info for info in file.infos if "ffn_down_exps" in info.name)
     info.sizes = [info.sizes[0], info.sizes[1] * info.sizes[2]]
-    with pytest.raises(BadFileError, match=r"cannot be read|no stack of experts"):
+    with pytest.raises(errors.BadFileError, match=r"cannot be read|no stack of experts"):
         opened(file.write(tmp_path / "y.gguf"), tmp_path)
 
 
@@ -160,7 +157,7 @@ def test_an_embedding_models_config(tmp_path: Path) -> None:
     ):
         source = SUBJECTS["bert"](tmp_path / str(number))
         edit_json(source / "config.json", **changes)
-        with pytest.raises(BadFileError, match=words):
+        with pytest.raises(errors.BadFileError, match=words):
             opened(source, tmp_path)
 
 
@@ -191,7 +188,7 @@ def _checked(path: Path, weights: tuple[Path, ...] = (), **spec: object) -> Load
 def _check_refused(source: Path, cache_dir: Path, code: str, words: str = "") -> None:
     """As its load refuses it."""
     spec = LoadSpec(job_id="j", model="m", source=f"path:{source}", devices=["cpu"])
-    with pytest.raises(LoadError) as refused:
+    with pytest.raises(errors.LoadError) as refused:
         open_model(spec, cache_dir, lambda _: None)
     failure = _checked(source)
     assert failure == refused.value.failure

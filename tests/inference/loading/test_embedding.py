@@ -18,14 +18,8 @@ from inference.loading.embedding_loader import OpenedEmbeddingModel, check_embed
 from inference.loading.hub_config import EmbeddingConfig, read_embedding_config
 from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
+from inference.protocol import load_errors as errors
 from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.protocol.load_errors import (
-    BadFileError,
-    BadSourceError,
-    DoesNotFitError,
-    LoadError,
-    UnknownArchitectureError,
-)
 from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 
@@ -126,7 +120,7 @@ TANH = {"sentence_transformers": {"activation_fn": "x.Tanh"}}
 REMOTE = {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}
 DENSE = {"path": "2_Dense", "type": "x.Dense"}
 ELSEWHERE = TRANSFORMER | {"path": "0_Transformer"}
-UNKNOWN, BAD = UnknownArchitectureError, BadFileError
+UNKNOWN, BAD = errors.UnknownArchitectureError, errors.BadFileError
 
 
 @each_case(
@@ -152,7 +146,7 @@ UNKNOWN, BAD = UnknownArchitectureError, BadFileError
     ],
 )
 def test_refusals(
-    tmp_path: Path, config: Facts, files: Facts, error: type[LoadError], message: str
+    tmp_path: Path, config: Facts, files: Facts, error: type[errors.LoadError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         read(tmp_path, config, **files)
@@ -209,7 +203,7 @@ def test_settings_of_text_are_refused(embedding_model_dir: Path, tmp_path: Path)
         *(("kv_dtype", "bf16"), ("speculation", "prompt_lookup"), ("quantization", "q8")),
         ("tensor_parallel", 2),
     ):
-        with pytest.raises(BadSourceError, match=setting):
+        with pytest.raises(errors.BadSourceError, match=setting):
             opened(embedding_model_dir, tmp_path, **{setting: value})
 
 
@@ -218,9 +212,11 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     on_cuda = replace(minilm, device=torch.device("cuda"))
     a_lot = EarlierLoads(device_kind="cpu", memory_correction_bytes=2 * 10**9)
-    with pytest.raises(DoesNotFitError, match=r"needs 2\.15 GB"):  # with a largest step
+    with pytest.raises(errors.DoesNotFitError, match=r"needs 2\.15 GB"):  # with a largest step
         check_embedding_fits(minilm, 2 * 10**9, a_lot)
-    with pytest.raises(DoesNotFitError, match=r"needs 2\.09 GB"):  # it ran in the earlier load
+    with pytest.raises(
+        errors.DoesNotFitError, match=r"needs 2\.09 GB"
+    ):  # it ran in the earlier load
         check_embedding_fits(on_cuda, 2 * 10**9, a_lot)
     nothing = EarlierLoads(device_kind="cuda", memory_correction_bytes=0)
     check_embedding_fits(on_cuda, minilm.weight_bytes, nothing)
@@ -228,5 +224,5 @@ def test_what_does_not_fit_is_refused(
     for asked, most in ((100, 100), (1000, 256)):
         found = opened(minilm.directory, tmp_path, max_context_tokens=asked)
         assert found.config.max_input_tokens == most
-    with pytest.raises(DoesNotFitError, match=r"1\.00 GB are free"):
+    with pytest.raises(errors.DoesNotFitError, match=r"1\.00 GB are free"):
         opened(minilm.directory, tmp_path, earlier_loads=a_lot)

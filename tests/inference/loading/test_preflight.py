@@ -12,26 +12,12 @@ import psutil
 import pytest
 import torch
 
-from inference.loading import loader
-from inference.loading.devices import (
-    choose_device,
-    choose_dtype,
-    earlier_loads_on,
-    planned_kv_format,
-)
+from inference.loading import devices, loader, preflight
 from inference.loading.formats import FORMATS
 from inference.loading.host import host_memory, triton_problem
 from inference.loading.hub_config import parse_config
 from inference.loading.loader import open_model
 from inference.loading.model_costs import ModelCosts
-from inference.loading.preflight import (
-    Kernels,
-    MemoryNeed,
-    Weight,
-    check_fits,
-    shortest_context_bytes,
-    step_bytes,
-)
 from inference.loading.read_costs import config_tensors, model_costs
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
@@ -86,26 +72,30 @@ def test_a_weight_takes_what_its_role_has_kernels_for(
     role: Any, tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     own = role.removeprefix("tied ")
-    weights = [Weight(own, format, number) for format, number in tensors]
-    found = Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(weights, is_tied=own != role)
+    weights = [preflight.Weight(own, format, number) for format, number in tensors]
+    found = preflight.Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(
+        weights, is_tied=own != role
+    )
     assert found == expected
 
 
 def test_what_a_step_and_a_short_context_take_and_what_fits() -> None:
-    assert shortest_context_bytes(CONFIG, "fp32") == 2 * 2 * 2 * 16 * 256 * 4
+    assert preflight.shortest_context_bytes(CONFIG, "fp32") == 2 * 2 * 2 * 16 * 256 * 4
     per_row = 3 * 64 + 8 * 16 + 2 * 64
     rows = {"prompt_rows": 10, "decode_rows": 3}
-    plain_bytes = step_bytes(CONFIG, 4, **rows)
+    plain_bytes = preflight.step_bytes(CONFIG, 4, **rows)
     assert plain_bytes == (10 + 3) * per_row * 4 + 2 * 3 * 8 * 4
     experts = ExpertsConfig(num_experts=8, experts_per_token=3, intermediate_size=32)
     mixture = replace(CONFIG, experts=experts, mlps=("sparse",) * 2)
     more_numbers = 3 * (2 * 32 + 2 * 64) - 2 * 64
-    assert step_bytes(mixture, 4, **rows) - plain_bytes == (10 + 3) * 4 * more_numbers
-    need = MemoryNeed(weight_bytes=10**10, kv_bytes=2 * 10**6, copy_bytes=0)
-    check_fits(need, 11 * 10**9, "cuda:0")
+    assert preflight.step_bytes(mixture, 4, **rows) - plain_bytes == (10 + 3) * 4 * more_numbers
+    need = preflight.MemoryNeed(weight_bytes=10**10, kv_bytes=2 * 10**6, copy_bytes=0)
+    preflight.check_fits(need, 11 * 10**9, "cuda:0")
     with pytest.raises(DoesNotFitError, match=r"needs 10\.00 GB on cuda:0 .* 8\.00 GB are free"):
-        check_fits(need, 8 * 10**9, "cuda:0")
-    need = MemoryNeed(weight_bytes=4000, kv_bytes=70, copy_bytes=900, correction_bytes=-500)
+        preflight.check_fits(need, 8 * 10**9, "cuda:0")
+    need = preflight.MemoryNeed(
+        weight_bytes=4000, kv_bytes=70, copy_bytes=900, correction_bytes=-500
+    )
     taken = (need.load_bytes, need.required_bytes)
     assert taken == (3500, 3570), "what earlier loads taught counts"
     assert replace(need, correction_bytes=-5000).load_bytes == 0
@@ -148,13 +138,13 @@ def test_what_a_spec_means_on_a_device_and_devices_that_cannot_be_used() -> None
         ({"devices": ["meta"]}, "not supported"),
     ):
         with pytest.raises(BadSourceError, match=named):
-            choose_device(spec(**fields))
+            devices.choose_device(spec(**fields))
     earlier = EarlierLoads(device_kind="cuda", memory_correction_bytes=9)
     asked = spec(earlier_loads=earlier)
-    assert choose_dtype(asked, CPU) == torch.float32
-    assert choose_dtype(spec(dtype="bfloat16"), CPU) == torch.bfloat16
-    assert earlier_loads_on(asked, CPU) is None, "learnt on another kind of device"
-    assert earlier_loads_on(asked, torch.device("cuda:1")) is earlier
+    assert devices.choose_dtype(asked, CPU) == torch.float32
+    assert devices.choose_dtype(spec(dtype="bfloat16"), CPU) == torch.bfloat16
+    assert devices.earlier_loads_on(asked, CPU) is None, "learnt on another kind of device"
+    assert devices.earlier_loads_on(asked, torch.device("cuda:1")) is earlier
 
 
 @each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
@@ -211,7 +201,7 @@ def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_c
         (CUDA, {"dtype": "float16"}, False, b"", "fp16"),
     ):
         monkeypatch.setattr(library, "_cpu", lambda features=features: features)
-        assert planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
+        assert devices.planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
     assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
 
 
@@ -244,7 +234,8 @@ def test_a_format_is_had_or_refused_by_name(
     monkeypatch.setattr(loader, "fetch_files", None)  # a fetch would fail
     with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
         assert (
-            planned_kv_format(spec(kv_dtype=kv_dtype), device, is_native=device is CPU) == kv_dtype
+            devices.planned_kv_format(spec(kv_dtype=kv_dtype), device, is_native=device is CPU)
+            == kv_dtype
         )
     if refusal is not None and device is CPU and library.find_compiler() is not None:
         with pytest.raises(BadSourceError, match=f"kv_dtype {kv_dtype}"):

@@ -9,13 +9,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
-    ToolCall,
-    ToolChoice,
-    ToolDefinition,
-)
+from inference.protocol import generation as parts
 from inference.protocol.images import ImageRef
 from inference.text.chat_template import ChatTemplate, _keeps_system_texts
 from inference.text.errors import TemplateRenderError
@@ -46,29 +40,29 @@ NINE = (
     "{% endfor %}"
 )
 """It counts the characters of identifiers."""
-TOOL = ToolDefinition(
+TOOL = parts.ToolDefinition(
     name="weather",
     path="tools[0]",
     description="Reports the weather.",
     parameters={"type": "object", "properties": {"city": {"type": "string"}}},
 )
-CALL = ToolCall(id="call_1d8f2a", name="weather", arguments='{"city": "Köln"}')
-SYSTEM = ChatMessage(role="system", content="Be brief.")
-ASKED = ChatMessage(role="user", content="Rain?")
-CALLED = ChatMessage(role="assistant", tool_calls=[CALL], reasoning="I must look.")
-TWICE = ChatMessage(role="assistant", tool_calls=[CALL, CALL])
-RESULT = ChatMessage(role="tool", tool_call_id=CALL.id, content='{"rain": true}')
-ANSWERED = ChatMessage(role="assistant", content="Yes.")
-LATE = ChatMessage(role="system", content="Now in French.")
-AGAIN = ChatMessage(role="user", content="Again?")
+CALL = parts.ToolCall(id="call_1d8f2a", name="weather", arguments='{"city": "Köln"}')
+SYSTEM = parts.ChatMessage(role="system", content="Be brief.")
+ASKED = parts.ChatMessage(role="user", content="Rain?")
+CALLED = parts.ChatMessage(role="assistant", tool_calls=[CALL], reasoning="I must look.")
+TWICE = parts.ChatMessage(role="assistant", tool_calls=[CALL, CALL])
+RESULT = parts.ChatMessage(role="tool", tool_call_id=CALL.id, content='{"rain": true}')
+ANSWERED = parts.ChatMessage(role="assistant", content="Yes.")
+LATE = parts.ChatMessage(role="system", content="Now in French.")
+AGAIN = parts.ChatMessage(role="user", content="Again?")
 EMPTY = replace(AGAIN, content="")
 HISTORY = [SYSTEM, ASKED, CALLED, RESULT, ANSWERED, LATE, AGAIN]
-UNUSED = {"tools": [TOOL], "tool_choice": ToolChoice(mode="none")}
-BOTH = [TOOL, ToolDefinition(name="other", path="tools[1]")]
+UNUSED = {"tools": [TOOL], "tool_choice": parts.ToolChoice(mode="none")}
+BOTH = [TOOL, parts.ToolDefinition(name="other", path="tools[1]")]
 
 
-def _render(source: str | None, messages: list[ChatMessage], **kwargs: object) -> str:
-    chat = ChatInput(messages=messages, **kwargs)  # type: ignore[arg-type]
+def _render(source: str | None, messages: list[parts.ChatMessage], **kwargs: object) -> str:
+    chat = parts.ChatInput(messages=messages, **kwargs)  # type: ignore[arg-type]
     return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat).text
 
 
@@ -115,7 +109,9 @@ def test_calls_are_shown_as_the_template_needs_them() -> None:
 
 @each_case("source", [QWEN, LLAMA, MISTRAL])
 @each_case("tools", [[TOOL], []])
-def test_a_conversation_with_calls_renders_whole(source: str, tools: list[ToolDefinition]) -> None:
+def test_a_conversation_with_calls_renders_whole(
+    source: str, tools: list[parts.ToolDefinition]
+) -> None:
     rendered = _render(source, HISTORY, tools=tools)
     for text in ("Be brief.\n\nNow in French.", "Rain?", "Again?", "Yes.", "rain", "Köln"):
         assert rendered.count(text) == 1, text
@@ -130,11 +126,11 @@ def test_a_conversation_with_calls_renders_whole(source: str, tools: list[ToolDe
 def test_a_forced_call_needs_no_place_for_tools(source: str | None) -> None:
     """The tools that may be called are described in a system turn, wherever that goes."""
     turns = [SYSTEM, ASKED]
-    named = ToolChoice(mode="required", name="weather")
+    named = parts.ToolChoice(mode="required", name="weather")
     rendered = _render(source, turns, tools=BOTH, tool_choice=named)
     assert "Be brief." in rendered and "Reports the weather." in rendered and '"city"' in rendered
     assert '"other"' not in rendered
-    required = ToolChoice(mode="required")
+    required = parts.ToolChoice(mode="required")
     assert '"other"' in _render(source, turns, tools=BOTH, tool_choice=required)
     assert "Reports" not in _render(source, turns, **UNUSED)
     with pytest.raises(TemplateRenderError, match="no place for tools"):
@@ -168,18 +164,18 @@ FAMILIES = {"gemma": GEMMA, "llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN}
     ],
 )
 def test_neighbours_are_joined_and_system_turns_go_where_they_can(
-    source: str, messages: list[ChatMessage], in_one_turn: str
+    source: str, messages: list[parts.ChatMessage], in_one_turn: str
 ) -> None:
     for tools in [[], [TOOL]] if source in ("mistral", "qwen") else [[]]:
         assert in_one_turn in _render(FAMILIES.get(source, source), messages, tools=tools)
-    twice = [ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
+    twice = [parts.ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
     kept = [_keeps_system_texts(text, twice) for text in ("one two two", "one two", "two two")]
     assert kept == [True, False, False], "one that was lost is missed"
 
 
 def test_images_are_joined_with_the_texts_beside_them() -> None:
     image = ImageRef(digest="d", media_type="image/png", num_bytes=1, width_px=1, height_px=1)
-    seen = ChatMessage(role="user", content="Look.", parts=[image, "Look."])
+    seen = parts.ChatMessage(role="user", content="Look.", parts=[image, "Look."])
     lists = "{% for part in m.content %}<{{ part.type }}:{{ part.text }}>{% endfor %}"
     source = GEMMA.replace(
         "{{ m.content | trim }}",
@@ -228,7 +224,7 @@ WITH = {"tools": [TOOL]}
     ],
 )
 def test_what_cannot_be_shown_is_refused_by_name(
-    source: str | None, messages: list[ChatMessage], kwargs: dict[str, object], problem: str
+    source: str | None, messages: list[parts.ChatMessage], kwargs: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(TemplateRenderError, match=re.escape(problem)) as refused:
         _render(FAMILIES.get(source or "", source), messages, **kwargs)
@@ -252,9 +248,9 @@ def test_what_cannot_be_shown_is_refused_by_name(
     ],
 )
 def test_it_continues_after_a_call_of_any_arguments(sent: str, written: dict[str, object]) -> None:
-    call = ToolCall(id=CALL.id, name="weather", arguments=sent)
+    call = parts.ToolCall(id=CALL.id, name="weather", arguments=sent)
     assert call.arguments_object == written
-    turns = [ASKED, ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]
+    turns = [ASKED, parts.ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]
     for source in (QWEN, LLAMA, MISTRAL):
         rendered = _render(source, turns, tools=[TOOL])
         assert source == MISTRAL or json.dumps(written, ensure_ascii=False) in rendered

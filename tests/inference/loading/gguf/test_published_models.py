@@ -14,14 +14,7 @@ from torch.nn.functional import cosine_similarity
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from benchmarks.measured_once import (
-    MAX_TOKENS,
-    exact_log_probabilities,
-    following,
-    mean_error,
-    open_on_cpu,
-    prompts,
-)
+from benchmarks import measured_once
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 from inference.loading.loader import OpenedModel
 from inference.models.decoder import DecoderModel
@@ -64,7 +57,7 @@ def theirs_of(opened: OpenedModel, path: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def test_the_logits_are_transformers_own(default_gguf: Path, tmp_path: Path) -> None:
-    with open_on_cpu(default_gguf, tmp_path) as opened:
+    with measured_once.open_on_cpu(default_gguf, tmp_path) as opened:
         config = opened.config
         assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
         assert (config.max_positions, config.eos_token_ids) == (8192, (2,))
@@ -86,7 +79,7 @@ def test_the_logits_are_transformers_own(default_gguf: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_gemmas_ids(gemma_gguf: Path, tmp_path: Path) -> None:
     """Spaces are kept as they are, and nothing is put before the text but the beginning."""
-    with open_on_cpu(gemma_gguf, tmp_path) as opened:
+    with measured_once.open_on_cpu(gemma_gguf, tmp_path) as opened:
         tokenizer = Tokenizer.from_file(str(opened.tokenizer_dir / "tokenizer.json"))
         assert opened.config.sliding_window == 512
     found = tokenizer.encode("Hello  world\n\n1234 é")
@@ -99,23 +92,25 @@ def mean_errors(gguf: Path, cache_dir: Path, native_dir: Path) -> dict[str, floa
     """For each text, of the native decoder with keys and values in 8 bits, as a load on a CPU has
     them."""
     errors = {}
-    with open_on_cpu(gguf, cache_dir) as opened:
+    with measured_once.open_on_cpu(gguf, cache_dir) as opened:
         model, _ = build_fastest_model(
-            opened.config, opened.weights, MAX_TOKENS, native_dir, "int8"
+            opened.config, opened.weights, measured_once.MAX_TOKENS, native_dir, "int8"
         )
-        for name, token_ids in prompts(opened).items():
+        for name, token_ids in measured_once.prompts(opened).items():
             assert len(token_ids) > 100
             ids = torch.tensor(token_ids, dtype=torch.int32)
             step = StepInput.of_sequence(ids.numpy(), BLOCK_TOKENS, logit_rows=ALL_ROWS)
-            kv = model.new_kv(-(-MAX_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
-            found = following(model.forward(step, kv), ids)
-            errors[name] = mean_error(found, exact_log_probabilities(opened, token_ids))
+            kv = model.new_kv(-(-measured_once.MAX_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
+            found = measured_once.following(model.forward(step, kv), ids)
+            errors[name] = measured_once.mean_error(
+                found, measured_once.exact_log_probabilities(opened, token_ids)
+            )
     return errors
 
 
 def test_the_log_probability_is_of_the_token_that_follows() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]]))
-    found = following(logits, torch.tensor([2, 1, 2], dtype=torch.int32))
+    found = measured_once.following(logits, torch.tensor([2, 1, 2], dtype=torch.int32))
     torch.testing.assert_close(torch.tensor(found).exp(), torch.tensor([0.25, 0.8]))
 
 

@@ -36,15 +36,7 @@ from inference.models.stored_weights import (
 )
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.loading.conftest import (
-    SIZES,
-    blocks_of,
-    gguf_name,
-    opened,
-    save_directory,
-    save_gguf,
-    values_of,
-)
+from tests.inference.loading import conftest as models
 from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.families import tiny_gguf
 
@@ -91,7 +83,7 @@ def any_bits(type: GGMLQuantizationType) -> np.ndarray:
 @each_case("type", sorted(READABLE_TYPES), ids=lambda type: type.name)
 def test_every_format_equals_ggufs_own_values_whatever_its_bits(type: GGMLQuantizationType) -> None:
     values = np.random.default_rng(5).normal(size=(6, 512)).astype(np.float32)
-    rows = blocks_of(values, type).view(np.uint8)
+    rows = models.blocks_of(values, type).view(np.uint8)
     stored, expected = gguf_quants.stored(rows, type), torch.from_numpy(dequantized(rows, type))
     assert torch.equal(gguf_quants.dense(rows, type).float(), expected)
     assert stored.shape == (6, 512)
@@ -138,7 +130,7 @@ def wide_file(
     folder: Path, most: str, some: str, table: str, scales: dict[str, float] | None = None
 ) -> Path:
     """``scales``: of weights in the first layer."""
-    directory = save_directory(folder / "hf", "llama", tie_word_embeddings=True, **WIDE)
+    directory = models.save_directory(folder / "hf", "llama", tie_word_embeddings=True, **WIDE)
     weights = load_file(directory / "model.safetensors")
     types = {
         name: GGMLQuantizationType[
@@ -150,14 +142,14 @@ def wide_file(
     for name, scale in (scales or {}).items():
         weights[f"{LAYER}.{name}.scale"] = torch.tensor([scale])
         weights[f"{LAYER}.{name}.input_scale"] = torch.tensor([1.0])
-    return save_gguf(folder / "x.gguf", weights, types=types, sizes=SIZES | WIDE)
+    return models.save_gguf(folder / "x.gguf", weights, types=types, sizes=models.SIZES | WIDE)
 
 
 def reference(file: Path, model: OpenedModel) -> AnyModel:
     """torch in float32 over what gguf itself makes of the file."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     names = [one.name for one in family_of(model.config).tensors(model.config)]
-    weights = {name: values_of(tensors[gguf_name(name)], 4, 2) for name in names}
+    weights = {name: models.values_of(tensors[models.gguf_name(name)], 4, 2) for name in names}
     dense = DenseWeights(weights, torch.float32, torch.device("cpu"))
     return build_model(model.config, dense, CONTEXT_TOKENS)
 
@@ -177,13 +169,13 @@ def test_a_mixed_file_has_ggufs_values_in_both_decoders(
     tmp_path: Path, mix: tuple[str, str, str], native_cache_dir: Path
 ) -> None:
     file = wide_file(tmp_path, *mix)
-    model = opened(file, tmp_path, dtype="float32")
+    model = models.opened(file, tmp_path, dtype="float32")
     expected = logits(reference(file, model))
     exact = build_model(model.config, model.weights, CONTEXT_TOKENS)
     assert relative_error(logits(exact), expected) < 1e-5
     if find_compiler() is None:
         return
-    model = opened(file, tmp_path)
+    model = models.opened(file, tmp_path)
     given = model.config, model.weights, CONTEXT_TOKENS, native_cache_dir
     native, execution = build_fastest_model(*given)
     assert execution.startswith("native")
@@ -195,14 +187,14 @@ def test_a_mixed_file_has_ggufs_values_in_both_decoders(
 
 def test_the_load_report_has_the_bytes_and_what_became_dense(tmp_path: Path) -> None:
     file = wide_file(tmp_path, *MIXES[0])
-    weights = opened(file, tmp_path).weights
+    weights = models.opened(file, tmp_path).weights
     heads = [f"{LAYER}.self_attn.{name}_proj" for name in "qkv"]
     assert [part.sample.bits for part in weights.stored_parts(*heads)] == [4, 6]
     weights.stored_parts(f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj")
     weights.stored(f"{LAYER}.mlp.down_proj")
     # 256 x 384 and 2 x 512 x 256 weights at 4.625 bits; 256 x 128 and 256 x 512 at 6.5625.
     assert weights.report() == "4 x Q4_K kept in 4 bits (0.2 MB); 2 x Q6_K kept in 6 bits (0.1 MB)"
-    model = opened(file, tmp_path)
+    model = models.opened(file, tmp_path)
     build_model(model.config, model.weights, CONTEXT_TOKENS)
     report = model.weights.report()
     assert "4 x Q6_K dequantised: torch has no kernel for 6-bit codes of this kind" in report
@@ -212,8 +204,8 @@ def test_the_load_report_has_the_bytes_and_what_became_dense(tmp_path: Path) -> 
 def test_a_tensors_scale_multiplies_its_weights(tmp_path: Path) -> None:
     scales = {"mlp.gate_proj": 0.3, "mlp.up_proj": 1.7, "self_attn.v_proj": 2.5}
     kinds = ("NVFP4", "NVFP4", "F32")
-    with_scales = opened(wide_file(tmp_path / "a", *kinds, scales), tmp_path)
-    without = opened(wide_file(tmp_path / "b", *kinds), tmp_path)
+    with_scales = models.opened(wide_file(tmp_path / "a", *kinds, scales), tmp_path)
+    without = models.opened(wide_file(tmp_path / "b", *kinds), tmp_path)
     for name in (*scales, "mlp.down_proj"):
         found = written_out(with_scales.weights.stored(f"{LAYER}.{name}"))
         expected = written_out(without.weights.stored(f"{LAYER}.{name}")) * scales.get(name, 1.0)
@@ -222,12 +214,14 @@ def test_a_tensors_scale_multiplies_its_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(dense, expected, rtol=1e-6, atol=0.0)
     assert with_scales.left_out == "3 tensors of scales of activations left out"
     with pytest.raises(BadFileError, match=r"blk.0.ffn_up.scale .* scales are read of: .*NVFP4"):
-        opened(wide_file(tmp_path / "c", *MIXES[3], {"mlp.up_proj": 2.0}), tmp_path)
+        models.opened(wide_file(tmp_path / "c", *MIXES[3], {"mlp.up_proj": 2.0}), tmp_path)
 
 
 def test_each_expert_of_a_stack_has_its_scale(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "num_experts": 3, "moe_intermediate_size": 256}
-    config = parse_config(SIZES | {"model_type": "qwen3_moe", "num_experts_per_tok": 2} | sizes, {})
+    config = parse_config(
+        models.SIZES | {"model_type": "qwen3_moe", "num_experts_per_tok": 2} | sizes, {}
+    )
     blocks = random_blocks(np.random.default_rng(1), NVFP4, (3 * 256, 256), 1.0)
     scales, path = (0.5, 3.0, 0.1), tmp_path / "experts.gguf"
     writer = gguf.GGUFWriter(path, "qwen3moe")

@@ -18,12 +18,7 @@ from safetensors.torch import load_file
 
 from inference.loading import loader
 from inference.loading.hub_config import read_directory_config
-from inference.loading.weights.quantized_files import (
-    CHUNK_WEIGHTS,
-    QuantizedFiles,
-    check_quantization,
-    quantize,
-)
+from inference.loading.weights import quantized_files
 from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.layers import linear
 from inference.models.layers.linear import QuantizedLinear
@@ -148,13 +143,15 @@ def test_what_a_device_multiplies(
     spec = LoadSpec(job_id="1", model="m", source="path:/m", **asked)
     config = read_directory_config(tiny_directory)
     with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
-        assert check_quantization(files, config, spec, device) == asked["quantization"]
+        assert (
+            quantized_files.check_quantization(files, config, spec, device) == asked["quantization"]
+        )
 
 
 def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
     directory = save_directory(tmp_path / "hf", "llama", intermediate_size=40)
     dense = SafetensorsFiles([directory / "model.safetensors"])
-    files = QuantizedFiles(dense, read_directory_config(directory), "fp8", 1)
+    files = quantized_files.QuantizedFiles(dense, read_directory_config(directory), "fp8", 1)
     layer = "model.layers.0"
     assert files.bytes_of(f"{layer}.self_attn.q_proj.weight") == 64 * 64
     assert files.format_of(f"{layer}.self_attn.q_proj.weight") == "fp8"
@@ -212,7 +209,7 @@ def test_no_more_error_than_ggufs_own_reference(
     weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(2))
     type = Type[theirs]
     found = torch.from_numpy(dequantize(quantize_as_gguf(weight.numpy(), type), type))
-    grouped = quantize(weight, bits, threads)
+    grouped = quantized_files.quantize(weight, bits, threads)
     ours = (error(weight, grouped) ** 2).mean()
     assert ours <= (1.01 if bits == 8 else 0.95) * (found - weight).square().mean()
     if bits == 8:
@@ -237,22 +234,22 @@ def test_what_groups_can_hold_they_hold_exactly(
         scales=scales,
         minimums=torch.randn(40, 2, generator=generator).half() if bits == 4 else None,
     )
-    grouped = quantize(source.dequantize(), bits, threads)
+    grouped = quantized_files.quantize(source.dequantize(), bits, threads)
     assert torch.equal(grouped.codes, source.codes)
     assert torch.equal(grouped.dequantize(), source.dequantize())
     for value in (0.0, -0.25, 3.0):
         weight = torch.full((2, 32), value)
-        off = error(weight, quantize(weight, bits, threads))
+        off = error(weight, quantized_files.quantize(weight, bits, threads))
         assert (off <= abs(value) * FLOAT16_STEP * 2).all(), "a group of one value"
 
 
 @each_case("bits", [4, 5, 6, 8])
 def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
     features = 256
-    num_rows = 2 * CHUNK_WEIGHTS // features + 3
+    num_rows = 2 * quantized_files.CHUNK_WEIGHTS // features + 3
     weight = torch.randn(num_rows, features, generator=torch.Generator().manual_seed(5))
-    whole = quantize(weight, bits, threads)
+    whole = quantized_files.quantize(weight, bits, threads)
     for rows in (slice(0, 7), slice(num_rows - 5, num_rows)):
-        part = quantize(weight[rows], bits, threads)
+        part = quantized_files.quantize(weight[rows], bits, threads)
         assert torch.equal(part.codes, whole.codes[rows])
         assert torch.equal(part.scales, whole.scales[rows])
